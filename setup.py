@@ -1,0 +1,63 @@
+"""Packaging: three packages at the root, and the folder verl/ under the import name verl_vcpo.
+
+verl/ has no __init__.py at its top, so that a checkout on sys.path never shadows the installed verl.
+"""
+
+from setuptools import find_namespace_packages, setup
+
+ROOT = find_namespace_packages(
+    include=["vcpo", "vcpo.*", "recipe", "recipe.*", "scripts", "scripts.*"],
+    exclude=["*.__pycache__", "*.__pycache__.*"],
+)
+PATCH = ["verl_vcpo"] + [
+    f"verl_vcpo.{name}" for name in find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
+]
+
+# torch, vllm, transformers and flash-attn are the versions that verl 0.9.1's own extras pin; torch 2.11.0 is a
+# CUDA 13 build, hence the cu13/13x variants. transformer-engine: megatron-core 0.16.1 asks for >=2.9,<2.12.
+# Both transformer-engine's torch bindings and flash-attn compile against an installed torch: docs/cluster.md.
+GPU = [
+    "torch==2.11.0",
+    "vllm==0.24.0",
+    "transformers==5.9.0",
+    "flash-attn==2.8.3",
+    "transformer-engine[core_cu13,pytorch]==2.11.0",
+    "verl==0.9.1",
+    "megatron-core==0.16.1",
+    "mbridge==0.15.1",
+    "cupy-cuda13x==14.0.1",  # verl's checkpoint engine "nccl"
+    "TransferQueue==0.1.11",
+    "pyzmq==27.3.0",
+    "msgspec==0.22.0",
+    "ray==2.60.0",
+    "hydra-core==1.3.8",
+    "tensorboard==2.21.0",
+    "matplotlib==3.11.2",
+    "rich==15.0.0",
+    "math-verify==0.9.0",
+    "pandas==3.1.1",
+    "pyarrow==26.0.1",
+]
+DEV = ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5", "mypy==2.4.1"]
+
+setup(
+    name="vcpo",
+    version="0.1.0",
+    description="Variance-controlled off-policy RL for language models (VCPO) on veRL",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
+    python_requires=">=3.11,<3.13",
+    package_dir={"verl_vcpo": "verl"},
+    packages=ROOT + PATCH,
+    package_data={
+        "vcpo": ["py.typed"],
+        "recipe": ["**/*.yaml", "**/*.sh"],
+        "scripts": ["**/*.sh"],
+        "verl_vcpo": ["**/*.yaml"],
+    },
+    entry_points={"verl.plugins": ["vcpo = verl_vcpo.plugin"]},
+    # Empty on purpose: the CPU and the GPU stack name different distributions of torch and vLLM. CPU installs
+    # come from requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu`.
+    install_requires=[],
+    extras_require={"gpu": GPU, "dev": DEV},
+)
