@@ -1,0 +1,154 @@
+"""The estimator against its definition, written out naively."""
+
+import math
+
+import pytest
+import torch
+
+from vcpo import Baseline, VCPOConfig, estimate
+from vcpo.config import StepSizeRule
+from vcpo.diagnostics import kl_k3
+from vcpo.ess import ess_ratio, step_size_multiplier
+from vcpo.importance import sequence_log_weights
+
+
+def _batch(groups: int = 4, size: int = 8, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    g = torch.Generator().manual_seed(seed)
+    batch = groups * size
+    log_weight = torch.randn(batch, generator=g, dtype=torch.float64) * 2
+    reward = torch.randint(0, 2, (batch,), generator=g).double()
+    group = torch.arange(groups).repeat_interleave(size)
+    squared_norm = torch.rand(batch, generator=g, dtype=torch.float64) * 5
+    order = torch.randperm(batch, generator=g)
+    return log_weight[order], reward[order], group[order], squared_norm[order]
+
+
+def test_sequence_log_weights_sum_over_response_tokens_only() -> None:
+    log_prob = torch.tensor([[-1.0, -2.0, math.nan], [-1.0, -1.0, -1.0]])
+    rollout = torch.tensor([[-1.5, -1.0, math.inf], [-2.0, -2.0, -2.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    torch.testing.assert_close(sequence_log_weights(log_prob, rollout, mask), torch.tensor([-0.5, 3.0]).double())
+
+
+def test_ess_ratio_is_the_textbook_formula() -> None:
+    log_weight, *_ = _batch()
+    w = log_weight.exp()
+    assert ess_ratio(log_weight) == pytest.approx((w.sum() ** 2 / (w**2).sum() / len(w)).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "log_weight, expected",
+    [
+        (torch.full((64,), -12.0), 1.0),  # the published epsilon would read 0.19
+        (torch.tensor([1e4, -1e4, 0.0, 0.0]), 0.25),
+        (torch.full((8,), -1e4), 1.0),
+        (torch.tensor([math.inf, 0.0]), 0.0),
+        (torch.tensor([math.nan, 0.0]), 0.0),
+        (torch.zeros(0), 0.0),
+    ],
+)
+def test_ess_ratio_at_the_extremes(log_weight: torch.Tensor, expected: float) -> None:
+    assert ess_ratio(log_weight) == expected
+
+
+def test_step_size_rules() -> None:
+    assert step_size_multiplier(0.25, StepSizeRule.SQRT, 1.0, 0.0) == 0.5
+    assert step_size_multiplier(0.25, StepSizeRule.LINEAR, 1.0, 0.0) == 0.25
+    assert step_size_multiplier(0.25, StepSizeRule.NONE, 1.0, 0.0) == 1.0
+    assert step_size_multiplier(0.9, StepSizeRule.SQRT, 0.55, 0.0) == 1.0  # never above the full rate
+    assert step_size_multiplier(1e-9, StepSizeRule.SQRT, 1.0, 0.1) == 0.1
+
+
+@pytest.mark.parametrize("opob_weights", ["estimator", "paper"])
+def test_opob_is_the_definition_per_group(opob_weights: str) -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    config = VCPOConfig(truncation=2.0, norm_by_std=False, opob_weights=opob_weights)
+    result = estimate(config, log_weight, reward, group, squared_norm)
+    w = log_weight.exp()
+    used = w.clamp(max=2.0)
+    a = used if opob_weights == "estimator" else w
+    for g in range(4):
+        i = group == g
+        b = (a[i] ** 2 * squared_norm[i] * reward[i]).sum() / (a[i] ** 2 * squared_norm[i]).sum()
+        torch.testing.assert_close(result.baseline[i], b.expand(8))
+        torch.testing.assert_close(result.coefficient[i], used[i] * (reward[i] - b) / 32)
+
+
+@pytest.mark.parametrize("baseline", list(Baseline))
+def test_other_baselines_are_their_definitions(baseline: Baseline) -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    result = estimate(VCPOConfig(baseline=baseline, norm_by_std=False), log_weight, reward, group, squared_norm)
+    for g in range(4):
+        r = reward[group == g]
+        expected = {
+            Baseline.NONE: torch.zeros_like(r),
+            Baseline.MEAN: r.mean().expand(8),
+            Baseline.LEAVE_ONE_OUT: (r.sum() - r) / 7,
+        }.get(baseline)
+        if expected is not None:
+            torch.testing.assert_close(result.baseline[group == g], expected)
+
+
+def test_on_policy_without_truncation_mean_and_std_is_grpo() -> None:
+    _, reward, group, _ = _batch()
+    result = estimate(VCPOConfig(baseline="mean"), torch.zeros(32), reward, group)
+    assert result.ess_ratio == 1.0 and result.step_size_multiplier == 1.0
+    for g in range(4):
+        r = reward[group == g]
+        expected = (r - r.mean()) / r.std(unbiased=False) / 32 if r.std() > 0 else torch.zeros_like(r)
+        torch.testing.assert_close(result.coefficient[group == g], expected)
+
+
+def test_a_sequence_with_a_bad_weight_is_left_out_entirely() -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    log_weight[3], log_weight[5] = math.nan, math.inf
+    keep = torch.ones(32, dtype=torch.bool)
+    keep[[3, 5]] = False
+    whole = estimate(VCPOConfig(), log_weight, reward, group, squared_norm)
+    rest = estimate(VCPOConfig(), log_weight[keep], reward[keep], group[keep], squared_norm[keep])
+    assert torch.equal(whole.usable, keep)
+    assert torch.equal(whole.coefficient[~keep], torch.zeros(2).double())
+    torch.testing.assert_close(whole.coefficient[keep], rest.coefficient)
+    assert whole.ess_ratio == rest.ess_ratio
+
+
+def test_nothing_usable_gives_zero_coefficients_and_the_smallest_step() -> None:
+    result = estimate(VCPOConfig(), torch.full((4,), math.nan), torch.ones(4), torch.zeros(4).long(), torch.ones(4))
+    assert not result.usable.any() and not result.coefficient.any()
+    assert result.step_size_multiplier == 0.0
+
+
+def test_equal_rewards_and_zero_norms_give_finite_zeros() -> None:
+    group = torch.tensor([0, 0, 1, 1])
+    reward = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    result = estimate(VCPOConfig(), torch.zeros(4), reward, group, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    assert not result.coefficient[:2].any()
+    torch.testing.assert_close(result.baseline[2:], torch.full((2,), 0.5).double())
+
+
+def test_non_finite_reward_is_an_error() -> None:
+    with pytest.raises(ValueError, match="reward"):
+        estimate(VCPOConfig(baseline="mean"), torch.zeros(2), torch.tensor([1.0, math.nan]), torch.zeros(2).long())
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, leave_one_out, opob"),
+        ({"truncation": 0}, r"vcpo.truncation=0: give a number in \(0, inf\]"),
+        ({"base_ess_ratio": 1.5}, r"vcpo.base_ess_ratio=1.5: give a number in \(0, 1\]"),
+        ({"min_step_size_multiplier": "x"}, r"vcpo.min_step_size_multiplier='x': give a number in \[0, 1\]"),
+        ({"enable": "yes"}, "vcpo.enable='yes': give true or false"),
+    ],
+)
+def test_bad_settings_name_the_setting_and_the_fix(setting: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VCPOConfig(**setting)
+
+
+def test_kl_k3_ignores_masked_tokens_and_is_zero_on_policy() -> None:
+    log_prob = torch.tensor([[-1.0, -2.0, math.nan]])
+    mask = torch.tensor([[1, 1, 0]])
+    assert kl_k3(log_prob, log_prob.clone(), mask).item() == 0.0
+    r = math.exp(0.5)
+    torch.testing.assert_close(kl_k3(log_prob + 0.5, log_prob, mask), torch.tensor([2 * (r - 1 - 0.5)]).double())

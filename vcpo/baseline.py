@@ -1,0 +1,52 @@
+"""Baselines: what is subtracted from a sequence's reward. All work within prompt groups.
+
+A group is given by `group`: [B] integers in [0, G), equal for the sequences of one prompt, in any order.
+"""
+
+import torch
+from torch import Tensor
+
+
+def group_sum(value: Tensor, group: Tensor) -> Tensor:
+    """[B] -> [B]: every sequence gets the sum over its group."""
+    total = value.new_zeros(int(group.max()) + 1).index_add_(0, group, value)
+    return total[group]
+
+
+def group_mean(value: Tensor, group: Tensor) -> Tensor:
+    """[B] -> [B]: every sequence gets the mean over its group. As a baseline: GRPO's."""
+    return group_sum(value, group) / group_sum(torch.ones_like(value), group)
+
+
+def group_std(value: Tensor, group: Tensor) -> Tensor:
+    """[B] -> [B]: the population standard deviation over the group."""
+    return group_mean((value - group_mean(value, group)).square(), group).sqrt()
+
+
+def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
+    """[B] -> [B]: the mean reward of the *other* sequences of the group (RLOO); 0 for a group of one."""
+    others = group_sum(torch.ones_like(reward), group) - 1
+    return (group_sum(reward, group) - reward) / others.clamp(min=1)
+
+
+def optimal_off_policy(reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor) -> Tensor:
+    """OPOB: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2.
+
+    The constant that minimises the variance of sum_i a_i (R_i - b) g_i. A group without any gradient
+    (every norm 0) has no optimum, and no influence: it gets its mean reward.
+
+    Args:
+        reward: [B] rewards R_i.
+        log_weight: [B] log a_i, a_i being the weight that multiplies g_i in the update.
+        squared_norm: [B] ||g_i||^2 of the score gradients.
+        group: [B] group indices.
+
+    Returns:
+        [B] float64 baselines within [min R, max R] of the group.
+    """
+    reward = reward.double()
+    log_influence = 2 * log_weight.double() + squared_norm.double().log()  # [B], -inf where the norm is 0
+    groups = int(group.max()) + 1
+    top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
+    influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)  # the largest of a group is 1
+    return group_sum(influence * reward, group) / group_sum(influence, group)
