@@ -1,0 +1,75 @@
+"""Weights through a shared-memory file: whole or absent, one per run, gone afterwards."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
+
+from verl_vcpo.cpu.weight_file import BACKEND, WeightFileCheckpointEngine, weight_files
+
+
+def engine(folder: Path, run_id: str = "run", **kwargs: object) -> WeightFileCheckpointEngine:
+    return WeightFileCheckpointEngine(bucket_size=1, run_id=run_id, directory=str(folder), **kwargs)  # type: ignore[arg-type]
+
+
+def weights(scale: float) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((2, 3), scale), "b": torch.full((4,), -scale, dtype=torch.bfloat16)}
+
+
+async def receive(receiver: WeightFileCheckpointEngine, version: int) -> dict[str, torch.Tensor]:
+    return {name: weight async for name, weight in receiver.receive_weights(global_steps=version)}
+
+
+def test_a_receiver_gets_exactly_the_version_it_asked_for(tmp_path: Path) -> None:
+    sender, receiver = engine(tmp_path, is_master=True), engine(tmp_path)
+
+    async def exchange() -> dict[str, torch.Tensor]:
+        await sender.send_weights(iter(weights(1.0).items()), global_steps=1)
+        waiting = asyncio.create_task(receive(receiver, 2))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "version 1 must not be taken for version 2"
+        await sender.send_weights(iter(weights(2.0).items()), global_steps=2)
+        return await waiting
+
+    received = asyncio.run(exchange())
+    for name, weight in weights(2.0).items():
+        assert torch.equal(received[name], weight) and received[name].dtype == weight.dtype
+
+
+def test_nothing_is_left_after_a_synchronisation(tmp_path: Path) -> None:
+    sender = engine(tmp_path, is_master=True)
+    asyncio.run(sender.send_weights(iter(weights(1.0).items()), global_steps=7))
+    assert [path.name for path in weight_files("run", str(tmp_path))] == ["vcpo-run-weights-v7"]
+    sender.finalize()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_half_written_file_is_never_read(tmp_path: Path) -> None:
+    (tmp_path / "vcpo-run-weights-v1.partial").write_bytes(b"half")
+    with pytest.raises(TimeoutError):
+        asyncio.run(receive(engine(tmp_path, timeout_s=0.05), 1))
+
+
+def test_waiting_ends_with_an_error_that_names_what_was_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"waited 0.05 s for the trainer's weights, version 3 .*timeout_s"):
+        asyncio.run(receive(engine(tmp_path, timeout_s=0.05), 3))
+
+
+def test_two_runs_never_meet(tmp_path: Path) -> None:
+    asyncio.run(engine(tmp_path, "one", is_master=True).send_weights(iter(weights(1.0).items()), global_steps=1))
+    with pytest.raises(TimeoutError):
+        asyncio.run(receive(engine(tmp_path, "two", timeout_s=0.05), 1))
+
+
+def test_other_ranks_walk_the_weights_and_write_nothing(tmp_path: Path) -> None:
+    seen = []
+    asyncio.run(engine(tmp_path).send_weights(((n, seen.append(n) or w) for n, w in weights(1.0).items()), 1))
+    assert seen == ["a", "b"] and not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_name_is_refused_and_the_backend_is_registered(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run_id"):
+        engine(tmp_path, run_id="")
+    assert CheckpointEngineRegistry.get(BACKEND) is WeightFileCheckpointEngine

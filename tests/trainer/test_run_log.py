@@ -1,0 +1,43 @@
+"""metrics.jsonl and summary.json."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, RunLog, read_metrics, write_summary
+
+
+def step_metrics(lag_max: int, ess: float) -> dict[str, float]:
+    metrics: dict[str, float] = dict.fromkeys(HEADLINES.values(), 1.0)
+    metrics[HEADLINES["lag_max"]] = np.int64(lag_max)
+    metrics[HEADLINES["ess_ratio"]] = np.float32(ess)
+    return metrics
+
+
+def test_every_line_has_every_headline(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(0, {"val-core/countdown/acc/mean@1": np.float64(0.25)})
+    log.write(1, step_metrics(2, 0.5))
+    first, second = read_metrics(tmp_path)
+    assert set(HEADLINES) <= set(first) and set(HEADLINES) <= set(second)
+    assert first["val_accuracy"] == 0.25 and first["reward"] is None
+    assert second["lag_max"] == 2 and second["val_accuracy"] is None
+
+
+def test_summary(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(0, {"val-core/countdown/acc/mean@1": 0.1})
+    log.write(1, step_metrics(2, 0.5))
+    log.write(2, step_metrics(1, 0.7) | {"val-core/countdown/acc/mean@1": 0.3})
+    summary = write_summary(tmp_path, lag=2, wall_clock_s=12.34)
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert summary["base_accuracy"] == 0.1 and summary["final_accuracy"] == 0.3
+    assert summary["steps"] == 2 and summary["lag"] == 2 and summary["max_realized_lag"] == 2
+    assert summary["mean_ess_ratio"] == pytest.approx(0.6) and summary["wall_clock_s"] == 12.3
+
+
+def test_an_unknown_kind_of_metric_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="object"):
+        RunLog(tmp_path).write(0, {"x": object()})

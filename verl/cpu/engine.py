@@ -1,0 +1,63 @@
+"""The patched Megatron actor on CPU: the same class, run inside the shims."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from verl.workers.engine import EngineRegistry
+
+from verl_vcpo.cpu import bridge as bridge  # registers the CPU bridge with mbridge
+from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
+from verl_vcpo.workers.engine.megatron.transformer_impl import ENGINE_VENDOR, VCPOMegatronEngine
+
+
+def _inside_shims(name: str) -> Any:
+    method = getattr(VCPOMegatronEngine, name)
+
+    def call(self: "CPUVCPOMegatronEngine", *args: Any, **kwargs: Any) -> Any:
+        with megatron_on_cpu():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+@EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu", vendor=ENGINE_VENDOR)
+class CPUVCPOMegatronEngine(VCPOMegatronEngine):
+    """VCPOMegatronEngine without a GPU: gloo, fp32, plain-torch layers."""
+
+    def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
+        if not engine_config.vanilla_mbridge:
+            raise ValueError(
+                "actor_rollout_ref.actor.megatron.vanilla_mbridge=false needs a GPU: set it to true on CPU"
+            )
+        install()
+        overrides = engine_config.override_transformer_config
+        overrides.update({**TRANSFORMER_CONFIG, **overrides})
+        with megatron_on_cpu():
+            super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+            seed_everything(engine_config.seed)
+
+    initialize = _inside_shims("initialize")
+    optimizer_step = _inside_shims("optimizer_step")
+    optimizer_zero_grad = _inside_shims("optimizer_zero_grad")
+    lr_scheduler_step = _inside_shims("lr_scheduler_step")
+    save_checkpoint = _inside_shims("save_checkpoint")
+    # no_grad: with fp32 parameters the distributed optimizer copies into views of the leaves themselves.
+    load_checkpoint = torch.no_grad()(_inside_shims("load_checkpoint"))
+
+    def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
+        """The weights under their Hugging Face names, gathered lazily."""
+        with megatron_on_cpu():
+            weights, peft_config = super().get_per_tensor_param(*args, **kwargs)
+        return self._lazily_inside_shims(weights), peft_config
+
+    @staticmethod
+    def _lazily_inside_shims(weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        # The mode must not stay entered while the consumer runs between two items.
+        weights = iter(weights)
+        while True:
+            with megatron_on_cpu():
+                item = next(weights, None)
+            if item is None:
+                return
+            yield item

@@ -1,0 +1,31 @@
+"""Environment variables of a CPU run. They have to be set before Ray, vLLM and verl are imported."""
+
+import os
+
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    # vLLM: a small KV cache, no pinning (all processes share the cores), nothing compiled
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # what is missing here (CUDA kernels, Apex, torchvision) is missing on purpose: no warnings about it
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "PYTHONWARNINGS": "ignore",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    # one thread per process: on few cores they would only wait for each other
+    "OMP_NUM_THREADS": "1",
+    # a laptop run talks to nobody
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # some package asks torch for CUDA architectures at import, and fails to find any
+    "TORCH_CUDA_ARCH_LIST": "8.0",
+}
+
+
+def apply() -> None:
+    """Set what the user has not set. VERL_PLATFORM is ours to decide, whatever it was."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["VERL_PLATFORM"] = ENVIRONMENT["VERL_PLATFORM"]

@@ -1,0 +1,133 @@
+"""Megatron-Core's hard-coded CUDA calls, redirected to the CPU.
+
+In order of preference: configuration flags (no patching); process-wide stubs for calls that take no device; a
+`TorchFunctionMode` for the literals `device="cuda"`, entered around initialisation, optimizer steps and checkpoints.
+The mode looks at every torch call, so it stays out of forward and backward passes: the one literal there, in the
+pipeline schedules, is redirected by giving that module a `torch` of its own.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel import random as megatron_random
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+# TransformerConfig: everything that would build a CUDA kernel, compile one, or draw from a CUDA generator.
+TRANSFORMER_CONFIG: dict[str, Any] = {
+    "use_cpu_initialization": True,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "persist_layer_norm": False,
+    "apply_rope_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "batch_p2p_sync": False,
+    "deallocate_pipeline_outputs": False,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "moe_token_dispatcher_type": "alltoall",  # "allgather" refuses variable sequence lengths, dense models included
+}
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and device.startswith("cuda")
+
+
+class _CUDALiteralsMeanCPU(TorchFunctionMode):
+    """device="cuda" -> "cpu"; `Tensor.cuda()` -> the tensor; `Tensor.type()` -> "torch.cuda.*", as Megatron asserts."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": CPU}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], CPU, *args[2:])
+        out = func(*args, **kwargs)
+        if func is torch.Tensor.type and isinstance(out, str):
+            return out.replace("torch.", "torch.cuda.", 1)
+        return out
+
+
+@contextlib.contextmanager
+def megatron_on_cpu() -> Iterator[None]:
+    """Megatron code inside the block runs on CPU. The mode is per thread: enter it in every engine method."""
+    with _CUDALiteralsMeanCPU():
+        yield
+
+
+class _TorchForSchedules:
+    """The module torch, except that `zeros(..., device="cuda")` is on the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def zeros(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(*args, device=CPU if _is_cuda(device) else device, **kwargs)
+
+
+def _no_synchronize(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def install() -> None:
+    """Process-wide stubs for the calls that a function mode cannot see. Idempotent.
+
+    Raises:
+        RuntimeError: on a machine with a GPU, where they would be wrong.
+    """
+    if torch.cuda.is_available():
+        raise RuntimeError("VERL_PLATFORM=cpu on a machine with a GPU: unset it, or run with hardware=gpu")
+    torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = _no_synchronize  # type: ignore[assignment]
+    schedules.torch = _TorchForSchedules()
+    megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    megatron_random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+
+
+class _CPURNGStatesTracker(megatron_random.CudaRNGStatesTracker):
+    """Megatron's named random streams over torch's CPU generator."""
+
+    def add(self, name: str, seed: int) -> None:
+        self._is_initialized = True
+        if seed in self.seeds_ or name in self.states_:
+            raise ValueError(f"random stream {name!r} or seed {seed} already exists")
+        self.seeds_.add(seed)
+        outer = torch.get_rng_state()
+        torch.manual_seed(seed)
+        self.states_[name] = torch.get_rng_state()
+        torch.set_rng_state(outer)
+
+    @contextlib.contextmanager
+    def fork(self, name: str = megatron_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+        outer = torch.get_rng_state()
+        torch.set_rng_state(self.states_[name])
+        try:
+            yield
+        finally:
+            self.states_[name] = torch.get_rng_state()
+            torch.set_rng_state(outer)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy, torch and Megatron's streams (the last would be CUDA's)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    megatron_random._CUDA_RNG_STATE_TRACKER = _CPURNGStatesTracker()
+    megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -1,0 +1,147 @@
+"""verl's platform "cpu": one logical accelerator, which is the processor itself."""
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
+
+
+class _CPUDevice(str):
+    """verl uses the current device both as a device ("cpu") and as an index (f"cpu:{index}"): this is both."""
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+    def __index__(self) -> int:
+        return 0
+
+
+CPU_DEVICE = _CPUDevice("cpu")
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _zero(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+class _DeviceModule(types.ModuleType):
+    """What verl expects of torch.cuda, for the CPU. Anything not listed here is torch.cpu's."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(torch.cpu, name)
+
+
+def _device_module() -> types.ModuleType:
+    module = _DeviceModule("verl_vcpo.cpu.device")
+    members: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"), _zero),
+        **dict.fromkeys(("empty_cache", "synchronize", "set_device", "ipc_collect"), _nothing),
+        **dict.fromkeys(("reset_peak_memory_stats", "manual_seed", "manual_seed_all"), _nothing),
+        "mem_get_info": lambda *args, **kwargs: (8 << 30, 16 << 30),
+        "is_available": lambda: True,
+        # 0, so that verl does not seed Megatron's CUDA generator; the engine seeds the CPU one itself.
+        "device_count": _zero,
+        "current_device": lambda: CPU_DEVICE,
+        "get_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
+        "set_rng_state": lambda state, *args, **kwargs: torch.set_rng_state(state),
+        "get_device_name": lambda *args, **kwargs: "CPU",
+    }
+    for name, member in members.items():
+        setattr(module, name, member)
+    return module
+
+
+class PlatformCPU(PlatformBase):
+    """The processor as verl's accelerator. Ray counts it as a logical "GPU" (see config/hardware/cpu.yaml)."""
+
+    device_name = "cpu"
+    vendor_name = "generic"
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return True
+
+    def current_device(self) -> str:
+        return CPU_DEVICE
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        return None
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        return None
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        return None
+
+    def empty_cache(self) -> None:
+        return None
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def nvtx_range(self, msg: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def profiler_start(self) -> None:
+        return None
+
+    def profiler_stop(self) -> None:
+        return None
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False  # verl then moves weights through POSIX shared memory instead of CUDA IPC
+
+    def cudart(self) -> Any:
+        return None
+
+
+def _accept_repeated_gloo() -> None:
+    """verl asks for the backend "cpu:gloo,<device>:<backend>", which is "cpu:gloo,cpu:gloo" here; torch refuses it."""
+    init_process_group = dist.init_process_group
+
+    def init(backend: str | None = None, **kwargs: Any) -> None:
+        if backend and backend.count("cpu:") > 1:
+            backend = "gloo"
+        init_process_group(backend=backend, **kwargs)
+
+    dist.init_process_group = init
+
+
+def install() -> None:
+    """Register the platform and make it this process's."""
+    PlatformRegistry.register(platform="cpu")(PlatformCPU)
+    set_platform(PlatformCPU())
+    _accept_repeated_gloo()

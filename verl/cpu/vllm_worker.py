@@ -1,0 +1,60 @@
+"""vLLM's CPU worker takes new weights (named to vLLM as `worker_extension_cls`).
+
+vLLM repacks linear weights on CPU and empties the originals, so verl's plain `load_weights` finds nothing to load
+into: the update has to go through vLLM's layer-wise reload.
+"""
+
+from typing import Any
+
+import torch
+import zmq
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+_RECEIVE_TIMEOUT_MS = 300_000
+
+
+class _Receiver(BucketedWeightReceiver):
+    """verl's receiver, which would wait for ever for a sender that died."""
+
+    def _init_socket(self) -> None:
+        super()._init_socket()
+        self.socket.setsockopt(zmq.RCVTIMEO, _RECEIVE_TIMEOUT_MS)
+
+    def receive_weights(self, on_bucket_received: Any) -> None:
+        try:
+            super().receive_weights(on_bucket_received=on_bucket_received)
+        except zmq.Again:
+            raise TimeoutError(
+                f"vLLM's worker waited {_RECEIVE_TIMEOUT_MS / 1000:g} s for the next weights on {self.zmq_handle}: "
+                "their sender died"
+            ) from None
+
+
+class CPUWorkerExtension(vLLMColocateWorkerExtension):
+    """verl's worker extension with the reload that CPU weights need."""
+
+    def update_weights_from_ipc(
+        self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = True
+    ) -> None:
+        """Replace every weight of the served model by what the trainer sends.
+
+        Raises:
+            NotImplementedError: LoRA adapters.
+            TimeoutError: the sender stopped.
+        """
+        if peft_config:
+            raise NotImplementedError("LoRA on CPU: train the whole model (actor_rollout_ref.model.lora.rank=0)")
+        model = self.model_runner.model
+        receiver = _Receiver(zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=use_shm)
+
+        def load(weights: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
+            # Cloned: the reload keeps tensors until their layer is complete, the receiver reuses its buffer.
+            model.load_weights((name, weight.clone()) for name, weight in weights)
+
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(model)
+            receiver.receive_weights(on_bucket_received=load)
+            finalize_layerwise_reload(model, self.model_config)

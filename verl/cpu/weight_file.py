@@ -1,0 +1,108 @@
+"""Trainer -> sampler weights through one file in shared memory (a verl CheckpointEngine, backend "weight_file").
+
+The file lives for one synchronisation. Its name carries the run's id, so that two runs never meet and the
+driver can remove what a killed process left behind.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+BACKEND = "weight_file"
+_POLL_S = 0.01
+
+
+def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
+    """The files that the run has in shared memory now: none between synchronisations."""
+    return sorted(Path(directory).glob(f"vcpo-{run_id}-*"))
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class WeightFileCheckpointEngine(CheckpointEngine):
+    """One sender (the trainer's rank 0), any number of receivers on the same machine.
+
+    Args:
+        bucket_size: verl's; unused, the file holds all weights.
+        is_master: whether this process is the sender.
+        run_id: what makes the file's name unique to the run.
+        timeout_s: how long a receiver waits for the file.
+        directory: a folder in memory.
+    """
+
+    def __init__(
+        self,
+        bucket_size: int,
+        is_master: bool = False,
+        run_id: str = "",
+        timeout_s: float = 300.0,
+        directory: str = "/dev/shm",
+    ) -> None:
+        if not run_id:
+            raise ValueError("checkpoint_engine.engine_kwargs.weight_file.run_id is empty: give every run its own")
+        self.is_master = is_master
+        self.timeout_s = timeout_s
+        self._path = Path(directory) / f"vcpo-{run_id}-weights"
+
+    def _file(self, global_steps: int | None) -> Path:
+        return self._path.with_name(f"{self._path.name}-v{global_steps}")
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        return {"rank": list(range(actor_wg_world_size))}, {"rank": [-1] * rollout_world_size}
+
+    def init_process_group(self, rank: int) -> None:
+        """There is none: the file's name is agreed on from the start."""
+
+    def finalize(self) -> None:
+        """Every receiver has read the file: remove it."""
+        if self.is_master:
+            for path in self._path.parent.glob(f"{self._path.name}-v*"):
+                path.unlink(missing_ok=True)
+
+    async def send_weights(
+        self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, float]:
+        """Write version `global_steps`: under a temporary name first, so that it is whole when it appears."""
+        start = time.perf_counter()
+        # Every rank walks the generator, because gathering a tensor is collective; only the master keeps it.
+        tensors = {}
+        for name, weight in weights:
+            if self.is_master:
+                tensors[name] = weight.detach().cpu().clone()
+        if not self.is_master:
+            return {}
+        path = self._file(global_steps)
+        partial = path.with_name(f"{path.name}.partial")
+        torch.save(tensors, partial)
+        os.replace(partial, path)
+        return {"weight_sync/export_s": time.perf_counter() - start}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Yield version `global_steps`.
+
+        Raises:
+            TimeoutError: the file did not appear in `timeout_s`, naming what was waited for.
+        """
+        path = self._file(global_steps)
+        deadline = time.monotonic() + self.timeout_s
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the sampler waited {self.timeout_s:g} s for the trainer's weights, version {global_steps} "
+                    f"({path}): the trainer failed or is slow; its log says which "
+                    "(checkpoint_engine.engine_kwargs.weight_file.timeout_s sets the limit)"
+                )
+            await asyncio.sleep(_POLL_S)
+        for name, weight in torch.load(path, weights_only=True).items():
+            yield name, weight

@@ -1,0 +1,15 @@
+"""verl's entry point into this package (entry point group `verl.plugins`): loaded at every `import verl`.
+
+Kept light, because every Ray process imports it. On a GPU machine it does nothing: the trainer registers
+itself and its workers (`verl_vcpo.trainer.ppo.v1.trainer_lag_k`). With VERL_PLATFORM=cpu it makes verl run
+without an accelerator, in this process and in every process that inherits the variable.
+"""
+
+import os
+
+CPU_REQUESTED = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+if CPU_REQUESTED:
+    from verl_vcpo.cpu import activate
+
+    activate()

@@ -1,0 +1,35 @@
+"""Runs the lag-k trainer in the calling process (extends verl/trainer/main_ppo.py).
+
+verl runs its trainer in a Ray actor. In the driver its progress bar is a real one, an exception is an ordinary
+traceback, and one process less has to import everything.
+"""
+
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.main_ppo import TaskRunnerV1
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from verl_vcpo.trainer.ppo.v1 import trainer_lag_k as trainer_lag_k  # registers the trainer
+
+
+class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
+    """verl's task runner without its Ray actor."""
+
+    def run(self, config: DictConfig) -> None:
+        """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated."""
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        self.config = config
+        tq.init(config.transfer_queue)
+        succeeded = False
+        try:
+            self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+            self.trainer.init()
+            self.init_agent_loop_manager()
+            self.trainer.fit(self.agent_loop_manager)
+            succeeded = True
+        finally:
+            tracking = getattr(self.trainer, "logger", None)
+            if tracking is not None:
+                tracking.finish(exit_code=0 if succeeded else 1)
+            tq.close()

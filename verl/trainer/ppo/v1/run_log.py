@@ -1,0 +1,126 @@
+"""What a run tells: a line per step on the console and in `metrics.jsonl`, and `summary.json` at its end."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+
+# Our name -> verl's. These come first in every line; all of verl's own metrics follow under their own names.
+HEADLINES = {
+    "reward": "critic/score/mean",
+    "ess_ratio": "actor/vcpo/ess_ratio",
+    "lr_multiplier": "actor/vcpo/lr_multiplier",
+    "baseline": "actor/vcpo/baseline",
+    "grad_norm": "actor/grad_norm",
+    "kl": "actor/vcpo/kl_rollout_policy",
+    "lag_min": "training/off_policy/trajectory_staleness_worst/min",
+    "lag_mean": "training/off_policy/trajectory_staleness_worst/mean",
+    "lag_max": "training/off_policy/trajectory_staleness_worst/max",
+    "tokens_per_s": "vcpo/tokens_per_s",
+    "trainer_idle_share": "vcpo/trainer_idle_share",
+    "sampler_idle_share": "vcpo/sampler_idle_share",
+    "weight_sync_s": "timing_s/update_weights",
+    "step_s": "timing_s/step",
+}
+
+
+def validation_accuracy(metrics: dict[str, Any]) -> float | None:
+    """The mean of verl's core accuracies (one per data source) among `metrics`; None where there was no validation."""
+    core = [float(v) for name, v in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
+    return sum(core) / len(core) if core else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"a metric of type {type(value).__name__} cannot be written as JSON")
+
+
+class RunLog:
+    """Appends whole lines to `<run_dir>/metrics.jsonl`.
+
+    Args:
+        run_dir: the run's folder; it exists.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self._path = Path(run_dir) / METRICS_FILE
+        self._start = time.perf_counter()
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """One step (0: before training). Each headline is in every line, null where it was not measured."""
+        headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
+        line = {
+            "step": step,
+            "wall_clock_s": round(time.perf_counter() - self._start, 3),
+            "val_accuracy": validation_accuracy(metrics),
+            **headlines,
+            **metrics,
+        }
+        with open(self._path, "a") as f:
+            f.write(json.dumps(line, default=_plain) + "\n")
+        say(console_line(line))
+
+
+def say(text: str) -> None:
+    """A line on the terminal, above the progress bar, even while what verl prints goes to a file."""
+    stream = sys.__stdout__ or sys.stdout
+    tqdm.write(text, file=stream)
+    stream.flush()
+
+
+def console_line(line: dict[str, Any]) -> str:
+    """The step in one line of text."""
+    accuracy = line["val_accuracy"]
+    shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
+    if line["reward"] is None:
+        return f"step {line['step']:>4}{shown}"
+    shares = f"{line['trainer_idle_share']:.0%}/{line['sampler_idle_share']:.0%}"
+    return (
+        f"step {line['step']:>4}  reward {line['reward']:.3f}  ess {line['ess_ratio']:.3f}  "
+        f"lr x{line['lr_multiplier']:.2f}  grad {line['grad_norm']:.3g}  kl {line['kl']:.2g}  "
+        f"lag {line['lag_min']:.0f}/{line['lag_mean']:.1f}/{line['lag_max']:.0f}  "
+        f"{line['tokens_per_s']:.0f} tok/s  idle {shares}{shown}"
+    )
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, oldest first."""
+    with open(Path(run_dir) / METRICS_FILE) as f:
+        return [json.loads(line) for line in f]
+
+
+def write_summary(run_dir: str | Path, lag: int, wall_clock_s: float) -> dict[str, Any]:
+    """Summarise the run into `summary.json` and return it.
+
+    Args:
+        run_dir: holds `metrics.jsonl`.
+        lag: k, the bound that was asked for.
+        wall_clock_s: the whole run, start-up included.
+    """
+    lines = read_metrics(run_dir)
+    steps = [line for line in lines if line["reward"] is not None]
+    accuracies = [line["val_accuracy"] for line in lines if line["val_accuracy"] is not None]
+    before = [line["val_accuracy"] for line in lines if line["step"] == 0]
+    trained_s = sum(line["step_s"] for line in steps)
+    summary = {
+        "base_accuracy": before[0] if before else None,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "steps": len(steps),
+        "lag": lag,
+        "max_realized_lag": max((line["lag_max"] for line in steps), default=None),
+        "mean_ess_ratio": sum(line["ess_ratio"] for line in steps) / len(steps) if steps else None,
+        "wall_clock_s": round(wall_clock_s, 1),
+        "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in steps) / trained_s if steps else None,
+    }
+    partial = Path(run_dir) / f"{SUMMARY_FILE}.partial"
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    os.replace(partial, Path(run_dir) / SUMMARY_FILE)
+    return summary

@@ -1,0 +1,84 @@
+"""The lag-k trainer (extends verl/trainer/ppo/v1/trainer_separate_async.py). One knob: `async.lag`.
+
+    before step 1     submit k batches to the samplers
+    each step         submit one more batch; wait for the oldest finished one that the bound allows;
+                      one optimizer step; send the samplers the new weights
+
+k+1 batches are on their way at any time, and the replay buffer keeps `lag <= k` for every trajectory.
+k = 0 is synchronous training: nothing is on its way while the trainer steps.
+"""
+
+import logging
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+
+from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
+from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
+from verl_vcpo.workers.engine_workers import VCPOActorWorker
+
+TRAINER_MODE = "lag_k"
+
+# Upstream calls logger.info(..., flush=True), which raises unless that level is off.
+logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging.WARNING)
+
+
+@register_trainer(TRAINER_MODE)
+class LagKTrainer(PPOTrainerSeparateAsync):
+    """Trainer and samplers on their own devices, the samplers at most `async.lag` policy versions behind."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.lag: int = config["async"].lag
+        self.run_log = RunLog(config.run_dir)
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> LagKReplayBuffer:
+        sampler = self.config.trainer.v1.sampler
+        return LagKReplayBuffer(
+            lag=self.lag,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.separate_async,
+            max_off_policy_threshold=None,
+            max_off_policy_strategy="wait",
+            sampler_kwargs=sampler.sampler_kwargs,
+            refill_fn=self._add_prompts_to_generate,
+            filter_groups_metric=self._resolve_filter_groups_metric(),
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping.keys() & {Role.Actor, Role.RefPolicy}:
+            self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
+        say("Starting the trainer (Megatron) ...")
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        say("Starting the samplers (vLLM) ...")
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        say("The samplers serve the trainer's weights.")
+
+    def on_train_begin(self) -> None:
+        self._add_async_warmup_batches(self.lag)
+
+    def _validate(self) -> dict[str, float]:
+        metrics = super()._validate()
+        if self.global_steps == 0:
+            self.run_log.write(0, metrics)
+        return metrics
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        balancer = self.standalone_server_manager.global_load_balancer
+        metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
+        metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
+        metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
+        self.run_log.write(global_steps, metrics)
