@@ -1,0 +1,180 @@
+"""Train a language model with lag-k asynchronous RL, stabilised by VCPO.
+
+    python -m recipe.fully_async_policy.main +task=countdown async.lag=8 vcpo.enable=true [setting=value ...]
+
+Any setting of verl can be given as well. The run's folder (run_dir) gets metrics.jsonl, one line per step;
+summary.json; config.yaml; verl.log; and tensorboard/.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from omegaconf import DictConfig
+
+CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compose the configuration, check it, train. Returns the exit code: 2 where a setting is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.fully_async_policy.main",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
+    parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+    args = parser.parse_args(argv)
+
+    from recipe.fully_async_policy.processes import new_run_id
+
+    run_id = new_run_id()
+    prepare_environment(args.overrides)
+    from recipe.fully_async_policy.validate import SettingError
+
+    try:
+        config = compose(args.overrides)
+        if args.print_config:
+            from omegaconf import OmegaConf
+
+            print(OmegaConf.to_yaml(config, resolve=True))
+            return 0
+        check(config)
+    except SettingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        summary = train(config, run_id)
+    except KeyboardInterrupt:
+        print(f"interrupted; {config.run_dir} keeps the metrics of the steps that were done", file=sys.stderr)
+        return 130
+    print(f"{config.run_dir}: {summary}")
+    return 0
+
+
+def prepare_environment(overrides: list[str]) -> None:
+    """Decide between CPU and GPU, and set what has to be set before verl, Ray and vLLM are imported."""
+    given = [o.removeprefix("hardware=") for o in overrides if o.startswith("hardware=")]
+    if given:
+        hardware = given[-1]
+    else:
+        import torch
+
+        hardware = "gpu" if torch.cuda.is_available() else "cpu"
+    os.environ["VCPO_HARDWARE"] = hardware
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")
+    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    if hardware == "cpu":
+        from verl_vcpo.cpu import environment
+
+        environment.apply()
+
+
+def compose(overrides: list[str]) -> "DictConfig":
+    """The configuration for these overrides.
+
+    Raises:
+        SettingError: an override names no setting, or cannot be parsed.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from recipe.fully_async_policy.validate import SettingError
+
+    try:
+        with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            config = hydra.compose(CONFIG_NAME, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
+        raise SettingError(f"{reason} (see --print-config for all settings)") from None
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.router_config_path is None:
+        rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
+    return config
+
+
+def check(config: "DictConfig") -> None:
+    """Our checks, then verl's.
+
+    Raises:
+        SettingError: the first thing that is wrong.
+    """
+    import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
+
+    from recipe.fully_async_policy.validate import SettingError, validate
+
+    if "verl_vcpo.plugin" not in sys.modules:
+        raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
+    validate(config)
+
+    from hydra.errors import InstantiationException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints that it passed
+            validate_config(config, need_reference_policy(config), need_critic(config))
+    except (AssertionError, ValueError, InstantiationException) as error:
+        raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
+
+
+def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
+    """One run: train, summarise. Nothing of it is left on this machine afterwards."""
+    from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+    from verl_vcpo.trainer.ppo.v1.run_log import write_summary
+
+    start = time.perf_counter()
+    with ray_session(config, run_id):
+        LagKTaskRunner().run(config)
+    return write_summary(config.run_dir, config["async"].lag, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def ray_session(config: "DictConfig", run_id: str) -> "Iterator[None]":
+    """An empty run folder and a Ray cluster for the block; no process or shared memory after it."""
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    from recipe.fully_async_policy.processes import cleaned_up
+    from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SUMMARY_FILE
+
+    if os.environ["VCPO_HARDWARE"] == "cpu":
+        from verl_vcpo.cpu import vllm_server
+
+        vllm_server.register()
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for old in (METRICS_FILE, SUMMARY_FILE):
+        (run_dir / old).unlink(missing_ok=True)
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
+
+    # The terminal is for our lines and the progress bar; what verl prints goes to a file.
+    with cleaned_up(run_id) as run, open(run_dir / "verl.log", "w") as log, contextlib.redirect_stdout(log):
+        init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+        runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), init.pop("runtime_env", None) or {})
+        ray.init(**init, runtime_env=OmegaConf.to_container(runtime_env))
+        try:
+            yield
+        except Exception:
+            logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+            print(f"The run failed. Its processes' logs are in {logs}, verl's output in {log.name}", file=sys.stderr)
+            raise
+        finally:
+            run.observe()
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Everything that can be known to be wrong before a process starts. Each error names the setting and the fix."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, ListConfig
+
+from vcpo import Baseline, VCPOConfig
+
+REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
+
+
+class SettingError(ValueError):
+    """A setting is wrong. The message is one line: the setting, its value, and what to set instead."""
+
+
+def validate(config: DictConfig) -> None:
+    """Check the composed configuration.
+
+    Raises:
+        SettingError: the first thing that is wrong.
+    """
+    _check_lag(config["async"].lag)
+    vcpo = _check_vcpo(config.vcpo)
+    _check_data(config)
+    _check_model(config.actor_rollout_ref.model.path)
+    _check_groups(config, vcpo)
+    _check_layout(config, vcpo)
+    _check_schedule(config)
+    if vcpo.enable and config.algorithm.use_kl_in_reward:
+        raise SettingError(
+            "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or vcpo.enable=false"
+        )
+
+
+def _check_lag(lag: Any) -> None:
+    if isinstance(lag, bool) or not isinstance(lag, int) or lag < 0:
+        raise SettingError(f"async.lag={lag}: give a whole number of policy updates, 0 (synchronous) or more")
+
+
+def _check_vcpo(settings: DictConfig) -> VCPOConfig:
+    try:
+        return VCPOConfig(**{str(k): v for k, v in settings.items() if k != "_target_"})
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+
+
+def _check_data(config: DictConfig) -> None:
+    for setting in ("train_files", "val_files"):
+        files = config.data[setting]
+        for file in files if isinstance(files, list | ListConfig) else [files]:
+            _check_parquet(f"data.{setting}", file)
+
+
+def _check_parquet(setting: str, file: str | None) -> None:
+    prepare = "make it with `python -m scripts.prepare_data` or point the setting at a parquet file"
+    if not file or not Path(file).is_file():
+        raise SettingError(f"{setting}={file}: no such file; {prepare}")
+    try:
+        parquet = pq.ParquetFile(file)
+    except Exception as error:  # pyarrow raises many kinds for a file that is no parquet
+        raise SettingError(f"{setting}={file}: not a readable parquet file ({_first_line(error)}); {prepare}") from None
+    if parquet.metadata.num_rows == 0:
+        raise SettingError(f"{setting}={file}: holds no rows; {prepare}")
+    missing = [column for column in REQUIRED_COLUMNS if column not in parquet.schema_arrow.names]
+    if missing:
+        raise SettingError(
+            f"{setting}={file}: column {missing[0]!r} is missing; verl needs {', '.join(REQUIRED_COLUMNS)}"
+        )
+
+
+def _check_model(path: str | None) -> None:
+    setting = f"actor_rollout_ref.model.path={path}"
+    if path and Path(path).is_dir():
+        if not (Path(path) / "config.json").is_file():
+            raise SettingError(f"{setting}: the folder has no config.json; give a Hugging Face checkpoint's folder")
+        return
+    hub_name = bool(path) and not str(path).startswith(("/", ".", "~")) and os.environ.get("HF_HUB_OFFLINE") != "1"
+    if not hub_name:
+        raise SettingError(
+            f"{setting}: no such folder; give a Hugging Face checkpoint's folder (quickstart.sh makes a small one)"
+        )
+
+
+def _check_groups(config: DictConfig, vcpo: VCPOConfig) -> None:
+    n = config.actor_rollout_ref.rollout.n
+    if vcpo.enable and vcpo.baseline is not Baseline.NONE and n < 2:
+        raise SettingError(
+            f"actor_rollout_ref.rollout.n={n}: vcpo.baseline={vcpo.baseline.value} compares the samples of a prompt; "
+            "set n to 2 or more, or vcpo.baseline=none"
+        )
+
+
+def _check_layout(config: DictConfig, vcpo: VCPOConfig) -> None:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    megatron = actor.megatron
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    model_parallel = (
+        megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size * megatron.context_parallel_size
+    )
+    if devices % model_parallel:
+        raise SettingError(
+            f"trainer.n_gpus_per_node*nnodes={devices}: not divisible by tensor x pipeline x context parallel size "
+            f"{model_parallel} (actor_rollout_ref.actor.megatron.*_parallel_size)"
+        )
+    if megatron.pipeline_model_parallel_size > 1:
+        raise SettingError(
+            "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size="
+            f"{megatron.pipeline_model_parallel_size}: importance weights are computed on the last stage only, so set "
+            "it to 1 and split the model by tensor_model_parallel_size"
+        )
+    if vcpo.enable and vcpo.needs_gradient_norms and devices > 1:
+        raise SettingError(
+            f"trainer.n_gpus_per_node*nnodes={devices}: vcpo.baseline=opob measures gradient norms on one trainer "
+            "device; set it to 1, or vcpo.baseline=mean"
+        )
+    data_parallel = devices // model_parallel
+    sequences = config.data.train_batch_size * rollout.n
+    if sequences % data_parallel:
+        raise SettingError(
+            f"data.train_batch_size={config.data.train_batch_size}: times rollout.n={rollout.n} is {sequences} "
+            f"sequences, not divisible by the {data_parallel} data-parallel ranks; make it a multiple"
+        )
+    micro = actor.ppo_micro_batch_size_per_gpu
+    if not actor.use_dynamic_bsz and micro and sequences // data_parallel % micro:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}: does not divide the "
+            f"{sequences // data_parallel} sequences of a rank (data.train_batch_size x rollout.n / data parallel)"
+        )
+    sampler_devices = rollout.n_gpus_per_node * rollout.nnodes
+    if sampler_devices % rollout.tensor_model_parallel_size or not sampler_devices:
+        raise SettingError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: does not "
+            f"divide the {sampler_devices} sampler devices (rollout.n_gpus_per_node x nnodes)"
+        )
+
+
+def _check_schedule(config: DictConfig) -> None:
+    steps, optim = config.trainer.total_training_steps, config.actor_rollout_ref.actor.optim
+    if optim.lr_warmup_steps and steps and optim.lr_warmup_steps >= steps:
+        raise SettingError(
+            f"actor_rollout_ref.actor.optim.lr_warmup_steps={optim.lr_warmup_steps}: the warm-up has to end before "
+            f"trainer.total_training_steps={steps}; lower it, or set it to 0 and lr_warmup_steps_ratio below 1"
+        )
+    if not 0 <= optim.lr_warmup_steps_ratio < 1:
+        raise SettingError(
+            f"actor_rollout_ref.actor.optim.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio}: give a share of "
+            "trainer.total_training_steps, 0 or more and below 1"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Countdown: combine the given numbers into an expression that equals the target."""

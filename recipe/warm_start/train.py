@@ -1,0 +1,256 @@
+"""Teach a tiny model to play Countdown, badly: `python -m recipe.warm_start.train --out models/countdown-tiny`.
+
+Supervised learning on fresh random problems, none of them a validation problem. A response is right with probability
+--correct-fraction and otherwise a random expression over the given numbers, so the model learns the format well and
+the arithmetic only in part: what is left is for RL. The result is an ordinary Hugging Face checkpoint.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+
+from recipe.tasks.countdown.problems import Difficulty, ProblemKey, problem_key, random_expression, random_problem
+from recipe.tasks.countdown.reward import compute_score, is_well_formed
+from recipe.warm_start.model import build_model, respond
+from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
+
+RECORD = "warm_start.json"
+# Raise it when a change of the code makes old checkpoints differ from what the same settings would give now.
+RECIPE_VERSION = 1
+THREADS = 2
+IGNORED = -100  # the label of positions without loss
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs of the warm start. Raises ValueError naming the one that is out of range.
+
+    steps, batch_size: optimizer steps, and sequences in each.
+    learning_rate: AdamW's peak, after a linear warm-up over a twentieth of the steps; then a cosine down to a tenth.
+    correct_fraction: the probability that the response shown is a solution.
+    samples: responses per problem drawn at temperature 1 for the report; 0 skips that part of it.
+    """
+
+    steps: int = 600
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    correct_fraction: float = 0.2
+    samples: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch_size", 1), ("samples", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} is out of range: use {least} or more")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate={self.learning_rate} is out of range: use more than 0")
+        if not 0 <= self.correct_fraction <= 1:
+            raise ValueError(f"correct_fraction={self.correct_fraction} is out of range: use 0 to 1")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The prepared data: the difficulty it was made with, and its validation problems."""
+
+    difficulty: Difficulty
+    prompts: list[str]
+    truths: list[dict[str, Any]]
+
+    @property
+    def keys(self) -> set[ProblemKey]:
+        return {problem_key(truth["numbers"], truth["target"]) for truth in self.truths}
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of the validation prompts."""
+        return hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()[:16]
+
+
+def load_held_out(data: Path) -> HeldOut:
+    """Read what scripts.prepare_data wrote. Raises ValueError if it is missing or of another task."""
+    if not (data / "meta.json").is_file():
+        raise ValueError(
+            f"data={data} has no meta.json: first run `python -m scripts.prepare_data countdown --out {data}`"
+        )
+    meta = json.loads((data / "meta.json").read_text(encoding="utf-8"))
+    if meta["task"] != "countdown":
+        raise ValueError(f"data={data} holds task {meta['task']!r}: the warm start needs countdown")
+    rows = pd.read_parquet(data / "val.parquet")
+    truths = [
+        {"target": int(model["ground_truth"]["target"]), "numbers": [int(n) for n in model["ground_truth"]["numbers"]]}
+        for model in rows["reward_model"]
+    ]
+    return HeldOut(Difficulty(**meta["difficulty"]), [row[0]["content"] for row in rows["prompt"]], truths)
+
+
+def examples(
+    difficulty: Difficulty, held_out: set[ProblemKey], correct_fraction: float, rng: random.Random
+) -> Iterator[tuple[str, str]]:
+    """Endless (user message, response) pairs over random problems that are not held out."""
+    while True:
+        problem = random_problem(difficulty, rng)
+        if problem is None or problem.key in held_out:
+            continue
+        right = rng.random() < correct_fraction
+        expression = problem.solution if right else random_expression(problem.numbers, difficulty.operators, rng)
+        yield problem.prompt, response_text(expression)
+
+
+def make_batch(tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, labels), both (len(pairs), longest), padded on the right; labels are IGNORED outside the response.
+
+    Padding follows all real tokens, so with causal attention no mask is needed.
+    """
+    prompts = tokenizer([prompt_text(tokenizer, message) for message, _ in pairs])["input_ids"]
+    responses = tokenizer([response + tokenizer.eos_token for _, response in pairs])["input_ids"]
+    longest = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
+    tokens = torch.full((len(pairs), longest), tokenizer.pad_token_id)
+    labels = torch.full((len(pairs), longest), IGNORED)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        start, end = len(prompt), len(prompt) + len(response)
+        tokens[row, :end] = torch.tensor(prompt + response)
+        labels[row, start:end] = torch.tensor(response)
+    return tokens, labels
+
+
+def fit(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    stream: Iterator[tuple[str, str]],
+    settings: Settings,
+) -> float:
+    """Train in place; returns the mean loss (nats per response token) of the last twentieth of the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    part = max(1, settings.steps // 20)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / part, total_iters=part)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, max(1, settings.steps - part), eta_min=settings.learning_rate / 10
+    )
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, cosine], [part])
+    losses: list[float] = []
+    model.train()
+    with tqdm(range(settings.steps), desc="Warm start", unit="step", disable=None) as progress:
+        for _ in progress:
+            tokens, labels = make_batch(tokenizer, [next(stream) for _ in range(settings.batch_size)])
+            loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+    return sum(losses[-part:]) / part
+
+
+def evaluate(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, data: HeldOut, samples: int
+) -> dict[str, float]:
+    """Fractions of the validation problems: solved by the greedy response and, if samples > 0, by sampled ones."""
+    prompts = [prompt_text(tokenizer, message) for message in data.prompts]
+
+    def score(responses: list[str], truths: list[dict[str, Any]]) -> list[float]:
+        return [compute_score("countdown", text, truth)["acc"] for text, truth in zip(responses, truths, strict=True)]
+
+    greedy = score(respond(model, tokenizer, prompts, sample=False), data.truths)
+    report = {"accuracy": sum(greedy) / len(greedy)}
+    if samples > 0:
+        truths = [truth for truth in data.truths for _ in range(samples)]
+        responses = respond(model, tokenizer, [prompt for prompt in prompts for _ in range(samples)], sample=True)
+        solved = torch.tensor(score(responses, truths)).view(-1, samples)
+        well_formed = [is_well_formed(text, truth["numbers"]) for text, truth in zip(responses, truths, strict=True)]
+        report["sampled_accuracy"] = solved.mean().item()
+        report[f"pass_at_{samples}"] = solved.amax(dim=1).mean().item()
+        report["well_formed"] = sum(well_formed) / len(well_formed)
+    return report
+
+
+def save(out: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any]) -> None:
+    """Write the checkpoint beside `out`, then rename it: `out` is whole or absent. Replaces an earlier warm start."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        fresh = Path(scratch) / "new"
+        model.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
+        (fresh / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if out.exists():
+            # A folder cannot be renamed onto one that is not empty; the old one goes with the scratch folder.
+            os.replace(out, Path(scratch) / "old")
+        os.replace(fresh, out)
+
+
+def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a checkpoint made with these very settings, or None if `out` must be (re)made.
+
+    Raises ValueError if `out` holds something else, which must not be overwritten.
+    """
+    if not out.exists():
+        return None
+    if not (out / RECORD).is_file():
+        if out.is_dir() and not any(out.iterdir()):
+            return None
+        raise ValueError(f"out={out} exists and is no warm start: choose another --out, or remove it")
+    record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    return record if record.get("settings") == settings else None
+
+
+def run(data_folder: Path, out: Path, settings: Settings) -> None:
+    """Make the checkpoint, or reuse it. Raises ValueError for a wrong setting."""
+    started = time.perf_counter()
+    data = load_held_out(data_folder)
+    fingerprint = {
+        "recipe_version": RECIPE_VERSION,
+        **asdict(settings),
+        "difficulty": asdict(data.difficulty),
+        "held_out": data.digest,
+    }
+    record = cached_record(out, fingerprint)
+    if record is not None:
+        print(f"Reusing {out}: it was made with the same settings.")
+    else:
+        torch.set_num_threads(THREADS)
+        torch.manual_seed(settings.seed)
+        tokenizer = train_tokenizer(data.difficulty, settings.seed)
+        model = build_model(tokenizer)
+        rng = random.Random(f"warm start/{settings.seed}")
+        loss = fit(model, tokenizer, examples(data.difficulty, data.keys, settings.correct_fraction, rng), settings)
+        results = evaluate(model, tokenizer, data, settings.samples)
+        seconds = round(time.perf_counter() - started, 1)
+        record = {"settings": fingerprint, "problems": len(data.truths), "loss": loss, **results, "seconds": seconds}
+        save(out, model, tokenizer, record)
+    print(f"Accuracy before RL: {100 * record['accuracy']:.1f} % (greedy, {record['problems']} held-out problems)")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="warm_start", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("data/countdown"), help="what prepare_data wrote")
+    parser.add_argument("--out", type=Path, default=Path("models/countdown-tiny"), help="checkpoint folder")
+    for field in fields(Settings):
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, type=type(field.default), default=field.default, help="default: %(default)s")
+    args = vars(parser.parse_args(argv))
+    try:
+        data, out = args.pop("data"), args.pop("out")
+        run(data, out, Settings(**args))
+    except ValueError as error:
+        print(f"warm_start: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Bad input ends before a process starts: exit code 2, one line that names the setting and the fix."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe.fully_async_policy import main
+
+GOOD_ROW = {
+    "prompt": [{"role": "user", "content": "1 + 1"}],
+    "data_source": "countdown",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, str]:
+    """Overrides of a run that passes every check of ours."""
+    pd.DataFrame([GOOD_ROW] * 4).to_parquet(tmp_path / "train.parquet")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    return {
+        "+task": "countdown",
+        "data.train_files": f"{tmp_path}/train.parquet",
+        "data.val_files": f"{tmp_path}/train.parquet",
+        "actor_rollout_ref.model.path": str(model),
+        "run_dir": f"{tmp_path}/run",
+    }
+
+
+def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command prints on stderr."""
+    code = main.main([f"{name}={value}" for name, value in overrides.items()])
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert code == 2
+    assert len(errors) == 1
+    assert not Path(overrides["run_dir"]).exists(), "a refused run must leave nothing behind"
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    "setting, value, expected",
+    [
+        ("asinc.lag", "1", "asinc"),
+        ("vcpo.truncate", "1", "truncate"),
+        ("async.lag", "-1", "async.lag=-1: give a whole number"),
+        ("async.lag", "two", "async.lag=two: give a whole number"),
+        ("async.lag", "1.5", "async.lag=1.5: give a whole number"),
+        ("vcpo.baseline", "best", "vcpo.baseline='best': choose one of"),
+        ("vcpo.truncation", "-2", "vcpo.truncation=-2: give a number"),
+        ("data.train_files", "nowhere.parquet", "data.train_files=nowhere.parquet: no such file"),
+        ("actor_rollout_ref.model.path", "nowhere", "actor_rollout_ref.model.path=nowhere: no such folder"),
+        ("actor_rollout_ref.rollout.n", "1", "actor_rollout_ref.rollout.n=1: vcpo.baseline=opob compares"),
+        ("trainer.n_gpus_per_node", "2", "trainer.n_gpus_per_node*nnodes=2: vcpo.baseline=opob"),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            "7",
+            "ppo_micro_batch_size_per_gpu=7: does not divide",
+        ),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", "2", "tensor_model_parallel_size=2: does not divide"),
+        ("actor_rollout_ref.actor.use_kl_loss", "true", "use_kl_loss=True: VCPO's update has no such term"),
+        ("algorithm.use_kl_in_reward", "true", "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps", "100", "lr_warmup_steps=100: the warm-up has to end before"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", "1", "lr_warmup_steps_ratio=1: give a share"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean", "loss_agg_mode='token-mean'"),
+    ],
+)
+def test_a_wrong_setting(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str], setting: str, value: str, expected: str
+) -> None:
+    assert expected in run({**good, setting: value}, capsys)
+
+
+def test_a_batch_that_data_parallel_ranks_cannot_share(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    three_ranks = {"trainer.n_gpus_per_node": "3", "vcpo.baseline": "mean", "data.train_batch_size": "4"}
+    assert "data.train_batch_size=4: times rollout.n=8 is 32 sequences" in run({**good, **three_ranks}, capsys)
+
+
+def test_pipeline_stages_are_refused(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    two_stages = {
+        "trainer.n_gpus_per_node": "2",
+        "vcpo.baseline": "mean",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": "2",
+    }
+    assert "pipeline_model_parallel_size=2: importance weights" in run({**good, **two_stages}, capsys)
+
+
+@pytest.mark.parametrize("column", sorted(GOOD_ROW))
+def test_a_missing_column(good: dict[str, str], capsys: pytest.CaptureFixture[str], column: str) -> None:
+    file = good["data.train_files"]
+    pd.DataFrame([{k: v for k, v in GOOD_ROW.items() if k != column}]).to_parquet(file)
+    assert f"column {column!r} is missing" in run(good, capsys)
+
+
+def test_an_empty_and_an_unreadable_parquet(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = good["data.train_files"]
+    pd.DataFrame([GOOD_ROW]).head(0).to_parquet(file)
+    assert "holds no rows" in run(good, capsys)
+    Path(file).write_text("not a parquet file")
+    assert "not a readable parquet file" in run(good, capsys)
+
+
+def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--help"])
+    assert ended.value.code == 0
+    assert "python -m recipe.fully_async_policy.main +task=countdown" in capsys.readouterr().out

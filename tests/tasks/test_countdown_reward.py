@@ -1,0 +1,170 @@
+"""The Countdown reward: exact, strict, unbreakable and quick."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.tasks.countdown.reward import MAX_ANSWER_CHARS, compute_score, extract_answer, is_well_formed
+
+TRUTH = {"target": 22, "numbers": [3, 5, 7]}
+
+
+def score(answer: str, truth: dict = TRUTH) -> float:
+    """The score of an answer inside its tags."""
+    return compute_score("countdown", f"<answer>{answer}</answer>", truth)["score"]
+
+
+@pytest.mark.parametrize("answer", ["3*5+7", "7+3*5", " ( 3 * 5 ) + 7 ", "7+\n(5*3)", "((((7))))+((5)*(3))"])
+def test_right(answer: str) -> None:
+    assert score(answer) == 1.0
+
+
+def test_arithmetic_is_exact() -> None:
+    assert score("8/(3-8/3)", {"target": 24, "numbers": [3, 3, 8, 8]}) == 1.0
+    # In floating point this is 1.
+    big = 10**20
+    assert score(f"({big}+1)/{big}", {"target": 1, "numbers": [1, big, big]}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        " ",
+        "3+5+7",  # another value
+        "22",  # not the numbers
+        "3*5+7+7-7",  # a number too often
+        "3*5",  # a number too few
+        "35-13",  # other numbers
+        "3*5+7=22",
+        "3*5--7",
+        "+3*5+7",
+        "3*5+7.0",
+        "3*5+0x7",
+        "3*5+07",
+        "3**5+7",
+        "3//5+7",
+        "3×5+7",
+        "３*5+7",
+        "3*5+7,",
+        "(3,5,7)",
+        "3(5)+7",
+        "3 5 7",
+        "(3*5+7",
+        "3*5+7)",
+        "3*5+7#",
+        "True*3*5+7",
+        "__import__('os')",
+        "(lambda: 22)()",
+        "7/(5-5)",
+        "3/0",
+    ],
+)
+def test_wrong(answer: str) -> None:
+    assert compute_score("countdown", f"<answer>{answer}</answer>", TRUTH) == {"score": 0.0, "acc": 0.0}
+
+
+def test_division_by_zero_with_the_right_numbers() -> None:
+    assert score("3/(5-5)", {"target": 1, "numbers": [3, 5, 5]}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("no answer", None),
+        ("<answer>1+2", None),
+        ("1+2</answer>", None),
+        ("</answer><answer>", None),
+        ("<answer>1</answer> no, <answer>2</answer> then", "2"),
+        ("<answer><answer>2</answer>", "2"),
+        (r"<answer>1</answer> \boxed{2}", "2"),
+        (r"\boxed{2} <answer>1</answer>", "2"),
+        (r"\boxed{1} \boxed{2}", "2"),
+        (r"\boxed{a{b}c} }", "a{b}c"),
+        (r"<answer>1</answer> \boxed{2", "1"),
+        (r"\boxed{" + "1" * (MAX_ANSWER_CHARS + 1) + "}", None),
+        ("<answer>" + "1" * (MAX_ANSWER_CHARS + 1) + "</answer>", None),
+    ],
+)
+def test_extract_answer(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("numbers", [[3, 5, 7], (3, 5, 7), np.array([7, 5, 3]), np.array([3, 5, 7], dtype=object)])
+def test_numbers_as_any_parquet_reader_gives_them(numbers) -> None:
+    assert score("3*5+7", {"target": np.int64(22), "numbers": numbers}) == 1.0
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        None,
+        "22",
+        {},
+        {"target": 22},
+        {"target": None, "numbers": [1]},
+        {"target": 22.0, "numbers": [1]},
+        {"target": True, "numbers": [1]},
+        {"target": 22, "numbers": None},
+        {"target": 22, "numbers": []},
+        {"target": 22, "numbers": "357"},
+        {"target": 22, "numbers": [3, "5"]},
+    ],
+)
+def test_a_malformed_ground_truth_is_an_error(truth) -> None:
+    with pytest.raises(ValueError, match="ground_truth"):
+        compute_score("countdown", "<answer>1</answer>", truth)
+
+
+def test_well_formed_means_every_number_once_and_a_value() -> None:
+    assert is_well_formed("<answer>3+5+7</answer>", [7, 5, 3])
+    assert not is_well_formed("<answer>3+5</answer>", [7, 5, 3])
+    assert not is_well_formed("<answer>3+5+</answer>", [7, 5, 3])
+    assert not is_well_formed("<answer>3/(5-5)</answer>", [3, 5, 5])
+    assert not is_well_formed("3+5+7", [3, 5, 7])
+
+
+@given(st.text(st.characters(codec=None)) | st.text("0123456789+-*/() \n"))
+@settings(max_examples=500, deadline=None)
+def test_no_text_raises(text: str) -> None:
+    for response in (text, f"<answer>{text}</answer>", f"\\boxed{{{text}}}"):
+        assert compute_score("countdown", response, TRUTH)["score"] in (0.0, 1.0)
+
+
+HOSTILE = {
+    "parentheses": "(" * 100_000 + ")" * 100_000,
+    "open parentheses": "(" * 100_000,
+    "many short parentheses": "(" * (MAX_ANSWER_CHARS // 2) + ")" * (MAX_ANSWER_CHARS // 2),
+    "parentheses and products": "(3*" * 31 + "(" + ")" * 30,
+    "huge integer": "9" * 1_000_000,
+    "longest integer": "9" * MAX_ANSWER_CHARS,
+    "longest product": "*".join(["99"] * (MAX_ANSWER_CHARS // 3)),
+    "longest quotient": "/".join(["97"] * (MAX_ANSWER_CHARS // 3)),
+    "powers": "9**9**9**9",
+    "signs": "-" * (MAX_ANSWER_CHARS - 1) + "3",
+    "null bytes": "3+5\0" * 50,
+    "a megabyte": "3+5*7" * 200_000,
+    "spaces": " " * 1_000_000,
+    "surrogate": "\ud800",
+    "open tags": "<answer>" * 100_000,
+    "close tags": "</answer>" * 100_000,
+    "half tags": "<answer" * 100_000,
+    "boxes": "\\boxed{" * 100_000,
+    "braces": "{" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("wrapper", ["{}", "<answer>{}</answer>", "\\boxed{{{}}}"], ids=["bare", "tags", "box"])
+def test_hostile_text_is_cheap(text: str, wrapper: str) -> None:
+    response = wrapper.format(text)
+    times = []
+    # The best of several: another process on the same machine must not fail this test.
+    for _ in range(5):
+        start = time.perf_counter()
+        assert compute_score("countdown", response, TRUTH)["score"] == 0.0
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.010
