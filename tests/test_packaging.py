@@ -1,0 +1,64 @@
+"""What the packaging promises: a checkout never shadows verl, one plug-in is registered, vcpo/ knows only torch."""
+
+import ast
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON_FOLDERS = ("vcpo", "verl", "recipe", "scripts", "tests")
+MAX_LINES = 450
+
+
+def test_import_verl_in_the_checkout_gives_the_installed_verl() -> None:
+    program = "import json, verl; print(json.dumps([verl.__version__, verl.__file__]))"
+    output = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    version, file = json.loads(output.splitlines()[-1])
+    assert version == "0.9.1"
+    assert "site-packages" in Path(file).parts
+
+
+def test_the_patch_folder_is_no_package_named_verl() -> None:
+    assert not (ROOT / "verl" / "__init__.py").exists()
+
+
+def test_the_entry_point_is_registered_once() -> None:
+    found = {(point.name, point.value) for point in entry_points(group="verl.plugins")}
+    ours = [point for point in entry_points(group="verl.plugins") if point.name == "vcpo"]
+    assert [point.value for point in ours] == ["verl_vcpo.plugin"], f"registered: {found}. Run scripts/install.sh"
+
+
+def test_vcpo_imports_only_torch_and_the_standard_library() -> None:
+    allowed = set(sys.stdlib_module_names) | {"torch", "vcpo"}
+    foreign = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sorted((ROOT / "vcpo").rglob("*.py"))
+        for line, name in imported_modules(path)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not foreign, "\n".join(foreign)
+
+
+def test_no_module_is_too_long_to_read() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for folder in PYTHON_FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) >= MAX_LINES
+    }
+    assert not long, f"{MAX_LINES} lines or more: {long}"
+
+
+def imported_modules(path: Path) -> list[tuple[int, str]]:
+    """(line, absolute module name) of every import in a file, inside functions too. Relative imports are our own."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.append((node.lineno, node.module))
+    return found
