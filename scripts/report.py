@@ -56,7 +56,7 @@ def draw(lines: list[dict[str, Any]], summary: dict[str, Any], path: Path) -> Pa
         accuracy.axhline(held_out[0][1], color="tab:blue", linestyle=":", linewidth=1, label="before RL")
     accuracy.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
     accuracy.set_title("Accuracy")
-    accuracy.legend()
+    accuracy.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=3, frameon=False)
     for axis, (name, title, logarithmic) in zip(rest, PANELS, strict=True):
         values = [line[name] for line in steps]
         axis.plot(x, values, color="tab:orange", linewidth=1)

@@ -4,7 +4,29 @@ Read in this order: `importance` (how far off policy is each sequence), `ess` (h
 `baseline` (what to subtract), `estimator` (all of it together: one coefficient per sequence).
 """
 
-from vcpo.config import Baseline, GradientNorms, OpobWeights, StepSizeRule, VCPOConfig
+from vcpo.config import (
+    AUTO,
+    Baseline,
+    EssWeights,
+    GradientNorms,
+    OpobScope,
+    OpobWeights,
+    StepSizeRule,
+    VCPOConfig,
+)
+from vcpo.ess import FreshestEssRatio
 from vcpo.estimator import Estimate, estimate
 
-__all__ = ["Baseline", "Estimate", "GradientNorms", "OpobWeights", "StepSizeRule", "VCPOConfig", "estimate"]
+__all__ = [
+    "AUTO",
+    "Baseline",
+    "EssWeights",
+    "Estimate",
+    "FreshestEssRatio",
+    "GradientNorms",
+    "OpobScope",
+    "OpobWeights",
+    "StepSizeRule",
+    "VCPOConfig",
+    "estimate",
+]

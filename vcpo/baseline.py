@@ -1,4 +1,4 @@
-"""Baselines: what is subtracted from a sequence's reward. All work within prompt groups.
+"""Baselines: what is subtracted from a sequence's reward.
 
 A group is given by `group`: [B] integers in [0, G), equal for the sequences of one prompt, in any order.
 """
@@ -29,8 +29,24 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
     return (group_sum(reward, group) - reward) / others.clamp(min=1)
 
 
-def optimal_off_policy(reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor) -> Tensor:
-    """OPOB: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2.
+def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
+    """b = sum_i L_i R_i / sum_i L_i over the group (OPO, arXiv 2505.23585): the gradient's norm grows with length.
+
+    Args:
+        reward: [B] rewards R_i.
+        length: [B] numbers of response tokens L_i; a group without any gets its mean reward.
+        group: [B] group indices.
+
+    Returns:
+        [B] float64 baselines within [min R, max R] of the group.
+    """
+    return _weighted_mean(reward, length.double().log(), group)
+
+
+def optimal_off_policy(
+    reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor, leave_out_own: bool = False
+) -> Tensor:
+    """OPOB: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2 (paper: the optimal off-policy baseline).
 
     The constant that minimises the variance of sum_i a_i (R_i - b) g_i. A group without any gradient
     (every norm 0) has no optimum, and no influence: it gets its mean reward.
@@ -39,13 +55,26 @@ def optimal_off_policy(reward: Tensor, log_weight: Tensor, squared_norm: Tensor,
         reward: [B] rewards R_i.
         log_weight: [B] log a_i, a_i being the weight that multiplies g_i in the update.
         squared_norm: [B] ||g_i||^2 of the score gradients.
-        group: [B] group indices.
+        group: [B] group indices; all equal for the scope `minibatch`.
+        leave_out_own: sums run over the *other* sequences of the group; 0 where there are none.
 
     Returns:
         [B] float64 baselines within [min R, max R] of the group.
     """
-    reward = reward.double()
     log_influence = 2 * log_weight.double() + squared_norm.double().log()  # [B], -inf where the norm is 0
+    if not leave_out_own:
+        return _weighted_mean(reward, log_influence, group)
+    baseline = torch.zeros_like(reward, dtype=torch.float64)
+    for i in range(len(reward)):  # a difference of sums would cancel where one sequence has all the influence
+        others = (group == group[i]).index_fill(0, torch.tensor(i, device=group.device), False)
+        if others.any():
+            baseline[i] = _weighted_mean(reward[others], log_influence[others], torch.zeros_like(group[others]))[0]
+    return baseline
+
+
+def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tensor:
+    """[B] group means of the rewards, weighted by exp(log_influence); plain means where no influence is positive."""
+    reward = reward.double()
     groups = int(group.max()) + 1
     top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
     influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)  # the largest of a group is 1

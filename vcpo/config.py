@@ -1,7 +1,7 @@
 """Every knob of VCPO, validated when it is built."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TypeVar
 
@@ -17,6 +17,15 @@ class StepSizeRule(StrEnum):
     """lr * min(1, rho / rho_base): for SGD."""
 
 
+class EssWeights(StrEnum):
+    """Which weights the ESS ratio is measured on."""
+
+    UNTRUNCATED = "untruncated"
+    """w: how far off policy the batch is, whatever the truncation hides."""
+    TRUNCATED = "truncated"
+    """min(w, truncation): the concentration of the weights that are really used."""
+
+
 class Baseline(StrEnum):
     """What is subtracted from a sequence's reward."""
 
@@ -26,6 +35,8 @@ class Baseline(StrEnum):
     """The mean reward of the prompt group: GRPO."""
     LEAVE_ONE_OUT = "leave_one_out"
     """The mean reward of the other sequences of the group: RLOO."""
+    LENGTH = "length"
+    """The mean reward of the group weighted by response length: OPO (arXiv 2505.23585)."""
     OPOB = "opob"
     """The optimal off-policy baseline: minimises the variance of the update."""
 
@@ -39,12 +50,24 @@ class OpobWeights(StrEnum):
     """The untruncated weights w, as published."""
 
 
+class OpobScope(StrEnum):
+    """Over which sequences one OPOB is computed."""
+
+    GROUP = "group"
+    """The sequences of one prompt."""
+    MINIBATCH = "minibatch"
+    """All sequences of the mini-batch, of every data-parallel rank."""
+
+
 class GradientNorms(StrEnum):
     """How the gradient norm of each sequence is measured."""
 
     PER_TRAJECTORY = "per_trajectory"
     """One backward per sequence. Exact on any model, slow: the reference."""
 
+
+AUTO = "auto"
+"""`base_ess_ratio=auto`: measured while training (`vcpo.ess.FreshestEssRatio`)."""
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -70,7 +93,7 @@ class VCPOConfig:
     """Settings of the VCPO update. Strings are accepted for the enums.
 
     Raises:
-        ValueError: naming the setting and what to set instead.
+        ValueError: naming the setting and what to set instead; also for a setting that would have no effect.
     """
 
     enable: bool = True
@@ -82,17 +105,26 @@ class VCPOConfig:
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
     """How the learning rate follows the ESS ratio rho."""
 
-    base_ess_ratio: float = 1.0
-    """rho_base, the ESS ratio at which the full learning rate is used: 1.0 single-turn, 0.55 multi-turn."""
+    ess_weights: EssWeights = EssWeights.UNTRUNCATED
+    """Which weights rho is measured on."""
+
+    base_ess_ratio: float | str = 1.0
+    """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn, or `auto`."""
 
     min_step_size_multiplier: float = 0.0
     """The learning rate is never multiplied by less than this."""
 
     baseline: Baseline = Baseline.OPOB
-    """What is subtracted from a sequence's reward, within its prompt group."""
+    """What is subtracted from a sequence's reward."""
+
+    opob_scope: OpobScope = OpobScope.GROUP
+    """Over which sequences one OPOB is computed."""
 
     opob_weights: OpobWeights = OpobWeights.ESTIMATOR
     """Which weights OPOB squares."""
+
+    opob_leave_one_out: bool = False
+    """A sequence's OPOB is computed from the others: no bias from its own reward, a little more variance."""
 
     norm_by_std: bool = True
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
@@ -101,27 +133,59 @@ class VCPOConfig:
     """How per-sequence gradient norms are measured; used by `baseline=opob` only."""
 
     def __post_init__(self) -> None:
-        for name in ("enable", "norm_by_std"):
+        for name in ("enable", "norm_by_std", "opob_leave_one_out"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"vcpo.{name}={getattr(self, name)!r}: give true or false")
         for name, enum in (
             ("step_size_rule", StepSizeRule),
+            ("ess_weights", EssWeights),
             ("baseline", Baseline),
+            ("opob_scope", OpobScope),
             ("opob_weights", OpobWeights),
             ("gradient_norms", GradientNorms),
         ):
             object.__setattr__(self, name, _choice(name, getattr(self, name), enum))
         if self.truncation is not None:
             _number("truncation", self.truncation, 0.0, math.inf, low_open=True)
-        _number("base_ess_ratio", self.base_ess_ratio, 0.0, 1.0, low_open=True)
+        if self.base_ess_ratio != AUTO:
+            _number("base_ess_ratio", self.base_ess_ratio, 0.0, 1.0, low_open=True)
         _number("min_step_size_multiplier", self.min_step_size_multiplier, 0.0, 1.0, low_open=False)
+        self._refuse_what_has_no_effect()
+
+    def _refuse_what_has_no_effect(self) -> None:
+        """A setting that is silently ignored makes two different runs look alike."""
+        if self.step_size_rule is StepSizeRule.NONE:
+            for name, ignored in (
+                ("base_ess_ratio", self.base_ess_ratio == AUTO),
+                ("min_step_size_multiplier", self.min_step_size_multiplier != 0),
+            ):
+                if ignored:
+                    value = getattr(self, name)
+                    raise ValueError(f"vcpo.{name}={value}: has no effect with vcpo.step_size_rule=none; leave it out")
+        if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:
+            raise ValueError("vcpo.ess_weights=truncated: nothing is truncated; set vcpo.truncation, or `untruncated`")
+        if self.truncation is None and self.opob_weights is OpobWeights.PAPER:
+            raise ValueError(
+                "vcpo.opob_weights=paper: without truncation the estimator's weights are the paper's; set "
+                "vcpo.truncation, or vcpo.opob_weights=estimator"
+            )
+        if self.baseline is not Baseline.OPOB:
+            for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ValueError(
+                        f"vcpo.{name}={getattr(self, name)}: has no effect with vcpo.baseline={self.baseline}; "
+                        "set vcpo.baseline=opob, or leave it out"
+                    )
 
     @property
     def needs_gradient_norms(self) -> bool:
         """Whether the update has to know each sequence's gradient norm."""
         return self.baseline is Baseline.OPOB
 
-    @classmethod
-    def names(cls) -> list[str]:
-        """The settings' names, in the order of this file."""
-        return [f.name for f in fields(cls)]
+    @property
+    def compares_samples_of_a_prompt(self) -> bool:
+        """Whether a group of one sequence has no signal: its advantage would always be 0."""
+        within_group = self.baseline in (Baseline.MEAN, Baseline.LENGTH) or (
+            self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
+        )
+        return within_group or self.norm_by_std

@@ -1,6 +1,8 @@
-"""Effective sample size, and the step size that follows it."""
+"""Effective sample size, and the step size that follows it (paper: "VCPO", effective-sample-size step scaling)."""
 
 import math
+from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,3 +45,47 @@ def step_size_multiplier(ratio: float, rule: StepSizeRule, base_ratio: float, fl
         return 1.0
     fraction = min(1.0, ratio / base_ratio)
     return max(floor, math.sqrt(fraction) if rule is StepSizeRule.SQRT else fraction)
+
+
+class FreshestEssRatio:
+    """rho_base measured while training: the ESS ratio of the freshest data (`base_ess_ratio=auto`).
+
+    The mean of rho over the last `WINDOW` mini-batches among those with the smallest lag seen so far. Sampler and
+    trainer compute the same policy in different arithmetic, so even on-policy data has rho below 1; what is lost to
+    that is not the learning rate's to pay. In a lag-k run the freshest data is the first mini-batch (lag 0); with
+    k = 0 it is all of them. Stale data never enters: it would raise the step size just when it should fall.
+    """
+
+    WINDOW = 16
+
+    def __init__(self) -> None:
+        self._lag = math.inf
+        self._ratios: deque[float] = deque(maxlen=self.WINDOW)
+
+    @property
+    def value(self) -> float | None:
+        """rho_base as measured so far, in (0, 1]; None before the first mini-batch."""
+        return sum(self._ratios) / len(self._ratios) if self._ratios else None
+
+    def update(self, ratio: float, lag: float) -> None:
+        """Take in a mini-batch whose ESS ratio was `ratio` (0, one without usable weights, is ignored).
+
+        Args:
+            ratio: rho of the mini-batch.
+            lag: the largest lag among its trajectories, in policy versions.
+        """
+        if ratio <= 0 or lag > self._lag:
+            return
+        if lag < self._lag:
+            self._ratios.clear()
+            self._lag = lag
+        self._ratios.append(ratio)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: a resumed run has no fresh data to measure again. Plain numbers, JSON can hold it."""
+        return {"lag": self._lag if self._ratios else None, "ratios": list(self._ratios)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`."""
+        self._lag = math.inf if state["lag"] is None else state["lag"]
+        self._ratios = deque(state["ratios"], maxlen=self.WINDOW)

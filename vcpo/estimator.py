@@ -1,7 +1,7 @@
 """Weights, baseline and normalisation together: one coefficient per sequence, one multiplier per step.
 
 The update is G = sum_i coefficient_i * g_i, with g_i the score gradient of sequence i:
-coefficient_i = min(w_i, c) (R_i - b_i) / s_i / B. (DESIGN: "The mathematics"; paper, algorithm 1.)
+coefficient_i = min(w_i, c) (R_i - b_i) / s_i / B.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import group_mean, group_std, leave_one_out, optimal_off_policy
-from vcpo.config import Baseline, OpobWeights, VCPOConfig
+from vcpo.baseline import group_mean, group_std, leave_one_out, length_weighted, optimal_off_policy
+from vcpo.config import AUTO, Baseline, EssWeights, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
 
 # A group whose rewards differ by less than this has no signal: its coefficients are 0, not 0/0.
 _EQUAL_REWARDS = 1e-6
+
+# Without truncation a weight has no bound. Beyond e^40 (2e17) its float32 gradient would overflow once squared for
+# clipping, and one sequence has the whole update anyway: gradient clipping decides how long it is.
+_LARGEST_LOG_WEIGHT = 40.0
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,26 @@ class Estimate:
     coefficient: Tensor
     """[B] float64: multiplies g_i in the update; 0 for a sequence that is not usable."""
     baseline: Tensor
-    """[B] float64: b of the sequence's group."""
+    """[B] float64: b of the sequence."""
     weight: Tensor
     """[B] float64: min(w_i, c)."""
     usable: Tensor
     """[B] bool: false where the weight or the gradient norm is NaN or infinite. Left out of everything, B included."""
     ess_ratio: float
-    """rho of the untruncated weights."""
+    """rho; 0 where no sequence is usable."""
     step_size_multiplier: float
     """What the learning rate is multiplied by at this step."""
 
 
 def estimate(
-    config: VCPOConfig, log_weight: Tensor, reward: Tensor, group: Tensor, squared_norm: Tensor | None = None
+    config: VCPOConfig,
+    log_weight: Tensor,
+    reward: Tensor,
+    group: Tensor,
+    *,
+    squared_norm: Tensor | None = None,
+    length: Tensor | None = None,
+    base_ess_ratio: float | None = None,
 ) -> Estimate:
     """The VCPO update of one global mini-batch.
 
@@ -46,39 +57,59 @@ def estimate(
         log_weight: [B] log w_i from `sequence_log_weights`.
         reward: [B] raw sequence rewards R_i.
         group: [B] integers, equal for the sequences of one prompt.
-        squared_norm: [B] ||g_i||^2; needed where `config.needs_gradient_norms`.
+        squared_norm: [B] ||g_i||^2; needed by `baseline=opob`.
+        length: [B] numbers of response tokens; needed by `baseline=length`.
+        base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
+            this batch is the freshest there is and earns the full learning rate.
 
     Raises:
-        ValueError: gradient norms are needed and missing, or a reward is not finite.
+        ValueError: the baseline's `squared_norm` or `length` is missing, or a reward is not finite.
     """
-    if config.needs_gradient_norms and squared_norm is None:
-        raise ValueError("vcpo.baseline=opob needs the gradient norm of every sequence")
-    if not torch.isfinite(reward).all():
-        raise ValueError("a reward is NaN or infinite: the reward function must return finite numbers")
+    _check(config, reward, squared_norm, length)
     usable = torch.isfinite(log_weight)
-    if config.needs_gradient_norms:
-        assert squared_norm is not None
+    if config.baseline is Baseline.OPOB and squared_norm is not None:
         usable = usable & torch.isfinite(squared_norm)
 
     coefficient, baseline, weight = (torch.zeros_like(log_weight, dtype=torch.float64) for _ in range(3))
-    rho = ess_ratio(log_weight[usable])
+    log_w = log_weight[usable].double()
+    rho = ess_ratio(truncated_log_weights(log_w, _ess_truncation(config)))
     if usable.any():
-        norm = None if squared_norm is None else squared_norm[usable]
-        parts = _coefficients(config, log_weight[usable].double(), reward[usable].double(), group[usable], norm)
+        rows = (x if x is None else x[usable] for x in (squared_norm, length))
+        parts = _coefficients(config, log_w, reward[usable].double(), group[usable], *rows)
         coefficient[usable], baseline[usable], weight[usable] = parts
-    multiplier = step_size_multiplier(
-        rho, config.step_size_rule, config.base_ess_ratio, config.min_step_size_multiplier
-    )
+    base = (base_ess_ratio or rho or 1.0) if config.base_ess_ratio == AUTO else float(config.base_ess_ratio)
+    multiplier = step_size_multiplier(rho, config.step_size_rule, base, config.min_step_size_multiplier)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
 
 
+def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, length: Tensor | None) -> None:
+    if config.baseline is Baseline.OPOB and squared_norm is None:
+        raise ValueError("vcpo.baseline=opob needs the gradient norm of every sequence")
+    if config.baseline is Baseline.LENGTH and length is None:
+        raise ValueError("vcpo.baseline=length needs the length of every sequence")
+    if not torch.isfinite(reward).all():
+        raise ValueError("a reward is NaN or infinite: the reward function must return finite numbers")
+
+
+def _ess_truncation(config: VCPOConfig) -> float | None:
+    return config.truncation if config.ess_weights is EssWeights.TRUNCATED else None
+
+
 def _coefficients(
-    config: VCPOConfig, log_weight: Tensor, reward: Tensor, group: Tensor, squared_norm: Tensor | None
+    config: VCPOConfig,
+    log_weight: Tensor,
+    reward: Tensor,
+    group: Tensor,
+    squared_norm: Tensor | None,
+    length: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(coefficient, baseline, weight), each [B], of usable sequences only."""
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
-    log_used = truncated_log_weights(log_weight, config.truncation)
-    weight = log_used.exp()
+    log_used = truncated_log_weights(log_weight, config.truncation).clamp(max=_LARGEST_LOG_WEIGHT)
+    log_scale = torch.zeros_like(reward)  # [B] log 1/s, -inf where the group has no signal
+    if config.norm_by_std:
+        std = group_std(reward, group)
+        log_scale = torch.where(std > _EQUAL_REWARDS, -std.clamp(min=_EQUAL_REWARDS).log(), -torch.inf)
     match config.baseline:
         case Baseline.NONE:
             baseline = torch.zeros_like(reward)
@@ -86,12 +117,16 @@ def _coefficients(
             baseline = group_mean(reward, group)
         case Baseline.LEAVE_ONE_OUT:
             baseline = leave_one_out(reward, group)
+        case Baseline.LENGTH:
+            assert length is not None
+            baseline = length_weighted(reward, length, group)
         case Baseline.OPOB:
             assert squared_norm is not None
-            opob = log_weight if config.opob_weights is OpobWeights.PAPER else log_used
-            baseline = optimal_off_policy(reward, opob, squared_norm, group)
-    advantage = reward - baseline
-    if config.norm_by_std:
-        std = group_std(reward, group)
-        advantage = torch.where(std > _EQUAL_REWARDS, advantage / std.clamp(min=_EQUAL_REWARDS), 0.0)
-    return weight * advantage / reward.numel(), baseline, weight
+            paper = config.opob_weights is OpobWeights.PAPER
+            log_a = log_weight if paper else log_used
+            if config.opob_scope is OpobScope.MINIBATCH:
+                group = torch.zeros_like(group)
+                log_a = log_a if paper else log_a + log_scale  # within one group the scale cancels
+            baseline = optimal_off_policy(reward, log_a, squared_norm, group, config.opob_leave_one_out)
+    weight = log_used.exp()
+    return weight * (reward - baseline) * log_scale.exp() / reward.numel(), baseline, weight

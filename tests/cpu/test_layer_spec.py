@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from verl_vcpo.cpu.layer_spec import VarlenAttention
 
 HEADS, GROUPS, SIZE = 4, 2, 8
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def attention(**settings: object) -> VarlenAttention:
@@ -22,7 +26,8 @@ def attention(**settings: object) -> VarlenAttention:
         use_cpu_initialization=True,
         **settings,  # type: ignore[arg-type]
     )
-    return VarlenAttention(config, 1, AttnMaskType.causal, "self")
+    groups = ProcessGroupCollection(cp=dist.group.WORLD)
+    return VarlenAttention(config, 1, AttnMaskType.causal, "self", pg_collection=groups)
 
 
 @pytest.mark.parametrize("lengths", [[5], [1, 7, 3], [4, 4]])
@@ -54,5 +59,5 @@ def test_padded_batches_have_the_sequence_first() -> None:
 
 
 def test_what_it_lacks_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="context_parallel_size=1"):
-        attention(context_parallel_size=2)
+    with pytest.raises(NotImplementedError, match="sliding window"):
+        attention(window_size=(4, 0))

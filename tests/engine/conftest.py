@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.utils import tensordict_utils as tu
@@ -17,12 +16,6 @@ from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptim
 from vcpo import VCPOConfig
 
 GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 64, 10.0
-
-
-@pytest.fixture(scope="session")
-def process_group(tmp_path_factory: pytest.TempPathFactory) -> None:
-    store = tmp_path_factory.mktemp("store") / "rendezvous"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def reference_update(
     norms = torch.stack([sum(g.double().square().sum() for g in gradient) for gradient in gradients])
     reward = torch.stack([r.sum() for r in batch["rm_scores"].unbind()])
     group = torch.tensor([int(uid, 16) for uid in batch["uid"]])
-    step = estimate(vcpo, log_weights, reward, group, norms)
+    step = estimate(vcpo, log_weights, reward, group, squared_norm=norms)
     rate = LEARNING_RATE * step.step_size_multiplier
     weights = {
         name: p.detach() + rate * sum(c * g[i] for c, g in zip(step.coefficient.float(), gradients, strict=True))

@@ -63,7 +63,7 @@ def test_step_size_rules() -> None:
 def test_opob_is_the_definition_per_group(opob_weights: str) -> None:
     log_weight, reward, group, squared_norm = _batch()
     config = VCPOConfig(truncation=2.0, norm_by_std=False, opob_weights=opob_weights)
-    result = estimate(config, log_weight, reward, group, squared_norm)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
     w = log_weight.exp()
     used = w.clamp(max=2.0)
     a = used if opob_weights == "estimator" else w
@@ -77,13 +77,16 @@ def test_opob_is_the_definition_per_group(opob_weights: str) -> None:
 @pytest.mark.parametrize("baseline", list(Baseline))
 def test_other_baselines_are_their_definitions(baseline: Baseline) -> None:
     log_weight, reward, group, squared_norm = _batch()
-    result = estimate(VCPOConfig(baseline=baseline, norm_by_std=False), log_weight, reward, group, squared_norm)
+    length = torch.arange(32)
+    config = VCPOConfig(baseline=baseline, norm_by_std=False)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm, length=length)
     for g in range(4):
-        r = reward[group == g]
+        r, n = reward[group == g], length[group == g]
         expected = {
             Baseline.NONE: torch.zeros_like(r),
             Baseline.MEAN: r.mean().expand(8),
             Baseline.LEAVE_ONE_OUT: (r.sum() - r) / 7,
+            Baseline.LENGTH: ((n * r).sum() / n.sum()).expand(8),
         }.get(baseline)
         if expected is not None:
             torch.testing.assert_close(result.baseline[group == g], expected)
@@ -104,8 +107,8 @@ def test_a_sequence_with_a_bad_weight_is_left_out_entirely() -> None:
     log_weight[3], log_weight[5] = math.nan, math.inf
     keep = torch.ones(32, dtype=torch.bool)
     keep[[3, 5]] = False
-    whole = estimate(VCPOConfig(), log_weight, reward, group, squared_norm)
-    rest = estimate(VCPOConfig(), log_weight[keep], reward[keep], group[keep], squared_norm[keep])
+    whole = estimate(VCPOConfig(), log_weight, reward, group, squared_norm=squared_norm)
+    rest = estimate(VCPOConfig(), log_weight[keep], reward[keep], group[keep], squared_norm=squared_norm[keep])
     assert torch.equal(whole.usable, keep)
     assert torch.equal(whole.coefficient[~keep], torch.zeros(2).double())
     torch.testing.assert_close(whole.coefficient[keep], rest.coefficient)
@@ -113,7 +116,9 @@ def test_a_sequence_with_a_bad_weight_is_left_out_entirely() -> None:
 
 
 def test_nothing_usable_gives_zero_coefficients_and_the_smallest_step() -> None:
-    result = estimate(VCPOConfig(), torch.full((4,), math.nan), torch.ones(4), torch.zeros(4).long(), torch.ones(4))
+    result = estimate(
+        VCPOConfig(), torch.full((4,), math.nan), torch.ones(4), torch.zeros(4).long(), squared_norm=torch.ones(4)
+    )
     assert not result.usable.any() and not result.coefficient.any()
     assert result.step_size_multiplier == 0.0
 
@@ -121,7 +126,7 @@ def test_nothing_usable_gives_zero_coefficients_and_the_smallest_step() -> None:
 def test_equal_rewards_and_zero_norms_give_finite_zeros() -> None:
     group = torch.tensor([0, 0, 1, 1])
     reward = torch.tensor([1.0, 1.0, 0.0, 1.0])
-    result = estimate(VCPOConfig(), torch.zeros(4), reward, group, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    result = estimate(VCPOConfig(), torch.zeros(4), reward, group, squared_norm=torch.tensor([1.0, 1.0, 0.0, 0.0]))
     assert not result.coefficient[:2].any()
     torch.testing.assert_close(result.baseline[2:], torch.full((2,), 0.5).double())
 
@@ -134,7 +139,7 @@ def test_non_finite_reward_is_an_error() -> None:
 @pytest.mark.parametrize(
     "setting, message",
     [
-        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, leave_one_out, opob"),
+        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, leave_one_out, length, opob"),
         ({"truncation": 0}, r"vcpo.truncation=0: give a number in \(0, inf\]"),
         ({"base_ess_ratio": 1.5}, r"vcpo.base_ess_ratio=1.5: give a number in \(0, 1\]"),
         ({"min_step_size_multiplier": "x"}, r"vcpo.min_step_size_multiplier='x': give a number in \[0, 1\]"),

@@ -1,6 +1,7 @@
 """Environment variables of a CPU run. They have to be set before Ray, vLLM and verl are imported."""
 
 import os
+import warnings
 
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
@@ -26,6 +27,8 @@ ENVIRONMENT = {
 
 def apply() -> None:
     """Set what the user has not set. VERL_PLATFORM is ours to decide, whatever it was."""
+    if "PYTHONWARNINGS" not in os.environ:
+        warnings.simplefilter("ignore")  # this process has read the variable already
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VERL_PLATFORM"] = ENVIRONMENT["VERL_PLATFORM"]

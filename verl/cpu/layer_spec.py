@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -26,10 +27,11 @@ class RMSNorm(torch.nn.RMSNorm):
 class VarlenAttention(MegatronModule):
     """Causal grouped-query attention for padded ([S, B, H, D]) and packed ([T, H, D]) batches.
 
-    A packed batch is padded on the right for one SDPA call: under a causal mask no real token sees the padding.
+    Sequences are padded on the right for one SDPA call. Under context parallelism every rank gathers the keys and
+    values of its group (Transformer Engine would pass them around a ring) and attends from its own tokens.
 
     Raises:
-        NotImplementedError: context parallelism, dropout or a sliding window, which it does not have.
+        NotImplementedError: dropout or a sliding window, which it does not have.
     """
 
     def __init__(
@@ -44,18 +46,11 @@ class VarlenAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size > 1:
-            raise NotImplementedError("context parallelism on CPU: set actor.megatron.context_parallel_size=1")
         if config.attention_dropout or config.window_size is not None:
             raise NotImplementedError("attention on CPU has neither dropout nor a sliding window")
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
+        self.cp_group = groups.cp
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[B, S, H, D] queries, [B, S, G, D] keys and values -> [B, S, H, D]."""
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True).transpose(
-            1, 2
-        )
 
     def forward(
         self,
@@ -67,33 +62,69 @@ class VarlenAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """[S, B, H, D] -> [S, B, H*D], or packed [T, H, D] -> [T, H*D]."""
-        if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
-            out = self._attend(*(x.transpose(0, 1) for x in (query, key, value)))
-            return out.transpose(0, 1).flatten(2)
-        offsets = packed_seq_params.cu_seqlens_q_padded
-        if offsets is None:
-            offsets = packed_seq_params.cu_seqlens_q
-        lengths = offsets.diff()
-        if len(lengths) == 1:
-            return self._attend(*(x.unsqueeze(0) for x in (query, key, value))).squeeze(0).flatten(1)
-        real = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, S]
-        padded = []
-        for x in (query, key, value):
-            full = x.new_zeros(*real.shape, *x.shape[1:])
-            full[real] = x
-            padded.append(full)
-        return self._attend(*padded)[real].flatten(1)
+        """[S, B, H, D] -> [S, B, H*D], or packed [T, H, D] -> [T, H*D]. Under context parallelism: this rank's part."""
+        if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
+            offsets = packed_seq_params.cu_seqlens_q_padded
+            if offsets is None:
+                offsets = packed_seq_params.cu_seqlens_q
+            return self._packed(query, key, value, offsets.diff() // self.cp_group.size())
+        steps, batch = query.shape[:2]
+        flat = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # [B*S, H, D]
+        out = self._packed(*flat, torch.full((batch,), steps))
+        return out.unflatten(0, (batch, steps)).transpose(0, 1)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor) -> Tensor:
+        """Packed [T, H, D] -> [T, H*D]; `length` [B]: this rank's tokens of each sequence."""
+        ranks, rank = self.cp_group.size(), self.cp_group.rank()
+        sequence = torch.arange(len(length)).repeat_interleave(length)  # [T]
+        index = torch.arange(len(sequence)) - (length.cumsum(0) - length)[sequence]  # [T] within this rank's part
+        positions = torch.cat([_zigzag(index, length[sequence], r, ranks) for r in range(ranks)])  # [ranks*T]
+        if ranks > 1:  # backward: every rank's gradients of these keys and values are summed
+            key = gather_from_sequence_parallel_region(key, group=self.cp_group)
+            value = gather_from_sequence_parallel_region(value, group=self.cp_group)
+        longest = int(length.max())
+        rows = (sequence.repeat(ranks), positions)
+        k = key.new_zeros(len(length), longest * ranks, *key.shape[1:]).index_put(rows, key)
+        v = value.new_zeros(len(length), longest * ranks, *value.shape[1:]).index_put(rows, value)
+        q = query.new_zeros(len(length), longest, *query.shape[1:]).index_put((sequence, index), query)
+        mask = None
+        if ranks > 1:  # a padded query sits at position 0 and is thrown away
+            at = torch.zeros(len(length), longest, dtype=torch.long)
+            at[sequence, index] = positions.chunk(ranks)[rank]
+            mask = (at[:, :, None] >= torch.arange(longest * ranks))[:, None]  # [B, 1, Sq, Sk]
+        out = F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=True,
+        )
+        return out.transpose(1, 2)[sequence, index].flatten(1)
 
 
-def layer_spec(qk_layernorm: bool = False) -> ModuleSpec:
-    """One transformer layer: Megatron's own, with the modules of this file."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_layernorm)
+def _zigzag(index: Tensor, length: Tensor, rank: int, ranks: int) -> Tensor:
+    """Positions of a rank's tokens: of 2*ranks chunks of a sequence a rank holds one from each end, to share the work.
+
+    Args:
+        index: [T] place within the rank's part of the sequence.
+        length: [T] length of that part.
+    """
+    if ranks == 1:
+        return index
+    chunk = length // 2
+    return torch.where(index < chunk, rank * chunk + index, (2 * ranks - 1 - rank) * chunk + index - chunk)
+
+
+def layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """One transformer layer: Megatron's own, with the modules of this file. Experts run one after the other."""
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
+    )
     spec.submodules.input_layernorm = RMSNorm
     spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = VarlenAttention
-    if qk_layernorm:
+    if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec
 
@@ -101,6 +132,4 @@ def layer_spec(qk_layernorm: bool = False) -> ModuleSpec:
 def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
     """The layers that this pipeline (and virtual pipeline) stage builds."""
     layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(
-        layer_specs=[layer_spec(config.qk_layernorm) for _ in range(layers)], layer_norm=RMSNorm
-    )
+    return TransformerBlockSubmodules(layer_specs=[layer_spec(config) for _ in range(layers)], layer_norm=RMSNorm)

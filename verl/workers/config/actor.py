@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from verl.workers.config import McoreActorConfig
 
 from vcpo import VCPOConfig
-from verl_vcpo.workers.utils.losses import LOSS_AGG_MODES
+from verl_vcpo.workers.utils.losses import LOSS_AGG_MODES, TOKEN_SUM_NORM
 
 
 @dataclass
@@ -26,6 +26,16 @@ class VCPOActorConfig(McoreActorConfig):
             raise ValueError(
                 f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode!r}: with vcpo.enable=true choose one of "
                 f"{', '.join(LOSS_AGG_MODES)}"
+            )
+        if self.loss_agg_mode == TOKEN_SUM_NORM and not self.loss_scale_factor:
+            raise ValueError(
+                f"actor_rollout_ref.actor.loss_scale_factor={self.loss_scale_factor}: loss_agg_mode={TOKEN_SUM_NORM} "
+                "divides by it; set it to a constant, such as data.max_response_length"
+            )
+        if self.shuffle:
+            raise ValueError(
+                "actor_rollout_ref.actor.shuffle=true: it would split the samples of a prompt between mini-batches, "
+                "and baselines compare them; set it to false"
             )
         for name, absent in (("use_kl_loss", False), ("entropy_coeff", 0)):
             if getattr(self, name) != absent:

@@ -1,4 +1,4 @@
-"""The two losses of a VCPO update, in the signature of verl's engines (verl/workers/utils/losses.py)."""
+"""The loss of a VCPO update, in the signature of verl's engines (verl/workers/utils/losses.py)."""
 
 from typing import Any
 
@@ -7,9 +7,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
-TOKEN_MEAN, TOKEN_SUM = "seq-mean-token-mean", "seq-mean-token-sum"
-LOSS_AGG_MODES = (TOKEN_MEAN, TOKEN_SUM)
-"""What a sequence's score is: the mean, or the sum, of its response tokens' log-probabilities."""
+TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM = "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+LOSS_AGG_MODES = (TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM)
+"""What a sequence's score is: the mean of its response tokens' log-probabilities, their sum, or their sum divided by
+`loss_scale_factor`, the same for all sequences."""
 
 
 def padded_responses(log_probs: Tensor, data: TensorDict) -> Tensor:
@@ -17,31 +18,34 @@ def padded_responses(log_probs: Tensor, data: TensorDict) -> Tensor:
     return no_padding_2_padding(log_probs, data)
 
 
-def scores(log_probs: Tensor, data: TensorDict, loss_agg_mode: str) -> Tensor:
-    """[B] scores (1/L_i) sum_t m_t log pi_theta(t), without 1/L_i for seq-mean-token-sum. 0 for an empty response."""
+def scores(log_probs: Tensor, data: TensorDict, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
+    """[B] scores (1/L_i) sum_t m_t log pi_theta(t); the other modes have another factor, or none. 0 if empty."""
     mask = data["response_mask"]
     mask = (mask.to_padded_tensor(0) if mask.is_nested else mask).bool()  # [B, T]
     log_prob = padded_responses(log_probs, data)[:, : mask.shape[1]]
+    mask = mask[:, : log_prob.shape[1]]
     total = torch.where(mask, log_prob, 0.0).sum(dim=-1)
-    return total / mask.sum(dim=-1).clamp(min=1) if loss_agg_mode == TOKEN_MEAN else total
-
-
-def score_loss(
-    model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None, *, loss_agg_mode: str
-) -> tuple[Tensor, dict[str, Any]]:
-    """The sum of the scores: with one sequence per backward its gradient is g_i."""
-    return scores(model_output["log_probs"], data, loss_agg_mode).sum(), {}
+    if loss_agg_mode == TOKEN_MEAN:
+        return total / mask.sum(dim=-1).clamp(min=1)
+    if loss_agg_mode == TOKEN_SUM_NORM:
+        return total / float(loss_scale_factor or 0)  # VCPOActorConfig refuses None
+    return total
 
 
 def weighted_score_loss(
-    model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None, *, loss_agg_mode: str
+    model_output: dict[str, Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
+    *,
+    loss_agg_mode: str,
+    loss_scale_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """-sum_i coefficient_i score_i, whose gradient summed over the global mini-batch is -G.
 
     The coefficients contain 1/B of the global mini-batch. Times the data-parallel size, because Megatron
     averages gradients over data-parallel ranks.
     """
-    score = scores(model_output["log_probs"], data, loss_agg_mode)
+    score = scores(model_output["log_probs"], data, loss_agg_mode, loss_scale_factor)
     # A coefficient of 0 excludes a sequence even where its score is not finite.
     used = torch.where(data["vcpo_coefficient"] != 0, score, 0.0)
     return -(data["vcpo_coefficient"] * used).sum() * data["dp_size"], {}

@@ -1,4 +1,4 @@
-"""The global mini-batch as VCPO sees it: one row per sequence, the same on every data-parallel rank."""
+"""The global mini-batch as VCPO sees it: one row per sequence, the same on every rank of the trainer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class MiniBatch:
     squared_norm: Tensor | None
     """[B] float64 ||g_i||^2, where it was measured."""
     mine: slice
-    """This rank's rows."""
+    """The rows of this rank's data-parallel rank."""
 
 
 def _is_padding(uid: str) -> bool:
@@ -40,45 +40,62 @@ def _is_padding(uid: str) -> bool:
 
 
 def gather_mini_batch(
-    data: TensorDict, log_prob: Tensor, squared_norm: Tensor | None, process_group: dist.ProcessGroup
+    data: TensorDict, data_parallel_rank: int, log_prob: Tensor | None, squared_norm: Tensor | None
 ) -> MiniBatch:
-    """Put every data-parallel rank's sequences together.
+    """Put all sequences together on all ranks, from the one rank per data-parallel rank that has the log-probs.
+
+    Collective over the whole trainer. Every rank ends with the same numbers, so that all ranks take the same step.
 
     Args:
-        data: this rank's sequences, with `uid`, `rollout_log_probs`, `response_mask`, `rm_scores`.
-        log_prob: [b, T] log-probs of their response tokens under the current policy.
-        squared_norm: [b] ||g_i||^2, or None.
-        process_group: the data-parallel group.
+        data: this data-parallel rank's b sequences: `uid`, `rollout_log_probs`, `response_mask`, `rm_scores`.
+        data_parallel_rank: d.
+        log_prob: [b, T] log-probs of their response tokens under the current policy, on exactly one rank of each
+            data-parallel rank (the first of its last pipeline stage); None on the others.
+        squared_norm: [D, b] this rank's part of ||g_i||^2 of all sequences, or None (then on all ranks).
+
+    Raises:
+        RuntimeError: data-parallel ranks with different numbers of sequences.
     """
-    fields = data.select("rollout_log_probs", "response_mask", "rm_scores").to_padded_tensor()
+    rows = None if log_prob is None else {"rank": data_parallel_rank, **_rows(data, log_prob.cpu())}
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, rows)
+    ranks = sorted((part for part in gathered if part is not None), key=lambda part: part["rank"])
+    if len({len(part["uid"]) for part in ranks}) != 1:
+        raise RuntimeError(
+            f"data-parallel ranks hold {[len(part['uid']) for part in ranks]} sequences, not all the same"
+        )
+    if squared_norm is not None:
+        dist.all_reduce(squared_norm)
+        squared_norm = squared_norm.flatten().cpu()
+
+    uids = [uid for part in ranks for uid in part["uid"]]
+    number = {uid: i for i, uid in enumerate(dict.fromkeys(uids))}
+    padding = torch.tensor([_is_padding(uid) for uid in uids])
+    columns = {
+        name: torch.tensor([x for part in ranks for x in part[name]], dtype=torch.float64)
+        for name in ("log_weight", "reward", "kl", "tokens")
+    }
+    return MiniBatch(
+        log_weight=columns["log_weight"].masked_fill(padding, torch.nan),
+        reward=columns["reward"],
+        group=torch.tensor([number[uid] for uid in uids]),
+        kl=columns["kl"],
+        tokens=columns["tokens"],
+        padding=padding,
+        squared_norm=squared_norm,
+        mine=slice(data_parallel_rank * len(data), (data_parallel_rank + 1) * len(data)),
+    )
+
+
+def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
+    """What the other ranks need to know of these sequences: a list of b values per name."""
+    fields = data.select("rollout_log_probs", "response_mask", "rm_scores").to_padded_tensor().cpu()
     mask = fields["response_mask"].bool()
-    log_prob = log_prob[:, : mask.shape[1]]
-    local: dict[str, Any] = {
+    log_prob = torch.nn.functional.pad(log_prob, (0, max(0, mask.shape[1] - log_prob.shape[1])))[:, : mask.shape[1]]
+    return {
         "uid": [str(uid) for uid in tu.get(data, "uid")],
         "log_weight": sequence_log_weights(log_prob, fields["rollout_log_probs"], mask).tolist(),
         "reward": fields["rm_scores"].double().sum(dim=-1).tolist(),
         "kl": kl_k3(log_prob, fields["rollout_log_probs"], mask).tolist(),
         "tokens": mask.sum(dim=-1).tolist(),
-        "squared_norm": [] if squared_norm is None else squared_norm.tolist(),
     }
-    ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size(process_group))]
-    dist.all_gather_object(ranks, local, group=process_group)
-
-    uids = [uid for rank in ranks for uid in rank["uid"]]
-    number = {uid: i for i, uid in enumerate(dict.fromkeys(uids))}
-    padding = torch.tensor([_is_padding(uid) for uid in uids])
-    rows = {
-        name: torch.tensor([x for rank in ranks for x in rank[name]], dtype=torch.float64)
-        for name in ("log_weight", "reward", "kl", "tokens", "squared_norm")
-    }
-    start = sum(len(rank["uid"]) for rank in ranks[: dist.get_rank(process_group)])
-    return MiniBatch(
-        log_weight=rows["log_weight"].masked_fill(padding, torch.nan),
-        reward=rows["reward"],
-        group=torch.tensor([number[uid] for uid in uids]),
-        kl=rows["kl"],
-        tokens=rows["tokens"],
-        padding=padding,
-        squared_norm=None if squared_norm is None else rows["squared_norm"],
-        mine=slice(start, start + len(local["uid"])),
-    )

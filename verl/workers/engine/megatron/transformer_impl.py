@@ -1,43 +1,79 @@
 """The patched Megatron actor: one VCPO update per mini-batch. Extends verl/workers/engine/megatron/transformer_impl.py.
 
-An update is two passes over the mini-batch (DESIGN: "Per-sequence gradient norms", `per_trajectory`):
+An update is two passes over the mini-batch:
 
 1. measure: every sequence's log importance weight and, if the baseline needs it, the norm of its score gradient;
 2. step: one ordinary packed backward of `-sum_i coefficient_i * score_i`, with the learning rate multiplied by
-   sqrt(ESS ratio) around the optimizer step and nowhere else.
+   the step-size multiplier around the optimizer step and nowhere else.
+
+Between them every rank of the trainer learns every sequence's row (mini_batch.py), so weights, baselines and the
+step are those of the global mini-batch on every parallel layout, wherever the sequences of a prompt lie.
 """
 
 import contextlib
+import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from vcpo import Estimate, VCPOConfig, estimate
+from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_batch
-from verl_vcpo.workers.utils.losses import padded_responses, score_loss, weighted_score_loss
+from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
+from verl_vcpo.workers.utils.losses import padded_responses, weighted_score_loss
 
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
 ENGINE_VENDOR = "vcpo"
+
+# In a checkpoint's folder, beside Megatron's files.
+STATE_FILE = "vcpo.json"
+
+# With vcpo.enable=false the update is verl's; the ESS ratio is watched all the same.
+_WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
 class VCPOMegatronEngine(MegatronEngineWithLMHead):
     """verl's Megatron actor with the VCPO update. With `vcpo.enable=false` it is verl's, plus VCPO's diagnostics."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.freshest_ess_ratio = FreshestEssRatio()
+
+    def initialize(self) -> None:
+        """Build model and optimizer.
+
+        Raises:
+            ValueError: for a layout or loss regime in which Megatron's gradients are not sums over sequences.
+        """
+        super().initialize()
+        if self.engine_config.dynamic_context_parallel:
+            raise ValueError(
+                "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true: a sequence's gradient would be spread "
+                "over ranks that change from batch to batch; set it to false and use context_parallel_size"
+            )
+        if self.tf_config.calculate_per_token_loss:
+            raise ValueError(
+                "actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss=true: Megatron "
+                "would divide gradients by a rounded number of tokens; set it to false"
+            )
+
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> dict[str, Any]:
-        """One optimizer step on one mini-batch.
+        """One optimizer step on one mini-batch; none where no sequence of it is usable.
 
         Args:
             data: this data-parallel rank's sequences (B of them); besides verl's fields it needs
-                `rollout_log_probs` [B, T], `rm_scores` [B, T] (their sum: the raw reward) and `uid` (the prompt group).
+                `rollout_log_probs` [B, T], `rm_scores` [B, T] (their sum: the raw reward) and `uid` (the prompt group),
+                and may have `lag`, the largest lag of the global mini-batch.
             loss_function: verl's, a partial that carries the actor's config.
 
         Returns:
@@ -47,60 +83,57 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         vcpo: VCPOConfig = actor_config.vcpo
         if not vcpo.enable:
             outputs = super().train_batch(data, loss_function)
-            batch = self._gather(data, padded_responses(outputs["model_output"]["log_probs"], data), None)
-            return self._with_metrics(outputs, batch, _estimate(_WATCH_ONLY, batch))
+            batch = self._gather(data, outputs, None)
+            return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
-        mode = actor_config.loss_agg_mode
-        if vcpo.needs_gradient_norms:
-            batch = self._gather(data, *self._score_gradients(data, mode))
-        else:
-            batch = self._gather(
-                data, padded_responses(self.infer_batch(data)["model_output"]["log_probs"], data), None
-            )
-        step = _estimate(vcpo, batch)
+        loss = partial(
+            weighted_score_loss,
+            loss_agg_mode=actor_config.loss_agg_mode,
+            loss_scale_factor=actor_config.loss_scale_factor,
+        )
+        batch = self._measure(data, vcpo, loss)
+        step = self._estimate(vcpo, batch)
+        self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
+        if not step.usable.any():
+            return self._skipped(batch, step)
         data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
         self.optimizer_zero_grad()
-        outputs = self.forward_backward_batch(data, partial(weighted_score_loss, loss_agg_mode=mode))
+        outputs = self.forward_backward_batch(data, loss)
         with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
             grad_norm = self.optimizer_step()
         if self.is_mp_src_rank_with_outputs():
             outputs["metrics"]["grad_norm"] = grad_norm
         return self._with_metrics(outputs, batch, step)
 
-    def _gather(self, data: TensorDict, log_prob: Tensor, squared_norm: Tensor | None) -> MiniBatch:
-        return gather_mini_batch(data, log_prob, squared_norm, self.get_data_parallel_group())
+    def _measure(self, data: TensorDict, vcpo: VCPOConfig, loss: partial[Any]) -> MiniBatch:
+        if not vcpo.needs_gradient_norms:
+            return self._gather(data, self.infer_batch(data), None)
+        log_prob, squared_norm = score_gradients(self, data, loss)
+        source = self.is_mp_src_rank_with_outputs()
+        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob if source else None, squared_norm)
 
-    def _score_gradients(self, data: TensorDict, loss_agg_mode: str) -> tuple[Tensor, Tensor]:
-        """One backward per sequence: ([B, T] log-probs, [B] float64 squared norms of the score gradients)."""
-        log_probs: list[Tensor] = []
-        squared_norms: list[Tensor] = []
-        data = data.exclude(*_NOT_OF_THE_MODEL)
-        tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
-        with self._without_gradient_reduction():
-            for one in tu.chunk_tensordict(data, len(data)):
-                self.optimizer_zero_grad()
-                out = self.forward_backward_batch(one, partial(score_loss, loss_agg_mode=loss_agg_mode))
-                log_probs.append(padded_responses(out["model_output"]["log_probs"], one)[0])
-                squared_norms.append(self._squared_gradient_norm())
-        return torch.nn.utils.rnn.pad_sequence(log_probs, batch_first=True), torch.stack(squared_norms)
+    def _gather(self, data: TensorDict, outputs: dict[str, Any], squared_norm: Tensor | None) -> MiniBatch:
+        log_prob = None
+        if self.is_mp_src_rank_with_outputs():
+            log_prob = padded_responses(outputs["model_output"]["log_probs"], data)
+        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob, squared_norm)
 
-    def _squared_gradient_norm(self) -> Tensor:
-        """Squared norm of the gradient that the buffers hold now: a float64 scalar. One model-parallel rank."""
-        buffers = [buffer.grad_data for chunk in self.module for buffer in chunk.buffers]
-        return torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in buffers]).square().sum()
+    def _estimate(self, config: VCPOConfig, batch: MiniBatch) -> Estimate:
+        return estimate(
+            config,
+            batch.log_weight,
+            batch.reward,
+            batch.group,
+            squared_norm=batch.squared_norm,
+            length=batch.tokens,
+            base_ess_ratio=self.freshest_ess_ratio.value,
+        )
 
-    @contextlib.contextmanager
-    def _without_gradient_reduction(self) -> Iterator[None]:
-        """Backwards inside the block leave each rank its own gradient: a norm is one sequence's, not the ranks' sum."""
-        configs = [chunk.config for chunk in self.module]
-        reductions = [config.finalize_model_grads_func for config in configs]
-        try:
-            for config in configs:
-                config.finalize_model_grads_func = None
-            yield
-        finally:
-            for config, reduction in zip(configs, reductions, strict=True):
-                config.finalize_model_grads_func = reduction
+    def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
+        """No step at all: with a gradient of zero Adam's momentum and weight decay would still move the weights."""
+        source = self.is_mp_src_rank_with_outputs()
+        outputs = {"model_output": {}, "loss": [0.0], "metrics": {"grad_norm": 0.0}} if source else {}
+        return self._with_metrics(outputs, batch, step)
 
     def _with_metrics(self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate) -> dict[str, Any]:
         if not self.is_mp_src_rank_with_outputs():
@@ -108,11 +141,13 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         usable = step.usable
         metrics = {
             "vcpo/ess_ratio": step.ess_ratio,
+            "vcpo/ess_ratio/min": step.ess_ratio,  # verl takes the minimum over mini-batches, by the name
             "vcpo/lr_multiplier": step.step_size_multiplier,
             "vcpo/baseline": _mean(step.baseline[usable]),
             "vcpo/weight/max": step.weight.max().item(),
             "vcpo/kl_rollout_policy": (batch.kl[usable].sum() / batch.tokens[usable].sum().clamp(min=1)).item(),
             "vcpo/excluded_sequences": int((~usable & ~batch.padding).sum()),
+            "vcpo/skipped_updates": int(not usable.any()),
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())
@@ -120,19 +155,21 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})
         return outputs
 
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """verl's checkpoint, and what `base_ess_ratio=auto` has measured."""
+        super().save_checkpoint(local_path, *args, **kwargs)
+        if dist.get_rank() == 0:
+            partial_file = Path(local_path) / f"{STATE_FILE}.partial"
+            partial_file.write_text(json.dumps(self.freshest_ess_ratio.state_dict()))
+            os.replace(partial_file, Path(local_path) / STATE_FILE)
 
-# Per-sequence fields that no forward pass reads: slicing them for every sequence would cost more than the pass.
-_NOT_OF_THE_MODEL = (
-    *("advantages", "returns", "old_log_probs", "rollout_log_probs", "rm_scores", "uid", "raw_prompt", "reward_model"),
-    *("extra_info", "extra_fields", "data_source", "session_id", "num_turns", "ability", "index", "tools_kwargs"),
-)
-
-# With vcpo.enable=false the update is verl's; the ESS ratio is watched all the same.
-_WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]
-
-
-def _estimate(config: VCPOConfig, batch: MiniBatch) -> Estimate:
-    return estimate(config, batch.log_weight, batch.reward, batch.group, batch.squared_norm)
+    def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """Load what `save_checkpoint` wrote; a checkpoint of verl's own engine is accepted too."""
+        state_file = Path(local_path or "") / STATE_FILE
+        state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
+        super().load_checkpoint(local_path, *args, **kwargs)
+        if state is not None:
+            self.freshest_ess_ratio.load_state_dict(state)
 
 
 def _mean(values: Tensor) -> float:
