@@ -1,8 +1,5 @@
 """mbridge for layers without Transformer Engine: the layer spec, and the names of weights that it would fuse."""
 
-import re
-
-import torch
 from mbridge.core import register_model
 from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
@@ -46,26 +43,8 @@ class CPUQwen2Bridge(_UnfusedLayers, Qwen2Bridge):
 
 @register_model("qwen3_moe")
 class CPUQwen3MoEBridge(_UnfusedLayers, Qwen3MoEBridge):
-    """Qwen3-MoE <-> Megatron with one MLP module per expert, where mbridge expects one fused module for all."""
+    """Qwen3-MoE <-> Megatron with the experts of `layer_spec`."""
 
     def _build_config(self) -> TransformerConfig:
         self.extra_args = {**self.extra_args, "moe_grouped_gemm": False}
         return super()._build_config()
-
-    def _weight_name_mapping_mcore_local_to_global(
-        self, model: torch.nn.Module, consider_ep: bool = True
-    ) -> dict[str, str]:
-        names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)
-        first = 0
-        if consider_ep:
-            first = self.mpu.ep_rank * self.config.num_moe_experts // self.mpu.ep_size
-        return {local: _as_grouped(name, first) for local, name in names.items()}
-
-
-def _as_grouped(name: str, first_expert: int) -> str:
-    """...mlp.experts.local_experts.3.linear_fc1.weight -> ...mlp.experts.linear_fc1.weight{first_expert + 3}."""
-    return re.sub(
-        r"\.local_experts\.(\d+)\.(linear_fc[12])\.weight$",
-        lambda match: f".{match[2]}.weight{first_expert + int(match[1])}",
-        name,
-    )

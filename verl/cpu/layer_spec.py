@@ -10,6 +10,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -115,13 +116,33 @@ def _zigzag(index: Tensor, length: Tensor, rank: int, ranks: int) -> Tensor:
     return torch.where(index < chunk, rank * chunk + index, (2 * ranks - 1 - rank) * chunk + index - chunk)
 
 
+class Experts(SequentialMLP):
+    """Megatron's one MLP per expert, its weights under the names of the fused experts, which weight bridges know.
+
+    experts.local_experts.3.linear_fc1.weight -> experts.linear_fc1.weight3
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        experts = list(self.local_experts)
+        del self.local_experts
+        object.__setattr__(self, "local_experts", experts)  # hidden from the module tree
+        for layer in ("linear_fc1", "linear_fc2"):
+            fused = torch.nn.Module()
+            for i, expert in enumerate(experts):
+                fused.register_parameter(f"weight{i}", getattr(expert, layer).weight)
+            self.add_module(layer, fused)
+
+
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """One transformer layer: Megatron's own, with the modules of this file. Experts run one after the other."""
+    """One transformer layer: Megatron's own, with the modules of this file."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
     spec.submodules.input_layernorm = RMSNorm
     spec.submodules.pre_mlp_layernorm = RMSNorm
+    if config.num_moe_experts:
+        spec.submodules.mlp.submodules.experts.module = Experts
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = VarlenAttention
     if config.qk_layernorm:

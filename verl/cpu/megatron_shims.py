@@ -2,8 +2,8 @@
 
 In order of preference: configuration flags (no patching); process-wide stubs for calls that take no device; a
 `TorchFunctionMode` for the literals `device="cuda"`, entered around initialisation, optimizer steps and checkpoints.
-The mode looks at every torch call, so it stays out of forward and backward passes: the one literal there, in the
-pipeline schedules, is redirected by giving that module a `torch` of its own.
+The mode looks at every torch call, so it stays out of forward and backward passes: the literals there, in the
+pipeline schedules and in rotary embeddings, are redirected by giving those modules a `torch` of their own.
 """
 
 import contextlib
@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
@@ -44,7 +47,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 class _CUDALiteralsMeanCPU(TorchFunctionMode):
-    """device="cuda" -> "cpu"; `Tensor.cuda()` -> the tensor; `Tensor.type()` -> "torch.cuda.*", as Megatron asserts."""
+    """device="cuda" -> "cpu"; `Tensor.type()` -> "torch.cuda.*", as Megatron asserts."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -52,8 +55,6 @@ class _CUDALiteralsMeanCPU(TorchFunctionMode):
         kwargs = kwargs or {}
         if _is_cuda(kwargs.get("device")):
             kwargs = {**kwargs, "device": CPU}
-        if func is torch.Tensor.cuda:
-            return args[0]
         if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
             args = (args[0], CPU, *args[2:])
         out = func(*args, **kwargs)
@@ -69,8 +70,8 @@ def megatron_on_cpu() -> Iterator[None]:
         yield
 
 
-class _TorchForSchedules:
-    """The module torch, except that `zeros(..., device="cuda")` is on the CPU."""
+class _TorchOnCPU:
+    """The module torch, except that `zeros(..., device="cuda")` is on the CPU and `tensor` pins no memory."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -78,6 +79,26 @@ class _TorchForSchedules:
     @staticmethod
     def zeros(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         return torch.zeros(*args, device=CPU if _is_cuda(device) else device, **kwargs)
+
+    @staticmethod
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return torch.tensor(*args, **kwargs)
+
+
+def _stay(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return tensor
+
+
+def _splits_on_cpu(
+    self: MoEAlltoAllTokenDispatcher, point: str, tokens_per_expert: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """In place of `_maybe_dtoh_and_synchronize`: nothing to copy from a device, but the splits have to be numbers."""
+    if point == self.cuda_dtoh_point:
+        for name in ("input_splits", "output_splits"):
+            splits = getattr(self, name)
+            if isinstance(splits, torch.Tensor):
+                setattr(self, name, splits.tolist())
+    return tokens_per_expert
 
 
 def _no_synchronize(*args: Any, **kwargs: Any) -> None:
@@ -94,7 +115,11 @@ def install() -> None:
         raise RuntimeError("VERL_PLATFORM=cpu on a machine with a GPU: unset it, or run with hardware=gpu")
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = _no_synchronize  # type: ignore[assignment]
-    schedules.torch = _TorchForSchedules()
+    torch.Tensor.cuda = _stay  # type: ignore[assignment,method-assign]
+    schedules.torch = rope_utils.torch = _TorchOnCPU()
+    moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # never used; None would create a CUDA stream
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _splits_on_cpu
     megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
 

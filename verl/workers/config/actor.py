@@ -22,6 +22,10 @@ class VCPOActorConfig(McoreActorConfig):
         super().__post_init__()
         if not self.vcpo.enable:
             return
+        self._check_loss()
+        self._check_gradients()
+
+    def _check_loss(self) -> None:
         if self.loss_agg_mode not in LOSS_AGG_MODES:
             raise ValueError(
                 f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode!r}: with vcpo.enable=true choose one of "
@@ -43,3 +47,21 @@ class VCPOActorConfig(McoreActorConfig):
                     f"actor_rollout_ref.actor.{name}={getattr(self, name)}: VCPO's update has no such term; set "
                     f"{name}={absent}, or vcpo.enable=false"
                 )
+
+    def _check_gradients(self) -> None:
+        """Refuse regimes in which Megatron's gradients are not plain sums over the sequences of a rank."""
+        if self.megatron.dynamic_context_parallel:
+            raise ValueError(
+                "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true: a sequence's gradient would be spread "
+                "over ranks that change from batch to batch; set it to false and use context_parallel_size"
+            )
+        if self.megatron.override_transformer_config.get("calculate_per_token_loss"):
+            raise ValueError(
+                "actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss=true: Megatron "
+                "would divide gradients by a rounded number of tokens; leave it out"
+            )
+        if self.megatron.use_megatron_fsdp:
+            raise ValueError(
+                "actor_rollout_ref.actor.megatron.use_megatron_fsdp=true: it shards gradients before their norms are "
+                "known; set it to false"
+            )

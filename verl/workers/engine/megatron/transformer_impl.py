@@ -48,24 +48,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.freshest_ess_ratio = FreshestEssRatio()
-
-    def initialize(self) -> None:
-        """Build model and optimizer.
-
-        Raises:
-            ValueError: for a layout or loss regime in which Megatron's gradients are not sums over sequences.
-        """
-        super().initialize()
-        if self.engine_config.dynamic_context_parallel:
-            raise ValueError(
-                "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true: a sequence's gradient would be spread "
-                "over ranks that change from batch to batch; set it to false and use context_parallel_size"
-            )
-        if self.tf_config.calculate_per_token_loss:
-            raise ValueError(
-                "actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss=true: Megatron "
-                "would divide gradients by a rounded number of tokens; set it to false"
-            )
+        self.last_update: tuple[MiniBatch, Estimate] | None = None  # to look at; the same on every rank
 
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> dict[str, Any]:
         """One optimizer step on one mini-batch; none where no sequence of it is usable.
@@ -93,6 +76,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         )
         batch = self._measure(data, vcpo, loss)
         step = self._estimate(vcpo, batch)
+        self.last_update = (batch, step)
         self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
         if not step.usable.any():
             return self._skipped(batch, step)

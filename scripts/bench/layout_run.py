@@ -1,0 +1,138 @@
+"""A few VCPO steps of the real Megatron actor on one parallel layout, in real gloo processes on CPU."""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_vcpo.cpu import environment
+
+STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
+_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the model and the batch are laid out over processes."""
+
+    name: str
+    model: str = "untied"
+    """untied, tied (output layer = embedding) or moe."""
+    dp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    pp: int = 1
+    vpp: int | None = None
+    """Model chunks per pipeline stage."""
+    cp: int = 1
+    ep: int = 1
+    """Expert parallelism."""
+    etp: int | None = None
+    """Tensor parallelism of the experts; None: that of the model."""
+    packed: bool = True
+    dynamic_batch: bool = False
+    """Micro-batches by tokens, not by sequences."""
+    distributed_optimizer: bool = True
+    recompute: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a layout computed. The same on every layout, up to rounding."""
+
+    squared_norm: torch.Tensor
+    """[steps, B] ||g_i||^2."""
+    ess_ratio: torch.Tensor
+    """[steps]"""
+    baseline: torch.Tensor
+    """[steps, B]"""
+    parameters: dict[str, torch.Tensor]
+    """After the last step, under their Hugging Face names."""
+    step_s: float
+    """Median seconds of a step on rank 0, the first one left out."""
+
+
+def make_checkpoint(model: str, folder: Path) -> Path:
+    """A small random Qwen2 (or Qwen3-MoE) checkpoint with a tokenizer of one token per character."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    shape = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=VOCABULARY - 2,
+        pad_token_id=VOCABULARY - 1,
+        initializer_range=0.1,
+        tie_word_embeddings=model == "tied",
+    )
+    torch.manual_seed(0)
+    if model == "moe":
+        experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, head_dim=16)
+        network: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
+    else:
+        network = Qwen2ForCausalLM(Qwen2Config(**shape))
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):  # zeros would stay near zero, where rounding is all there is
+            torch.nn.init.normal_(parameter, std=0.1)
+    path = folder / model
+    network.float().save_pretrained(path)
+    tokens = {chr(i + 32): i for i in range(VOCABULARY - 2)} | {"<eos>": VOCABULARY - 2, "<pad>": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(path)
+    return path
+
+
+def run_layout(layout: Layout, checkpoint: Path) -> Result:
+    """Run `layout` in processes of its own.
+
+    Raises:
+        RuntimeError: a process failed, with the end of its output.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["scripts.bench.layout_worker"])  # import once, fork for every process
+    with tempfile.TemporaryDirectory() as folder:
+        worker = partial(_start, layout, checkpoint, Path(folder))
+        processes = [context.Process(target=worker, args=(rank,)) for rank in range(layout.world_size)]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + _TIMEOUT_S
+        while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
+            if any(p.exitcode not in (None, 0) for p in processes):
+                break  # the others would wait for it for ever
+            time.sleep(0.02)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+            process.join()
+        if codes != [0] * layout.world_size:
+            failed = next((rank for rank, code in enumerate(codes) if code), 0)
+            raise RuntimeError(
+                f"layout {layout.name!r}: exit codes {codes} (None: no answer within {_TIMEOUT_S} s); rank {failed}:\n"
+                + (Path(folder) / f"rank{failed}.log").read_text()[-4000:]
+            )
+        return Result(**torch.load(Path(folder) / "result", weights_only=True))
+
+
+def _start(layout: Layout, checkpoint: Path, folder: Path, rank: int) -> None:
+    environment.apply()
+    from scripts.bench.layout_worker import run
+
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    run(layout, checkpoint, folder, rank)

@@ -1,0 +1,155 @@
+"""One process of `layout_run`: importing it imports the whole training stack."""
+
+import random
+import statistics
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from verl_vcpo.cpu import environment
+
+environment.apply()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig  # noqa: E402
+from verl.workers.utils.losses import ppo_loss  # noqa: E402
+
+from scripts.bench.layout_run import (  # noqa: E402
+    GROUP_SIZE,
+    GROUPS,
+    LEARNING_RATE,
+    STEPS,
+    VOCABULARY,
+    Layout,
+    Result,
+)
+from vcpo import VCPOConfig  # noqa: E402
+from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
+from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine  # noqa: E402
+from verl_vcpo.cpu.megatron_shims import megatron_on_cpu  # noqa: E402
+from verl_vcpo.workers.config.actor import VCPOActorConfig  # noqa: E402
+
+
+def build_engine(layout: Layout, checkpoint: Path) -> Any:
+    """The patched actor, as verl's worker builds it."""
+    transformer: dict[str, Any] = {"attention_backend": "auto"}
+    if layout.tp > 1:
+        transformer["sequence_parallel"] = layout.sequence_parallel
+    if layout.recompute:
+        transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    engine = CPUVCPOMegatronEngine(
+        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True),
+        engine_config=CPUMcoreEngineConfig(
+            dtype="float32",
+            vanilla_mbridge=True,
+            use_remove_padding=layout.packed,
+            use_distributed_optimizer=layout.distributed_optimizer,
+            tensor_model_parallel_size=layout.tp,
+            sequence_parallel=layout.sequence_parallel,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            override_transformer_config=transformer,
+        ),
+        optimizer_config=McoreOptimizerConfig(
+            lr=LEARNING_RATE,
+            weight_decay=0.1,
+            clip_grad=0.1,  # reached: clipping comes after the baseline on every layout
+            lr_warmup_steps=0,
+            total_training_steps=100,
+            # at 1e-8 Adam turns the rounding of tiny gradients into full steps
+            override_optimizer_config={"adam_eps": 1e-4},
+        ),
+        checkpoint_config=McoreCheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def make_batch(layout: Layout, seed: int, rank: int, ranks: int) -> TensorDict:
+    """Data-parallel rank `rank`'s part of a batch that depends on `seed` only; a prompt's samples lie on all ranks."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(GROUPS * GROUP_SIZE):
+        length = rng.randint(2, 12)
+        prompt, response = (torch.tensor([rng.randrange(VOCABULARY - 2) for _ in range(n)]) for n in (5, length))
+        reward = torch.zeros(length)
+        reward[-1] = rng.random() + 0.5
+        log_prob = torch.tensor([-4.3 + 0.6 * rng.random() for _ in range(length)])
+        rows.append(
+            {
+                "uid": f"{i % GROUPS:032x}",
+                "prompts": prompt,
+                "responses": response,
+                "input_ids": torch.cat([prompt, response]),
+                "position_ids": torch.arange(5 + length),
+                "response_mask": torch.ones(length, dtype=torch.int64),
+                "loss_mask": torch.ones(length, dtype=torch.int64),
+                "rollout_log_probs": log_prob,
+                "rm_scores": reward,
+            }
+        )
+    size = len(rows) // ranks
+    rows = rows[rank * size : (rank + 1) * size]
+    tensors: dict[str, Any] = {
+        name: torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
+        for name in rows[0]
+        if name != "uid"
+    }
+    tensors["uid"] = [row["uid"] for row in rows]
+    micro_batches = (
+        {"use_dynamic_bsz": True, "max_token_len_per_gpu": 40}
+        if layout.dynamic_batch
+        else {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 2}
+    )
+    return tu.get_tensordict(
+        tensors,
+        {
+            "temperature": 1.0,
+            "use_remove_padding": layout.packed,
+            "global_batch_size": GROUPS * GROUP_SIZE,
+            **micro_batches,
+        },
+    )
+
+
+def run(layout: Layout, checkpoint: Path, folder: Path, rank: int) -> None:
+    """Train `STEPS` steps as rank `rank`; rank 0 writes `folder/result`."""
+    torch.set_num_threads(1)
+    rendezvous = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=layout.world_size)
+    engine = build_engine(layout, checkpoint)
+    actor = VCPOActorConfig(
+        strategy="megatron",
+        rollout_n=GROUP_SIZE,
+        ppo_micro_batch_size_per_gpu=2,
+        loss_agg_mode="seq-mean-token-mean",
+        vcpo=VCPOConfig(base_ess_ratio=0.9),
+    )
+    norms, ratios, baselines, seconds = [], [], [], []
+    for step in range(STEPS):
+        batch = make_batch(layout, step, engine.get_data_parallel_rank(), layout.dp)
+        start = time.perf_counter()
+        with engine.train_mode():
+            engine.train_batch(batch, partial(ppo_loss, config=actor))
+            engine.lr_scheduler_step()
+        seconds.append(time.perf_counter() - start)
+        mini_batch, estimate = engine.last_update
+        norms.append(mini_batch.squared_norm)
+        ratios.append(estimate.ess_ratio)
+        baselines.append(estimate.baseline)
+    with megatron_on_cpu(), torch.no_grad():
+        parameters = {name: p.detach().clone() for name, p in engine.bridge.export_weights(engine.module)}
+    if rank == 0:
+        result = Result(
+            torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
+        )
+        torch.save(asdict(result), folder / "result")
+    dist.barrier()

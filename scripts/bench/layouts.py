@@ -1,0 +1,140 @@
+"""Every parallel layout computes what one process computes: `python -m scripts.bench.layouts [--json]`.
+
+Trains a few VCPO steps (group OPOB, truncation, ESS-scaled AdamW, gradient clipping) on each layout and on one process,
+in real gloo processes on CPU, and compares per-sequence squared gradient norms, ESS ratio, baselines and the parameters
+at the end. Exits with 1 where a relative error exceeds 1e-5.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from scripts.bench.layout_run import Layout, Result, make_checkpoint, run_layout
+
+LIMIT = 1e-5
+
+REFERENCE = {model: Layout(f"one process, {model}", model=model) for model in ("untied", "tied", "moe")}
+
+LAYOUTS = [
+    Layout("padded", packed=False),
+    Layout("dynamic batch by tokens", dynamic_batch=True),
+    Layout("activation recompute", recompute=True),
+    Layout("no distributed optimizer", distributed_optimizer=False),
+    Layout("DP2", dp=2),
+    Layout("DP2, dynamic batch, no distributed optimizer", dp=2, dynamic_batch=True, distributed_optimizer=False),
+    Layout("TP2", tp=2),
+    Layout("TP2 SP", tp=2, sequence_parallel=True),
+    Layout("TP2 SP, tied, recompute", model="tied", tp=2, sequence_parallel=True, recompute=True),
+    Layout("TP2 SP, padded", tp=2, sequence_parallel=True, packed=False),
+    Layout("PP2", pp=2),
+    Layout("PP2, tied", model="tied", pp=2),
+    Layout("PP2, 2 virtual stages", pp=2, vpp=2),
+    Layout("PP2, 2 virtual stages, tied", model="tied", pp=2, vpp=2),
+    Layout("CP2", cp=2),
+    Layout("CP2, tied, padded", model="tied", cp=2, packed=False),
+    Layout("TP2 SP x DP2", tp=2, sequence_parallel=True, dp=2),
+    Layout("TP2 SP x PP2, tied", model="tied", tp=2, sequence_parallel=True, pp=2),
+    Layout("CP2 x DP2", cp=2, dp=2),
+    Layout("MoE EP2 (DP2)", model="moe", dp=2, ep=2),
+    Layout("MoE EP2 inside TP2 SP", model="moe", ep=2, etp=1, tp=2, sequence_parallel=True),
+    Layout("MoE EP2 inside TP2 SP, x DP2", model="moe", dp=2, ep=2, etp=1, tp=2, sequence_parallel=True),
+    Layout("MoE EP2 x CP2", model="moe", dp=2, ep=2, cp=2),
+    Layout("MoE EP2 x PP2", model="moe", dp=2, ep=2, pp=2),
+]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A layout against one process: largest relative errors, and seconds per step."""
+
+    layout: str
+    processes: int
+    norms: float
+    ess_ratio: float
+    baselines: float
+    parameters: float
+    step_s: float
+
+    @property
+    def ok(self) -> bool:
+        # NaN compares false, so it fails
+        return all(error <= LIMIT for error in (self.norms, self.ess_ratio, self.baselines, self.parameters))
+
+
+def compare(layout: Layout, result: Result, reference: Result) -> Comparison:
+    """Errors are relative to the value itself; a parameter's to the largest entry of its tensor."""
+    missing = reference.parameters.keys() ^ result.parameters.keys()
+    if missing:
+        raise RuntimeError(f"layout {layout.name!r}: parameters {sorted(missing)} are exported on one side only")
+    return Comparison(
+        layout=layout.name,
+        processes=layout.world_size,
+        norms=_relative(result.squared_norm, reference.squared_norm),
+        ess_ratio=_relative(result.ess_ratio, reference.ess_ratio),
+        baselines=_relative(result.baseline, reference.baseline),
+        parameters=max(
+            ((result.parameters[name] - p).abs().max() / p.abs().max()).item()
+            for name, p in reference.parameters.items()
+        ),
+        step_s=result.step_s,
+    )
+
+
+def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
+    return ((value - reference).abs() / reference.abs()).max().item()
+
+
+def comparisons(layouts: list[Layout]) -> Iterator[Comparison]:
+    """Run each layout, and one process per model that they use."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints: dict[str, Path] = {}
+        references: dict[str, Result] = {}
+        for layout in layouts:
+            if layout.model not in references:
+                checkpoints[layout.model] = make_checkpoint(layout.model, Path(folder))
+                references[layout.model] = run_layout(REFERENCE[layout.model], checkpoints[layout.model])
+            try:
+                result = run_layout(layout, checkpoints[layout.model])
+            except RuntimeError as error:  # the other layouts are still worth knowing
+                tqdm.write(str(error), file=sys.stderr)
+                yield Comparison(layout.name, layout.world_size, *[math.inf] * 4, step_s=math.nan)
+            else:
+                yield compare(layout, result, references[layout.model])
+
+
+def print_table(rows: list[Comparison]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("layout", "procs", "norms", "ESS ratio", "baselines", "parameters", "s/step", "")
+    for row in rows:
+        errors = (f"{e:.1e}" for e in (row.norms, row.ess_ratio, row.baselines, row.parameters))
+        table.add_row(row.layout, str(row.processes), *errors, f"{row.step_s:.2f}", "ok" if row.ok else "WRONG")
+    Console(width=110).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="TEXT", help="layouts whose name contains TEXT")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
+    arguments = parser.parse_args()
+    layouts = [layout for layout in LAYOUTS if (arguments.only or "") in layout.name]
+    if not layouts:
+        parser.error(f"--only {arguments.only}: no such layout; choose from {', '.join(x.name for x in LAYOUTS)}")
+    rows = list(tqdm(comparisons(layouts), total=len(layouts), desc="layouts", file=sys.stderr))
+    print_table(rows)
+    if arguments.json:
+        print(json.dumps({"limit": LIMIT, "layouts": [asdict(row) for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
