@@ -65,10 +65,9 @@ def optimal_off_policy(
     if not leave_out_own:
         return _weighted_mean(reward, log_influence, group)
     baseline = torch.zeros_like(reward, dtype=torch.float64)
-    for i in range(len(reward)):  # a difference of sums would cancel where one sequence has all the influence
-        others = (group == group[i]).index_fill(0, torch.tensor(i, device=group.device), False)
-        if others.any():
-            baseline[i] = _weighted_mean(reward[others], log_influence[others], torch.zeros_like(group[others]))[0]
+    for index in torch.unique(group):
+        rows = group == index
+        baseline[rows] = _weighted_mean_of_others(reward[rows].double(), log_influence[rows])
     return baseline
 
 
@@ -79,3 +78,25 @@ def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tens
     top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
     influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)  # the largest of a group is 1
     return group_sum(influence * reward, group) / group_sum(influence, group)
+
+
+def _weighted_mean_of_others(reward: Tensor, log_influence: Tensor) -> Tensor:
+    """[n] -> [n], one group: the mean of the other rewards, weighted by exp(log_influence); 0 in a group of one."""
+    if len(reward) == 1:
+        return torch.zeros_like(reward)
+    low = reward.min()
+    total = _log_sum_of_others(log_influence)
+    weighted = low + (_log_sum_of_others(log_influence + (reward - low).log()) - total).exp()
+    plain = (reward.sum() - reward) / (len(reward) - 1)
+    return torch.where(torch.isfinite(total), weighted, plain).clamp(low, reward.max())
+
+
+def _log_sum_of_others(log_value: Tensor) -> Tensor:
+    """[n] -> [n]: log sum_{j != i} exp(log_value_j), as what comes before i plus what comes after it.
+
+    Taking the own term off the whole sum would cancel where it is almost all of the sum.
+    """
+    nothing = log_value.new_full((1,), -torch.inf)
+    before = torch.cat([nothing, log_value.logcumsumexp(0)[:-1]])
+    after = torch.cat([log_value.flip(0).logcumsumexp(0).flip(0)[1:], nothing])
+    return torch.logaddexp(before, after)

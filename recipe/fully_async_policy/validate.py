@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, ListConfig
 
-from vcpo import Baseline, VCPOConfig
+from vcpo import VCPOConfig
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
 
@@ -27,7 +27,7 @@ def validate(config: DictConfig) -> None:
     _check_data(config)
     _check_model(config.actor_rollout_ref.model.path)
     _check_groups(config, vcpo)
-    _check_layout(config, vcpo)
+    _check_layout(config)
     _check_schedule(config)
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         raise SettingError(
@@ -86,16 +86,15 @@ def _check_model(path: str | None) -> None:
 
 def _check_groups(config: DictConfig, vcpo: VCPOConfig) -> None:
     n = config.actor_rollout_ref.rollout.n
-    if vcpo.enable and vcpo.baseline is not Baseline.NONE and n < 2:
+    if vcpo.enable and vcpo.compares_samples_of_a_prompt and n < 2:
         raise SettingError(
-            f"actor_rollout_ref.rollout.n={n}: vcpo.baseline={vcpo.baseline.value} compares the samples of a prompt; "
-            "set n to 2 or more, or vcpo.baseline=none"
+            f"actor_rollout_ref.rollout.n={n}: vcpo.baseline={vcpo.baseline}, vcpo.norm_by_std={vcpo.norm_by_std} "
+            "compare the samples of a prompt; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"
         )
 
 
-def _check_layout(config: DictConfig, vcpo: VCPOConfig) -> None:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    megatron = actor.megatron
+def _check_layout(config: DictConfig) -> None:
+    megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     model_parallel = (
         megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size * megatron.context_parallel_size
@@ -105,35 +104,42 @@ def _check_layout(config: DictConfig, vcpo: VCPOConfig) -> None:
             f"trainer.n_gpus_per_node*nnodes={devices}: not divisible by tensor x pipeline x context parallel size "
             f"{model_parallel} (actor_rollout_ref.actor.megatron.*_parallel_size)"
         )
-    if megatron.pipeline_model_parallel_size > 1:
-        raise SettingError(
-            "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size="
-            f"{megatron.pipeline_model_parallel_size}: importance weights are computed on the last stage only, so set "
-            "it to 1 and split the model by tensor_model_parallel_size"
-        )
-    if vcpo.enable and vcpo.needs_gradient_norms and devices > 1:
-        raise SettingError(
-            f"trainer.n_gpus_per_node*nnodes={devices}: vcpo.baseline=opob measures gradient norms on one trainer "
-            "device; set it to 1, or vcpo.baseline=mean"
-        )
-    data_parallel = devices // model_parallel
-    sequences = config.data.train_batch_size * rollout.n
-    if sequences % data_parallel:
-        raise SettingError(
-            f"data.train_batch_size={config.data.train_batch_size}: times rollout.n={rollout.n} is {sequences} "
-            f"sequences, not divisible by the {data_parallel} data-parallel ranks; make it a multiple"
-        )
-    micro = actor.ppo_micro_batch_size_per_gpu
-    if not actor.use_dynamic_bsz and micro and sequences // data_parallel % micro:
-        raise SettingError(
-            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}: does not divide the "
-            f"{sequences // data_parallel} sequences of a rank (data.train_batch_size x rollout.n / data parallel)"
-        )
     sampler_devices = rollout.n_gpus_per_node * rollout.nnodes
     if sampler_devices % rollout.tensor_model_parallel_size or not sampler_devices:
         raise SettingError(
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: does not "
             f"divide the {sampler_devices} sampler devices (rollout.n_gpus_per_node x nnodes)"
+        )
+    _check_batches(config, devices // model_parallel)
+
+
+def _check_batches(config: DictConfig, data_parallel: int) -> None:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    if mini < 1 or batch % mini:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}: does not divide data.train_batch_size={batch}; both "
+            "are numbers of prompts"
+        )
+    if mini * n % data_parallel:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} (by default data.train_batch_size): times "
+            f"rollout.n={n} is {mini * n} sequences, not divisible by the {data_parallel} data-parallel ranks; "
+            "make it a multiple"
+        )
+    sequences, micro = mini * n // data_parallel, actor.ppo_micro_batch_size_per_gpu
+    if actor.use_dynamic_bsz or not micro:
+        return
+    if sequences % micro:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}: does not divide the {sequences} "
+            "sequences of a rank (actor.ppo_mini_batch_size x rollout.n / data parallel)"
+        )
+    stages = actor.megatron.pipeline_model_parallel_size
+    if actor.megatron.virtual_pipeline_model_parallel_size and sequences // micro % stages:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}: makes {sequences // micro} micro-batches, "
+            f"and virtual pipeline stages need a multiple of pipeline_model_parallel_size={stages}"
         )
 
 

@@ -53,8 +53,14 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
         ("vcpo.truncation", "-2", "vcpo.truncation=-2: give a number"),
         ("data.train_files", "nowhere.parquet", "data.train_files=nowhere.parquet: no such file"),
         ("actor_rollout_ref.model.path", "nowhere", "actor_rollout_ref.model.path=nowhere: no such folder"),
-        ("actor_rollout_ref.rollout.n", "1", "actor_rollout_ref.rollout.n=1: vcpo.baseline=opob compares"),
-        ("trainer.n_gpus_per_node", "2", "trainer.n_gpus_per_node*nnodes=2: vcpo.baseline=opob"),
+        (
+            "actor_rollout_ref.rollout.n",
+            "1",
+            "actor_rollout_ref.rollout.n=1: vcpo.baseline=opob, vcpo.norm_by_std=True compare",
+        ),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", "5", "ppo_mini_batch_size=5: does not divide"),
+        ("actor_rollout_ref.actor.shuffle", "true", "shuffle=true: it would split the samples of a prompt"),
+        ("vcpo.opob_weights", "best", "vcpo.opob_weights='best': choose one of"),
         (
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
             "7",
@@ -77,17 +83,28 @@ def test_a_wrong_setting(
 def test_a_batch_that_data_parallel_ranks_cannot_share(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    three_ranks = {"trainer.n_gpus_per_node": "3", "vcpo.baseline": "mean", "data.train_batch_size": "4"}
-    assert "data.train_batch_size=4: times rollout.n=8 is 32 sequences" in run({**good, **three_ranks}, capsys)
+    three_ranks = {"trainer.n_gpus_per_node": "3", "data.train_batch_size": "4"}
+    assert "times rollout.n=8 is 32 sequences" in run({**good, **three_ranks}, capsys)
 
 
-def test_pipeline_stages_are_refused(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    two_stages = {
+def test_virtual_stages_with_an_odd_number_of_micro_batches(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    megatron = "actor_rollout_ref.actor.megatron"
+    stages = {
         "trainer.n_gpus_per_node": "2",
-        "vcpo.baseline": "mean",
-        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": "2",
+        f"{megatron}.pipeline_model_parallel_size": "2",
+        f"{megatron}.virtual_pipeline_model_parallel_size": "2",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "128",
     }
-    assert "pipeline_model_parallel_size=2: importance weights" in run({**good, **two_stages}, capsys)
+    assert "virtual pipeline stages need a multiple" in run({**good, **stages}, capsys)
+
+
+def test_a_loss_that_hides_the_scores(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    per_token = {"+actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss": "true"}
+    assert "calculate_per_token_loss=true" in run({**good, **per_token}, capsys)
+    norm = {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum-norm"}
+    assert "loss_scale_factor=None" in run({**good, **norm}, capsys)
 
 
 @pytest.mark.parametrize("column", sorted(GOOD_ROW))

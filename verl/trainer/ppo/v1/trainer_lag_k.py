@@ -18,6 +18,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
+from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
 from verl_vcpo.workers.engine_workers import VCPOActorWorker
@@ -72,6 +73,22 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         if self.global_steps == 0:
             self.run_log.write(0, metrics)
         return metrics
+
+    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        batch = super()._balance_batch(batch, *args, **kwargs)
+        actor = self.config.actor_rollout_ref.actor
+        mini_batch_size = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        if len(batch) > mini_batch_size:
+            prompts = [key.rsplit("_", 2)[0] for key in batch.keys]  # {uid}_{session}_{index}
+            lengths = [tag["seq_len"] for tag in batch.tags]
+            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+            batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))
+        batch.extra_info["lag"] = self.global_steps - 1 - oldest  # vcpo.base_ess_ratio=auto measures the freshest
+        return super()._update_actor(batch, metrics)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int

@@ -1,0 +1,49 @@
+"""Every parallel layout, in real gloo processes, computes what one process computes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts.bench.layout_run import STEPS, Result, make_checkpoint, run_layout
+from scripts.bench.layouts import LAYOUTS, REFERENCE, compare
+from scripts.bench.layouts import Layout as LayoutCase
+
+
+class Models:
+    """Checkpoints, and what one process makes of them; each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, tuple[Path, Result]] = {}
+
+    def __call__(self, model: str) -> tuple[Path, Result]:
+        if model not in self._made:
+            checkpoint = make_checkpoint(model, self._folder)
+            self._made[model] = checkpoint, run_layout(REFERENCE[model], checkpoint)
+        return self._made[model]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_equals_one_process(layout: LayoutCase, models: Models) -> None:
+    checkpoint, reference = models(layout.model)
+    comparison = compare(layout, run_layout(layout, checkpoint), reference)
+    assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("model", list(REFERENCE))
+def test_the_reference_is_worth_comparing_with(model: str, models: Models) -> None:
+    from safetensors.torch import load_file
+
+    checkpoint, reference = models(model)
+    assert reference.ess_ratio.shape == (STEPS,) and (reference.ess_ratio < 0.9).all(), "off policy"
+    assert (reference.squared_norm.amax(1) > 2 * reference.squared_norm.amin(1)).all(), "norms differ"
+    before = load_file(checkpoint / "model.safetensors")
+    for name, after in reference.parameters.items():
+        moved = (after - before[name]).abs().max() / before[name].abs().max()
+        assert torch.isfinite(after).all() and moved > 1e-3, f"{name} moved by {moved:.1e}"

@@ -1,0 +1,204 @@
+"""What must hold for every batch, however extreme: drawn by hypothesis."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from vcpo import AUTO, Baseline, FreshestEssRatio, OpobScope, StepSizeRule, VCPOConfig, estimate
+from vcpo.baseline import leave_one_out, length_weighted, optimal_off_policy
+from vcpo.diagnostics import kl_k3
+from vcpo.ess import ess_ratio, step_size_multiplier
+from vcpo.importance import sequence_log_weights, truncated_log_weights
+
+FINITE = st.floats(-30, 30)
+EXTREME = st.one_of(FINITE, st.sampled_from([1e4, -1e4, 88.8, -745.0, math.inf, -math.inf, math.nan]))
+NORM = st.one_of(st.floats(1e-6, 1e6), st.sampled_from([0.0, 1e-300, 1e30]))
+
+
+def batches(log_weight: st.SearchStrategy = FINITE, norm: st.SearchStrategy = NORM) -> st.SearchStrategy:
+    """Rows (log weight, reward, group, squared norm, length)."""
+    row = st.tuples(log_weight, st.floats(-2, 2), st.integers(0, 3), norm, st.integers(0, 50))
+    return st.lists(row, min_size=1, max_size=24).map(
+        lambda rows: {
+            name: torch.tensor(column, dtype=torch.int64 if name in ("group", "length") else torch.float64)
+            for name, column in zip(
+                ("log_weight", "reward", "group", "squared_norm", "length"), zip(*rows, strict=True), strict=True
+            )
+        }
+    )
+
+
+def select(batch: dict[str, torch.Tensor], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: column[rows] for name, column in batch.items()}
+
+
+def every_config() -> list[VCPOConfig]:
+    """Each baseline (OPOB in each form) with ESS scaling on and off, truncation on and off, normalised and not."""
+    settings = []
+    for baseline, rule, truncation, norm in itertools.product(
+        Baseline, (StepSizeRule.SQRT, StepSizeRule.NONE), (8.0, None), (True, False)
+    ):
+        forms = [{}]
+        if baseline is Baseline.OPOB:
+            forms = [
+                {"opob_scope": scope, "opob_weights": weights, "opob_leave_one_out": others}
+                for scope, weights, others in itertools.product(OpobScope, ("estimator", "paper"), (False, True))
+                if truncation is not None or weights == "estimator"
+            ]
+        for form in forms:
+            settings.append(
+                VCPOConfig(baseline=baseline, step_size_rule=rule, truncation=truncation, norm_by_std=norm, **form)
+            )
+    return settings
+
+
+def short_name(config: VCPOConfig) -> str:
+    default = VCPOConfig(baseline="none")
+    return " ".join(f"{name}={value}" for name, value in vars(config).items() if value != getattr(default, name))
+
+
+@given(batch=batches(), shift=st.floats(-500, 500))
+def test_ess_ratio_is_bounded_and_ignores_a_common_factor(batch: dict[str, torch.Tensor], shift: float) -> None:
+    log_weight = batch["log_weight"]
+    ratio = ess_ratio(log_weight)
+    assert 1 / len(log_weight) <= ratio <= 1
+    assert ess_ratio(log_weight + shift) == pytest.approx(ratio, rel=1e-9)
+    assert ess_ratio(log_weight.flip(0)) == pytest.approx(ratio, rel=1e-12)
+
+
+@given(value=st.floats(-1e4, 1e4), size=st.integers(1, 512))
+def test_equal_weights_have_the_ratio_one_exactly(value: float, size: int) -> None:
+    assert ess_ratio(torch.full((size,), value)) == 1.0
+
+
+@given(ratio=st.floats(0, 1), base=st.floats(0.01, 1), floor=st.floats(0, 1), rule=st.sampled_from(list(StepSizeRule)))
+def test_the_multiplier_is_between_floor_and_one_and_grows(
+    ratio: float, base: float, floor: float, rule: StepSizeRule
+) -> None:
+    multiplier = step_size_multiplier(ratio, rule, base, floor)
+    assert floor <= multiplier <= 1
+    assert step_size_multiplier(min(1.0, ratio * 1.1), rule, base, floor) >= multiplier
+
+
+@given(batch=batches())
+def test_baselines_are_means_of_rewards(batch: dict[str, torch.Tensor]) -> None:
+    reward, group = batch["reward"], batch["group"]
+    for own in (False, True):
+        opob = optimal_off_policy(reward, batch["log_weight"], batch["squared_norm"], group, leave_out_own=own)
+        others = leave_one_out(reward, group)
+        for i in range(len(reward)):
+            rest = (group == group[i]).index_fill(0, torch.tensor(i), False)
+            peers = reward[rest] if own else reward[group == group[i]]
+            if len(peers) == 0:
+                assert opob[i] == 0 and others[i] == 0
+                continue
+            assert peers.min() - 1e-9 <= opob[i] <= peers.max() + 1e-9
+    lengths = length_weighted(reward, batch["length"], group)
+    assert ((lengths >= reward.min() - 1e-9) & (lengths <= reward.max() + 1e-9)).all()
+
+
+@given(batch=batches(norm=st.floats(1e-3, 1e3)), factor=st.floats(-100, 100))
+def test_opob_ignores_a_common_factor_of_the_weights(batch: dict[str, torch.Tensor], factor: float) -> None:
+    arguments = (batch["squared_norm"], batch["group"])
+    for own in (False, True):
+        torch.testing.assert_close(
+            optimal_off_policy(batch["reward"], batch["log_weight"] + factor, *arguments, own),
+            optimal_off_policy(batch["reward"], batch["log_weight"], *arguments, own),
+        )
+
+
+@given(batch=batches(log_weight=st.floats(-8, 8), norm=st.floats(1e-3, 1e3)))
+def test_opob_of_the_others_is_opob_without_the_own_row(batch: dict[str, torch.Tensor]) -> None:
+    group = torch.zeros_like(batch["group"])
+    got = optimal_off_policy(batch["reward"], batch["log_weight"], batch["squared_norm"], group, leave_out_own=True)
+    for i in range(len(group)):
+        rest = torch.arange(len(group)) != i
+        if rest.any():
+            kept = select(batch, rest)
+            alone = optimal_off_policy(kept["reward"], kept["log_weight"], kept["squared_norm"], group[rest])
+            torch.testing.assert_close(got[i], alone[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", every_config(), ids=short_name)
+@given(batch=batches(log_weight=EXTREME, norm=st.one_of(NORM, st.sampled_from([math.inf, math.nan]))))
+def test_no_batch_makes_a_coefficient_that_is_not_finite(config: VCPOConfig, batch: dict[str, torch.Tensor]) -> None:
+    step = estimate(config, **batch)
+    assert torch.isfinite(step.coefficient).all() and step.coefficient.abs().max() < 1e19  # its square fits float32
+    assert torch.isfinite(step.baseline).all()
+    assert not step.coefficient[~step.usable].any()
+    assert not step.usable[~torch.isfinite(batch["log_weight"])].any()
+    assert 0 <= step.step_size_multiplier <= 1 and 0 <= step.ess_ratio <= 1
+    assert (step.ess_ratio > 0) == bool(step.usable.any())
+
+
+@pytest.mark.parametrize("config", every_config(), ids=short_name)
+@given(batch=batches(), shuffle=st.randoms(use_true_random=False))
+def test_the_order_of_the_sequences_does_not_matter(
+    config: VCPOConfig, batch: dict[str, torch.Tensor], shuffle: object
+) -> None:
+    order = list(range(len(batch["group"])))
+    shuffle.shuffle(order)  # type: ignore[attr-defined]
+    whole, shuffled = estimate(config, **batch), estimate(config, **select(batch, torch.tensor(order)))
+    rounding = 1e-12 * (1 + whole.weight.max().item())  # of R - b, times the weight
+    torch.testing.assert_close(shuffled.coefficient, whole.coefficient[order], rtol=1e-6, atol=rounding)
+    torch.testing.assert_close(shuffled.baseline, whole.baseline[order], rtol=1e-6, atol=1e-9)
+    assert shuffled.ess_ratio == pytest.approx(whole.ess_ratio, rel=1e-9)
+
+
+@given(
+    rows=st.lists(st.lists(st.tuples(FINITE, FINITE, st.booleans()), min_size=4, max_size=4), min_size=1, max_size=8),
+    cut=st.integers(0, 8),
+)
+def test_what_is_computed_per_sequence_is_the_same_on_any_shard(rows: list, cut: int) -> None:
+    log_prob, rollout, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
+    for function in (sequence_log_weights, kl_k3):
+        whole = function(log_prob, rollout, mask)
+        shards = [function(log_prob[s], rollout[s], mask[s]) for s in (slice(None, cut), slice(cut, None))]
+        assert torch.equal(torch.cat(shards), whole)
+    weights = sequence_log_weights(log_prob, rollout, mask)
+    assert torch.equal(
+        torch.cat([truncated_log_weights(weights[:cut], 8.0), truncated_log_weights(weights[cut:], 8.0)]),
+        truncated_log_weights(weights, 8.0),
+    )
+    assert (kl_k3(log_prob, rollout, mask) >= -1e-9).all()
+
+
+@given(batch=batches())
+def test_groups_are_independent_at_group_scope(batch: dict[str, torch.Tensor]) -> None:
+    first = batch["group"] == batch["group"][0]
+    assume(not first.all())
+    config = VCPOConfig()
+    whole, part = estimate(config, **batch), estimate(config, **select(batch, first))
+    torch.testing.assert_close(part.baseline, whole.baseline[first])
+    size = len(first) / int(first.sum())  # each divides by its own batch size
+    torch.testing.assert_close(part.coefficient, whole.coefficient[first] * size)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), max_size=60))
+def test_the_measured_base_is_the_mean_of_the_freshest(measured: list[tuple[float, int]]) -> None:
+    base = FreshestEssRatio()
+    for ratio, lag in measured:
+        base.update(ratio, lag)
+    usable = [(ratio, lag) for ratio, lag in measured if ratio > 0]
+    if not usable:
+        assert base.value is None
+        return
+    freshest = min(lag for _, lag in usable)
+    window = [ratio for ratio, lag in usable if lag == freshest][-FreshestEssRatio.WINDOW :]
+    assert base.value == pytest.approx(sum(window) / len(window))
+    restored = FreshestEssRatio()
+    restored.load_state_dict(base.state_dict())
+    assert restored.value == base.value
+
+
+def test_auto_base() -> None:
+    config = VCPOConfig(baseline="mean", base_ess_ratio=AUTO)
+    log_weight, reward, group = torch.tensor([0.0, 2.0, -1.0, 1.0]), torch.tensor([0.0, 1, 1, 0]), torch.zeros(4).long()
+    ratio = ess_ratio(log_weight)
+    assert estimate(config, log_weight, reward, group).step_size_multiplier == 1.0
+    step = estimate(config, log_weight, reward, group, base_ess_ratio=0.9)
+    assert step.step_size_multiplier == pytest.approx(math.sqrt(ratio / 0.9))
