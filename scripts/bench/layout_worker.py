@@ -35,7 +35,20 @@ from verl_vcpo.cpu.megatron_shims import megatron_on_cpu  # noqa: E402
 from verl_vcpo.workers.config.actor import VCPOActorConfig  # noqa: E402
 
 
-def build_engine(layout: Layout, checkpoint: Path) -> Any:
+def adamw() -> McoreOptimizerConfig:
+    """What the layouts are trained with."""
+    return McoreOptimizerConfig(
+        lr=LEARNING_RATE,
+        weight_decay=0.1,
+        clip_grad=0.1,  # reached: clipping comes after the baseline on every layout
+        lr_warmup_steps=0,
+        total_training_steps=100,
+        # at 1e-8 Adam turns the rounding of tiny gradients into full steps
+        override_optimizer_config={"adam_eps": 1e-4},
+    )
+
+
+def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig) -> Any:
     """The patched actor, as verl's worker builds it."""
     transformer: dict[str, Any] = {"attention_backend": "auto"}
     if layout.tp > 1:
@@ -58,22 +71,14 @@ def build_engine(layout: Layout, checkpoint: Path) -> Any:
             expert_tensor_parallel_size=layout.etp,
             override_transformer_config=transformer,
         ),
-        optimizer_config=McoreOptimizerConfig(
-            lr=LEARNING_RATE,
-            weight_decay=0.1,
-            clip_grad=0.1,  # reached: clipping comes after the baseline on every layout
-            lr_warmup_steps=0,
-            total_training_steps=100,
-            # at 1e-8 Adam turns the rounding of tiny gradients into full steps
-            override_optimizer_config={"adam_eps": 1e-4},
-        ),
+        optimizer_config=optimizer,
         checkpoint_config=McoreCheckpointConfig(),
     )
     engine.initialize()
     return engine
 
 
-def make_batch(layout: Layout, seed: int, rank: int, ranks: int) -> TensorDict:
+def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1) -> TensorDict:
     """Data-parallel rank `rank`'s part of a batch that depends on `seed` only; a prompt's samples lie on all ranks."""
     rng = random.Random(seed)
     rows = []
@@ -94,6 +99,9 @@ def make_batch(layout: Layout, seed: int, rank: int, ranks: int) -> TensorDict:
                 "loss_mask": torch.ones(length, dtype=torch.int64),
                 "rollout_log_probs": log_prob,
                 "rm_scores": reward,
+                # what verl's own loss (vcpo.enable=false) reads instead
+                "old_log_probs": log_prob.clone(),
+                "advantages": torch.full((length,), rng.random() - 0.5),
             }
         )
     size = len(rows) // ranks
@@ -120,25 +128,32 @@ def make_batch(layout: Layout, seed: int, rank: int, ranks: int) -> TensorDict:
     )
 
 
+def loss_function(vcpo: VCPOConfig, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
+    """verl's loss as the engine receives it: a partial that carries the actor's configuration."""
+    config = VCPOActorConfig(
+        strategy="megatron",
+        rollout_n=GROUP_SIZE,
+        ppo_micro_batch_size_per_gpu=2,
+        loss_agg_mode=loss_agg_mode,
+        vcpo=vcpo,
+        **actor,
+    )
+    return partial(ppo_loss, config=config)
+
+
 def run(layout: Layout, checkpoint: Path, folder: Path, rank: int) -> None:
     """Train `STEPS` steps as rank `rank`; rank 0 writes `folder/result`."""
     torch.set_num_threads(1)
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=layout.world_size)
-    engine = build_engine(layout, checkpoint)
-    actor = VCPOActorConfig(
-        strategy="megatron",
-        rollout_n=GROUP_SIZE,
-        ppo_micro_batch_size_per_gpu=2,
-        loss_agg_mode="seq-mean-token-mean",
-        vcpo=VCPOConfig(base_ess_ratio=0.9),
-    )
+    engine = build_engine(layout, checkpoint, adamw())
+    loss = loss_function(VCPOConfig(base_ess_ratio=0.9))
     norms, ratios, baselines, seconds = [], [], [], []
     for step in range(STEPS):
         batch = make_batch(layout, step, engine.get_data_parallel_rank(), layout.dp)
         start = time.perf_counter()
         with engine.train_mode():
-            engine.train_batch(batch, partial(ppo_loss, config=actor))
+            engine.train_batch(batch, loss)
             engine.lr_scheduler_step()
         seconds.append(time.perf_counter() - start)
         mini_batch, estimate = engine.last_update

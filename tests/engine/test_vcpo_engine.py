@@ -10,7 +10,9 @@ import torch
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM
 
-from tests.engine.conftest import GROUP_SIZE, LEARNING_RATE, loss_function, make_batch
+from scripts.bench.layout_run import Layout
+from scripts.bench.layout_worker import adamw, loss_function, make_batch
+from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
 from vcpo import VCPOConfig, estimate
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 from verl_vcpo.workers.engine.megatron.transformer_impl import scaled_learning_rate
@@ -22,7 +24,13 @@ def exported(engine: Any) -> dict[str, torch.Tensor]:
         return {name: weight.clone() for name, weight in engine.bridge.export_weights(engine.module)}
 
 
-def reference_scores(model: torch.nn.Module, batch: TensorDict, mean: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def train(engine: Any, batch: TensorDict, vcpo: VCPOConfig, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """One update; its metrics."""
+    with engine.train_mode():
+        return engine.train_batch(batch, loss_function(vcpo, *args, **kwargs))["metrics"]
+
+
+def reference_scores(model: torch.nn.Module, batch: TensorDict, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """([B] scores with their graph, [B] log importance weights), sequence by sequence."""
     scores, log_weights = [], []
     for ids, prompt, rollout in zip(
@@ -30,23 +38,27 @@ def reference_scores(model: torch.nn.Module, batch: TensorDict, mean: bool) -> t
     ):
         log_prob = model(ids[None]).logits[0].log_softmax(-1)
         token = log_prob[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0]
-        scores.append(token.mean() if mean else token.sum())
+        scale = {"seq-mean-token-mean": len(token), "seq-mean-token-sum-norm": 7}.get(mode, 1)
+        scores.append(token.sum() / scale)
         log_weights.append((token.detach() - rollout).double().sum())
     return torch.stack(scores), torch.stack(log_weights)
 
 
 def reference_update(
-    checkpoint: Path, batch: TensorDict, vcpo: VCPOConfig, mean: bool
+    checkpoint: Path, batch: TensorDict, vcpo: VCPOConfig, mode: str = "seq-mean-token-mean"
 ) -> tuple[Any, dict, torch.Tensor]:
     """(estimate, weights after one SGD step, squared norms) computed with transformers and torch.autograd."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
     parameters = dict(model.named_parameters())
-    scores, log_weights = reference_scores(model, batch, mean)
-    gradients = [torch.autograd.grad(score, parameters.values(), retain_graph=True) for score in scores]
+    scores, log_weights = reference_scores(model, batch, mode)
+    gradients = [
+        torch.autograd.grad(score, parameters.values(), retain_graph=True, materialize_grads=True) for score in scores
+    ]
     norms = torch.stack([sum(g.double().square().sum() for g in gradient) for gradient in gradients])
     reward = torch.stack([r.sum() for r in batch["rm_scores"].unbind()])
     group = torch.tensor([int(uid, 16) for uid in batch["uid"]])
-    step = estimate(vcpo, log_weights, reward, group, squared_norm=norms)
+    length = torch.tensor([len(r) for r in batch["responses"].unbind()])
+    step = estimate(vcpo, log_weights, reward, group, squared_norm=norms, length=length)
     rate = LEARNING_RATE * step.step_size_multiplier
     weights = {
         name: p.detach() + rate * sum(c * g[i] for c, g in zip(step.coefficient.float(), gradients, strict=True))
@@ -55,16 +67,15 @@ def reference_update(
     return step, weights, norms
 
 
-@pytest.mark.parametrize("baseline", ["opob", "mean"])
-@pytest.mark.parametrize("loss_agg_mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("baseline", ["opob", "mean", "length"])
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
 def test_one_update_is_the_definition(
-    make_engine: Callable[[], Any], checkpoint: Path, baseline: str, loss_agg_mode: str
+    make_engine: Callable[..., Any], checkpoints: Callable[..., Path], baseline: str, mode: str
 ) -> None:
-    batch, vcpo = make_batch(), VCPOConfig(baseline=baseline, base_ess_ratio=0.9)
-    step, expected, norms = reference_update(checkpoint, batch, vcpo, loss_agg_mode == "seq-mean-token-mean")
+    batch, vcpo = make_batch(ONE_PROCESS), VCPOConfig(baseline=baseline, base_ess_ratio=0.9)
+    step, expected, norms = reference_update(checkpoints(), batch, vcpo, mode)
     engine = make_engine()
-    with engine.train_mode():
-        metrics = engine.train_batch(batch, loss_function(vcpo, loss_agg_mode))["metrics"]
+    metrics = train(engine, batch, vcpo, mode, loss_scale_factor=7)
 
     assert 0 < step.ess_ratio < 0.9, "the batch is meant to be off policy"
     assert metrics["vcpo/ess_ratio"] == [pytest.approx(step.ess_ratio, rel=1e-5)]
@@ -72,57 +83,160 @@ def test_one_update_is_the_definition(
     assert metrics["vcpo/baseline"] == [pytest.approx(step.baseline.mean().item(), rel=1e-5)]
     if baseline == "opob":
         assert metrics["vcpo/sequence_grad_norm"] == [pytest.approx(norms.sqrt().mean().item(), rel=1e-5)]
-    before = dict(AutoModelForCausalLM.from_pretrained(checkpoint).named_parameters())
+    before = dict(AutoModelForCausalLM.from_pretrained(checkpoints()).named_parameters())
     for name, weight in exported(engine).items():
         moved, wanted = weight - before[name].detach(), expected[name] - before[name].detach()
         # relative to the largest move of the tensor: its smallest entries are sums that cancel
         assert (moved - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-9, name
 
 
-def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(make_engine: Callable[[], Any]) -> None:
-    batch = make_batch()
-    batch["rollout_log_probs"].values()[0] = math.nan
+@pytest.mark.parametrize("model", ["untied", "tied", "moe"])
+def test_norms_are_those_of_transformers(
+    make_engine: Callable[..., Any], checkpoints: Callable[..., Path], model: str
+) -> None:
+    *_, norms = reference_update(checkpoints(model), make_batch(ONE_PROCESS), VCPOConfig())
+    engine = make_engine(model)
+    train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+    torch.testing.assert_close(engine.last_update[0].squared_norm, norms, rtol=1e-5, atol=0)
+
+
+def with_response_mask(batch: TensorDict, row: int) -> TensorDict:
+    """`batch` with no token of sequence `row` to train on."""
+    offsets = batch["response_mask"].offsets()
+    for name in ("response_mask", "loss_mask"):
+        batch[name].values()[offsets[row] : offsets[row + 1]] = 0
+    return batch
+
+
+def with_empty_response(batch: TensorDict, row: int) -> TensorDict:
+    """`batch` whose sequence `row` ended before its first token."""
+    for name in ("responses", "response_mask", "loss_mask", "rollout_log_probs", "rm_scores"):
+        rows = [x[:0] if i == row else x for i, x in enumerate(batch[name].unbind())]
+        batch[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    for name in ("input_ids", "position_ids"):
+        rows = [x[: len(batch["prompts"][i])] if i == row else x for i, x in enumerate(batch[name].unbind())]
+        batch[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return batch
+
+
+@pytest.mark.parametrize("without", [with_response_mask, with_empty_response])
+@pytest.mark.parametrize("baseline", ["opob", "mean"])
+def test_a_sequence_without_tokens_has_weight_one_and_no_gradient(
+    make_engine: Callable[..., Any], without: Callable[[TensorDict, int], TensorDict], baseline: str
+) -> None:
     engine = make_engine()
-    with engine.train_mode():
-        metrics = engine.train_batch(batch, loss_function(VCPOConfig()))["metrics"]
-    assert metrics["vcpo/excluded_sequences"] == [1]
+    train(engine, without(make_batch(ONE_PROCESS), 3), VCPOConfig(baseline=baseline))
+    batch, step = engine.last_update
+    assert batch.log_weight[3] == 0 and batch.tokens[3] == 0 and step.usable.all()
+    if baseline == "opob":
+        assert batch.squared_norm[3] == 0
     assert all(torch.isfinite(weight).all() for weight in exported(engine).values())
 
 
-def test_padding_rows_are_left_out_and_not_counted(make_engine: Callable[[], Any]) -> None:
-    batch = make_batch()
-    uids = [str(uid) for uid in batch["uid"]]
-    batch["uid"] = ["pad0" if i == 0 else uid for i, uid in enumerate(uids)]
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(
+    make_engine: Callable[..., Any], bad: float
+) -> None:
+    engine, other = make_engine(), make_engine()
+    batch = make_batch(ONE_PROCESS)
+    batch["rollout_log_probs"].values()[0] = bad
+    metrics = train(engine, batch, VCPOConfig())
+    assert metrics["vcpo/excluded_sequences"] == [1] and metrics["vcpo/skipped_updates"] == [0]
+    assert engine.last_update[1].coefficient[0] == 0
+    batch = make_batch(ONE_PROCESS)
+    batch["rollout_log_probs"].values()[0] = bad
+    batch["rm_scores"].values()[batch["rm_scores"].offsets()[1] - 1] = 99.0  # whatever that sequence earned
+    train(other, batch, VCPOConfig())
+    theirs = exported(other)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in exported(engine).items())
+
+
+@pytest.mark.parametrize("baseline", ["opob", "mean"])
+def test_an_update_without_a_usable_sequence_is_skipped(make_engine: Callable[..., Any], baseline: str) -> None:
+    engine = make_engine(optimizer=adamw(), layout=Layout("one process"))
+    train(engine, make_batch(ONE_PROCESS), VCPOConfig())  # Adam has momentum now
+    before = exported(engine)
+    batch = make_batch(ONE_PROCESS)
+    batch["rollout_log_probs"].values()[:] = math.nan
+    metrics = train(engine, batch, VCPOConfig(baseline=baseline))
+    assert metrics["vcpo/skipped_updates"] == [1] and metrics["vcpo/excluded_sequences"] == [16]
+    assert all(torch.equal(weight, before[name]) for name, weight in exported(engine).items())
+
+
+@pytest.mark.parametrize("log_ratio", [1e4, -1e4])
+def test_huge_ratios_neither_overflow_nor_reach_the_parameters(
+    make_engine: Callable[..., Any], log_ratio: float
+) -> None:
     engine = make_engine()
-    with engine.train_mode():
-        metrics = engine.train_batch(batch, loss_function(VCPOConfig()))["metrics"]
-    assert metrics["vcpo/excluded_sequences"] == [0]
+    batch = make_batch(ONE_PROCESS)
+    batch["rollout_log_probs"].values()[:] -= log_ratio
+    metrics = train(engine, batch, VCPOConfig())
+    assert metrics["vcpo/excluded_sequences"] == [0] and 0 < metrics["vcpo/ess_ratio"][0] <= 1
+    assert all(torch.isfinite(weight).all() for weight in exported(engine).values())
 
 
-def test_disabled_is_verls_own_update(make_engine: Callable[[], Any]) -> None:
+def test_padding_rows_are_left_out_and_not_counted(make_engine: Callable[..., Any]) -> None:
+    batch = make_batch(ONE_PROCESS)
+    batch["uid"] = ["pad0" if i == 0 else str(uid) for i, uid in enumerate(batch["uid"])]
+    assert train(make_engine(), batch, VCPOConfig())["vcpo/excluded_sequences"] == [0]
+
+
+def test_disabled_is_verls_own_update(make_engine: Callable[..., Any]) -> None:
     from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
     ours, verls = make_engine(), make_engine()
     config = VCPOConfig(enable=False)
-    with ours.train_mode():
-        metrics = ours.train_batch(make_batch(), loss_function(config))["metrics"]
+    metrics = train(ours, make_batch(ONE_PROCESS), config)
     with verls.train_mode():
-        super_ = MegatronEngineWithLMHead.train_batch(verls, make_batch(), loss_function(config))["metrics"]
+        super_ = MegatronEngineWithLMHead.train_batch(verls, make_batch(ONE_PROCESS), loss_function(config))["metrics"]
     assert metrics["grad_norm"] == super_["grad_norm"]
     assert metrics["vcpo/lr_multiplier"] == [1.0] and metrics["vcpo/ess_ratio"][0] < 1
     theirs = exported(verls)
     assert all(torch.equal(weight, theirs[name]) for name, weight in exported(ours).items())
 
 
-def test_the_learning_rate_is_scaled_at_the_step_only_and_restored_after_a_crash() -> None:
-    parameter = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.5)
-    with pytest.raises(RuntimeError), scaled_learning_rate(optimizer, 0.1):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+def rates(engine: Any) -> list[float]:
+    return [group["lr"] for group in engine.optimizer.param_groups]
+
+
+def test_a_crash_inside_the_step_leaves_the_schedulers_rate(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, seen = make_engine(), []
+
+    def crash() -> None:
+        seen.extend(rates(engine))
         raise RuntimeError("the optimizer fails")
+
+    monkeypatch.setattr(engine.optimizer, "step", crash)
+    with pytest.raises(RuntimeError, match="the optimizer fails"):
+        train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+    assert seen and all(rate < LEARNING_RATE for rate in seen), "the step is meant to be scaled"
+    assert set(rates(engine)) == {LEARNING_RATE}
+
+
+def test_a_checkpoint_stores_the_schedulers_rate_and_the_measured_base(
+    make_engine: Callable[..., Any], tmp_path: Path
+) -> None:
+    auto = VCPOConfig(base_ess_ratio="auto")
+    layout = Layout("one process")
+    engine = make_engine(optimizer=adamw(), layout=layout)
+    train(engine, make_batch(ONE_PROCESS, seed=1), auto)
+    assert train(engine, make_batch(ONE_PROCESS, seed=0), auto)["vcpo/lr_multiplier"][0] < 1
+    engine.lr_scheduler_step()
+    engine.save_checkpoint(str(tmp_path))
+    resumed = make_engine(optimizer=adamw(), layout=layout)
+    resumed.load_checkpoint(str(tmp_path), del_local_after_load=False)
+    assert rates(resumed) == rates(engine) == [adamw().lr] * len(rates(engine))
+    assert resumed.freshest_ess_ratio.value == engine.freshest_ess_ratio.value
+    for e in (engine, resumed):
+        train(e, make_batch(ONE_PROCESS, seed=2), auto)
+    theirs = exported(engine)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in exported(resumed).items())
+
+
+def test_the_learning_rate_is_scaled_inside_the_block_only() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    with scaled_learning_rate(optimizer, 0.1):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
     assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-def test_groups_have_the_size_the_batch_promises() -> None:
-    uids = [str(uid) for uid in make_batch()["uid"]]
-    assert {uids.count(uid) for uid in uids} == {GROUP_SIZE}
