@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.optimizer import DistributedOptimizer
 from verl.workers.engine import EngineRegistry
 
 from verl_vcpo.cpu import bridge as bridge  # registers the CPU bridge with mbridge
@@ -42,8 +43,15 @@ class CPUVCPOMegatronEngine(VCPOMegatronEngine):
     optimizer_zero_grad = _inside_shims("optimizer_zero_grad")
     lr_scheduler_step = _inside_shims("lr_scheduler_step")
     save_checkpoint = _inside_shims("save_checkpoint")
-    # no_grad: with fp32 parameters the distributed optimizer copies into views of the leaves themselves.
-    load_checkpoint = torch.no_grad()(_inside_shims("load_checkpoint"))
+
+    @torch.no_grad()  # with fp32 parameters the distributed optimizer copies into views of the leaves themselves
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with megatron_on_cpu():
+            for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+                # torch's Adam has no state before its first step, and Megatron reads the step number from it
+                if isinstance(optimizer, DistributedOptimizer) and not optimizer.optimizer.state:
+                    optimizer._init_optimizer_states_with_dummy_values()
+            super().load_checkpoint(*args, **kwargs)
 
     def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
         """The weights under their Hugging Face names, gathered lazily."""
