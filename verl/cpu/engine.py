@@ -46,12 +46,19 @@ class CPUVCPOMegatronEngine(VCPOMegatronEngine):
 
     @torch.no_grad()  # with fp32 parameters the distributed optimizer copies into views of the leaves themselves
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        adams = [
+            optimizer
+            for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
+            if isinstance(optimizer, DistributedOptimizer)
+        ]
         with megatron_on_cpu():
-            for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
-                # torch's Adam has no state before its first step, and Megatron reads the step number from it
-                if isinstance(optimizer, DistributedOptimizer) and not optimizer.optimizer.state:
-                    optimizer._init_optimizer_states_with_dummy_values()
+            for adam in adams:
+                if not adam.optimizer.state:  # torch's has none before its first step; Megatron reads the step from it
+                    adam._init_optimizer_states_with_dummy_values()
             super().load_checkpoint(*args, **kwargs)
+        for adam in adams:
+            for state in adam.optimizer.state.values():
+                state["step"] = state["step"].clone()  # Megatron gives all parameters the same tensor to count in
 
     def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
         """The weights under their Hugging Face names, gathered lazily."""
