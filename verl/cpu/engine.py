@@ -56,9 +56,11 @@ class CPUVCPOMegatronEngine(VCPOMegatronEngine):
                 if not adam.optimizer.state:  # torch's has none before its first step; Megatron reads the step from it
                     adam._init_optimizer_states_with_dummy_values()
             super().load_checkpoint(*args, **kwargs)
-        for adam in adams:
-            for state in adam.optimizer.state.values():
-                state["step"] = state["step"].clone()  # Megatron gives all parameters the same tensor to count in
+        for adam in adams:  # Megatron loads the step number into the parameter groups and leaves it there
+            for group in adam.optimizer.param_groups:
+                step = group.pop("step")
+                for parameter in group["params"]:
+                    adam.optimizer.state[parameter]["step"] = torch.tensor(float(step))
 
     def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
         """The weights under their Hugging Face names, gathered lazily."""
