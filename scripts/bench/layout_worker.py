@@ -48,14 +48,14 @@ def adamw() -> McoreOptimizerConfig:
     )
 
 
-def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig) -> Any:
-    """The patched actor, as verl's worker builds it."""
+def engine_settings(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig) -> dict[str, Any]:
+    """The engine's configurations, under the names that verl gives them."""
     transformer: dict[str, Any] = {"attention_backend": "auto"}
     if layout.tp > 1:
         transformer["sequence_parallel"] = layout.sequence_parallel
     if layout.recompute:
         transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    engine = CPUVCPOMegatronEngine(
+    return dict(
         model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True),
         engine_config=CPUMcoreEngineConfig(
             dtype="float32",
@@ -74,6 +74,11 @@ def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConf
         optimizer_config=optimizer,
         checkpoint_config=McoreCheckpointConfig(),
     )
+
+
+def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig) -> Any:
+    """The patched actor, loaded."""
+    engine = CPUVCPOMegatronEngine(**engine_settings(layout, checkpoint, optimizer))
     engine.initialize()
     return engine
 
