@@ -143,12 +143,65 @@ def test_non_finite_reward_is_an_error() -> None:
         ({"truncation": 0}, r"vcpo.truncation=0: give a number in \(0, inf\]"),
         ({"base_ess_ratio": 1.5}, r"vcpo.base_ess_ratio=1.5: give a number in \(0, 1\]"),
         ({"min_step_size_multiplier": "x"}, r"vcpo.min_step_size_multiplier='x': give a number in \[0, 1\]"),
+        ({"base_ess_ratio": "best"}, r"vcpo.base_ess_ratio='best': give a number in \(0, 1\]"),
         ({"enable": "yes"}, "vcpo.enable='yes': give true or false"),
+        ({"step_size_rule": "none", "base_ess_ratio": "auto"}, "vcpo.base_ess_ratio=auto: has no effect"),
+        ({"step_size_rule": "none", "min_step_size_multiplier": 0.1}, "min_step_size_multiplier=0.1: has no effect"),
+        ({"truncation": None, "ess_weights": "truncated"}, "vcpo.ess_weights=truncated: nothing is truncated"),
+        ({"truncation": None, "opob_weights": "paper"}, "vcpo.opob_weights=paper: without truncation"),
+        (
+            {"baseline": "mean", "opob_scope": "minibatch"},
+            "opob_scope=minibatch: has no effect with vcpo.baseline=mean",
+        ),
+        ({"baseline": "none", "opob_leave_one_out": True}, "opob_leave_one_out=True: has no effect"),
     ],
 )
 def test_bad_settings_name_the_setting_and_the_fix(setting: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VCPOConfig(**setting)
+
+
+@pytest.mark.parametrize("norm_by_std", [True, False])
+def test_opob_of_the_mini_batch_is_one_constant(norm_by_std: bool) -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    config = VCPOConfig(opob_scope="minibatch", norm_by_std=norm_by_std)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    a = log_weight.exp().clamp(max=8.0)
+    if norm_by_std:
+        std = torch.stack([reward[group == g].std(unbiased=False) for g in range(4)])[group]
+        a = torch.where(std > 0, a / std, 0.0)
+    b = (a**2 * squared_norm * reward).sum() / (a**2 * squared_norm).sum()
+    torch.testing.assert_close(result.baseline, b.expand(32))
+    torch.testing.assert_close(result.coefficient, a * (reward - b) / 32)
+
+
+def test_ess_of_the_truncated_weights() -> None:
+    log_weight, reward, group, _ = _batch()
+    result = estimate(VCPOConfig(baseline="none", truncation=1.5, ess_weights="truncated"), log_weight, reward, group)
+    assert result.ess_ratio == pytest.approx(ess_ratio(log_weight.clamp(max=math.log(1.5))))
+
+
+def test_a_group_of_one() -> None:
+    one = (torch.tensor([0.3]), torch.tensor([1.0]), torch.tensor([0]))
+    alone = estimate(VCPOConfig(norm_by_std=False), *one, squared_norm=torch.ones(1))
+    assert alone.coefficient.item() == 0.0 and alone.baseline.item() == 1.0
+    others = VCPOConfig(norm_by_std=False, opob_leave_one_out=True)
+    assert estimate(others, *one, squared_norm=torch.ones(1)).baseline.item() == 0.0
+
+
+def test_all_weights_underflow() -> None:
+    _, reward, group, squared_norm = _batch()
+    result = estimate(VCPOConfig(), torch.full((32,), -1e4), reward, group, squared_norm=squared_norm)
+    assert result.ess_ratio == 1.0 and result.usable.all() and not result.coefficient.any()
+
+
+def test_one_sequence_holds_all_weight() -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    log_weight[0] += 1e4
+    result = estimate(VCPOConfig(norm_by_std=False), log_weight, reward, group, squared_norm=squared_norm)
+    assert result.ess_ratio == pytest.approx(1 / 32)
+    assert result.step_size_multiplier == pytest.approx(32**-0.5)
+    assert torch.isfinite(result.coefficient).all()
 
 
 def test_kl_k3_ignores_masked_tokens_and_is_zero_on_policy() -> None:

@@ -8,7 +8,9 @@ k+1 batches are on their way at any time, and the replay buffer keeps `lag <= k`
 k = 0 is synchronous training: nothing is on its way while the trainer steps.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -36,7 +38,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         self.lag: int = config["async"].lag
         self.run_log = RunLog(config.run_dir)
-        super().__init__(config)
+        with _one_mini_batch(config):
+            super().__init__(config)
 
     def _build_replay_buffer(self) -> LagKReplayBuffer:
         sampler = self.config.trainer.v1.sampler
@@ -99,3 +102,15 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
         self.run_log.write(global_steps, metrics)
+
+
+@contextlib.contextmanager
+def _one_mini_batch(config: DictConfig) -> Iterator[None]:
+    """Upstream's constructor wants a weight sync after every mini-batch; here one follows all those of a batch."""
+    actor = config.actor_rollout_ref.actor
+    mini_batch_size = actor.ppo_mini_batch_size
+    actor.ppo_mini_batch_size = config.data.train_batch_size
+    try:
+        yield
+    finally:
+        actor.ppo_mini_batch_size = mini_batch_size
