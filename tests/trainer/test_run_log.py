@@ -41,3 +41,14 @@ def test_summary(tmp_path: Path) -> None:
 def test_an_unknown_kind_of_metric_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="object"):
         RunLog(tmp_path).write(0, {"x": object()})
+
+
+def test_a_skipped_update_is_said_and_what_is_not_a_number_is_null(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    skipped = {"actor/vcpo/skipped_updates": 1.0, HEADLINES["baseline"]: float("nan"), "other": np.float32("inf")}
+    RunLog(tmp_path).write(1, step_metrics(0, 0.0) | skipped)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert read_metrics(tmp_path)[0]["baseline"] is None
+    assert "SKIPPED" in capfd.readouterr().out

@@ -43,6 +43,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a metric of type {type(value).__name__} cannot be written as JSON")
 
 
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: null, as for what was not measured."""
+    return {
+        name: None if isinstance(value, float | np.floating) and not np.isfinite(value) else value
+        for name, value in line.items()
+    }
+
+
 class RunLog:
     """Appends whole lines to `<run_dir>/metrics.jsonl`.
 
@@ -65,7 +73,7 @@ class RunLog:
             **metrics,
         }
         with open(self._path, "a") as f:
-            f.write(json.dumps(line, default=_plain) + "\n")
+            f.write(json.dumps(_finite(line), default=_plain, allow_nan=False) + "\n")
         say(console_line(line))
 
 
@@ -82,6 +90,8 @@ def console_line(line: dict[str, Any]) -> str:
     shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
     if line["reward"] is None:
         return f"step {line['step']:>4}{shown}"
+    if line.get("actor/vcpo/skipped_updates"):
+        shown += "  SKIPPED: no usable sequence (see vcpo/excluded_sequences)"
     shares = f"{line['trainer_idle_share']:.0%}/{line['sampler_idle_share']:.0%}"
     return (
         f"step {line['step']:>4}  reward {line['reward']:.3f}  ess {line['ess_ratio']:.3f}  "
