@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vcpo import AUTO, Baseline, FreshestEssRatio, OpobScope, StepSizeRule, VCPOConfig, estimate
-from vcpo.baseline import leave_one_out, length_weighted, optimal_off_policy
+from vcpo.baseline import group_mean, group_std, group_sum, leave_one_out, length_weighted, optimal_off_policy
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import sequence_log_weights, truncated_log_weights
@@ -202,3 +202,14 @@ def test_auto_base() -> None:
     assert estimate(config, log_weight, reward, group).step_size_multiplier == 1.0
     step = estimate(config, log_weight, reward, group, base_ess_ratio=0.9)
     assert step.step_size_multiplier == pytest.approx(math.sqrt(ratio / 0.9))
+
+
+@given(batch=batches())
+def test_group_statistics_are_those_of_each_group_alone(batch: dict[str, torch.Tensor]) -> None:
+    reward, group = batch["reward"], batch["group"]
+    for index in group.unique():
+        rows = group == index
+        torch.testing.assert_close(group_sum(reward, group)[rows], reward[rows].sum().expand(int(rows.sum())))
+        torch.testing.assert_close(group_mean(reward, group)[rows], reward[rows].mean().expand(int(rows.sum())))
+        spread = reward[rows].std(unbiased=False)
+        torch.testing.assert_close(group_std(reward, group)[rows], spread.expand(int(rows.sum())), atol=1e-7, rtol=1e-7)
