@@ -6,6 +6,11 @@ environment.apply()
 
 import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# Timings are no verdict (a deadline would be one), and a run can be repeated.
+settings.register_profile("project", deadline=None, derandomize=True, database=None)
+settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")
