@@ -1,13 +1,14 @@
 """Everything that can be known to be wrong before a process starts. Each error names the setting and the fix."""
 
+import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, ListConfig
 
 from vcpo import VCPOConfig
+from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
 
@@ -22,7 +23,7 @@ def validate(config: DictConfig) -> None:
     Raises:
         SettingError: the first thing that is wrong.
     """
-    _check_lag(config["async"].lag)
+    _check_async(config["async"])
     vcpo = _check_vcpo(config.vcpo)
     _check_data(config)
     _check_model(config.actor_rollout_ref.model.path)
@@ -35,9 +36,20 @@ def validate(config: DictConfig) -> None:
         )
 
 
-def _check_lag(lag: Any) -> None:
-    if isinstance(lag, bool) or not isinstance(lag, int) or lag < 0:
-        raise SettingError(f"async.lag={lag}: give a whole number of policy updates, 0 (synchronous) or more")
+def _check_async(settings: DictConfig) -> None:
+    lag = settings.lag
+    if isinstance(lag, bool) or not isinstance(lag, int | float) or not 0 <= lag < math.inf:
+        raise SettingError(f"async.lag={lag}: give a number of policy updates, 0 (synchronous) or more")
+    if settings.on_deadline not in tuple(OnDeadline):
+        raise SettingError(f"async.on_deadline={settings.on_deadline}: choose one of {', '.join(OnDeadline)}")
+    if settings.on_deadline == OnDeadline.REISSUE and lag == 0:
+        raise SettingError(
+            "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
+        )
+    if not isinstance(settings.exact_lag, bool):
+        raise SettingError(f"async.exact_lag={settings.exact_lag}: give true or false")
+    if settings.exact_lag and (lag != int(lag) or settings.on_deadline != OnDeadline.WAIT):
+        raise SettingError("async.exact_lag=true: needs a whole async.lag and async.on_deadline=wait")
 
 
 def _check_vcpo(settings: DictConfig) -> VCPOConfig:

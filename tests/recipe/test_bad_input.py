@@ -46,9 +46,11 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("asinc.lag", "1", "asinc"),
         ("vcpo.truncate", "1", "truncate"),
-        ("async.lag", "-1", "async.lag=-1: give a whole number"),
-        ("async.lag", "two", "async.lag=two: give a whole number"),
-        ("async.lag", "1.5", "async.lag=1.5: give a whole number"),
+        ("async.lag", "-1", "async.lag=-1: give a number of policy updates"),
+        ("async.lag", "two", "async.lag=two: give a number of policy updates"),
+        ("async.lag", "inf", "async.lag=inf: give a number of policy updates"),
+        ("async.on_deadline", "drop", "async.on_deadline=drop: choose one of wait, reissue"),
+        ("async.exact_lag", "2", "async.exact_lag=2: give true or false"),
         ("vcpo.baseline", "best", "vcpo.baseline='best': choose one of"),
         ("vcpo.truncation", "-2", "vcpo.truncation=-2: give a number"),
         ("data.train_files", "nowhere.parquet", "data.train_files=nowhere.parquet: no such file"),
@@ -98,6 +100,13 @@ def test_virtual_stages_with_an_odd_number_of_micro_batches(
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "128",
     }
     assert "virtual pipeline stages need a multiple" in run({**good, **stages}, capsys)
+
+
+def test_lags_that_contradict_each_other(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    synchronous = {"async.lag": "0", "async.on_deadline": "reissue"}
+    assert "async.on_deadline=reissue: at async.lag=0" in run({**good, **synchronous}, capsys)
+    fraction = {"async.lag": "0.5", "async.exact_lag": "true"}
+    assert "async.exact_lag=true: needs a whole async.lag" in run({**good, **fraction}, capsys)
 
 
 def test_a_loss_that_hides_the_scores(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

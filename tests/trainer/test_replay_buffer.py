@@ -3,15 +3,22 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer, deadlines_hold
+from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold
+from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
 
 
-def buffer_with(lag: int, submitted: dict[str, int], finished: set[str]) -> LagKReplayBuffer:
+def buffer_with(
+    lag: float,
+    submitted: dict[str, int],
+    finished: set[str],
+    on_deadline: OnDeadline = OnDeadline.WAIT,
+    reissued: list[str] | None = None,
+) -> LagKReplayBuffer:
     buffer = LagKReplayBuffer(
         lag=lag,
+        on_deadline=on_deadline,
+        reissue_fn=(reissued if reissued is not None else []).extend,
         trainer_mode="lag_k",
         trainer_config={},
         max_off_policy_threshold=None,
@@ -20,6 +27,7 @@ def buffer_with(lag: int, submitted: dict[str, int], finished: set[str]) -> LagK
     )
     buffer.prompt_global_steps["train"] = dict(submitted)
     buffer.finished_keys["train"] = set(finished)
+    buffer.running_keys["train"] = set(submitted) - set(finished)
     return buffer
 
 
@@ -56,31 +64,26 @@ def test_deadlines_hold(remaining: dict[int, int], holds: bool) -> None:
     assert deadlines_hold(Counter(remaining), step=3, batch_size=2) is holds
 
 
-@settings(max_examples=200, deadline=None)
-@given(lag=st.integers(0, 6), batch_size=st.integers(1, 4), random=st.randoms(use_true_random=False))
-def test_no_prompt_is_ever_older_than_the_lag_and_none_is_lost(lag: int, batch_size: int, random) -> None:  # type: ignore[no-untyped-def]
-    """The trainer's loop over a sampler that finishes prompts in any order and at any time."""
-    buffer = buffer_with(lag, {}, set())
-    submitted, finished = buffer.prompt_global_steps["train"], buffer.finished_keys["train"]
-    fed = 0
+def test_a_fractional_lag_is_bounded_by_the_next_whole_one() -> None:
+    assert choose(buffer_with(1.5, {"slow": 1, "fast": 2}, {"fast"}), step=2, batch_size=1) == ["fast"]
+    assert choose(buffer_with(1.5, {"slow": 1, "fast": 2}, {"fast"}), step=3, batch_size=1) is None
 
-    def submit(step: int, prompts: int) -> None:
-        nonlocal fed
-        submitted.update({f"p{fed + i}": step for i in range(prompts)})
-        fed += prompts
 
-    submit(1, lag * batch_size)
-    for step in range(1, 20):
-        submit(step, batch_size)
-        running = [uid for uid in submitted if uid not in finished]
-        random.shuffle(running)
-        finished.update(running[: random.randint(0, len(running))])
-        while (chosen := choose(buffer, step, batch_size)) is None:
-            unfinished = [uid for uid in submitted if uid not in finished]
-            assert unfinished, "it waits although everything is finished: it would wait for ever"
-            finished.add(random.choice(unfinished))
-        assert all(step - submitted[uid] <= lag for uid in chosen)
-        for uid in chosen:
-            del submitted[uid]
-            finished.discard(uid)
-        assert len(submitted) == lag * batch_size
+def test_a_late_prompt_is_issued_again_once_and_then_waited_for() -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"slow": 1, "fast": 2, "next": 3}, {"fast", "next"}, OnDeadline.REISSUE, reissued)
+    assert choose(buffer, step=3, batch_size=1) is None and reissued == ["slow"]
+    assert choose(buffer, step=3, batch_size=1) == ["fast"], "its deadline is step 5 now"
+    assert choose(buffer, step=5, batch_size=1) is None and reissued == ["slow"]
+
+
+def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails() -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"bad": 1}, set(), reissued=reissued)
+    for _ in range(MAX_ATTEMPTS - 1):
+        buffer.failure_keys["train"] = {"bad"}
+        assert not any(buffer._terminal_eviction_reasons(2, "train")[:3]), "nothing is thrown away"
+    assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
+    buffer.failure_keys["train"] = {"bad"}
+    with pytest.raises(RuntimeError, match=r"1 prompts failed 4 times each \(bad, ...\)"):
+        buffer._terminal_eviction_reasons(2, "train")

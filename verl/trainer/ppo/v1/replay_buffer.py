@@ -1,48 +1,51 @@
-"""The replay buffer that keeps the lag bound (extends verl/trainer/ppo/v1/replay_buffer.py).
+"""The replay buffer that keeps the lag bound (extends verl/trainer/ppo/v1/replay_buffer.py)."""
 
-Step s turns policy version s-1 into s. A prompt submitted at step j was sampled by version j-1 or a later one, so
-its lag at step s is at most s-j: it must be consumed at step j+k at the latest. That is its deadline.
-"""
-
+import math
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold
+
 _POLL_S = 0.05
-# A reward function or an environment that always fails would be refilled for ever.
-_MAX_FAILED_BATCHES = 4
-
-
-def deadlines_hold(remaining: Counter[int], step: int, batch_size: int) -> bool:
-    """Whether all `remaining` prompts can still be consumed in time, `batch_size` at each step after `step`.
-
-    Args:
-        remaining: number of prompts per deadline (a step).
-        step: the step being sampled for; nothing of `remaining` is consumed by it.
-        batch_size: prompts consumed per step.
-    """
-    waiting = 0
-    for deadline in sorted(remaining):
-        waiting += remaining[deadline]
-        if waiting > (deadline - step) * batch_size:
-            return False
-    return True
+# A prompt whose generation or reward fails this often fails for a reason of its own.
+MAX_ATTEMPTS = 4
 
 
 class LagKReplayBuffer(ReplayBufferAsync):
     """Consumes the oldest finished prompts, and waits wherever anything else would break the bound.
 
     Args:
-        lag: k, the bound; 0 waits for the batch that was submitted at this step.
+        lag: k; the bound of a trajectory is k rounded up. 0 waits for the batch that was submitted at this step.
+        reissue_fn: submits prompts again, by uid, cancelling what runs of them.
+        on_deadline: what happens to a prompt that is due and not finished.
+        exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
         **kwargs: verl's.
     """
 
-    def __init__(self, lag: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        lag: float,
+        reissue_fn: Callable[[list[str]], None],
+        on_deadline: OnDeadline = OnDeadline.WAIT,
+        exact: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.lag = lag
+        self.bound = math.ceil(lag)
+        self.reissue_fn = reissue_fn
+        self.on_deadline = on_deadline
+        self.exact = exact
         self.poll_interval = _POLL_S
-        self._failed = 0
+        self.clock: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+        self._attempts: Counter[str] = Counter()
+        self._reissued: set[str] = set()
+        self._held_back_since: float | None = None
+        self._counts: Counter[str] = Counter()
 
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
@@ -51,28 +54,106 @@ class LagKReplayBuffer(ReplayBufferAsync):
             return False
         if partition_id == "val":
             return True
+        if self.exact:
+            return not self._unfinished(partition_id)
+        if self._bound_allows(global_steps, partition_id, batch_size, sampleable_keys):
+            self._stop_waiting()
+            return True
+        if self.on_deadline is OnDeadline.REISSUE:
+            self._reissue_what_is_late(global_steps, partition_id, batch_size, sampleable_keys)
+        self._held_back_since = self.clock() if self._held_back_since is None else self._held_back_since
+        return False
+
+    def _unfinished(self, partition_id: str) -> set[str]:
+        return self.pending_keys[partition_id] | self.running_keys[partition_id]
+
+    def _bound_allows(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> bool:
+        """Whether consuming the oldest finished prompts at `step` leaves every other one its time."""
         selected, _, submitted = self._select_prompt_uids(partition_id, sampleable_keys, batch_size)
         consumed = set(selected)
-        remaining = Counter(step + self.lag for uid, step in submitted.items() if uid not in consumed)
-        return deadlines_hold(remaining, global_steps, batch_size)
+        remaining = Counter(at + self.bound for uid, at in submitted.items() if uid not in consumed)
+        return deadlines_hold(remaining, step, batch_size)
 
-    def _evict_terminal_groups(
-        self, global_steps: int, partition_id: str, eviction_reasons: tuple[set[str], set[str], set[str], Counter]
-    ) -> tuple[set[str], int, int, dict]:
-        evicted = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
-        self._failed += len(eviction_reasons[2])
-        return evicted
+    def _reissue_what_is_late(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> None:
+        """Submit the oldest unfinished prompts again, as few as give all others their time."""
+        submitted = self.prompt_global_steps[partition_id]
+        late = []
+        for uid in sorted(self._unfinished(partition_id) - self._reissued, key=submitted.__getitem__):
+            if submitted[uid] == step or self._bound_allows(step, partition_id, batch_size, sampleable_keys):
+                break
+            submitted[uid] = step
+            late.append(uid)
+        if late:
+            self._reissued.update(late)
+            self._counts["reissued_prompts"] += len(late)
+            self.reissue_fn(late)
+
+    def _terminal_eviction_reasons(
+        self, global_steps: int, partition_id: str
+    ) -> tuple[set[str], set[str], set[str], Counter]:
+        """verl replaces a failed prompt by another one; here the same prompt is sampled again, so none is lost.
+
+        Raises:
+            RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
+        """
+        stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
+        if failed:
+            self._attempts.update(failed)
+            hopeless = [uid for uid in sorted(failed) if self._attempts[uid] >= MAX_ATTEMPTS]
+            if hopeless:
+                raise RuntimeError(
+                    f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each ({hopeless[0]}, ...): their generation "
+                    "or reward function raises (reward.custom_reward_function); the agent loop workers' logs say why"
+                )
+            self._counts["retried_prompts"] += len(failed)
+            self.failure_keys[partition_id] -= failed
+            self.pending_keys[partition_id] |= failed
+            self.prompt_global_steps[partition_id].update(dict.fromkeys(failed, global_steps))
+            self.reissue_fn(sorted(failed))
+        return stale, filtered, set(), counts
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
-        self._batch_size = batch_size
-        self._failed = 0
-        return super().sample(global_steps, partition_id, batch_size)
+        self._counts.clear()
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id != "val":
+            metrics |= self._metrics(global_steps, partition_id, {key.split("_")[0] for key in batch.keys})
+        return batch, metrics
+
+    def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
+        for uid in consumed:
+            self._attempts.pop(uid, None)
+            self._reissued.discard(uid)
+        ages = self.ages(step, partition_id, consumed)
+        unfinished = self._unfinished(partition_id)
+        return {
+            "vcpo/async/deadline_wait_s": self._counts["deadline_wait_s"],
+            "vcpo/async/reissued_prompts": self._counts["reissued_prompts"],
+            "vcpo/async/retried_prompts": self._counts["retried_prompts"],
+            "vcpo/buffer/unfinished": len(unfinished),
+            "vcpo/buffer/finished": ages.total() - len(unfinished),
+            "vcpo/buffer/age/max": max(ages, default=0),
+        }
+
+    def ages(self, step: int, partition_id: str, consumed: set[str]) -> Counter[int]:
+        """Prompts in the buffer after step `step` consumed its batch, by steps since they were submitted."""
+        submitted = self.prompt_global_steps[partition_id]
+        return Counter(step - at for uid, at in submitted.items() if uid not in consumed)
+
+    def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
+        """Block until every submitted prompt is finished."""
+        while True:
+            self._sync_metadata_from_transfer_queue()
+            self._terminal_eviction_reasons(global_steps, partition_id)
+            if not self._unfinished(partition_id):
+                return
+            self.sleep(self.poll_interval)
+
+    def _stop_waiting(self) -> None:
+        if self._held_back_since is not None:
+            self._counts["deadline_wait_s"] += self.clock() - self._held_back_since  # type: ignore[assignment]
+            self._held_back_since = None
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        if self._failed > _MAX_FAILED_BATCHES * self._batch_size:
-            raise RuntimeError(
-                f"{self._failed} prompts in a row failed while step waits for {self._batch_size}: their generation or "
-                "reward function raises (reward.custom_reward_function); the agent loop workers' logs say why"
-            )
-        return super()._wait_for_next_poll(partition_id, last_debug_time)
+        self.sleep(self.poll_interval)
+        return last_debug_time

@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
 from verl_vcpo.workers.engine_workers import VCPOActorWorker
+from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 
 TRAINER_MODE = "lag_k"
 
@@ -36,7 +40,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     """Trainer and samplers on their own devices, the samplers at most `async.lag` policy versions behind."""
 
     def __init__(self, config: DictConfig) -> None:
-        self.lag: int = config["async"].lag
+        self.lag: float = config["async"].lag
         self.run_log = RunLog(config.run_dir)
         with _one_mini_batch(config):
             super().__init__(config)
@@ -45,6 +49,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         sampler = self.config.trainer.v1.sampler
         return LagKReplayBuffer(
             lag=self.lag,
+            reissue_fn=self._reissue,
+            on_deadline=OnDeadline(self.config["async"].on_deadline),
+            exact=self.config["async"].exact_lag,
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.separate_async,
             max_off_policy_threshold=None,
@@ -68,8 +75,30 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         super().on_init_end()
         say("The samplers serve the trainer's weights.")
 
+    def get_llm_client(self) -> ResumingLLMClient:
+        return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
+
     def on_train_begin(self) -> None:
         self._add_async_warmup_batches(self.lag)
+
+    def on_step_end(self) -> None:
+        if self.config["async"].exact_lag:
+            # What still runs would be finished by newer weights: younger than k.
+            self.replay_buffer.wait_until_finished(self.global_steps, "train")
+        super().on_step_end()
+
+    def _reissue(self, uids: list[str]) -> None:
+        """Sample these prompts again from the start, as if submitted at this step."""
+        self.agent_loop_manager.cancel(uids)
+        known = tq.kv_list("train")["train"]
+        stale = [key for key, tag in known.items() if not tag.get("is_prompt") and key.split("_")[0] in set(uids)]
+        if stale:
+            tq.kv_clear(keys=stale, partition_id="train")
+        prompts = tq.kv_batch_get(keys=uids, partition_id="train")
+        tu.assign_non_tensor_data(prompts, "global_steps", self.global_steps)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
+        self.agent_loop_manager.generate_sequences(prompts)
 
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
@@ -101,7 +130,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        self.run_log.write(global_steps, metrics)
+        consumed = {key.split("_")[0] for key in batch.keys}
+        ages = self.replay_buffer.ages(global_steps, "train", consumed)
+        self.run_log.write(global_steps, metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}})
 
 
 @contextlib.contextmanager

@@ -1,0 +1,44 @@
+"""Agent-loop workers whose prompts can be taken back (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
+
+import asyncio
+from typing import Any
+
+import ray
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+
+class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's worker, which also knows the task of every prompt that it runs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._task_of: dict[str, asyncio.Task[Any]] = {}
+
+    async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        uid, task = prompt["uid"], asyncio.current_task()
+        assert task is not None
+        self._task_of[uid] = task
+        try:
+            await super()._run_prompt(prompt, *args, **kwargs)
+        finally:
+            if self._task_of.get(uid) is task:
+                del self._task_of[uid]
+
+    async def cancel(self, uids: list[str]) -> None:
+        """Stop these prompts, those that run here: when this returns nothing more will be written of them."""
+        tasks = [self._task_of[uid] for uid in uids if uid in self._task_of]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class LagKAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager of `LagKAgentLoopWorker`s."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(LagKAgentLoopWorker)
+
+    def cancel(self, uids: list[str]) -> None:
+        """Stop these prompts on whichever worker runs them. Blocks until they have stopped."""
+        ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers])

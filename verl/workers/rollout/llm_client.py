@@ -1,0 +1,79 @@
+"""The samplers' client: a response goes on across weight updates (extends verl/workers/rollout/llm_server.py).
+
+A weight update aborts every request. What was sampled so far is kept, with its log-probs, and the rest is requested
+again: the server holds the request back until it has the new weights, then computes the prefix anew with them.
+"""
+
+from typing import Any
+
+from verl.utils.tokenizer import normalize_token_ids
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+_ABORTED = ("abort", "aborted")
+
+
+class ResumingLLMClient(LLMServerClient):
+    """Hides weight updates from the agent loop. verl's own waits a second before it goes on; this one does not."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> TokenOutput:
+        """A whole response: tokens, each with the log-prob of the policy that sampled it.
+
+        Returns:
+            verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
+            policy version that sampled one of the tokens.
+        """
+        prompt_ids = normalize_token_ids(prompt_ids)
+        budget = self._budget(sampling_params)
+        whole: TokenOutput | None = None
+        while True:
+            done = [] if whole is None else whole.token_ids
+            part = await super().generate(
+                request_id,
+                prompt_ids=prompt_ids + done,
+                sampling_params={**self._without_limit(sampling_params), "max_tokens": budget - len(done)},
+                **kwargs,
+            )
+            whole = part if whole is None else _joined(whole, part)
+            if len(whole.token_ids) >= budget:
+                if whole.stop_reason in _ABORTED:
+                    whole.stop_reason = "length"
+                return whole
+            if part.stop_reason not in _ABORTED:
+                return whole
+
+    def _budget(self, sampling_params: dict[str, Any]) -> int:
+        for name in ("max_tokens", "max_new_tokens"):
+            if sampling_params.get(name):
+                return sampling_params[name]
+        return self.config.actor_rollout_ref.rollout.response_length
+
+    @staticmethod
+    def _without_limit(sampling_params: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in sampling_params.items() if name not in ("max_tokens", "max_new_tokens")}
+
+
+def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
+    """One output of two, the second of which went on where the first was aborted."""
+    fields = dict(whole.extra_fields)
+    if part.token_ids:  # a version that sampled nothing is none of the response's versions
+        if not whole.token_ids:
+            fields["min_global_steps"] = part.extra_fields.get("min_global_steps")
+        for name in ("global_steps", "max_global_steps"):
+            fields[name] = part.extra_fields.get(name)
+    routed = whole.routed_experts
+    if part.routed_experts is not None and part.token_ids:
+        import numpy as np
+
+        new = part.routed_experts[-len(part.token_ids) :]
+        routed = part.routed_experts if routed is None else np.concatenate([routed, new])
+    return TokenOutput(
+        token_ids=whole.token_ids + part.token_ids,
+        log_probs=(whole.log_probs or []) + (part.log_probs or []),
+        routed_experts=routed,
+        stop_reason=part.stop_reason,
+        num_preempted=(whole.num_preempted or 0) + (part.num_preempted or 0),
+        extra_fields=fields,
+    )
