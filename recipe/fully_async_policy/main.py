@@ -155,8 +155,9 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[None]":
         vllm_server.register()
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    for old in (METRICS_FILE, SUMMARY_FILE):
-        (run_dir / old).unlink(missing_ok=True)
+    if config.trainer.resume_mode == "disable":
+        (run_dir / METRICS_FILE).unlink(missing_ok=True)
+    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config))
     os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
 

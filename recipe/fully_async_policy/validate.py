@@ -46,8 +46,9 @@ def _check_async(settings: DictConfig) -> None:
         raise SettingError(
             "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
         )
-    if not isinstance(settings.exact_lag, bool):
-        raise SettingError(f"async.exact_lag={settings.exact_lag}: give true or false")
+    for name in ("exact_lag", "deterministic"):
+        if not isinstance(settings[name], bool):
+            raise SettingError(f"async.{name}={settings[name]}: give true or false")
     if settings.exact_lag and (lag != int(lag) or settings.on_deadline != OnDeadline.WAIT):
         raise SettingError("async.exact_lag=true: needs a whole async.lag and async.on_deadline=wait")
 

@@ -241,7 +241,7 @@ def _trainer(schedule: Schedule, clock: Clock, samplers: Samplers) -> trainer_la
     trainer.lag, trainer.trainer_mode, trainer.global_steps = schedule.lag, "lag_k", 0
     trainer.current_mode, trainer.prev_step_profile = HybridEngineMode.TRAINER, False
     trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
-    trainer.timing_raw, trainer._restored_tq_prompt_count = {}, 0
+    trainer.timing_raw, trainer._restored_tq_prompt_count, trainer._row_of = {}, 0, {}
     trainer.train_dataloader = trainer.train_dataloader_it = _dataset()
     trainer.agent_loop_manager = trainer.standalone_checkpoint_manager = samplers
     trainer.replay_buffer = LagKReplayBuffer(

@@ -1,6 +1,7 @@
 """Agent-loop workers whose prompts can be taken back (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
 import asyncio
+import zlib
 from typing import Any
 
 import ray
@@ -23,6 +24,13 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         finally:
             if self._task_of.get(uid) is task:
                 del self._task_of[uid]
+
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
+        if self.config["async"].deterministic:
+            place = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
+            seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, place))).encode())
+            sampling_params = {**sampling_params, "seed": seed}
+        return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
 
     async def cancel(self, uids: list[str]) -> None:
         """Stop these prompts, those that run here: when this returns nothing more will be written of them."""

@@ -1,5 +1,6 @@
 """The replay buffer that keeps the lag bound (extends verl/trainer/ppo/v1/replay_buffer.py)."""
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -42,10 +43,37 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+        self._place: dict[str, int] = {}
+        self._count_submitted = itertools.count()
         self._attempts: Counter[str] = Counter()
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
+
+    def note_submitted(self, uids: list[str]) -> None:
+        """Remember the order of submission: batches follow it, whatever finishes first."""
+        for uid in uids:
+            self._place[uid] = next(self._count_submitted)
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+        _, trajectories, submitted = super()._select_prompt_uids(partition_id, set(), 0)
+        ordered = sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), self._place.get(uid, 0)))
+        return ordered[:batch_size], trajectories, submitted
+
+    def _materialize_batch(
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
+    ) -> Any:
+        place = {uid: i for i, uid in enumerate(selected_prompt_uids)}
+
+        def order(key: str) -> tuple[int, ...]:
+            uid, *numbers = key.split("_")  # {uid}_{session}_{index}
+            return place[uid], *map(int, numbers)
+
+        batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
+        batch.reorder(sorted(range(len(batch)), key=lambda i: order(batch.keys[i])))
+        return batch
 
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
@@ -123,6 +151,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
         for uid in consumed:
             self._attempts.pop(uid, None)
+            self._place.pop(uid, None)
             self._reissued.discard(uid)
         ages = self.ages(step, partition_id, consumed)
         unfinished = self._unfinished(partition_id)

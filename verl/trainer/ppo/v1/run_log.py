@@ -62,6 +62,17 @@ class RunLog:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
 
+    def resume(self, step: int) -> None:
+        """Go on after step `step` of an earlier process: what it wrote of later steps is dropped, time goes on."""
+        if not self._path.is_file():
+            return
+        lines = [line for line in read_metrics(self._path.parent) if line["step"] <= step]
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(partial, self._path)
+        if lines:
+            self._start = time.perf_counter() - lines[-1]["wall_clock_s"]
+
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """One step (0: before training). Each headline is in every line, null where it was not measured."""
         headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
@@ -102,9 +113,12 @@ def console_line(line: dict[str, Any]) -> str:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, oldest first."""
-    with open(Path(run_dir) / METRICS_FILE) as f:
-        return [json.loads(line) for line in f]
+    """The lines of `metrics.jsonl`, oldest first; a last line that a crash cut off is left out."""
+    lines = []
+    for line in (Path(run_dir) / METRICS_FILE).read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            lines.append(json.loads(line))
+    return lines
 
 
 def write_summary(run_dir: str | Path, lag: int, wall_clock_s: float) -> dict[str, Any]:

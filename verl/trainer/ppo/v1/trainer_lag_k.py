@@ -11,17 +11,20 @@ k = 0 is synchronous training: nothing is on its way while the trainer steps.
 import contextlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.trainer.ppo.v1 import checkpoint
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
@@ -42,6 +45,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         self.lag: float = config["async"].lag
         self.run_log = RunLog(config.run_dir)
+        self._row_of: dict[str, int] = {}  # a prompt's uid -> `extra_info.index` of its row in the data
         with _one_mini_batch(config):
             super().__init__(config)
 
@@ -68,8 +72,55 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         say("Starting the trainer (Megatron) ...")
 
     def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        if trainer.resume_mode == "auto":
+            folder, complaints = checkpoint.newest_whole(Path(trainer.default_local_dir))
+            for line in complaints:
+                say(line)
+            trainer.resume_mode = "disable" if folder is None else "resume_path"
+            trainer.resume_from_path = None if folder is None else str(folder.absolute())
+        elif trainer.resume_mode == "resume_path":
+            wrong = checkpoint.damage(Path(trainer.resume_from_path))
+            if wrong:
+                raise RuntimeError(
+                    f"trainer.resume_from_path={trainer.resume_from_path}: {wrong}; give a whole checkpoint"
+                )
         super()._load_checkpoint()
+        if self.global_steps:
+            self._take_over_buffer()
+            say(f"Resumed from {trainer.resume_from_path}, after step {self.global_steps}.")
+        self.run_log.resume(self.global_steps)
         say("Starting the samplers (vLLM) ...")
+
+    def _take_over_buffer(self) -> None:
+        """Know the prompts that the checkpoint's buffer holds, and drop the trajectories of its last, trained batch."""
+        tags = (tq.kv_list("train") or {}).get("train", {})
+        prompts = [key for key, tag in tags.items() if tag.get("is_prompt")]
+        trained = [key for key in tags if key.split("_")[0] not in set(prompts)]
+        if trained:
+            tq.kv_clear(keys=trained, partition_id="train")
+        if prompts:
+            self._note_submitted(tq.kv_batch_get(keys=prompts, partition_id="train", select_fields=["uid", "index"]))
+
+    def _save_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
+        trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(checkpoint.staging(root)), None
+        try:
+            super()._save_checkpoint()
+        finally:
+            trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
+        checkpoint.publish(root, self.global_steps)
+        checkpoint.prune(root, keep)
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._note_submitted(batch)
+        return super()._submit_batch_to_rollout(batch)
+
+    def _note_submitted(self, batch: TensorDict) -> None:
+        uids = [str(uid) for uid in batch["uid"]]
+        self.replay_buffer.note_submitted(uids)
+        self._row_of.update(zip(uids, (int(row) for row in batch["index"]), strict=True))
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -132,7 +183,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
         consumed = {key.split("_")[0] for key in batch.keys}
         ages = self.replay_buffer.ages(global_steps, "train", consumed)
-        self.run_log.write(global_steps, metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}})
+        rows = sorted(self._row_of.pop(uid) for uid in consumed if uid in self._row_of)
+        tables = {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
+        self.run_log.write(global_steps, metrics | tables)
 
 
 @contextlib.contextmanager
