@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,25 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; {config.run_dir} keeps the metrics of the steps that were done", file=sys.stderr)
         return 130
+    except Exception as error:
+        print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
+        return 1
     print(f"{config.run_dir}: {summary}")
     return 0
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, without the traceback: that is in the run's verl.log."""
+    text = str(getattr(error, "cause", None) or error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[-1].strip().rstrip('.')}"
+
+
+def what_next(config: "DictConfig") -> str:
+    """Where to look, and how to go on."""
+    folder = Path(config.trainer.default_local_dir)
+    saved = sorted(folder.glob("global_step_*"))
+    go_on = "the same command with trainer.resume_mode=auto goes on from the last whole checkpoint"
+    return f"Details: {config.run_dir}/verl.log; {go_on if saved else 'no checkpoint was saved (trainer.save_freq)'}"
 
 
 def prepare_environment(overrides: list[str]) -> None:
@@ -170,7 +188,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[None]":
             yield
         except Exception:
             logs = ray._private.worker.global_worker.node.get_logs_dir_path()
-            print(f"The run failed. Its processes' logs are in {logs}, verl's output in {log.name}", file=sys.stderr)
+            print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
             raise
         finally:
             run.observe()

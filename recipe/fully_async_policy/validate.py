@@ -46,6 +46,8 @@ def _check_async(settings: DictConfig) -> None:
         raise SettingError(
             "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
         )
+    if not isinstance(settings.sampler_timeout_s, int | float) or not settings.sampler_timeout_s > 0:
+        raise SettingError(f"async.sampler_timeout_s={settings.sampler_timeout_s}: give a number of seconds above 0")
     for name in ("exact_lag", "deterministic"):
         if not isinstance(settings[name], bool):
             raise SettingError(f"async.{name}={settings[name]}: give true or false")

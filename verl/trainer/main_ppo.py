@@ -10,6 +10,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_vcpo.trainer.ppo.v1 import trainer_lag_k as trainer_lag_k  # registers the trainer
+from verl_vcpo.trainer.ppo.v1.actor_watch import ActorWatch
 
 
 class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
@@ -21,14 +22,20 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         OmegaConf.resolve(config)
         self.config = config
         tq.init(config.transfer_queue)
-        succeeded = False
+        succeeded, watch = False, ActorWatch()
         try:
             self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             self.trainer.init()
             self.init_agent_loop_manager()
+            watch.start()
             self.trainer.fit(self.agent_loop_manager)
             succeeded = True
+        except SystemExit:
+            if watch.reason:
+                raise RuntimeError(watch.reason) from None
+            raise
         finally:
+            watch.stop()
             tracking = getattr(self.trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)

@@ -2,19 +2,37 @@
 
 A weight update aborts every request. What was sampled so far is kept, with its log-probs, and the rest is requested
 again: the server holds the request back until it has the new weights, then computes the prefix anew with them.
+
+A server that dies or hangs is reported, and the request goes to another one, or waits until there is one.
 """
 
+import asyncio
+import logging
 from typing import Any
 
+from ray.exceptions import RayActorError, RayTaskError
 from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 _ABORTED = ("abort", "aborted")
+_RETRY_S = 0.5
+_logger = logging.getLogger(__name__)
+
+
+def _is_server_failure(error: BaseException) -> bool:
+    """Whether the server is broken, not the request."""
+    if isinstance(error, RayTaskError):
+        return type(error.cause).__name__ in ("EngineDeadError", "EngineGenerateError")
+    return isinstance(error, RayActorError | TimeoutError)
 
 
 class ResumingLLMClient(LLMServerClient):
     """Hides weight updates from the agent loop. verl's own waits a second before it goes on; this one does not."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._server_of: dict[str, str] = {}
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -30,19 +48,44 @@ class ResumingLLMClient(LLMServerClient):
         whole: TokenOutput | None = None
         while True:
             done = [] if whole is None else whole.token_ids
-            part = await super().generate(
-                request_id,
-                prompt_ids=prompt_ids + done,
-                sampling_params={**self._without_limit(sampling_params), "max_tokens": budget - len(done)},
-                **kwargs,
-            )
+            limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
+            part = await self._attempt(request_id, prompt_ids + done, limited, kwargs)
             whole = part if whole is None else _joined(whole, part)
-            if len(whole.token_ids) >= budget:
+            if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
                 if whole.stop_reason in _ABORTED:
                     whole.stop_reason = "length"
+                self._server_of.pop(request_id, None)
                 return whole
-            if part.stop_reason not in _ABORTED:
-                return whole
+
+    async def _attempt(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
+    ) -> TokenOutput:
+        """One request, repeated until a server answers it."""
+        limit_s = self.config["async"].sampler_timeout_s
+        while True:
+            try:
+                request = super().generate(
+                    request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
+                )
+                return await asyncio.wait_for(request, limit_s)
+            except (RayActorError, RayTaskError, TimeoutError) as error:
+                if not _is_server_failure(error):
+                    raise
+                server_id = self._server_of.pop(request_id)
+                _logger.warning("sampler %s failed (%s): its requests go elsewhere", server_id, type(error).__name__)
+                await self._load_balancer.remove_servers.remote([server_id])
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        while True:
+            try:
+                server_id, handle = await super()._acquire_server(request_id, **extra)
+            except RuntimeError as error:
+                if "No available servers" not in str(error):
+                    raise
+                await asyncio.sleep(_RETRY_S)  # a replacement is being started
+            else:
+                self._server_of[request_id] = server_id
+                return server_id, handle
 
     def _budget(self, sampling_params: dict[str, Any]) -> int:
         for name in ("max_tokens", "max_new_tokens"):

@@ -29,8 +29,19 @@ class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
         super().release_server(server_id, request_id)
-        if self._inflight_requests.get(server_id) == 0:
+        if server_id in self._idle_since and self._inflight_requests.get(server_id) == 0:
             self._idle_since[server_id] = time.monotonic()
+
+    def add_servers(self, servers: dict[str, Any]) -> None:
+        super().add_servers(servers)
+        self._idle_since.update(dict.fromkeys(servers, time.monotonic()))
+        self._idle_s.update(dict.fromkeys(servers, 0.0))
+
+    def remove_servers(self, server_ids: list[str]) -> None:
+        super().remove_servers([server_id for server_id in server_ids if server_id in self._servers])
+        for server_id in server_ids:
+            self._idle_since.pop(server_id, None)
+            self._idle_s.pop(server_id, None)
 
     def _stop_clock(self, server_id: str, now: float) -> None:
         since = self._idle_since.get(server_id)

@@ -10,6 +10,7 @@ k = 0 is synchronous training: nothing is on its way while the trainer steps.
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
 from verl_vcpo.workers.engine_workers import VCPOActorWorker
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
+from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
 
 TRAINER_MODE = "lag_k"
 
@@ -124,6 +126,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def on_init_end(self) -> None:
         super().on_init_end()
+        self._served_version = self.global_steps
+        self.replay_buffer.sleep = self._sleep_and_mend
+        self.sampler_keeper = SamplerKeeper(self.standalone_server_manager, self.standalone_checkpoint_manager)
         say("The samplers serve the trainer's weights.")
 
     def get_llm_client(self) -> ResumingLLMClient:
@@ -136,7 +141,26 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         if self.config["async"].exact_lag:
             # What still runs would be finished by newer weights: younger than k.
             self.replay_buffer.wait_until_finished(self.global_steps, "train")
-        super().on_step_end()
+        self._served_version = self.global_steps
+        try:
+            super().on_step_end()
+        except ray.exceptions.RayActorError:
+            self.sampler_keeper.report_dead()
+            if not self._mend():
+                raise
+
+    def _sleep_and_mend(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._mend()
+
+    def _mend(self) -> int:
+        """Replace the samplers that died; how many that were."""
+        if self.sampler_keeper.broken():
+            say("A sampler died: starting another one in its place ...")
+        restarted = self.sampler_keeper.replace_broken(self._served_version)
+        if restarted:
+            say(f"{restarted} sampler(s) restarted, with policy version {self._served_version}.")
+        return restarted
 
     def _reissue(self, uids: list[str]) -> None:
         """Sample these prompts again from the start, as if submitted at this step."""
