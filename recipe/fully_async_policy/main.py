@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from recipe.fully_async_policy.processes import Run
+
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
 
 
@@ -152,13 +154,13 @@ def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
     from verl_vcpo.trainer.ppo.v1.run_log import write_summary
 
     start = time.perf_counter()
-    with ray_session(config, run_id):
-        LagKTaskRunner().run(config)
+    with ray_session(config, run_id) as run:
+        LagKTaskRunner().run(config, on_ready=run.observe)
     return write_summary(config.run_dir, config["async"].lag, time.perf_counter() - start)
 
 
 @contextlib.contextmanager
-def ray_session(config: "DictConfig", run_id: str) -> "Iterator[None]":
+def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     """An empty run folder and a Ray cluster for the block; no process or shared memory after it."""
     import ray
     from omegaconf import OmegaConf
@@ -185,7 +187,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[None]":
         runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), init.pop("runtime_env", None) or {})
         ray.init(**init, runtime_env=OmegaConf.to_container(runtime_env))
         try:
-            yield
+            yield run
         except Exception:
             logs = ray._private.worker.global_worker.node.get_logs_dir_path()
             print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)

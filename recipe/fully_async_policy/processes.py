@@ -2,7 +2,11 @@
 
 import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,14 +68,45 @@ class Run:
             file.unlink(missing_ok=True)
 
 
+_OBSERVE_OFTEN_S, _OBSERVE_S, _START_UP_S = 10.0, 60.0, 180.0
+
+
+def reap(run_id: str) -> None:
+    """Clean up after a driver that was killed: in a process of its own, whose standard input is the driver's end.
+
+    The driver says "done" when it has cleaned up itself; the input ending without that means that it was killed.
+    """
+    run, start = Run(run_id), time.monotonic()
+    while True:
+        young = time.monotonic() - start < _START_UP_S  # shared memory is made while the processes start
+        readable, _, _ = select.select([sys.stdin], [], [], _OBSERVE_OFTEN_S if young else _OBSERVE_S)
+        if readable:
+            break
+        run.observe()
+    if sys.stdin.read() != "done":
+        run.clean_up()
+
+
+def _start_reaper(run_id: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
+    return subprocess.Popen(
+        [sys.executable, "-m", "recipe.fully_async_policy.processes", run_id],
+        cwd=Path(__file__).resolve().parents[2],
+        env=environment,
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is not for it
+    )
+
+
 def _terminate(signum: int, frame: Any) -> None:
     raise SystemExit(128 + signum)
 
 
 @contextlib.contextmanager
 def cleaned_up(run_id: str) -> Iterator[Run]:
-    """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C) or terminated (SIGTERM)."""
-    run = Run(run_id)
+    """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
+    run, reaper = Run(run_id), _start_reaper(run_id)
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield run
@@ -79,5 +114,10 @@ def cleaned_up(run_id: str) -> Iterator[Run]:
         # A second Ctrl-C must not interrupt the cleaning; it takes seconds.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         run.clean_up()
+        reaper.communicate("done")
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, previous)
+
+
+if __name__ == "__main__":
+    reap(sys.argv[1])

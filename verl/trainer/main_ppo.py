@@ -4,6 +4,8 @@ verl runs its trainer in a Ray actor. In the driver its progress bar is a real o
 traceback, and one process less has to import everything.
 """
 
+from collections.abc import Callable
+
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
@@ -16,8 +18,13 @@ from verl_vcpo.trainer.ppo.v1.actor_watch import ActorWatch
 class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
     """verl's task runner without its Ray actor."""
 
-    def run(self, config: DictConfig) -> None:
-        """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated."""
+    def run(self, config: DictConfig, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated.
+
+        Args:
+            config: the whole configuration.
+            on_ready: called when every process of the run is up.
+        """
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config
@@ -28,6 +35,7 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
             self.trainer.init()
             self.init_agent_loop_manager()
             watch.start()
+            on_ready()
             self.trainer.fit(self.agent_loop_manager)
             succeeded = True
         except SystemExit:

@@ -1,7 +1,6 @@
 """Samplers that die are replaced while the run goes on; their prompts go on elsewhere, or on the replacement."""
 
 import asyncio
-import itertools
 from typing import Any
 
 import ray
@@ -22,7 +21,6 @@ class SamplerKeeper:
 
     def __init__(self, servers: Any, weights: Any) -> None:
         self._servers, self._weights = servers, weights
-        self._restarts = itertools.count(1)
         self.restarted = 0
 
     def broken(self) -> list[Any]:
@@ -33,10 +31,12 @@ class SamplerKeeper:
     def report_dead(self) -> None:
         """Ask every sampler for a sign of life; those without one leave the balancer's pool."""
         for replica in self._servers.rollout_replicas:
-            signs = [server.__ray_ready__.remote() for server in replica.servers]
+            signs = [server.__ray_call__.remote(_engine_is_dead) for server in replica.servers]
             try:
-                ray.get(signs, timeout=_PROBE_S)
+                dead = any(ray.get(signs, timeout=_PROBE_S))
             except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                dead = True
+            if dead:
                 ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
 
     def replace_broken(self, version: int) -> int:
@@ -66,7 +66,6 @@ class SamplerKeeper:
                 config=self._servers.rollout_config,
                 model_config=self._servers.model_config,
                 gpus_per_node=self._servers.rollout_config.n_gpus_per_node,
-                name_suffix=f"_restart{next(self._restarts)}",
             )
             for rank in ranks
         ]
@@ -74,9 +73,22 @@ class SamplerKeeper:
         return fresh
 
 
+def _engine_is_dead(server: Any) -> bool:
+    """Runs in the server: its engine, a process of its own, may be gone. Only the first node of a replica has one."""
+    engine = getattr(server, "engine", None)
+    return bool(engine is not None and engine.errored)
+
+
 def _remove(replica: Any) -> None:
-    """End what is left of a sampler and free its devices."""
-    for actor in (*replica.servers, *replica.workers):
+    """End what is left of a sampler and free its devices and its actors' names, which the next one takes over."""
+    actors = (*replica.servers, *replica.workers)
+    for actor in actors:
         ray.kill(actor)
+    for actor in actors:
+        while True:
+            try:
+                ray.get(actor.__ray_ready__.remote(), timeout=_PROBE_S)
+            except ray.exceptions.RayActorError:
+                break
     for group in replica.resource_pool.pgs or []:
         ray.util.remove_placement_group(group)

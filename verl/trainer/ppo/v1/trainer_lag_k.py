@@ -144,7 +144,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self._served_version = self.global_steps
         try:
             super().on_step_end()
-        except ray.exceptions.RayActorError:
+        except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError):
             self.sampler_keeper.report_dead()
             if not self._mend():
                 raise

@@ -1,0 +1,296 @@
+"""Faults injected into the real stack on CPU: `python -m scripts.bench.faults [--only TEXT] [--json]`.
+
+Each fault hits a run of its own (lag 2, a small model) after its third step. Samplers are replaced while the run goes
+on; anything else ends it with one line, and the same command with trainer.resume_mode=auto goes on. In the end every
+prompt that was due has been trained on once, nothing was older than its bound, no failure became a reward, and no
+process or shared memory is left. About two and a half minutes a fault on 2 cores.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
+
+ROOT = Path(__file__).resolve().parents[2]
+LAG, BATCH, STEPS, FAULT_AFTER = 2, 4, 7, 3
+_TIMEOUT_S = 420
+
+
+class Run:
+    """One launch of the trainer."""
+
+    def __init__(self, assets: Path, run_dir: Path, *overrides: str) -> None:
+        self.run_dir = run_dir
+        arguments = [
+            "+task=countdown",
+            f"async.lag={LAG}",
+            f"data.train_batch_size={BATCH}",
+            "actor_rollout_ref.rollout.n=4",
+            f"trainer.total_training_steps={STEPS}",
+            "trainer.save_freq=2",
+            "trainer.val_before_train=false",
+            "trainer.test_freq=0",
+            "async.sampler_timeout_s=20",
+            f"data.train_files={assets}/data/train.parquet",
+            f"data.val_files={assets}/data/val.parquet",
+            f"actor_rollout_ref.model.path={assets}/model",
+            f"reward.custom_reward_function.path={ROOT}/tests/e2e/digits_reward.py",
+            f"run_dir={run_dir}",
+            *overrides,
+        ]
+        self._output = run_dir.parent / f"{run_dir.name}.log"
+        command = [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *arguments]
+        with open(self._output, "a") as output:
+            self.process = psutil.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.run_id = ""
+
+    def wait_for_step(self, step: int) -> None:
+        """Until `step` is in metrics.jsonl."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while max((line["step"] for line in self.lines()), default=0) < step:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError(f"step {step} was not reached:\n{self.tail()}")
+            time.sleep(0.2)
+        children = self.process.children(recursive=True)
+        self.run_id = next(c.environ()[RUN_ID_VARIABLE] for c in children if RUN_ID_VARIABLE in c.environ())
+
+    def wait(self) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(_TIMEOUT_S)
+        except psutil.TimeoutExpired:
+            for process in [*self.process.children(recursive=True), self.process]:
+                process.kill()
+            raise RuntimeError(f"the run hangs:\n{self.tail()}") from None
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """The run's processes with `name` in their title."""
+        return [p for p in processes_of(self.run_id) if name in " ".join(p.cmdline())]
+
+    def lines(self) -> list[dict[str, Any]]:
+        file = self.run_dir / "metrics.jsonl"
+        text = file.read_text() if file.is_file() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def tail(self) -> str:
+        return self._output.read_text()[-3000:]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a run, and whether the run survives it."""
+
+    name: str
+    inject: Callable[[Run], None]
+    survives: bool = False
+    says: str = "error:"
+    """In the output of a run that ends."""
+
+
+def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[Run], None]:
+    """Signal the first process with `title` in its title."""
+
+    def inject(run: Run) -> None:
+        victims = run.processes(title)
+        if not victims:
+            raise RuntimeError(
+                f"no process {title!r} among {[' '.join(p.cmdline()) for p in processes_of(run.run_id)]}"
+            )
+        victims[0].send_signal(signum)
+
+    return inject
+
+
+def signal_driver(signum: int) -> Callable[[Run], None]:
+    return lambda run: run.process.send_signal(signum)
+
+
+def spoil_newest_checkpoint(spoil: Callable[[Path], None]) -> Callable[[Run], None]:
+    """End the run, then damage the largest file of its newest checkpoint."""
+
+    def inject(run: Run) -> None:
+        run.wait_for_step(5)  # two checkpoints
+        run.process.send_signal(signal.SIGTERM)
+        run.wait()
+        folder = max(
+            (run.run_dir / "checkpoints").glob("global_step_*"), key=lambda path: int(path.name.split("_")[-1])
+        )
+        spoil(max((p for p in folder.rglob("*") if p.is_file()), key=lambda path: path.stat().st_size))
+
+    return inject
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip_a_bit(file: Path) -> None:
+    with open(file, "r+b") as f:
+        f.seek(file.stat().st_size // 2)
+        byte = f.read(1)[0]
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte ^ 1]))
+
+
+FAULTS = [
+    Fault("kill -9 of a vLLM engine", kill("VLLM::EngineCore"), survives=True),
+    Fault("kill -9 of a vLLM server", kill("ray::CPUvLLMHttpServer"), survives=True),
+    Fault("a sampler that hangs", kill("VLLM::EngineCore", signal.SIGSTOP), survives=True),
+    Fault("kill -9 of an agent-loop worker", kill("ray::LagKAgentLoopWorker")),
+    Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),
+    Fault("kill -9 of a trainer worker", kill("ray::WorkerDict")),
+    Fault("kill -9 of the TransferQueue storage", kill("ray::SimpleStorageUnit")),
+    Fault("SIGTERM to the driver", signal_driver(signal.SIGTERM), says=""),
+    Fault("kill -9 of the driver", signal_driver(signal.SIGKILL), says=""),
+    Fault("a truncated checkpoint", spoil_newest_checkpoint(truncate), says=""),
+    Fault("a bit flipped in a checkpoint", spoil_newest_checkpoint(flip_a_bit), says=""),
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a fault did."""
+
+    fault: str
+    lost: int
+    """Prompts that were due and were never trained on."""
+    duplicated: int
+    lag_violations: int
+    complaint: str
+    """What else went wrong; empty if nothing."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.duplicated or self.lag_violations or self.complaint)
+
+
+def make_assets(folder: Path) -> Path:
+    """Data and a small model, by the project's own commands."""
+    for command in (
+        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", "256", "--val", "16"],
+        ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", "--steps", "20"],
+    ):
+        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def order_of_rows(assets: Path, rows: int) -> list[int]:
+    """`extra_info.index` of the first `rows` prompts, in the order in which they are submitted."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.utils import create_rl_sampler
+
+    indices = [info["index"] for info in pq.read_table(assets / "data/train.parquet")["extra_info"].to_pylist()]
+    sampler = create_rl_sampler(OmegaConf.create({"shuffle": True, "seed": 1}), indices)
+    return [indices[i] for i, _ in zip(sampler, range(rows), strict=False)]
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
+
+def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
+    """Run into the fault, go on after it, and account for every prompt."""
+    start, before, complaints = time.monotonic(), shared_memory(), []
+    run = Run(assets, run_dir)
+    run.wait_for_step(FAULT_AFTER)
+    fault.inject(run)
+    code = run.wait()
+    if fault.survives and code:
+        complaints.append(f"the run ended with exit code {code}: {run.tail()[-300:]}")
+    if not fault.survives:
+        if code == 0:
+            complaints.append("the run went on to its end as if nothing had happened")
+        if fault.says not in run.tail():
+            complaints.append(f"its output does not say {fault.says!r}: {run.tail()[-300:]}")
+        time.sleep(5)  # what cleans up after a killed driver needs a moment
+        complaints += left_over(run.run_id, before)
+        if Run(assets, run_dir, "trainer.resume_mode=auto").wait():
+            complaints.append(f"it does not resume: {run.tail()[-300:]}")
+    complaints += left_over(run.run_id, before)
+    counts = account(run.lines(), order_of_rows(assets, (STEPS - LAG) * BATCH), complaints)
+    return Verdict(fault.name, **counts, complaint="; ".join(complaints), seconds=round(time.monotonic() - start, 1))
+
+
+def left_over(run_id: str, shared_before: set[str]) -> list[str]:
+    found = []
+    if processes_of(run_id):
+        found.append(f"processes left: {[p.name() for p in processes_of(run_id)]}")
+    if shared_memory() - shared_before:
+        found.append(f"shared memory left: {sorted(shared_memory() - shared_before)}")
+    return found
+
+
+def account(lines: list[dict[str, Any]], due: list[int], complaints: list[str]) -> dict[str, int]:
+    """Prompts lost and duplicated, and lags above the bound, from what the run logged."""
+    steps = [line for line in lines if line["step"]]
+    if [line["step"] for line in steps] != list(range(1, STEPS + 1)):
+        complaints.append(f"metrics.jsonl has the steps {[line['step'] for line in steps]}")
+    if any(not line["reward"] > 0 for line in steps):
+        complaints.append("a step has a reward of zero, which this task does not give")
+    trained = Counter(row for line in steps for row in line["trained_rows"])
+    return {
+        "lost": sum(row not in trained for row in due),
+        "duplicated": sum(times - 1 for times in trained.values()),
+        "lag_violations": sum(line["lag_max"] > LAG for line in steps),
+    }
+
+
+def print_table(verdicts: list[Verdict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("fault", "lost", "duplicated", "lag > k", "seconds", "")
+    for v in verdicts:
+        outcome = "ok" if v.ok else v.complaint or "WRONG"
+        table.add_row(v.fault, str(v.lost), str(v.duplicated), str(v.lag_violations), f"{v.seconds:.0f}", outcome)
+    Console(width=120).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="TEXT", help="faults whose name contains TEXT")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
+    arguments = parser.parse_args()
+    faults = [fault for fault in FAULTS if (arguments.only or "") in fault.name]
+    if not faults:
+        parser.error(f"--only {arguments.only}: no such fault; choose from {', '.join(fault.name for fault in FAULTS)}")
+    folder = Path(tempfile.mkdtemp(prefix="vcpo-faults-"))
+    assets, verdicts = make_assets(folder), []
+    for i, fault in enumerate(tqdm(faults, desc="faults")):
+        try:
+            verdicts.append(try_fault(fault, assets, folder / f"run{i}"))
+        except RuntimeError as error:
+            verdicts.append(Verdict(fault.name, 0, 0, 0, str(error)[-400:], 0.0))
+    print_table(verdicts)
+    if all(verdict.ok for verdict in verdicts):
+        shutil.rmtree(folder)
+    else:
+        print(f"The runs and their outputs are in {folder}")
+    if arguments.json:
+        totals = {name: sum(getattr(v, name) for v in verdicts) for name in ("lost", "duplicated", "lag_violations")}
+        rows = [asdict(verdict) for verdict in verdicts]
+        print(json.dumps({"faults": len(verdicts), **totals, "rows": rows}))
+    return 0 if all(verdict.ok for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
