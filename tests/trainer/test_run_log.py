@@ -13,6 +13,7 @@ def step_metrics(lag_max: int, ess: float) -> dict[str, float]:
     metrics: dict[str, float] = dict.fromkeys(HEADLINES.values(), 1.0)
     metrics[HEADLINES["lag_max"]] = np.int64(lag_max)
     metrics[HEADLINES["ess_ratio"]] = np.float32(ess)
+    metrics["vcpo/async/deadline_wait_s"] = 0.0
     return metrics
 
 
@@ -52,3 +53,17 @@ def test_a_skipped_update_is_said_and_what_is_not_a_number_is_null(
     assert "NaN" not in text and "Infinity" not in text
     assert read_metrics(tmp_path)[0]["baseline"] is None
     assert "SKIPPED" in capfd.readouterr().out
+
+
+def test_a_resumed_log_goes_on_after_its_step(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for step in (1, 2, 3):
+        log.write(step, step_metrics(0, 1.0))
+    with open(tmp_path / "metrics.jsonl", "a") as f:
+        f.write('{"step": 4, "half')
+    before = read_metrics(tmp_path)[1]["wall_clock_s"]
+    resumed = RunLog(tmp_path)
+    resumed.resume(2)
+    resumed.write(3, step_metrics(0, 1.0))
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["wall_clock_s"] >= before

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from verl_vcpo.trainer.ppo.v1.advice import Advisor
+
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 
 # Our name -> verl's. These come first in every line; all of verl's own metrics follow under their own names.
@@ -26,6 +28,7 @@ HEADLINES = {
     "tokens_per_s": "vcpo/tokens_per_s",
     "trainer_idle_share": "vcpo/trainer_idle_share",
     "sampler_idle_share": "vcpo/sampler_idle_share",
+    "weight_sync_share": "vcpo/weight_sync_share",
     "weight_sync_s": "timing_s/update_weights",
     "step_s": "timing_s/step",
 }
@@ -61,6 +64,7 @@ class RunLog:
     def __init__(self, run_dir: str | Path) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
+        self._advisor = Advisor()
 
     def resume(self, step: int) -> None:
         """Go on after step `step` of an earlier process: what it wrote of later steps is dropped, time goes on."""
@@ -86,6 +90,8 @@ class RunLog:
         with open(self._path, "a") as f:
             f.write(json.dumps(_finite(line), default=_plain, allow_nan=False) + "\n")
         say(console_line(line))
+        if line["reward"] is not None and (advice := self._advisor.look_at(line)):
+            say(f"advice: {advice}")
 
 
 def say(text: str) -> None:

@@ -204,6 +204,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
+        metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
         consumed = {key.split("_")[0] for key in batch.keys}
         ages = self.replay_buffer.ages(global_steps, "train", consumed)

@@ -1,0 +1,55 @@
+"""Which side of the pipeline holds the other up, said when it lasts, with what to change."""
+
+from collections import deque
+from typing import Any
+
+_WINDOW = 10
+_IDLE = 0.3
+_HELD_BACK = 0.2
+
+
+class Advisor:
+    """Looks at the lines of `metrics.jsonl` and speaks up at most once per `_WINDOW` steps."""
+
+    def __init__(self) -> None:
+        self._lines: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
+        self._quiet = 0
+
+    def look_at(self, line: dict[str, Any]) -> str | None:
+        """Take in one step; a line of advice, or None.
+
+        Args:
+            line: has `trainer_idle_share`, `sampler_idle_share`, `step_s`, `lag_max` and `vcpo/async/deadline_wait_s`.
+        """
+        self._lines.append(line)
+        self._quiet -= 1
+        if len(self._lines) < _WINDOW or self._quiet > 0:
+            return None
+        advice = self._advice()
+        if advice is not None:
+            self._quiet = _WINDOW
+        return advice
+
+    def _mean(self, name: str) -> float:
+        return sum(line[name] for line in self._lines) / len(self._lines)
+
+    def _advice(self) -> str | None:
+        trainer, samplers = self._mean("trainer_idle_share"), self._mean("sampler_idle_share")
+        held_back = self._mean("vcpo/async/deadline_wait_s") / max(self._mean("step_s"), 1e-9)
+        last = f"over the last {_WINDOW} steps"
+        if held_back > _HELD_BACK:
+            return (
+                f"stragglers held the trainer up {held_back:.0%} of the time {last}: raise async.lag, shorten "
+                "data.max_response_length, or set async.on_deadline=reissue"
+            )
+        if trainer > _IDLE and trainer > samplers:
+            return (
+                f"the trainer waited for rollouts {trainer:.0%} of the time {last}: give the samplers more devices "
+                "(actor_rollout_ref.rollout.n_gpus_per_node, .nnodes) or raise async.lag"
+            )
+        if samplers > _IDLE:
+            return (
+                f"the samplers had nothing to do {samplers:.0%} of the time {last}, so finished rollouts age in the "
+                "buffer: give the trainer more devices (trainer.n_gpus_per_node, .nnodes), or take samplers away"
+            )
+        return None
