@@ -171,8 +171,9 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
         from verl_vcpo.cpu import vllm_server
-
-        vllm_server.register()
+    else:
+        from verl_vcpo.workers.rollout import vllm_server
+    vllm_server.register()
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.trainer.resume_mode == "disable":

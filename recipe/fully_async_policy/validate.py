@@ -23,7 +23,7 @@ def validate(config: DictConfig) -> None:
     Raises:
         SettingError: the first thing that is wrong.
     """
-    _check_async(config["async"])
+    _check_async(config)
     vcpo = _check_vcpo(config.vcpo)
     _check_data(config)
     _check_model(config.actor_rollout_ref.model.path)
@@ -36,7 +36,8 @@ def validate(config: DictConfig) -> None:
         )
 
 
-def _check_async(settings: DictConfig) -> None:
+def _check_async(config: DictConfig) -> None:
+    settings = config["async"]
     lag = settings.lag
     if isinstance(lag, bool) or not isinstance(lag, int | float) or not 0 <= lag < math.inf:
         raise SettingError(f"async.lag={lag}: give a number of policy updates, 0 (synchronous) or more")
@@ -45,6 +46,13 @@ def _check_async(settings: DictConfig) -> None:
     if settings.on_deadline == OnDeadline.REISSUE and lag == 0:
         raise SettingError(
             "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
+        )
+    if settings.kv_cache not in ("recompute", "keep"):
+        raise SettingError(f"async.kv_cache={settings.kv_cache}: choose one of recompute, keep")
+    if settings.kv_cache == "keep" and config.actor_rollout_ref.rollout.free_cache_engine:
+        raise SettingError(
+            "async.kv_cache=keep: actor_rollout_ref.rollout.free_cache_engine=true frees the cache at every update; "
+            "set it to false"
         )
     if not isinstance(settings.sampler_timeout_s, int | float) or not settings.sampler_timeout_s > 0:
         raise SettingError(f"async.sampler_timeout_s={settings.sampler_timeout_s}: give a number of seconds above 0")

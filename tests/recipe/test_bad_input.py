@@ -50,6 +50,8 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
         ("async.lag", "two", "async.lag=two: give a number of policy updates"),
         ("async.lag", "inf", "async.lag=inf: give a number of policy updates"),
         ("async.on_deadline", "drop", "async.on_deadline=drop: choose one of wait, reissue"),
+        ("async.kv_cache", "drop", "async.kv_cache=drop: choose one of recompute, keep"),
+        ("async.sampler_timeout_s", "0", "async.sampler_timeout_s=0: give a number of seconds"),
         ("async.exact_lag", "2", "async.exact_lag=2: give true or false"),
         ("vcpo.baseline", "best", "vcpo.baseline='best': choose one of"),
         ("vcpo.truncation", "-2", "vcpo.truncation=-2: give a number"),
@@ -100,6 +102,11 @@ def test_virtual_stages_with_an_odd_number_of_micro_batches(
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "128",
     }
     assert "virtual pipeline stages need a multiple" in run({**good, **stages}, capsys)
+
+
+def test_a_kept_cache_that_is_freed(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {"async.kv_cache": "keep", "actor_rollout_ref.rollout.free_cache_engine": "true"}
+    assert "free_cache_engine=true frees the cache" in run({**good, **kept}, capsys)
 
 
 def test_lags_that_contradict_each_other(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
