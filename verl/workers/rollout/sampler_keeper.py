@@ -1,11 +1,17 @@
 """Samplers that die are replaced while the run goes on; their prompts go on elsewhere, or on the replacement."""
 
 import asyncio
+import contextlib
 from typing import Any
 
+import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-_PROBE_S = 30.0
+_PROBE_S = 60.0
+
+Engine = tuple[str, list[tuple[int, float]]]
+"""A node, and the processes of an engine on it."""
 
 
 class SamplerKeeper:
@@ -17,26 +23,26 @@ class SamplerKeeper:
     Args:
         servers: verl's LLMServerManager of the samplers.
         weights: verl's CheckpointEngineManager, which sends them the weights.
+        timeout_s: a sampler that gives no sign of life for so long (a minute at most) is dead.
     """
 
-    def __init__(self, servers: Any, weights: Any) -> None:
-        self._servers, self._weights = servers, weights
-        self.restarted = 0
+    def __init__(self, servers: Any, weights: Any, timeout_s: float) -> None:
+        self._servers, self._weights, self._timeout_s = servers, weights, min(timeout_s, _PROBE_S)
+        self._engines: dict[str, list[Engine]] = {}
+        self.take_out_the_dead()
 
     def broken(self) -> list[Any]:
         """The replicas that the balancer no longer uses."""
         pool = set(ray.get(self._servers.global_load_balancer.get_all_servers.remote()))
         return [replica for replica in self._servers.rollout_replicas if replica._server_address not in pool]
 
-    def report_dead(self) -> None:
-        """Ask every sampler for a sign of life; those without one leave the balancer's pool."""
+    def take_out_the_dead(self) -> None:
+        """Ask every sampler's engine for a sign of life; those without one leave the balancer's pool."""
         for replica in self._servers.rollout_replicas:
-            signs = [server.__ray_call__.remote(_engine_is_dead) for server in replica.servers]
             try:
-                dead = any(ray.get(signs, timeout=_PROBE_S))
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-                dead = True
-            if dead:
+                signs = ray.get([server.probe.remote() for server in replica.servers], timeout=self._timeout_s)
+                self._engines[replica._server_address] = signs
+            except (ray.exceptions.RayError, TimeoutError):
                 ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
 
     def replace_broken(self, version: int) -> int:
@@ -49,14 +55,13 @@ class SamplerKeeper:
         if not broken:
             return 0
         for replica in broken:
-            _remove(replica)
+            _remove(replica, self._engines.pop(replica._server_address, []))
         fresh = asyncio.run(self._start([replica.replica_rank for replica in broken]))
         kept = [replica for replica in self._servers.rollout_replicas if replica not in broken]
         self._servers.rollout_replicas = self._weights.replicas = [*kept, *fresh]
         self._weights.update_weights(version)
         handles = {replica._server_address: replica._server_handle for replica in fresh}
         ray.get(self._servers.global_load_balancer.add_servers.remote(handles))
-        self.restarted += len(fresh)
         return len(fresh)
 
     async def _start(self, ranks: list[int]) -> list[Any]:
@@ -73,14 +78,11 @@ class SamplerKeeper:
         return fresh
 
 
-def _engine_is_dead(server: Any) -> bool:
-    """Runs in the server: its engine, a process of its own, may be gone. Only the first node of a replica has one."""
-    engine = getattr(server, "engine", None)
-    return bool(engine is not None and engine.errored)
-
-
-def _remove(replica: Any) -> None:
+def _remove(replica: Any, engines: list[Engine]) -> None:
     """End what is left of a sampler and free its devices and its actors' names, which the next one takes over."""
+    for node_id, processes in engines:  # they outlive their server, and a GPU's memory with them
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        ray.get(_kill.options(scheduling_strategy=on_node).remote(processes))
     actors = (*replica.servers, *replica.workers)
     for actor in actors:
         ray.kill(actor)
@@ -92,3 +94,13 @@ def _remove(replica: Any) -> None:
                 break
     for group in replica.resource_pool.pgs or []:
         ray.util.remove_placement_group(group)
+
+
+@ray.remote(num_cpus=0)
+def _kill(processes: list[tuple[int, float]]) -> None:
+    """End these processes of this node: (id, time of creation), since ids are used again."""
+    for pid, created in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.create_time() == created:
+                process.kill()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+import psutil
 import ray
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -59,6 +60,17 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             await pause_generation(mode="keep", clear_cache=False)
 
         return pause
+
+    async def probe(self) -> tuple[str, list[tuple[int, float]]]:
+        """A sign of life of the engine, not only of this server.
+
+        Returns:
+            this node's id; process id and time of creation of each of the engine's processes.
+        """
+        if self.node_rank == 0:
+            await self.engine.is_paused()
+        children = psutil.Process().children(recursive=True)
+        return ray.get_runtime_context().get_node_id(), [(child.pid, child.create_time()) for child in children]
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
         rejected = await super()._park_until_admitted(request_id)

@@ -128,7 +128,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         super().on_init_end()
         self._served_version = self.global_steps
         self.replay_buffer.sleep = self._sleep_and_mend
-        self.sampler_keeper = SamplerKeeper(self.standalone_server_manager, self.standalone_checkpoint_manager)
+        self.sampler_keeper = SamplerKeeper(
+            self.standalone_server_manager, self.standalone_checkpoint_manager, self.config["async"].sampler_timeout_s
+        )
         say("The samplers serve the trainer's weights.")
 
     def get_llm_client(self) -> ResumingLLMClient:
@@ -141,11 +143,13 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         if self.config["async"].exact_lag:
             # What still runs would be finished by newer weights: younger than k.
             self.replay_buffer.wait_until_finished(self.global_steps, "train")
+        self.sampler_keeper.take_out_the_dead()  # an update would wait for them for ever
+        self._mend()
         self._served_version = self.global_steps
         try:
             super().on_step_end()
-        except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError):
-            self.sampler_keeper.report_dead()
+        except ray.exceptions.RayError:
+            self.sampler_keeper.take_out_the_dead()
             if not self._mend():
                 raise
 
