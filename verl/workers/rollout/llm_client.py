@@ -20,8 +20,8 @@ _RETRY_S = 0.5
 _logger = logging.getLogger(__name__)
 
 
-def _is_server_failure(error: BaseException) -> bool:
-    """Whether the server is broken, not the request."""
+def is_server_failure(error: BaseException) -> bool:
+    """Whether the server is broken, not what was asked of it: it died, its engine died, or it does not answer."""
     if isinstance(error, RayTaskError):
         return type(error.cause).__name__ in ("EngineDeadError", "EngineGenerateError")
     return isinstance(error, RayActorError | TimeoutError)
@@ -33,6 +33,7 @@ class ResumingLLMClient(LLMServerClient):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._server_of: dict[str, str] = {}
+        self._clock_of: dict[str, asyncio.Timeout] = {}
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -46,32 +47,35 @@ class ResumingLLMClient(LLMServerClient):
         prompt_ids = normalize_token_ids(prompt_ids)
         budget = self._budget(sampling_params)
         whole: TokenOutput | None = None
-        while True:
-            done = [] if whole is None else whole.token_ids
-            limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
-            part = await self._attempt(request_id, prompt_ids + done, limited, kwargs)
-            whole = part if whole is None else _joined(whole, part)
-            if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
-                if whole.stop_reason in _ABORTED:
-                    whole.stop_reason = "length"
-                self._server_of.pop(request_id, None)
-                return whole
+        try:
+            while True:
+                done = [] if whole is None else whole.token_ids
+                limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
+                part = await self._attempt(request_id, prompt_ids + done, limited, kwargs)
+                whole = part if whole is None else _joined(whole, part)
+                if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
+                    if whole.stop_reason in _ABORTED:
+                        whole.stop_reason = "length"
+                    return whole
+        finally:
+            self._server_of.pop(request_id, None)
+            self._clock_of.pop(request_id, None)
 
     async def _attempt(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> TokenOutput:
         """One request, repeated until a server answers it."""
-        limit_s = self.config["async"].sampler_timeout_s
         while True:
             try:
-                request = super().generate(
-                    request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
-                )
-                return await asyncio.wait_for(request, limit_s)
+                async with asyncio.timeout(None) as clock:  # starts when there is a server
+                    self._clock_of[request_id] = clock
+                    return await super().generate(
+                        request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
+                    )
             except (RayActorError, RayTaskError, TimeoutError) as error:
-                if not _is_server_failure(error):
+                if not is_server_failure(error):
                     raise
-                server_id = self._server_of.pop(request_id)
+                server_id = self._server_of[request_id]
                 _logger.warning("sampler %s failed (%s): its requests go elsewhere", server_id, type(error).__name__)
                 await self._load_balancer.remove_servers.remote([server_id])
 
@@ -85,6 +89,8 @@ class ResumingLLMClient(LLMServerClient):
                 await asyncio.sleep(_RETRY_S)  # a replacement is being started
             else:
                 self._server_of[request_id] = server_id
+                limit_s = self.config["async"].sampler_timeout_s
+                self._clock_of[request_id].reschedule(asyncio.get_running_loop().time() + limit_s)
                 return server_id, handle
 
     def _budget(self, sampling_params: dict[str, Any]) -> int:

@@ -8,6 +8,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from verl_vcpo.workers.rollout.llm_client import is_server_failure
+
 _PROBE_S = 60.0
 
 Engine = tuple[str, list[tuple[int, float]]]
@@ -42,7 +44,9 @@ class SamplerKeeper:
             try:
                 signs = ray.get([server.probe.remote() for server in replica.servers], timeout=self._timeout_s)
                 self._engines[replica._server_address] = signs
-            except (ray.exceptions.RayError, TimeoutError):
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                if not is_server_failure(error):
+                    raise
                 ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
 
     def replace_broken(self, version: int) -> int:

@@ -68,7 +68,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             this node's id; process id and time of creation of each of the engine's processes.
         """
         if self.node_rank == 0:
-            await self.engine.is_paused()
+            await self.engine.is_sleeping()  # any call that the engine's process has to answer
         children = psutil.Process().children(recursive=True)
         return ray.get_runtime_context().get_node_id(), [(child.pid, child.create_time()) for child in children]
 
