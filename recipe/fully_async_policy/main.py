@@ -155,7 +155,7 @@ def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
 
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
-        LagKTaskRunner().run(config, on_ready=run.observe)
+        LagKTaskRunner().run(config, observe_processes=run.observe)
     return write_summary(config.run_dir, config["async"].lag, time.perf_counter() - start)
 
 

@@ -29,7 +29,7 @@ from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LAG, BATCH, STEPS, FAULT_AFTER = 2, 4, 7, 3
-_TIMEOUT_S = 420
+_TIMEOUT_S, _CLEAN_UP_S = 420, 30
 
 
 class Run:
@@ -221,7 +221,6 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
             complaints.append("the run went on to its end as if nothing had happened")
         if fault.says not in run.tail():
             complaints.append(f"its output does not say {fault.says!r}: {run.tail()[-300:]}")
-        time.sleep(5)  # what cleans up after a killed driver needs a moment
         complaints += left_over(run.run_id, before)
         if Run(assets, run_dir, "trainer.resume_mode=auto").wait():
             complaints.append(f"it does not resume: {run.tail()[-300:]}")
@@ -231,6 +230,9 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
 
 
 def left_over(run_id: str, shared_before: set[str]) -> list[str]:
+    deadline = time.monotonic() + _CLEAN_UP_S  # what cleans up after a killed driver needs a moment
+    while (processes_of(run_id) or shared_memory() - shared_before) and time.monotonic() < deadline:
+        time.sleep(0.5)
     found = []
     if processes_of(run_id):
         found.append(f"processes left: {[p.name() for p in processes_of(run_id)]}")

@@ -244,7 +244,7 @@ def _trainer(schedule: Schedule, clock: Clock, samplers: Samplers) -> trainer_la
     trainer.timing_raw, trainer._restored_tq_prompt_count, trainer._row_of = {}, 0, {}
     trainer.train_dataloader = trainer.train_dataloader_it = _dataset()
     trainer.sampler_keeper = mock.Mock(**{"broken.return_value": [], "replace_broken.return_value": 0})
-    trainer._served_version = 0
+    trainer._served_version, trainer.observe_processes = 0, lambda: None
     trainer.agent_loop_manager = trainer.standalone_checkpoint_manager = samplers
     trainer.replay_buffer = LagKReplayBuffer(
         lag=schedule.lag,

@@ -18,12 +18,12 @@ from verl_vcpo.trainer.ppo.v1.actor_watch import ActorWatch
 class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
     """verl's task runner without its Ray actor."""
 
-    def run(self, config: DictConfig, on_ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, config: DictConfig, observe_processes: Callable[[], None] = lambda: None) -> None:
         """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated.
 
         Args:
             config: the whole configuration.
-            on_ready: called when every process of the run is up.
+            observe_processes: called when every process of the run is up, and before one is replaced.
         """
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
@@ -35,7 +35,8 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
             self.trainer.init()
             self.init_agent_loop_manager()
             watch.start()
-            on_ready()
+            self.trainer.observe_processes = observe_processes
+            observe_processes()
             self.trainer.fit(self.agent_loop_manager)
             succeeded = True
         except SystemExit:

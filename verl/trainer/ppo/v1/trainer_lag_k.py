@@ -11,7 +11,7 @@ k = 0 is synchronous training: nothing is on its way while the trainer steps.
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         self.lag: float = config["async"].lag
         self.run_log = RunLog(config.run_dir)
+        self.observe_processes: Callable[[], None] = lambda: None  # called while all processes of the run are there
         self._row_of: dict[str, int] = {}  # a prompt's uid -> `extra_info.index` of its row in the data
         with _one_mini_batch(config):
             super().__init__(config)
@@ -161,6 +162,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         """Replace the samplers that died; how many that were."""
         if self.sampler_keeper.broken():
             say("A sampler died: starting another one in its place ...")
+            self.observe_processes()
         restarted = self.sampler_keeper.replace_broken(self._served_version)
         if restarted:
             say(f"{restarted} sampler(s) restarted, with policy version {self._served_version}.")

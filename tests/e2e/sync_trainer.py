@@ -1,0 +1,57 @@
+"""verl's own synchronous trainer with our actor: `python -m tests.e2e.sync_trainer setting=value ...`, as main.py."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.processes import new_run_id
+
+SYNC = ["trainer.v1.trainer_mode=sync_vcpo", "actor_rollout_ref.hybrid_engine=true"]
+NAIVE = ["actor_rollout_ref.rollout.checkpoint_engine.backend=naive"]  # trainer and sampler share their device
+
+
+def register() -> None:
+    """The trainer mode "sync_vcpo": verl's "sync" with the worker that builds our engine."""
+    import ray
+    from verl.trainer.ppo.v1.trainer_base import register_trainer
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    from verl_vcpo.workers.engine_workers import VCPOActorWorker
+
+    @register_trainer(SYNC[0].split("=")[1])
+    class SyncTrainer(PPOTrainerSync):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.trainer_mode = "sync"  # what verl asks for
+
+        def _init_resource_pool_mgr(self) -> None:
+            super()._init_resource_pool_mgr()
+            for role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
+
+        def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+            super()._compute_metrics(batch, metrics, *args, **kwargs)
+            numbers = {name: float(value) for name, value in metrics.items() if hasattr(value, "__float__")}
+            with open(Path(self.config.run_dir) / "metrics.jsonl", "a") as f:
+                f.write(json.dumps({"step": self.global_steps, **numbers}) + "\n")
+
+
+def train(overrides: list[str]) -> None:
+    run_id = new_run_id()
+    overrides = [*overrides, *SYNC, *NAIVE]
+    main.prepare_environment(overrides)
+    config = main.compose(overrides)
+    main.check(config)
+    register()
+    from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+
+    with main.ray_session(config, run_id) as run:
+        LagKTaskRunner().run(config, observe_processes=run.observe)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")
+    train(sys.argv[1:])
