@@ -3,7 +3,8 @@
 Each fault hits a run of its own (lag 2, a small model) after its third step. Samplers are replaced while the run goes
 on; anything else ends it with one line, and the same command with trainer.resume_mode=auto goes on. In the end every
 prompt that was due has been trained on once, nothing was older than its bound, no failure became a reward, and no
-process or shared memory is left. About two and a half minutes a fault on 2 cores.
+process or shared memory is left (run it alone: other runs' shared memory would count). About two and a half minutes a
+fault on 2 cores.
 """
 
 import argparse
@@ -103,6 +104,8 @@ class Fault:
     survives: bool = False
     says: str = "error:"
     """In the output of a run that ends."""
+    prepare: Callable[[Path], list[str]] = lambda run_dir: []
+    """Made before the run, for its folder; the settings that go with it."""
 
 
 def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[Run], None]:
@@ -150,6 +153,23 @@ def flip_a_bit(file: Path) -> None:
         f.write(bytes([byte ^ 1]))
 
 
+def disk_for_one_checkpoint(run_dir: Path) -> list[str]:
+    """A file system that is full before the second checkpoint is written. Needs the right to mount one."""
+    disk = run_dir.with_name(f"{run_dir.name}-disk")
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        raise RuntimeError(f"no right to mount a small file system: {mounted.stderr.decode().strip()}")
+    return [f"trainer.default_local_dir={disk}"]
+
+
+def make_room(run: Run) -> None:
+    """After the run has ended for want of space."""
+    run.wait()
+    disk = run.run_dir.with_name(f"{run.run_dir.name}-disk")
+    subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
+
+
 FAULTS = [
     Fault("kill -9 of a vLLM engine", kill("VLLM::EngineCore"), survives=True),
     Fault("kill -9 of a vLLM server", kill("ray::CPUvLLMHttpServer"), survives=True),
@@ -160,6 +180,7 @@ FAULTS = [
     Fault("kill -9 of the TransferQueue storage", kill("ray::SimpleStorageUnit")),
     Fault("SIGTERM to the driver", signal_driver(signal.SIGTERM), says=""),
     Fault("kill -9 of the driver", signal_driver(signal.SIGKILL), says=""),
+    Fault("a full disk while saving", make_room, prepare=disk_for_one_checkpoint),
     Fault("a truncated checkpoint", spoil_newest_checkpoint(truncate), says=""),
     Fault("a bit flipped in a checkpoint", spoil_newest_checkpoint(flip_a_bit), says=""),
 ]
@@ -210,7 +231,8 @@ def shared_memory() -> set[str]:
 def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
     """Run into the fault, go on after it, and account for every prompt."""
     start, before, complaints = time.monotonic(), shared_memory(), []
-    run = Run(assets, run_dir)
+    settings = fault.prepare(run_dir)
+    run = Run(assets, run_dir, *settings)
     run.wait_for_step(FAULT_AFTER)
     fault.inject(run)
     code = run.wait()
@@ -222,7 +244,7 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
         if fault.says not in run.tail():
             complaints.append(f"its output does not say {fault.says!r}: {run.tail()[-300:]}")
         complaints += left_over(run.run_id, before)
-        if Run(assets, run_dir, "trainer.resume_mode=auto").wait():
+        if Run(assets, run_dir, *settings, "trainer.resume_mode=auto").wait():
             complaints.append(f"it does not resume: {run.tail()[-300:]}")
     complaints += left_over(run.run_id, before)
     counts = account(run.lines(), order_of_rows(assets, (STEPS - LAG) * BATCH), complaints)
@@ -283,6 +305,8 @@ def main() -> int:
         except RuntimeError as error:
             verdicts.append(Verdict(fault.name, 0, 0, 0, str(error)[-400:], 0.0))
     print_table(verdicts)
+    for disk in folder.glob("*-disk"):
+        subprocess.run(["umount", str(disk)], check=True)
     if all(verdict.ok for verdict in verdicts):
         shutil.rmtree(folder)
     else:
