@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
     args = parser.parse_args(argv)
 
-    from recipe.fully_async_policy.processes import new_run_id
+    from recipe.fully_async_policy.processes import Terminated, new_run_id
 
     run_id = new_run_id()
     prepare_environment(args.overrides)
@@ -56,9 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         summary = train(config, run_id)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(f"interrupted; {config.run_dir} keeps the metrics of the steps that were done", file=sys.stderr)
-        return 130
+        return 143 if isinstance(interrupt, Terminated) else 130
     except Exception as error:
         print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
         return 1
@@ -166,7 +166,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    from recipe.fully_async_policy.processes import cleaned_up
+    from recipe.fully_async_policy.processes import catch_sigterm, cleaned_up
     from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SUMMARY_FILE
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
@@ -187,6 +187,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
         init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
         runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), init.pop("runtime_env", None) or {})
         ray.init(**init, runtime_env=OmegaConf.to_container(runtime_env))
+        catch_sigterm()
         try:
             yield run
         except Exception:

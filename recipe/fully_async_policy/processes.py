@@ -99,15 +99,25 @@ def _start_reaper(run_id: str) -> subprocess.Popen[str]:
     )
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. A KeyboardInterrupt, because Ray's own SystemExit aborts the process where it comes during ray.get."""
+
+
 def _terminate(signum: int, frame: Any) -> None:
-    raise SystemExit(128 + signum)
+    raise Terminated
+
+
+def catch_sigterm() -> None:
+    """SIGTERM raises `Terminated` from now on; once more after `ray.init`, which sets a handler of its own."""
+    signal.signal(signal.SIGTERM, _terminate)
 
 
 @contextlib.contextmanager
 def cleaned_up(run_id: str) -> Iterator[Run]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
     run, reaper = Run(run_id), _start_reaper(run_id)
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    previous = signal.getsignal(signal.SIGTERM)
+    catch_sigterm()
     try:
         yield run
     finally:

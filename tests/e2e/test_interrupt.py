@@ -1,4 +1,4 @@
-"""Ctrl-C leaves no process and no shared-memory file behind."""
+"""However a run ends, it leaves no process and no shared-memory file behind."""
 
 import os
 import signal
@@ -34,7 +34,16 @@ def wait_for_line(process: subprocess.Popen, text: str, seconds: float) -> None:
     raise AssertionError(f"no {text!r} in:\n{''.join(seen[-30:])}")
 
 
-def test_ctrl_c_while_training(assets: Path, tmp_path: Path) -> None:
+def wait_until(condition: object, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    "signum, exit_code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=lambda x: str(x)
+)
+def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit_code: int) -> None:
     before = shared_memory()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *overrides(assets, tmp_path), "async.lag=2"],
@@ -46,15 +55,22 @@ def test_ctrl_c_while_training(assets: Path, tmp_path: Path) -> None:
     )
     try:
         wait_for_line(process, STARTED, 180)
+        time.sleep(12)  # it trains, and what would clean up after a killed driver has looked around
         run_id = next(
-            p.environ()[RUN_ID_VARIABLE] for p in psutil.Process(process.pid).children(recursive=True) if p.is_running()
+            p.environ()[RUN_ID_VARIABLE]
+            for p in psutil.Process(process.pid).children(recursive=True)
+            if RUN_ID_VARIABLE in p.environ()
         )
         assert processes_of(run_id)
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        if signum == signal.SIGINT:
+            os.killpg(process.pid, signum)  # as a terminal does
+        else:
+            process.send_signal(signum)
+        process.wait(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
-    assert process.returncode != 0
+    wait_until(lambda: not processes_of(run_id) and shared_memory() <= before, 30 if signum == signal.SIGKILL else 0)
     assert not processes_of(run_id)
     assert shared_memory() <= before
+    assert process.returncode == exit_code

@@ -39,7 +39,7 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
             observe_processes()
             self.trainer.fit(self.agent_loop_manager)
             succeeded = True
-        except SystemExit:
+        except KeyboardInterrupt:
             if watch.reason:
                 raise RuntimeError(watch.reason) from None
             raise
