@@ -124,7 +124,7 @@ class VCPOConfig:
     """Which weights OPOB squares."""
 
     opob_leave_one_out: bool = False
-    """A sequence's OPOB is computed from the others: no bias from its own reward, a little more variance."""
+    """A sequence's OPOB is computed from the others: no bias from its own reward, but more variance."""
 
     norm_by_std: bool = True
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
