@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RUN_FILES = ("metrics.jsonl", "summary.json")
+from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SUMMARY_FILE, read_metrics
+
+RUN_FILES = (METRICS_FILE, SUMMARY_FILE)
 
 # (metric, title, logarithmic) in reading order. Accuracy is drawn by itself.
 PANELS = (
@@ -30,8 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {run_dir}: no {missing[0]}; give the folder (run_dir) of a finished run", file=sys.stderr)
         return 2
 
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((run_dir / "summary.json").read_text())
+    lines = read_metrics(run_dir)
+    summary = json.loads((run_dir / SUMMARY_FILE).read_text())
     figure = draw(lines, summary, run_dir / "figure.png")
     print_table(summary)
     print(f"Figure: {figure}\nNumbers: {run_dir / 'summary.json'}, one line per step in {run_dir / 'metrics.jsonl'}")

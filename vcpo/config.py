@@ -171,7 +171,7 @@ class VCPOConfig:
             )
         if self.baseline is not Baseline.OPOB:
             for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):
-                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                if getattr(self, name) != getattr(type(self), name):
                     raise ValueError(
                         f"vcpo.{name}={getattr(self, name)}: has no effect with vcpo.baseline={self.baseline}; "
                         "set vcpo.baseline=opob, or leave it out"

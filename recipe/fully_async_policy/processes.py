@@ -51,14 +51,15 @@ class Run:
         self.run_id = run_id
         self._shared_memory: set[Path] = set()
 
-    def observe(self) -> None:
-        """Note the shared-memory files of the processes that are up now."""
-        self._shared_memory |= shared_memory_of(processes_of(self.run_id))
+    def observe(self) -> list[psutil.Process]:
+        """Note the shared-memory files of the processes that are up now; those processes."""
+        processes = processes_of(self.run_id)
+        self._shared_memory |= shared_memory_of(processes)
+        return processes
 
     def clean_up(self) -> None:
         """End every process of the run, then remove its shared memory."""
-        self.observe()
-        processes = processes_of(self.run_id)
+        processes = self.observe()
         for ask in (psutil.Process.terminate, psutil.Process.kill):
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -100,7 +101,7 @@ def _start_reaper(run_id: str) -> subprocess.Popen[str]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. A KeyboardInterrupt, because Ray's own SystemExit aborts the process where it comes during ray.get."""
+    """SIGTERM: ends a run as Ctrl-C does."""
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -108,7 +109,7 @@ def _terminate(signum: int, frame: Any) -> None:
 
 
 def catch_sigterm() -> None:
-    """SIGTERM raises `Terminated` from now on; once more after `ray.init`, which sets a handler of its own."""
+    """SIGTERM raises `Terminated` from now on; once more after `ray.init`, whose own handler aborts the process."""
     signal.signal(signal.SIGTERM, _terminate)
 
 

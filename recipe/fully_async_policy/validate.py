@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 
 from vcpo import VCPOConfig
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
+from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
 
@@ -41,15 +42,14 @@ def _check_async(config: DictConfig) -> None:
     lag = settings.lag
     if isinstance(lag, bool) or not isinstance(lag, int | float) or not 0 <= lag < math.inf:
         raise SettingError(f"async.lag={lag}: give a number of policy updates, 0 (synchronous) or more")
-    if settings.on_deadline not in tuple(OnDeadline):
-        raise SettingError(f"async.on_deadline={settings.on_deadline}: choose one of {', '.join(OnDeadline)}")
+    for name, choices in (("on_deadline", OnDeadline), ("kv_cache", KVCache)):
+        if settings[name] not in tuple(choices):
+            raise SettingError(f"async.{name}={settings[name]}: choose one of {', '.join(choices)}")
     if settings.on_deadline == OnDeadline.REISSUE and lag == 0:
         raise SettingError(
             "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
         )
-    if settings.kv_cache not in ("recompute", "keep"):
-        raise SettingError(f"async.kv_cache={settings.kv_cache}: choose one of recompute, keep")
-    if settings.kv_cache == "keep" and config.actor_rollout_ref.rollout.free_cache_engine:
+    if settings.kv_cache == KVCache.KEEP and config.actor_rollout_ref.rollout.free_cache_engine:
         raise SettingError(
             "async.kv_cache=keep: actor_rollout_ref.rollout.free_cache_engine=true frees the cache at every update; "
             "set it to false"

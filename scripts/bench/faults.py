@@ -22,77 +22,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
+from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.small_run import BATCH, Run, make_assets, shared_memory
 
-ROOT = Path(__file__).resolve().parents[2]
-LAG, BATCH, STEPS, FAULT_AFTER = 2, 4, 7, 3
-_TIMEOUT_S, _CLEAN_UP_S = 420, 30
-
-
-class Run:
-    """One launch of the trainer."""
-
-    def __init__(self, assets: Path, run_dir: Path, *overrides: str) -> None:
-        self.run_dir = run_dir
-        arguments = [
-            "+task=countdown",
-            f"async.lag={LAG}",
-            f"data.train_batch_size={BATCH}",
-            "actor_rollout_ref.rollout.n=4",
-            f"trainer.total_training_steps={STEPS}",
-            "trainer.save_freq=2",
-            "trainer.val_before_train=false",
-            "trainer.test_freq=0",
-            "async.sampler_timeout_s=20",
-            f"data.train_files={assets}/data/train.parquet",
-            f"data.val_files={assets}/data/val.parquet",
-            f"actor_rollout_ref.model.path={assets}/model",
-            f"reward.custom_reward_function.path={ROOT}/tests/e2e/digits_reward.py",
-            f"run_dir={run_dir}",
-            *overrides,
-        ]
-        self._output = run_dir.parent / f"{run_dir.name}.log"
-        command = [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *arguments]
-        with open(self._output, "a") as output:
-            self.process = psutil.Popen(
-                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self.run_id = ""
-
-    def wait_for_step(self, step: int) -> None:
-        """Until `step` is in metrics.jsonl."""
-        deadline = time.monotonic() + _TIMEOUT_S
-        while max((line["step"] for line in self.lines()), default=0) < step:
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"step {step} was not reached:\n{self.tail()}")
-            time.sleep(0.2)
-        children = self.process.children(recursive=True)
-        self.run_id = next(c.environ()[RUN_ID_VARIABLE] for c in children if RUN_ID_VARIABLE in c.environ())
-
-    def wait(self) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(_TIMEOUT_S)
-        except psutil.TimeoutExpired:
-            for process in [*self.process.children(recursive=True), self.process]:
-                process.kill()
-            raise RuntimeError(f"the run hangs:\n{self.tail()}") from None
-
-    def processes(self, name: str) -> list[psutil.Process]:
-        """The run's processes with `name` in their title."""
-        return [p for p in processes_of(self.run_id) if name in " ".join(p.cmdline())]
-
-    def lines(self) -> list[dict[str, Any]]:
-        file = self.run_dir / "metrics.jsonl"
-        text = file.read_text() if file.is_file() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def tail(self) -> str:
-        return self._output.read_text()[-3000:]
+LAG, STEPS, FAULT_AFTER = 2, 7, 3
+SETTINGS = [
+    f"async.lag={LAG}",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.save_freq=2",
+    "async.sampler_timeout_s=20",
+]
+_CLEAN_UP_S = 30
 
 
 @dataclass(frozen=True)
@@ -204,16 +147,6 @@ class Verdict:
         return not (self.lost or self.duplicated or self.lag_violations or self.complaint)
 
 
-def make_assets(folder: Path) -> Path:
-    """Data and a small model, by the project's own commands."""
-    for command in (
-        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", "256", "--val", "16"],
-        ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", "--steps", "20"],
-    ):
-        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, capture_output=True)
-    return folder
-
-
 def order_of_rows(assets: Path, rows: int) -> list[int]:
     """`extra_info.index` of the first `rows` prompts, in the order in which they are submitted."""
     from omegaconf import OmegaConf
@@ -224,14 +157,10 @@ def order_of_rows(assets: Path, rows: int) -> list[int]:
     return [indices[i] for i, _ in zip(sampler, range(rows), strict=False)]
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-
-
 def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
     """Run into the fault, go on after it, and account for every prompt."""
     start, before, complaints = time.monotonic(), shared_memory(), []
-    settings = fault.prepare(run_dir)
+    settings = [*SETTINGS, *fault.prepare(run_dir)]
     run = Run(assets, run_dir, *settings)
     run.wait_for_step(FAULT_AFTER)
     fault.inject(run)

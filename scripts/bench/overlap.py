@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scripts.bench.faults import ROOT, Run, make_assets
+from scripts.bench.small_run import ROOT, Run, make_assets
 
 STEPS, WARM_UP = 14, 5
 
@@ -39,8 +39,6 @@ def measure(assets: Path, folder: Path, lag: int) -> Timing:
         folder / f"lag{lag}",
         f"async.lag={lag}",
         f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=-1",
-        "async.sampler_timeout_s=1800",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={ROOT}/scripts/bench/slow_tool.yaml",
         "actor_rollout_ref.rollout.agent.default_agent_loop=slow_tool",
     )

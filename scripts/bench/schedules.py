@@ -36,7 +36,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from verl_vcpo.trainer.ppo.v1 import trainer_lag_k  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline  # noqa: E402
-from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer, prompt_of  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _trainer(schedule: Schedule, clock: Clock, samplers: Samplers) -> trainer_la
     trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
     trainer.timing_raw, trainer._restored_tq_prompt_count, trainer._row_of = {}, 0, {}
     trainer.train_dataloader = trainer.train_dataloader_it = _dataset()
-    trainer.sampler_keeper = mock.Mock(**{"broken.return_value": [], "replace_broken.return_value": 0})
+    trainer.sampler_keeper = mock.Mock(**{"broken.return_value": []})
     trainer._served_version, trainer.observe_processes = 0, lambda: None
     trainer.agent_loop_manager = trainer.standalone_checkpoint_manager = samplers
     trainer.replay_buffer = LagKReplayBuffer(
@@ -291,7 +291,7 @@ def run(schedule: Schedule) -> Outcome:
                 outcome.lag_violations += sum(lag > math.ceil(schedule.lag) for lag in lags)
                 if schedule.exact and not schedule.failure:
                     outcome.lag_violations += sum(lag != min(step - 1, schedule.lag) for lag in lags)
-                trained.update(key.split("_")[0] for key in batch.keys)
+                trained.update(prompt_of(key) for key in batch.keys)
                 outcome.reissued += int(metrics["vcpo/async/reissued_prompts"])
                 outcome.retried += int(metrics["vcpo/async/retried_prompts"])
                 clock.run(rng.expovariate(0.3))

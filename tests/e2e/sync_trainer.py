@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.processes import new_run_id
+from tests.e2e.conftest import prepared
 
 SYNC = ["trainer.v1.trainer_mode=sync_vcpo", "actor_rollout_ref.hybrid_engine=true"]
 NAIVE = ["actor_rollout_ref.rollout.checkpoint_engine.backend=naive"]  # trainer and sampler share their device
@@ -40,11 +40,7 @@ def register() -> None:
 
 
 def train(overrides: list[str]) -> None:
-    run_id = new_run_id()
-    overrides = [*overrides, *SYNC, *NAIVE]
-    main.prepare_environment(overrides)
-    config = main.compose(overrides)
-    main.check(config)
+    run_id, config = prepared([*overrides, *SYNC, *NAIVE])
     register()
     from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 

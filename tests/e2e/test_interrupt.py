@@ -11,15 +11,11 @@ import psutil
 import pytest
 
 from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
-from tests.e2e.conftest import ROOT, overrides
+from scripts.bench.small_run import ROOT, shared_memory, small_task
 
 pytestmark = pytest.mark.e2e
 
 STARTED = "The samplers serve the trainer's weights."
-
-
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 def wait_for_line(process: subprocess.Popen, text: str, seconds: float) -> None:
@@ -46,7 +42,7 @@ def wait_until(condition: object, seconds: float) -> None:
 def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit_code: int) -> None:
     before = shared_memory()
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *overrides(assets, tmp_path), "async.lag=2"],
+        [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *small_task(assets, tmp_path), "async.lag=2"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

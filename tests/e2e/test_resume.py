@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.conftest import ROOT, metrics, overrides
+from scripts.bench.small_run import ROOT, small_task
+from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +25,7 @@ def train(module: str, assets: Path, run_dir: Path, *settings: str) -> None:
         "trainer.val_before_train=false",
         "trainer.test_freq=0",
     ]
-    command = [sys.executable, "-m", module, *overrides(assets, run_dir), *fixed, *settings]
+    command = [sys.executable, "-m", module, *small_task(assets, run_dir), *fixed, *settings]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stderr[-3000:]
 
@@ -51,11 +52,11 @@ def test_stopped_and_resumed_is_the_same_run(assets: Path, whole: Path, tmp_path
     (run_dir / "metrics.jsonl").write_text("".join(lines[: STOPPED_AFTER + 1]) + lines[-1][:40])
     train("recipe.fully_async_policy.main", assets, run_dir, "trainer.resume_mode=auto")
 
-    resumed = metrics(run_dir)
+    resumed = read_metrics(run_dir)
     assert [line["step"] for line in resumed] == list(range(1, STEPS + 1))
     rows = [row for line in resumed for row in line["trained_rows"]]
     assert len(rows) == len(set(rows)) == STEPS * 4
-    for a, b in zip(metrics(whole), resumed, strict=True):
+    for a, b in zip(read_metrics(whole), resumed, strict=True):
         for name in ("trained_rows", "reward"):
             assert a[name] == b[name], (name, a["step"])
         for name in ("grad_norm", "baseline", "ess_ratio"):
@@ -65,9 +66,9 @@ def test_stopped_and_resumed_is_the_same_run(assets: Path, whole: Path, tmp_path
 
 def test_lag_0_is_verls_synchronous_trainer(assets: Path, whole: Path, tmp_path: Path) -> None:
     train("tests.e2e.sync_trainer", assets, tmp_path / "sync")
-    synchronous = metrics(tmp_path / "sync")
+    synchronous = read_metrics(tmp_path / "sync")
     assert len(synchronous) == STEPS
-    for a, b in zip(metrics(whole), synchronous, strict=True):
+    for a, b in zip(read_metrics(whole), synchronous, strict=True):
         assert a["lag_max"] == 0
         for name in ("critic/score/mean", "actor/loss", "actor/grad_norm", "actor/vcpo/baseline"):
             assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-6), (name, a["step"])

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.processes import new_run_id
-from tests.e2e.conftest import overrides
+from scripts.bench.small_run import small_task
+from tests.e2e.conftest import prepared
 from tests.e2e.test_whole_stack import PROMPT, log_probs
 
 pytestmark = pytest.mark.e2e
@@ -67,10 +67,7 @@ class Samplers:
 
 @pytest.fixture(params=["recompute", "keep"])
 def samplers(request: pytest.FixtureRequest, assets: Path, tmp_path: Path) -> Iterator[tuple[str, Samplers]]:
-    run_id, arguments = new_run_id(), [*overrides(assets, tmp_path), f"async.kv_cache={request.param}"]
-    main.prepare_environment(arguments)
-    config = main.compose(arguments)
-    main.check(config)
+    run_id, config = prepared([*small_task(assets, tmp_path), f"async.kv_cache={request.param}"])
     with main.ray_session(config, run_id):
         yield request.param, Samplers(assets, config, run_id)
 

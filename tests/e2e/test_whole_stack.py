@@ -10,8 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.processes import new_run_id, processes_of
-from tests.e2e.conftest import metrics, overrides
+from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.small_run import small_task
+from tests.e2e.conftest import prepared
+from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e
 
@@ -44,10 +46,7 @@ def log_probs(model: torch.nn.Module, prompt: list[int], response: list[int]) ->
 
 
 def test_three_steps_at_lag_2(assets: Path, tmp_path: Path) -> None:
-    run_id, arguments = new_run_id(), [*overrides(assets, tmp_path), "async.lag=2", "trainer.test_freq=3"]
-    main.prepare_environment(arguments)
-    config = main.compose(arguments)
-    main.check(config)
+    run_id, config = prepared([*small_task(assets, tmp_path), "async.lag=2", "trainer.test_freq=3"])
 
     from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
@@ -69,7 +68,7 @@ def test_three_steps_at_lag_2(assets: Path, tmp_path: Path) -> None:
     assert (after - torch.tensor(served)).abs().max() < 1e-3, "vLLM serves other weights than the trainer's"
     assert (before - after).abs().max() > 1e-3, "three steps changed nothing, so the comparison proves nothing"
 
-    zero, *steps = metrics(tmp_path)
+    zero, *steps = read_metrics(tmp_path)
     assert zero["step"] == 0 and 0 <= zero["val_accuracy"] <= 1
     assert [line["step"] for line in steps] == [1, 2, 3]
     assert [line["lag_max"] for line in steps] == [0, 1, 2], "the samplers run ahead exactly as far as allowed"

@@ -18,7 +18,7 @@ from verl_vcpo.trainer.ppo.v1.actor_watch import ActorWatch
 class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
     """verl's task runner without its Ray actor."""
 
-    def run(self, config: DictConfig, observe_processes: Callable[[], None] = lambda: None) -> None:
+    def run(self, config: DictConfig, observe_processes: Callable[[], object] = lambda: None) -> None:
         """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated.
 
         Args:

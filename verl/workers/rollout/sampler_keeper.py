@@ -19,7 +19,7 @@ Engine = tuple[str, list[tuple[int, float]]]
 class SamplerKeeper:
     """Keeps as many samplers up as the run started with.
 
-    Clients take a server that fails out of the load balancer's pool. `replace_broken` starts another one in its place,
+    Clients take a server that fails out of the load balancer's pool. `replace` starts another one in its place,
     gives it the current weights and puts it into the pool.
 
     Args:
@@ -49,15 +49,13 @@ class SamplerKeeper:
                     raise
                 ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
 
-    def replace_broken(self, version: int) -> int:
-        """Replace what is broken; how many that were.
+    def replace(self, broken: list[Any], version: int) -> None:
+        """Start other replicas in the place of the broken ones.
 
         Args:
+            broken: what `broken` returned.
             version: the policy version that the samplers have now.
         """
-        broken = self.broken()
-        if not broken:
-            return 0
         for replica in broken:
             _remove(replica, self._engines.pop(replica._server_address, []))
         fresh = asyncio.run(self._start([replica.replica_rank for replica in broken]))
@@ -66,7 +64,6 @@ class SamplerKeeper:
         self._weights.update_weights(version)
         handles = {replica._server_address: replica._server_handle for replica in fresh}
         ray.get(self._servers.global_load_balancer.add_servers.remote(handles))
-        return len(fresh)
 
     async def _start(self, ranks: list[int]) -> list[Any]:
         fresh = [

@@ -9,7 +9,6 @@ Either way no prefix that old weights computed is reused for another request.
 """
 
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Any
 
 import psutil
@@ -17,14 +16,7 @@ import ray
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-
-class KVCache(StrEnum):
-    """What becomes of a response's keys and values when new weights arrive."""
-
-    RECOMPUTE = "recompute"
-    """Computed anew: log-probs are exact on both sides of the update."""
-    KEEP = "keep"
-    """Kept: the update costs no computation; tokens after it come from a mixture of both policies."""
+from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 
 def keeps_kv_cache(rollout_config: Any) -> bool:

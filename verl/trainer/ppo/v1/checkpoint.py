@@ -12,6 +12,8 @@ import shutil
 import zlib
 from pathlib import Path
 
+from verl_vcpo.whole_file import write_whole
+
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl/utils/checkpoint/checkpoint_manager.py
 _STAGING = ".partial"
@@ -33,11 +35,11 @@ def publish(root: Path, step: int) -> Path:
     """
     staged = root / _STAGING / f"global_step_{step}"
     entries = {str(file.relative_to(staged)): [file.stat().st_size, _crc(file)] for file in _files(staged)}
-    _write(staged / MANIFEST, json.dumps(entries, indent=1))
+    write_whole(staged / MANIFEST, json.dumps(entries, indent=1))
     final = root / staged.name
     shutil.rmtree(final, ignore_errors=True)  # of an earlier run that this one repeats
     os.replace(staged, final)
-    _write(root / TRACKER, str(step))
+    write_whole(root / TRACKER, str(step))
     shutil.rmtree(root / _STAGING, ignore_errors=True)
     return final
 
@@ -92,9 +94,3 @@ def _crc(file: Path) -> int:
         while chunk := f.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return crc
-
-
-def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, file)

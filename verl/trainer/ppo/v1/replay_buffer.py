@@ -16,6 +16,11 @@ _POLL_S = 0.05
 MAX_ATTEMPTS = 4
 
 
+def prompt_of(key: str) -> str:
+    """The uid of the prompt whose trajectory is stored under `key`: {uid}_{session}_{index}, or the uid itself."""
+    return key.split("_")[0]
+
+
 class LagKReplayBuffer(ReplayBufferAsync):
     """Consumes the oldest finished prompts, and waits wherever anything else would break the bound.
 
@@ -49,6 +54,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
+        self.ages: Counter[int] = Counter()
+        """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
 
     def note_submitted(self, uids: list[str]) -> None:
         """Remember the order of submission: batches follow it, whatever finishes first."""
@@ -145,7 +152,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._counts.clear()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
-            metrics |= self._metrics(global_steps, partition_id, {key.split("_")[0] for key in batch.keys})
+            metrics |= self._metrics(global_steps, partition_id, {prompt_of(key) for key in batch.keys})
         return batch, metrics
 
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
@@ -153,21 +160,17 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self._attempts.pop(uid, None)
             self._place.pop(uid, None)
             self._reissued.discard(uid)
-        ages = self.ages(step, partition_id, consumed)
+        submitted = self.prompt_global_steps[partition_id]
+        self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)
         unfinished = self._unfinished(partition_id)
         return {
             "vcpo/async/deadline_wait_s": self._counts["deadline_wait_s"],
             "vcpo/async/reissued_prompts": self._counts["reissued_prompts"],
             "vcpo/async/retried_prompts": self._counts["retried_prompts"],
             "vcpo/buffer/unfinished": len(unfinished),
-            "vcpo/buffer/finished": ages.total() - len(unfinished),
-            "vcpo/buffer/age/max": max(ages, default=0),
+            "vcpo/buffer/finished": self.ages.total() - len(unfinished),
+            "vcpo/buffer/age/max": max(self.ages, default=0),
         }
-
-    def ages(self, step: int, partition_id: str, consumed: set[str]) -> Counter[int]:
-        """Prompts in the buffer after step `step` consumed its batch, by steps since they were submitted."""
-        submitted = self.prompt_global_steps[partition_id]
-        return Counter(step - at for uid, at in submitted.items() if uid not in consumed)
 
     def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
         """Block until every submitted prompt is finished."""

@@ -1,7 +1,6 @@
 """What a run tells: a line per step on the console and in `metrics.jsonl`, and `summary.json` at its end."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
+from verl_vcpo.whole_file import write_whole
 
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 
@@ -71,9 +71,7 @@ class RunLog:
         if not self._path.is_file():
             return
         lines = [line for line in read_metrics(self._path.parent) if line["step"] <= step]
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        os.replace(partial, self._path)
+        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         if lines:
             self._start = time.perf_counter() - lines[-1]["wall_clock_s"]
 
@@ -150,7 +148,5 @@ def write_summary(run_dir: str | Path, lag: int, wall_clock_s: float) -> dict[st
         "wall_clock_s": round(wall_clock_s, 1),
         "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in steps) / trained_s if steps else None,
     }
-    partial = Path(run_dir) / f"{SUMMARY_FILE}.partial"
-    partial.write_text(json.dumps(summary, indent=2) + "\n")
-    os.replace(partial, Path(run_dir) / SUMMARY_FILE)
+    write_whole(Path(run_dir) / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     return summary

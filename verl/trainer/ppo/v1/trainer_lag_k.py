@@ -28,7 +28,7 @@ from verl.utils import tensordict_utils as tu
 from verl_vcpo.trainer.ppo.v1 import checkpoint
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
-from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
+from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer, prompt_of
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
 from verl_vcpo.workers.engine_workers import VCPOActorWorker
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
@@ -47,7 +47,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         self.lag: float = config["async"].lag
         self.run_log = RunLog(config.run_dir)
-        self.observe_processes: Callable[[], None] = lambda: None  # called while all processes of the run are there
+        self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self._row_of: dict[str, int] = {}  # a prompt's uid -> `extra_info.index` of its row in the data
         with _one_mini_batch(config):
             super().__init__(config)
@@ -98,12 +98,14 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _take_over_buffer(self) -> None:
         """Know the prompts that the checkpoint's buffer holds, and drop the trajectories of its last, trained batch."""
         tags = (tq.kv_list("train") or {}).get("train", {})
-        prompts = [key for key, tag in tags.items() if tag.get("is_prompt")]
-        trained = [key for key in tags if key.split("_")[0] not in set(prompts)]
+        prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
+        trained = [key for key in tags if prompt_of(key) not in prompts]
         if trained:
             tq.kv_clear(keys=trained, partition_id="train")
         if prompts:
-            self._note_submitted(tq.kv_batch_get(keys=prompts, partition_id="train", select_fields=["uid", "index"]))
+            self._note_submitted(
+                tq.kv_batch_get(keys=list(prompts), partition_id="train", select_fields=["uid", "index"])
+            )
 
     def _save_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -160,19 +162,19 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def _mend(self) -> int:
         """Replace the samplers that died; how many that were."""
-        if self.sampler_keeper.broken():
+        broken = self.sampler_keeper.broken()
+        if broken:
             say("A sampler died: starting another one in its place ...")
             self.observe_processes()
-        restarted = self.sampler_keeper.replace_broken(self._served_version)
-        if restarted:
-            say(f"{restarted} sampler(s) restarted, with policy version {self._served_version}.")
-        return restarted
+            self.sampler_keeper.replace(broken, self._served_version)
+            say(f"{len(broken)} sampler(s) restarted, with policy version {self._served_version}.")
+        return len(broken)
 
     def _reissue(self, uids: list[str]) -> None:
         """Sample these prompts again from the start, as if submitted at this step."""
         self.agent_loop_manager.cancel(uids)
-        known = tq.kv_list("train")["train"]
-        stale = [key for key, tag in known.items() if not tag.get("is_prompt") and key.split("_")[0] in set(uids)]
+        known, again = tq.kv_list("train")["train"], set(uids)
+        stale = [key for key, tag in known.items() if not tag.get("is_prompt") and prompt_of(key) in again]
         if stale:
             tq.kv_clear(keys=stale, partition_id="train")
         prompts = tq.kv_batch_get(keys=uids, partition_id="train")
@@ -192,7 +194,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         actor = self.config.actor_rollout_ref.actor
         mini_batch_size = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) > mini_batch_size:
-            prompts = [key.rsplit("_", 2)[0] for key in batch.keys]  # {uid}_{session}_{index}
+            prompts = [prompt_of(key) for key in batch.keys]
             lengths = [tag["seq_len"] for tag in batch.tags]
             ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
             batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
@@ -212,9 +214,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        consumed = {key.split("_")[0] for key in batch.keys}
-        ages = self.replay_buffer.ages(global_steps, "train", consumed)
-        rows = sorted(self._row_of.pop(uid) for uid in consumed if uid in self._row_of)
+        ages = self.replay_buffer.ages
+        rows = sorted(self._row_of.pop(uid) for uid in {prompt_of(key) for key in batch.keys} if uid in self._row_of)
         tables = {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
         self.run_log.write(global_steps, metrics | tables)
 

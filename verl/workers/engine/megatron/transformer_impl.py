@@ -13,7 +13,6 @@ step are those of the global mini-batch on every parallel layout, wherever the s
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
+from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_batch
 from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
 from verl_vcpo.workers.utils.losses import padded_responses, weighted_score_loss
@@ -66,7 +66,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         vcpo: VCPOConfig = actor_config.vcpo
         if not vcpo.enable:
             outputs = super().train_batch(data, loss_function)
-            batch = self._gather(data, outputs, None)
+            batch = self._gather(data, outputs)
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
         loss = partial(
@@ -91,16 +91,16 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
 
     def _measure(self, data: TensorDict, vcpo: VCPOConfig, loss: partial[Any]) -> MiniBatch:
         if not vcpo.needs_gradient_norms:
-            return self._gather(data, self.infer_batch(data), None)
+            return self._gather(data, self.infer_batch(data))
         log_prob, squared_norm = score_gradients(self, data, loss)
         source = self.is_mp_src_rank_with_outputs()
         return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob if source else None, squared_norm)
 
-    def _gather(self, data: TensorDict, outputs: dict[str, Any], squared_norm: Tensor | None) -> MiniBatch:
+    def _gather(self, data: TensorDict, outputs: dict[str, Any]) -> MiniBatch:
         log_prob = None
         if self.is_mp_src_rank_with_outputs():
             log_prob = padded_responses(outputs["model_output"]["log_probs"], data)
-        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob, squared_norm)
+        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob, None)
 
     def _estimate(self, config: VCPOConfig, batch: MiniBatch) -> Estimate:
         return estimate(
@@ -143,9 +143,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """verl's checkpoint, and what `base_ess_ratio=auto` has measured."""
         super().save_checkpoint(local_path, *args, **kwargs)
         if dist.get_rank() == 0:
-            partial_file = Path(local_path) / f"{STATE_FILE}.partial"
-            partial_file.write_text(json.dumps(self.freshest_ess_ratio.state_dict()))
-            os.replace(partial_file, Path(local_path) / STATE_FILE)
+            write_whole(Path(local_path) / STATE_FILE, json.dumps(self.freshest_ess_ratio.state_dict()))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load what `save_checkpoint` wrote; a checkpoint of verl's own engine is accepted too."""
