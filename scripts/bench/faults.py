@@ -3,8 +3,7 @@
 Each fault hits a run of its own (lag 2, a small model) after its third step. Samplers are replaced while the run goes
 on; anything else ends it with one line, and the same command with trainer.resume_mode=auto goes on. In the end every
 prompt that was due has been trained on once, nothing was older than its bound, no failure became a reward, and no
-process or shared memory is left (run it alone: other runs' shared memory would count). About two and a half minutes a
-fault on 2 cores.
+process or shared memory is left. About two and a half minutes a fault on 2 cores.
 """
 
 import argparse
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.small_run import BATCH, Run, make_assets, shared_memory
+from scripts.bench.small_run import BATCH, Run, abandoned_memory, make_assets
 
 LAG, STEPS, FAULT_AFTER = 2, 7, 3
 SETTINGS = [
@@ -49,6 +48,8 @@ class Fault:
     """In the output of a run that ends."""
     prepare: Callable[[Path], list[str]] = lambda run_dir: []
     """Made before the run, for its folder; the settings that go with it."""
+    inside: bool = False
+    """In the middle of a step, by the time that the last one took; otherwise as soon as one has ended."""
 
 
 def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[Run], None]:
@@ -121,8 +122,10 @@ FAULTS = [
     Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),
     Fault("kill -9 of a trainer worker", kill("ray::WorkerDict")),
     Fault("kill -9 of the TransferQueue storage", kill("ray::SimpleStorageUnit")),
-    Fault("SIGTERM to the driver", signal_driver(signal.SIGTERM), says=""),
-    Fault("kill -9 of the driver", signal_driver(signal.SIGKILL), says=""),
+    Fault("SIGTERM to the driver, between steps", signal_driver(signal.SIGTERM), says="interrupted"),
+    Fault("SIGTERM to the driver, inside a step", signal_driver(signal.SIGTERM), says="interrupted", inside=True),
+    Fault("kill -9 of the driver, between steps", signal_driver(signal.SIGKILL), says=""),
+    Fault("kill -9 of the driver, inside a step", signal_driver(signal.SIGKILL), says="", inside=True),
     Fault("a full disk while saving", make_room, prepare=disk_for_one_checkpoint),
     Fault("a truncated checkpoint", spoil_newest_checkpoint(truncate), says=""),
     Fault("a bit flipped in a checkpoint", spoil_newest_checkpoint(flip_a_bit), says=""),
@@ -159,10 +162,12 @@ def order_of_rows(assets: Path, rows: int) -> list[int]:
 
 def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
     """Run into the fault, go on after it, and account for every prompt."""
-    start, before, complaints = time.monotonic(), shared_memory(), []
+    start, before, complaints = time.monotonic(), abandoned_memory(), []
     settings = [*SETTINGS, *fault.prepare(run_dir)]
     run = Run(assets, run_dir, *settings)
     run.wait_for_step(FAULT_AFTER)
+    if fault.inside:
+        time.sleep(run.lines()[-1]["step_s"] / 2)
     fault.inject(run)
     code = run.wait()
     if fault.survives and code:
@@ -180,15 +185,15 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
     return Verdict(fault.name, **counts, complaint="; ".join(complaints), seconds=round(time.monotonic() - start, 1))
 
 
-def left_over(run_id: str, shared_before: set[str]) -> list[str]:
+def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:
     deadline = time.monotonic() + _CLEAN_UP_S  # what cleans up after a killed driver needs a moment
-    while (processes_of(run_id) or shared_memory() - shared_before) and time.monotonic() < deadline:
+    while (processes_of(run_id) or abandoned_memory() - abandoned_before) and time.monotonic() < deadline:
         time.sleep(0.5)
     found = []
-    if processes_of(run_id):
-        found.append(f"processes left: {[p.name() for p in processes_of(run_id)]}")
-    if shared_memory() - shared_before:
-        found.append(f"shared memory left: {sorted(shared_memory() - shared_before)}")
+    if processes := processes_of(run_id):
+        found.append(f"processes left: {[p.name() for p in processes]}")
+    if memory := abandoned_memory() - abandoned_before:
+        found.append(f"shared memory left: {sorted(memory)}")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
+from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of, shared_memory_of
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,8 +43,10 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
     ]
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+def abandoned_memory() -> set[str]:
+    """The shared-memory files of this machine that no process has mapped."""
+    files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+    return files - {file.name for file in shared_memory_of(list(psutil.process_iter()))}
 
 
 class Run:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
-from scripts.bench.small_run import ROOT, shared_memory, small_task
+from scripts.bench.small_run import ROOT, abandoned_memory, small_task
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ def wait_until(condition: object, seconds: float) -> None:
     "signum, exit_code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=lambda x: str(x)
 )
 def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit_code: int) -> None:
-    before = shared_memory()
+    before = abandoned_memory()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *small_task(assets, tmp_path), "async.lag=2"],
         cwd=ROOT,
@@ -66,7 +66,7 @@ def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit
     finally:
         if process.poll() is None:
             process.kill()
-    wait_until(lambda: not processes_of(run_id) and shared_memory() <= before, 30 if signum == signal.SIGKILL else 0)
+    wait_until(lambda: not processes_of(run_id) and abandoned_memory() <= before, 30 if signum == signal.SIGKILL else 0)
     assert not processes_of(run_id)
-    assert shared_memory() <= before
+    assert abandoned_memory() <= before
     assert process.returncode == exit_code
