@@ -149,6 +149,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Load what `save_checkpoint` wrote; a checkpoint of verl's own engine is accepted too."""
         state_file = Path(local_path or "") / STATE_FILE
         state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
+        # How far the schedule is comes from the checkpoint, the schedule itself from the settings, which may have
+        # changed: verl takes both from the checkpoint, or starts a warm-up anew.
+        self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
         super().load_checkpoint(local_path, *args, **kwargs)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
