@@ -1,33 +1,39 @@
-"""Write a task's training and validation rows: `python -m scripts.prepare_data countdown --out data/countdown`.
+"""Write the rows of a task: `python -m scripts.prepare_data gsm8k --source raw/gsm8k --out data/gsm8k`.
 
-Writes train.parquet, val.parquet (verl's schema) and meta.json (the settings) into --out. Exit status 0, or 2 with
-one line on stderr if a setting is wrong.
+Writes train.parquet, val.parquet (verl's schema) and meta.json (the settings) into --out. With --tokenizer, rows whose
+prompt is longer than the task's preset allows are removed. Exit status 0, or 2 with one line on stderr if something is
+wrong.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 import pandas as pd
+from tqdm import tqdm
 
-from recipe.tasks.countdown import problems as countdown
+from recipe.tasks import gsm8k, hendrycks_math
+from recipe.tasks.countdown import rows as countdown
+from recipe.tasks.rows import Prepared, Row
+from recipe.tasks.tool_use import problems as tool_use
 
-Rows = list[dict[str, Any]]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-
-@dataclass(frozen=True)
-class Task:
-    """A task's command line: its options, and how they become rows."""
-
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    # options -> (training rows, validation rows, the settings to record); raises ValueError for bad settings
-    build: Callable[[argparse.Namespace], tuple[Rows, Rows, dict[str, Any]]]
+# Each has HELP, add_arguments(parser) and build(options) -> Prepared, which raises ValueError for bad settings or data.
+TASKS: dict[str, ModuleType] = {
+    "countdown": countdown,
+    "gsm8k": gsm8k,
+    "math": hendrycks_math,
+    "tool_use": tool_use,
+}
+PRESETS = Path(__file__).resolve().parent.parent / "recipe/fully_async_policy/config/task"
+SAMPLES = 3
+_TOKENIZER_BATCH = 512
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -37,41 +43,90 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
 
-def add_countdown_arguments(parser: argparse.ArgumentParser) -> None:
-    default = countdown.Difficulty()
-    parser.add_argument("--train", type=int, default=4096, help="training problems (default: %(default)s)")
-    parser.add_argument("--val", type=int, default=512, help="held-out problems (default: %(default)s)")
-    parser.add_argument("--numbers", type=int, default=default.numbers, help="per problem (default: %(default)s)")
-    parser.add_argument("--max-number", type=int, default=default.max_number, help="default: %(default)s")
-    parser.add_argument("--max-target", type=int, default=default.max_target, help="default: %(default)s")
-    parser.add_argument(
-        "--operators", default=default.operators, help="what solutions are made of (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="prepare_data", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="task", required=True, metavar="TASK")
+    for name, task in TASKS.items():
+        command = commands.add_parser(name, help=task.HELP, description=task.__doc__)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        task.add_arguments(command)
+        command.add_argument("--out", type=Path, required=True, help="folder to write into")
+        command.add_argument("--tokenizer", metavar="PATH", help="the model's folder: check the prompts' lengths")
+        command.add_argument(
+            "--max-prompt-length", type=int, metavar="TOKENS", help="default: data.max_prompt_length of the preset"
+        )
+    args = parser.parse_args(argv)
+    try:
+        prepared = TASKS[args.task].build(args)
+        if args.tokenizer:
+            remove_overlong(prepared, args.tokenizer, args.max_prompt_length or preset_length(args.task))
+        for split, rows in (("training", prepared.train), ("validation", prepared.val)):
+            if not rows:
+                raise ValueError(f"no {split} rows are left ({describe(prepared.removed) or 'the source is empty'})")
+    except ValueError as error:
+        print(f"prepare_data {args.task}: {error}", file=sys.stderr)
+        return 2
+    try:
+        write_dataset(args.out, args.task, prepared)
+    except OSError as error:
+        print(f"prepare_data {args.task}: cannot write --out {args.out}: {error.strerror}", file=sys.stderr)
+        return 2
+    print_summary(args.task, args.out, prepared, checked=bool(args.tokenizer))
+    return 0
 
 
-def build_countdown(args: argparse.Namespace) -> tuple[Rows, Rows, dict[str, Any]]:
-    difficulty = countdown.Difficulty(args.numbers, args.max_number, args.max_target, args.operators)
-    train, val = countdown.make_split(difficulty, args.train, args.val, args.seed)
-    train_rows = [countdown.to_row(problem, "train", index) for index, problem in enumerate(train)]
-    val_rows = [countdown.to_row(problem, "val", index) for index, problem in enumerate(val)]
-    return train_rows, val_rows, {"difficulty": asdict(difficulty), "seed": args.seed}
+def preset_length(task: str) -> int:
+    """`data.max_prompt_length` of the task's preset."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.load(PRESETS / f"{task}.yaml").data.max_prompt_length
 
 
-TASKS = {"countdown": Task("reach a target with given numbers", add_countdown_arguments, build_countdown)}
+def remove_overlong(prepared: Prepared, tokenizer_path: str, limit: int) -> None:
+    """Remove, in place, the rows whose prompt has more than `limit` tokens in the model's chat template.
+
+    Raises ValueError for a folder without a tokenizer, or a tokenizer without a chat template.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tokenizer {tokenizer_path}: no tokenizer ({str(error).splitlines()[0]})") from None
+    if not tokenizer.chat_template:
+        raise ValueError(f"--tokenizer {tokenizer_path}: has no chat template, and the rows are chat messages")
+    for split in ("train", "val"):
+        rows = getattr(prepared, split)
+        lengths = prompt_lengths(tokenizer, rows)
+        kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+        prepared.removed[f"{split} prompts of more than {limit} tokens"] = len(rows) - len(kept)
+        prepared.settings[f"longest_{split}_prompt"] = max((n for n in lengths if n <= limit), default=0)
+        setattr(prepared, split, kept)
 
 
-def write_dataset(out: Path, task: str, train: Rows, val: Rows, settings: dict[str, Any]) -> None:
+def prompt_lengths(tokenizer: "PreTrainedTokenizerBase", rows: list[Row]) -> list[int]:
+    """Tokens of each row's prompt, as the sampler gets it."""
+    lengths: list[int] = []
+    for start in tqdm(range(0, len(rows), _TOKENIZER_BATCH), desc="prompt lengths", disable=None):
+        chats = [row["prompt"] for row in rows[start : start + _TOKENIZER_BATCH]]
+        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        lengths += [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    return lengths
+
+
+def write_dataset(out: Path, task: str, prepared: Prepared) -> None:
     """Write the three files under temporary names, then rename them: a reader never sees half a file.
 
     meta.json comes last. Raises OSError if `out` cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    meta = {"task": task, **settings, "rows": {"train": len(train), "val": len(val)}}
+    meta = {"task": task, **prepared.settings, "rows": {"train": len(prepared.train), "val": len(prepared.val)}}
+    if prepared.removed:
+        meta["removed"] = prepared.removed
     staged = {name: out / f".{name}.{os.getpid()}.tmp" for name in ("train.parquet", "val.parquet", "meta.json")}
     try:
-        pd.DataFrame(train).to_parquet(staged["train.parquet"], index=False)
-        pd.DataFrame(val).to_parquet(staged["val.parquet"], index=False)
+        pd.DataFrame(prepared.train).to_parquet(staged["train.parquet"], index=False)
+        pd.DataFrame(prepared.val).to_parquet(staged["val.parquet"], index=False)
         staged["meta.json"].write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         for name, temporary in staged.items():
             os.replace(temporary, out / name)
@@ -80,26 +135,19 @@ def write_dataset(out: Path, task: str, train: Rows, val: Rows, settings: dict[s
             temporary.unlink(missing_ok=True)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="prepare_data", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="task", required=True, metavar="TASK")
-    for name, task in TASKS.items():
-        command = commands.add_parser(name, help=task.help, description=task.help)
-        command.add_argument("--out", type=Path, required=True, help="folder to write into")
-        task.add_arguments(command)
-    args = parser.parse_args(argv)
-    try:
-        train, val, settings = TASKS[args.task].build(args)
-    except ValueError as error:
-        print(f"prepare_data {args.task}: {error}", file=sys.stderr)
-        return 2
-    try:
-        write_dataset(args.out, args.task, train, val, settings)
-    except OSError as error:
-        print(f"prepare_data {args.task}: cannot write --out {args.out}: {error.strerror}", file=sys.stderr)
-        return 2
-    print(f"{args.task}: {len(train)} training and {len(val)} held-out rows in {args.out}")
-    return 0
+def describe(removed: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in removed.items() if count)
+
+
+def print_summary(task: str, out: Path, prepared: Prepared, *, checked: bool) -> None:
+    """What was written, what was removed, and a few rows."""
+    print(f"{task}: {len(prepared.train)} training and {len(prepared.val)} held-out rows in {out}")
+    if prepared.removed:
+        print(f"removed: {describe(prepared.removed) or 'nothing'}")
+    if not checked:
+        print("prompt lengths were not checked (--tokenizer)")
+    for row in prepared.train[:SAMPLES]:
+        print(f"- {row['prompt'][0]['content']!r:.300}\n  ground truth: {row['reward_model']['ground_truth']!r:.100}")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def test_writes_rows_and_settings(tmp_path, capsys) -> None:
         "rows": {"train": 40, "val": 10},
     }
     captured = capsys.readouterr()
-    assert captured.out.count("\n") == 1
     assert "40 training and 10 held-out" in captured.out
+    assert captured.out.count("ground truth: {'target'") == 3
 
 
 def test_same_seed_same_bytes(tmp_path) -> None:

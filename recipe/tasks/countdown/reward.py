@@ -6,13 +6,14 @@ from fractions import Fraction
 from numbers import Integral
 from typing import Any
 
+from recipe.tasks.boxed import last_boxed
+
 # An honest answer over six three-digit numbers needs fewer than 64 characters. Everything longer is rejected unread,
 # which bounds the parser's time, its nesting depth and the size of the integers.
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32
 
 _ALLOWED_CHARS = frozenset("0123456789+-*/() \t\n")
-_BOXED = "\\boxed{"
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
@@ -57,12 +58,9 @@ def extract_answer(text: str) -> str | None:
 
     Every search is one pass over the text. An answer longer than MAX_ANSWER_CHARS counts as none.
     """
-    start = text.rfind(_BOXED)
-    if start >= 0:
-        start += len(_BOXED)
-        end = _closing_brace(text, start)
-        if end is not None:
-            return text[start:end]
+    boxed = last_boxed(text, MAX_ANSWER_CHARS)
+    if boxed is not None:
+        return boxed
     end = text.rfind(_CLOSE)
     start = text.rfind(_OPEN, 0, max(end, 0))
     if start < 0:
@@ -136,19 +134,6 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
             raise MalformedAnswer("division by zero")
         case _:
             raise MalformedAnswer(f"operator {type(node.op).__name__} is not allowed")
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    """Index of the brace that closes the one before `start`, or None within MAX_ANSWER_CHARS."""
-    depth = 1
-    for index in range(start, min(len(text), start + MAX_ANSWER_CHARS + 1)):
-        if text[index] == "{":
-            depth += 1
-        elif text[index] == "}":
-            depth -= 1
-            if depth == 0:
-                return index
-    return None
 
 
 def _depth(expression: str) -> int:

@@ -1,0 +1,31 @@
+r"""The reward of an answer in \boxed{}: 1 if it is mathematically equal to the ground truth, else 0."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe.tasks.boxed import last_boxed
+from recipe.tasks.verifier import MAX_ANSWER_CHARS, VERIFIER, Verdict
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """Score one response by its last \\boxed{...} (verl's custom reward function).
+
+    Returns {"score": 0.0 or 1.0, "acc": the same, "over_limit": 1.0 where the answer was wrong because comparing it
+    took too long}. Raises ValueError for a ground truth that cannot be read, VerifierError where the verifier fails.
+    """
+    return score_answer(last_boxed(solution_str, MAX_ANSWER_CHARS), ground_truth)
+
+
+def score_answer(answer: str | None, ground_truth: str) -> dict[str, float]:
+    """The same for an answer that was extracted already; None: there is none."""
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"ground_truth must be text: {ground_truth!r}")
+    verdict = Verdict.DIFFERENT if answer is None else VERIFIER.compare(ground_truth, answer)
+    score = float(verdict is Verdict.EQUAL)
+    return {"score": score, "acc": score, "over_limit": float(verdict is Verdict.OVER_LIMIT)}

@@ -1,0 +1,99 @@
+"""Rows: from the files that a hub publishes to the schema that verl trains on."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Row = dict[str, Any]
+SUFFIXES = (".parquet", ".jsonl", ".json")
+
+
+@dataclass
+class Prepared:
+    """A task's rows in verl's schema, the settings that made them, and what was removed on the way (what: count)."""
+
+    train: list[Row]
+    val: list[Row]
+    settings: dict[str, Any] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)
+
+
+def make_row(data_source: str, message: str, ground_truth: Any, split: str, index: int) -> Row:
+    """One row of verl's schema. `data_source` decides the reward: recipe/tasks/reward.py."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": message}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """The option of every task that is made from raw files."""
+    parser.add_argument(
+        "--source", type=Path, required=True, help="folder with the raw files (parquet or JSON lines), as downloaded"
+    )
+
+
+def find_files(source: Path, part: str, word: str, advice: str, *, any_folder: bool = False) -> list[Path]:
+    """The data files below `source` with `word` in their name (`any_folder`: or in that of a folder), sorted.
+
+    Raises ValueError naming `part` of the data where there are none; `advice` says where they come from.
+    """
+    if not source.is_dir():
+        raise ValueError(f"--source {source}: no such folder; {advice}")
+    files = [file for file in sorted(source.rglob("*")) if file.suffix in SUFFIXES and not file.name.startswith(".")]
+    found = [f for f in files if word in (f.relative_to(source).as_posix() if any_folder else f.name).lower()]
+    if not found:
+        where = "path" if any_folder else "name"
+        raise ValueError(
+            f"--source {source}: no parquet or JSON lines file of {part} ('{word}' in its {where}); {advice}"
+        )
+    return found
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    """The rows of a parquet or JSON lines file, a batch in memory at a time.
+
+    Raises ValueError naming the file, and the line, that cannot be read.
+    """
+    if file.suffix == ".parquet":
+        try:
+            for batch in pq.ParquetFile(file).iter_batches(8192):
+                yield from batch.to_pylist()
+        except pa.ArrowException as error:
+            raise ValueError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+        return
+    with open(file, encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise ValueError(f"{file}:{number}: a line must be a JSON object")
+                    yield row
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file}:{number}: not JSON lines ({error.msg})") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{file}: not text in UTF-8") from None
+
+
+def text_of(row: Row, file: Path, *names: str) -> str:
+    """The text of the first of the columns `names` that the row has; numbers are accepted as text.
+
+    Raises ValueError where it has none of them, or where it is empty.
+    """
+    for name in names:
+        if name in row:
+            value = row[name]
+            if isinstance(value, str | int) and str(value).strip():
+                return str(value).strip()
+            raise ValueError(f"{file}: column {name!r} holds {value!r} where text is expected")
+    raise ValueError(f"{file}: column {names[0]!r} is missing; the row has {', '.join(map(repr, row)) or 'nothing'}")

@@ -1,0 +1,1 @@
+"""Long-horizon tool use: mathematics with a Python interpreter, in the format of SimpleTIR."""
