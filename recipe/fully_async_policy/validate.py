@@ -18,16 +18,17 @@ class SettingError(ValueError):
     """A setting is wrong. The message is one line: the setting, its value, and what to set instead."""
 
 
-def validate(config: DictConfig) -> None:
-    """Check the composed configuration.
+def validate(config: DictConfig, files: bool = True) -> None:
+    """Check the composed configuration; `files=False`: all but the data and the model.
 
     Raises:
         SettingError: the first thing that is wrong.
     """
     _check_async(config)
     vcpo = _check_vcpo(config.vcpo)
-    _check_data(config)
-    _check_model(config.actor_rollout_ref.model.path)
+    if files:
+        _check_data(config)
+        _check_model(config.actor_rollout_ref.model.path)
     _check_groups(config, vcpo)
     _check_layout(config)
     _check_schedule(config)
@@ -122,16 +123,18 @@ def _check_layout(config: DictConfig) -> None:
     model_parallel = (
         megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size * megatron.context_parallel_size
     )
-    if devices % model_parallel:
+    if devices % model_parallel or not devices:
         raise SettingError(
             f"trainer.n_gpus_per_node*nnodes={devices}: not divisible by tensor x pipeline x context parallel size "
-            f"{model_parallel} (actor_rollout_ref.actor.megatron.*_parallel_size)"
+            f"{model_parallel} (actor_rollout_ref.actor.megatron.*_parallel_size); give the trainer a multiple of "
+            f"{model_parallel} devices, or set tensor_model_parallel_size to a divisor of {max(devices, 1)}"
         )
     sampler_devices = rollout.n_gpus_per_node * rollout.nnodes
     if sampler_devices % rollout.tensor_model_parallel_size or not sampler_devices:
         raise SettingError(
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: does not "
-            f"divide the {sampler_devices} sampler devices (rollout.n_gpus_per_node x nnodes)"
+            f"divide the {sampler_devices} sampler devices (rollout.n_gpus_per_node x nnodes); make "
+            "them a multiple of it"
         )
     _check_batches(config, devices // model_parallel)
 

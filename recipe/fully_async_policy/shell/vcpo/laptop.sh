@@ -1,0 +1,19 @@
+# shellcheck shell=bash disable=SC2034  # the script that sources it reads the variables
+# CPU=1: a small model, its data and small sizes take the place of the launch script's; everything else is the script's.
+MODEL=models/laptop DATA=data/laptop/$TASK RUN=outputs/laptop/${RUN#outputs/}
+LAYOUT=(
+  hardware=cpu
+  data.max_prompt_length=448 data.max_response_length=48 data.train_batch_size=4
+  actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.max_model_len=512
+  trainer.total_training_steps=2 trainer.test_freq=2
+)
+if [[ ! -f data/laptop/countdown/meta.json ]]; then
+  python -m scripts.prepare_data countdown --train 64 --val 16 --out data/laptop/countdown
+fi
+if [[ ! -f $MODEL/config.json ]]; then
+  python -m recipe.warm_start.train --data data/laptop/countdown --out "$MODEL" --steps 20
+fi
+if [[ ! -f $DATA/meta.json ]]; then
+  python -m scripts.sample_data "$TASK" --out "$DATA/raw"
+  python -m scripts.prepare_data "$TASK" --source "$DATA/raw" --tokenizer "$MODEL" --max-prompt-length 448 --out "$DATA"
+fi

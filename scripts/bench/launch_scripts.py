@@ -1,0 +1,107 @@
+"""Every launch script, executed: `python -m scripts.bench.launch_scripts [--json]`.
+
+Each runs with CPU=1, one after another: the script's own settings with a small model and small sizes through the real
+stack, 2 steps. About two minutes each on 2 cores. Exits with 1 where a script fails, or its lag exceeds its bound.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL = ROOT / "recipe/fully_async_policy/shell/vcpo"
+STEPS = 2
+_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What became of one script."""
+
+    script: str
+    exit_code: int
+    steps: int
+    lag: float | None
+    max_lag: float | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and self.steps == STEPS and (self.max_lag or 0) <= (self.lag or 0)
+
+
+def execute(script: Path, run_dir: Path, settings: list[str]) -> Execution:
+    """Run one script to its end; what it prints goes to stderr where it fails."""
+    start = time.perf_counter()
+    ended = subprocess.run(
+        ["bash", str(script), f"run_dir={run_dir}", *settings],
+        env={**os.environ, "CPU": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    seconds = time.perf_counter() - start
+    lines = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
+    steps = [line for line in lines if line["reward"] is not None]
+    config = run_dir / "config.yaml"
+    execution = Execution(
+        script=str(script.relative_to(SHELL)),
+        exit_code=ended.returncode,
+        steps=len(steps),
+        lag=OmegaConf.load(config)["async"].lag if config.is_file() else None,
+        max_lag=max((line["lag_max"] for line in steps), default=None),
+        seconds=seconds,
+    )
+    if not execution.ok:
+        tqdm.write(f"{execution.script}:\n{ended.stdout[-2000:]}", file=sys.stderr)
+    return execution
+
+
+def executions(scripts: list[Path], settings: list[str]) -> Iterator[Execution]:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, script in enumerate(scripts):
+            yield execute(script, Path(folder) / str(number), settings)
+
+
+def print_table(rows: list[Execution]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("script", "exit code", "steps", "lag", "largest lag", "seconds", "")
+    for row in rows:
+        values = (str(row.exit_code), str(row.steps), str(row.lag), str(row.max_lag), f"{row.seconds:.0f}")
+        table.add_row(row.script, *values, "ok" if row.ok else "WRONG")
+    Console(width=110).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="setting=value", help="overrides for every script")
+    parser.add_argument("--only", metavar="TEXT", default="", help="scripts whose path contains TEXT")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
+    arguments = parser.parse_args()
+    scripts = [s for s in sorted(SHELL.glob("*/*.sh")) if arguments.only in str(s.relative_to(SHELL))]
+    if not scripts:
+        parser.error(f"--only {arguments.only}: no such script in {SHELL}")
+    rows = list(tqdm(executions(scripts, arguments.settings), total=len(scripts), desc="scripts", file=sys.stderr))
+    print_table(rows)
+    if arguments.json:
+        print(json.dumps({"steps": STEPS, "scripts": [asdict(row) for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""DRY_RUN: the plan is printed, nothing starts, and a layout that cannot start is refused with the fix."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipe.fully_async_policy import gpu_plan, main
+from recipe.fully_async_policy.gpu_plan import Layout, Shape
+
+MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
+MATH = {
+    "+task": "math",
+    "hardware": "gpu",
+    "async.lag": "10",
+    "trainer.n_gpus_per_node": "4",
+    f"{MEGATRON}.tensor_model_parallel_size": "4",
+    f"{ROLLOUT}.n_gpus_per_node": "4",
+    f"{ROLLOUT}.tensor_model_parallel_size": "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restored afterwards: the command sets it."""
+    monkeypatch.setenv("VCPO_HARDWARE", "gpu")
+    monkeypatch.setenv("VCPO_RUN_ID", "test")
+    monkeypatch.setenv("DRY_RUN", "1")
+
+
+def dry_run(tmp_path: Path, settings: dict[str, str], *options: str) -> int:
+    given = {**MATH, **settings, "run_dir": f"{tmp_path}/run"}
+    code = main.main([*(f"{name}={value}" for name, value in given.items()), *options])
+    assert not (tmp_path / "run").exists()
+    return code
+
+
+def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(tmp_path, {}) == 0
+    printed = capsys.readouterr().out
+    for expected in (
+        "async.lag",
+        "GPU 0-3 │ trainer: TP 4 x PP 1 x CP 1 x DP 1",
+        "GPU 4-5 │ sampler 1: TP 2",
+        "GPU 6-7 │ sampler 2: TP 2",
+        "7.62 billion parameters",
+        "KV cache",
+        "nothing was started",
+    ):
+        assert expected in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # the published tool-use layout
+        (
+            {"trainer.n_gpus_per_node": "2"},
+            "trainer.n_gpus_per_node*nnodes=2: not divisible by tensor x pipeline x context parallel size 4",
+        ),
+        ({f"{ROLLOUT}.n_gpus_per_node": "3"}, "tensor_model_parallel_size=2: does not divide the 3 sampler devices"),
+        (
+            {f"{MEGATRON}.tensor_model_parallel_size": "2", "data.train_batch_size": "3", f"{ROLLOUT}.n": "3"},
+            "is 9 seq",
+        ),
+        ({"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "7"}, "ppo_micro_batch_size_per_gpu=7: does not div"),
+        (
+            {"trainer.n_gpus_per_node": "6", f"{MEGATRON}.tensor_model_parallel_size": "6"},
+            "tensor_model_parallel_size=6: does not divide the model's 28 attention heads (4 of keys and values); set "
+            "it to 4",
+        ),
+        (
+            {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"},
+            "GiB on each trainer GPU, which has 80; raise it",
+        ),
+        ({f"{ROLLOUT}.gpu_memory_utilization": "0.1"}, "gpu_memory_utilization: leaves 0.0 GiB for the KV cache"),
+    ],
+)
+def test_a_layout_that_cannot_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, str], expected: str
+) -> None:
+    assert dry_run(tmp_path, settings) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert expected in errors[0]
+
+
+def test_more_memory_makes_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_gpu = {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"}
+    assert dry_run(tmp_path, one_gpu, "--gpu-memory", "192") == 0
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("Qwen2-1.5B", 1_543_714_304), ("Qwen2.5-7B", 7_615_616_512)])
+def test_parameters_of_known_models(name: str, parameters: int) -> None:
+    """The published counts, from the shapes."""
+    assert Shape(*gpu_plan.KNOWN_SHAPES[name]).parameters == parameters
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_count_is_that_of_the_model_itself(tmp_path: Path, tied: bool) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    config.save_pretrained(tmp_path)
+    counted = sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
+    assert gpu_plan.read_shape(str(tmp_path)).parameters == counted
+
+
+def test_a_mixture_of_experts_is_not_estimated(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8}))
+    assert gpu_plan.read_shape(str(tmp_path)) is None
+
+
+def test_parts_that_fill_several_nodes() -> None:
+    layout = Layout(trainer_gpus=16, trainer_nodes=2, tp=4, pp=1, cp=1, sampler_gpus=12, sampler_tp=4)
+    assert [gpus for gpus, _ in gpu_plan.place(layout)] == [
+        "node 1, GPU 0-7",
+        "node 2, GPU 0-7",
+        "node 3, GPU 0-3",
+        "node 3, GPU 4-7",
+        "node 4, GPU 0-3",
+    ]
+
+
+def test_memory_of_a_layout() -> None:
+    """By hand: 4 billion parameters' worth of bytes, split."""
+    shape = Shape(*gpu_plan.KNOWN_SHAPES["Qwen2.5-7B"])
+    config = main.compose([f"{name}={value}" for name, value in MATH.items()])
+    two_ranks = Layout(trainer_gpus=8, trainer_nodes=1, tp=4, pp=1, cp=1, sampler_gpus=4, sampler_tp=2)
+    memory = gpu_plan.trainer_memory(config, two_ranks, shape)
+    share = 7_615_616_512 / 4 / 2**30
+    assert memory["weights"] == pytest.approx(2 * share)
+    assert memory["gradients"] == pytest.approx(4 * share)
+    assert memory["optimizer"] == pytest.approx(6 * share)
+    # 28 layers x 2 of 4 key-value heads x 128 x (keys + values) x 2 bytes
+    assert gpu_plan.kv_tokens(two_ranks, shape, 28 * 2 * 128 * 4 * 1000 / 2**30) == 1000

