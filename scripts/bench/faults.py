@@ -126,7 +126,7 @@ FAULTS = [
     Fault("SIGTERM to the driver, inside a step", signal_driver(signal.SIGTERM), says="interrupted", inside=True),
     Fault("kill -9 of the driver, between steps", signal_driver(signal.SIGKILL), says=""),
     Fault("kill -9 of the driver, inside a step", signal_driver(signal.SIGKILL), says="", inside=True),
-    Fault("a full disk while saving", make_room, prepare=disk_for_one_checkpoint),
+    Fault("a full disk while saving", make_room, says="MB free", prepare=disk_for_one_checkpoint),
     Fault("a truncated checkpoint", spoil_newest_checkpoint(truncate), says=""),
     Fault("a bit flipped in a checkpoint", spoil_newest_checkpoint(flip_a_bit), says=""),
 ]

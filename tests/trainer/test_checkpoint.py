@@ -69,3 +69,9 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert len(checkpoint.checkpoints(tmp_path)) == 3
     checkpoint.prune(tmp_path, 2)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["global_step_10", "global_step_9"]
+
+
+def test_why_one_was_not_written_names_the_folder_and_the_space_left(tmp_path: Path) -> None:
+    line = checkpoint.why_not_written(tmp_path, 4, OSError("write failed\nunexpected pos 704 vs 598"))
+    assert f"trainer.default_local_dir={tmp_path} has " in line and "MB free (unexpected pos 704 vs 598)" in line
+    assert "\n" not in line

@@ -44,6 +44,16 @@ def publish(root: Path, step: int) -> Path:
     return final
 
 
+def why_not_written(root: Path, step: int, error: Exception) -> str:
+    """One line for a checkpoint that could not be written. A full disk has many faces; the space left has one."""
+    free_mb = shutil.disk_usage(root).free / 1e6
+    reason = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
+    return (
+        f"the checkpoint of step {step} was not written; trainer.default_local_dir={root} has {free_mb:.0f} MB free "
+        f"({reason.strip()})"
+    )
+
+
 def prune(root: Path, keep: int | None) -> None:
     """Remove all but the newest `keep` checkpoints; None keeps all."""
     for folder in checkpoints(root)[keep:] if keep else []:

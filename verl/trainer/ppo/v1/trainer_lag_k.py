@@ -113,9 +113,11 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(checkpoint.staging(root)), None
         try:
             super()._save_checkpoint()
+            checkpoint.publish(root, self.global_steps)
+        except Exception as error:
+            raise RuntimeError(checkpoint.why_not_written(root, self.global_steps, error)) from error
         finally:
             trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
-        checkpoint.publish(root, self.global_steps)
         checkpoint.prune(root, keep)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
