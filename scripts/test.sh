@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bash scripts/install.sh
+bash scripts/install_bubblewrap.sh # the sandbox's tests are not skipped
 source .venv/bin/activate
 
 ruff check .

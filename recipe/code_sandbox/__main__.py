@@ -35,10 +35,14 @@ def main(argv: list[str] | None = None) -> int:
         "--concurrency", type=int, default=2 * cores, help="programs at a time (default 2 per core: %(default)s)"
     )
     parser.add_argument("--queue", type=int, default=4096, help="programs that may wait (default %(default)s)")
-    parser.add_argument("--packages", default="numpy,scipy,sympy", help="what programs may import (default %(default)s)")
+    parser.add_argument(
+        "--packages", default="numpy,scipy,sympy", help="what programs may import (default %(default)s)"
+    )
     for name, text in _OPTIONS.items():
         default = getattr(_DEFAULTS, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{text} (default %(default)s)")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{text} (default %(default)s)"
+        )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s sandbox %(levelname)s %(message)s")
     for name, least in (("concurrency", 1), ("queue", 0)):
@@ -47,7 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         limits = Limits(**{name: getattr(arguments, name) for name in _OPTIONS})
         sandbox = Sandbox(tuple(arguments.packages.split(",")))
-        asyncio.run(sandbox.check())
+        try:
+            asyncio.run(sandbox.check())
+        except IsolationError:
+            sandbox.close()
+            raise
     except ValueError as error:
         parser.error(str(error))
     except IsolationError as error:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids")
 # Bookkeeping that the program did not ask for: bwrap's processes, page tables.
 _SPARE_PROCESSES = 8
+_TEARDOWN_S = 60.0
 
 
 class ControlGroups:
@@ -69,8 +71,9 @@ def _limit(folder: Path, memory: int, processes: int) -> None:
 
 
 async def _remove(folder: Path) -> None:
-    """Kill what is left in the group; the kernel takes a moment to empty it."""
-    for _ in range(100):
+    """Kill what is left in the group; the kernel takes its time to tear a large program down."""
+    deadline = time.monotonic() + _TEARDOWN_S
+    while True:
         with contextlib.suppress(FileNotFoundError):
             for pid in (folder / "cgroup.procs").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
@@ -80,7 +83,8 @@ async def _remove(folder: Path) -> None:
         except FileNotFoundError:
             return
         except OSError:
+            if time.monotonic() > deadline:
+                raise
             await asyncio.sleep(0.01)
         else:
             return
-    raise OSError(f"{folder} cannot be emptied")

@@ -19,6 +19,7 @@ from recipe.code_sandbox.seccomp import filter_program
 
 # Nobody's: systemd keeps 61184 to 65519 for users that exist while a service runs, so no file belongs to it.
 _HOST_USER = 61184
+_TOOLS = "/usr/bin:/bin:/usr/local/bin:/usr/sbin"
 _SPARE_MB = 64
 _PROGRAM, _PACKAGES = "/tmp/main.py", Path("/packages")
 _INSTALL = "install it: apt-get install bubblewrap (0.8 or newer)"
@@ -105,7 +106,9 @@ class Sandbox:
             try:
                 self._staging = Staging(list(places))
             except OSError as error:
-                raise IsolationError(f"root without CAP_SYS_ADMIN ({error}): run as another user, or {_ENABLE}") from None
+                raise IsolationError(
+                    f"root without CAP_SYS_ADMIN ({error}): run as another user, or {_ENABLE}"
+                ) from None
             sources = self._staging.source_of
             drop = [f"--reuid={_HOST_USER}", f"--regid={_HOST_USER}", "--clear-groups", "--"]
             self._as_user = [_tool("setpriv"), *drop]
@@ -139,7 +142,10 @@ class Sandbox:
             IsolationError: the program was not started.
         """
         async with self._joined_group(limits) as join:
-            with _memory_files(code.encode(errors="replace"), self._filter) as (program, seccomp), _status_pipe() as (status, report):
+            with (
+                _memory_files(code.encode(errors="replace"), self._filter) as (program, seccomp),
+                _status_pipe() as (status, report),
+            ):
                 command = [
                     *join,
                     *self._as_user,
@@ -280,7 +286,7 @@ def _status_pipe() -> Iterator[tuple[int, int]]:
 
 
 def _tool(name: str) -> str:
-    path = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin")
+    path = shutil.which(name, path=_TOOLS)
     if path is None:
         hint = _INSTALL if name == "bwrap" else f"install it: apt-get install util-linux (it has {name})"
         raise IsolationError(f"{name} is not on this machine; {hint}")

@@ -95,7 +95,7 @@ _attack(
         except OSError: pass
     """,
 )
-_attack("see other processes", 'assert os.path.exists(f"/proc/{BAIT[\'victim\']}/cmdline"); escaped()')
+_attack("see other processes", "assert os.path.exists(f\"/proc/{BAIT['victim']}/cmdline\"); escaped()")
 _attack("home", 'open(BAIT["home_file"]).read(); escaped()')
 _attack("/etc/shadow", 'open("/etc/shadow").read(); escaped()')
 _attack("the project's files", 'open(BAIT["project"] + "/setup.py").read(); escaped()')
@@ -105,8 +105,8 @@ _attack(
     'os.symlink(BAIT["file"], f"/tmp/{os.getpid()}"); open(f"/tmp/{os.getpid()}").read(); escaped()',
 )
 _attack("climb by ..", 'open("/tmp" + "/.." * 20 + BAIT["file"]).read(); escaped()')
-_attack("climb by /proc/1/root", 'open("/proc/1/root" + BAIT["file"]).read(); escaped()')
-_attack("climb by /proc/1/cwd", 'open("/proc/1/cwd" + "/.." * 20 + BAIT["file"]).read(); escaped()')
+_attack("climb by a parent's root", 'open(f"/proc/{os.getppid()}/root" + BAIT["file"]).read(); escaped()')
+_attack("climb by a parent's folder", 'open(f"/proc/{os.getppid()}/cwd" + "/.." * 20 + BAIT["file"]).read(); escaped()')
 _attack(
     "climb by a file handle",  # the root folder of ext4 is inode 2
     """
@@ -121,8 +121,10 @@ _attack(
 _attack(
     "inherited descriptors",
     """
-    here = os.open("/proc/self/fd", os.O_RDONLY)
-    assert [fd for fd in map(int, os.listdir(here)) if 2 < fd < here]; escaped()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if fd > 2 and os.fstat(fd): escaped()
+        except OSError: pass  # the one that listed the folder
     """,
 )
 _attack("shared memory, posix", 'assert BAIT["secret"] in open("/dev/shm/" + BAIT["mark"]).read(); escaped()')
@@ -142,11 +144,11 @@ _attack(
 _attack(
     "another program's processes",
     """
-    end = time.time() + 4
+    end, mark = time.time() + 4, ("neighbour" + BAIT["mark"]).encode()
     while time.time() < end:
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if ("neighbour" + BAIT["mark"]).encode() in open(f"/proc/{pid}/cmdline", "rb").read(): escaped(); sys.exit()
+                if mark in open(f"/proc/{pid}/cmdline", "rb").read(): escaped(); sys.exit()
             except OSError: pass
         time.sleep(0.05)
     """,
@@ -163,7 +165,7 @@ _attack(
     """,
 )
 _attack("change a package", 'open("/packages/numpy/__init__.py", "a").close(); escaped()', control=False)
-_attack("change the interpreter", "open(os.path.realpath(sys.executable), 'r+b').close(); escaped()")
+_attack("change the interpreter", 'open(os.__file__, "a").close(); escaped()')
 _attack("sysrq", 'os.open("/proc/sysrq-trigger", os.O_WRONLY); escaped()')
 _attack("core_pattern", 'os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY); escaped()')
 _attack("control groups", 'assert os.listdir("/sys/fs/cgroup"); escaped()')
@@ -223,7 +225,7 @@ _attack(
     assert pid > 0; escaped()
     """,
 )
-_attack("setns", 'assert libc.setns(os.open("/proc/1/ns/net", os.O_RDONLY), 0) == 0; escaped()')
+_attack("setns", 'assert libc.setns(os.open("/proc/self/ns/net", os.O_RDONLY), 0) == 0; escaped()')
 _attack("setuid(0)", "os.setuid(0); escaped()")
 _attack(
     "setuid programs",
@@ -244,27 +246,39 @@ _attack("new privileges by exec", "assert libc.prctl(39, 0, 0, 0, 0) == 0; escap
 _attack("no filter of system calls", "assert libc.prctl(21, 0, 0, 0, 0) == 0; escaped()")
 _attack("input and output ports", "assert libc.ioperm(0x80, 1, 1) == 0; escaped()")
 _attack("keyctl", 'assert syscall("keyctl", 0, -3, 1) != -1; escaped()')
-_attack("add_key", """
+_attack(
+    "add_key",
+    """
     none = ctypes.c_char_p(b"user"), ctypes.c_char_p(b"vcpo"), ctypes.c_char_p(b"x")
     assert syscall("add_key", *none, 1, -2) != -1; escaped()
-    """)
+    """,
+)
 _attack(
     "kernel modules",
-    'syscall("init_module", ctypes.c_char_p(b"x"), 1, ctypes.c_char_p(b"")); assert ctypes.get_errno() != errno.EPERM; escaped()',
+    """
+    syscall("init_module", ctypes.c_char_p(b"x"), 1, ctypes.c_char_p(b""))
+    assert ctypes.get_errno() != errno.EPERM; escaped()
+    """,
 )
-_attack("bpf", """
+_attack(
+    "bpf",
+    """
     array = ctypes.create_string_buffer(struct.pack("=IIII", 2, 4, 4, 1), 64)
     assert syscall("bpf", 0, array, 64) >= 0; escaped()
-    """)
+    """,
+)
 _attack("userfaultfd", 'assert syscall("userfaultfd", 0) >= 0; escaped()')
 _attack(
     "io_uring",
     'assert syscall("io_uring_setup", 1, ctypes.create_string_buffer(120)) >= 0; escaped()',
 )
-_attack("perf_event_open", """
+_attack(
+    "perf_event_open",
+    """
     event = ctypes.create_string_buffer(struct.pack("=IIQ", 1, 112, 0), 112)
     assert syscall("perf_event_open", event, 0, -1, -1, 0) >= 0; escaped()
-    """)
+    """,
+)
 _attack("fanotify", 'assert syscall("fanotify_init", 0, 0) >= 0; escaped()')
 
 # ---- other processes
@@ -276,18 +290,24 @@ _attack(
     trace=victim_is_dead,
 )
 _attack("slow down a process of the host", 'os.setpriority(os.PRIO_PROCESS, BAIT["victim"], 5); escaped()')
-_attack("ptrace", """
+_attack(
+    "ptrace",
+    """
     for pid in (BAIT["victim"], os.getppid()):
         if syscall("ptrace", 16, pid, 0, 0) == 0:
             escaped(); os.waitpid(pid, 0x40000000); syscall("ptrace", 17, pid, 0, 0); break
-    """)
-_attack("read another process's memory", """
+    """,
+)
+_attack(
+    "read another process's memory",
+    """
     here = ctypes.create_string_buffer(8); there = ctypes.addressof(here)
     vector = ctypes.create_string_buffer(struct.pack("=QQ", there, 8))
     for pid in (BAIT["victim"], 1):
         syscall("process_vm_readv", pid, vector, 1, vector, 1, 0)
         if ctypes.get_errno() not in (errno.EPERM, errno.ESRCH): escaped()
-    """)
+    """,
+)
 _attack(
     "survive as a daemon",
     """
@@ -311,25 +331,40 @@ _attack("endless loop", "end = time.time() + 4\nwhile time.time() < end: pass\ne
 _attack("sleep", "time.sleep(4); escaped()", time_s=1.0)
 _attack(
     "sleep, deaf to signals",
-    "for n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(4); escaped()",
+    """
+    for n in range(1, 65):
+        try: signal.signal(n, signal.SIG_IGN)
+        except (OSError, ValueError): pass
+    time.sleep(4); escaped()
+    """,
     time_s=1.0,
 )
-_attack("cpu time of many processes", """
+_attack(
+    "cpu time of many processes",
+    """
     children = 0
     while os.getpid() and children < 4 and os.fork(): children += 1
     end = time.time() + 4
     while time.time() < end: pass
     escaped()
-    """, time_s=1.0)
-_attack("processes", """
+    """,
+    time_s=1.0,
+)
+_attack(
+    "processes",
+    """
     for i in range(BAIT["processes"] + 20):
         if os.fork() == 0: time.sleep(2); os._exit(0)
     escaped()
-    """)
-_attack("threads", """
+    """,
+)
+_attack(
+    "threads",
+    """
     for i in range(BAIT["processes"] + 20): threading.Thread(target=time.sleep, args=(2,), daemon=True).start()
     escaped()
-    """)
+    """,
+)
 _attack("raise a limit", "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (10**6, 10**6)); escaped()")
 _attack("memory: one process", 'x = bytearray(b"1") * ((BAIT["memory_mb"] + 100) << 20); escaped()')
 _attack("memory: mapped", 'x = mmap.mmap(-1, (BAIT["memory_mb"] + 100) << 20); escaped()')
@@ -358,11 +393,14 @@ _FILL = """
     """
 _attack("files: fill /tmp", _FILL.replace("FOLDER", "/tmp"))
 _attack("files: fill /dev/shm", _FILL.replace("FOLDER", "/dev/shm"))
-_attack("files: a huge one", """
+_attack(
+    "files: a huge one",
+    """
     name = f"/tmp/huge{os.getpid()}"
     try: open(name, "w").close(); os.truncate(name, 10 << 30); escaped()
     finally: os.remove(name)
-    """)
+    """,
+)
 _attack(
     "files: many",
     "for i in range(800_000): os.close(os.open(f'/tmp/{i}', os.O_CREAT))\nescaped()",

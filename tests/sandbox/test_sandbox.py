@@ -1,0 +1,231 @@
+"""The code sandbox: what ordinary programs can do in it, what others cannot, and how it fails."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
+
+from recipe.code_sandbox import isolation
+from recipe.code_sandbox.__main__ import main
+from recipe.code_sandbox.client import SandboxClient, SandboxUnavailable
+from recipe.code_sandbox.protocol import CommandResult
+from scripts.bench.sandbox import run_attacks
+from scripts.bench.sandbox_attacks import ATTACKS
+from scripts.bench.sandbox_bait import served
+
+QUICK = ("tcp to the loopback", "the server's environment: own", "a secret file", "write outside /tmp", "chroot")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served("--memory-mb", "512", "--output-kb", "16", "--time-s", "20") as (url, _):
+        yield url
+
+
+def run(url: str, code: str, run_timeout: float = 20.0, stdin: str = "") -> CommandResult:
+    return asyncio.run(SandboxClient(url, patience_s=5.0).run(code, run_timeout, stdin))
+
+
+def stats(url: str) -> dict[str, Any]:
+    import requests
+
+    return requests.get(f"{url}/stats", timeout=10).json()
+
+
+def test_nothing_escapes() -> None:
+    verdicts, left_out = run_attacks(control=False)
+    assert [verdict.name for verdict in verdicts if verdict.escaped] == []
+    assert len(verdicts) + len(left_out) == len(ATTACKS) >= 40
+
+
+def test_the_attacks_are_real() -> None:
+    verdicts, _ = run_attacks([attack for attack in ATTACKS if attack.name in QUICK])
+    assert {v.name: v.without_sandbox for v in verdicts} == dict.fromkeys(QUICK, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("print(__name__, isinstance(3, int), type(3).__name__)", "__main__ True int\n"),
+        ("import numpy as np\nx = np.arange(6.).reshape(2, 3)\nprint(x.dtype, (x @ x.T).sum())", "float64 83.0\n"),
+        ("from sympy import *\nx = symbols('x')\nprint(integrate(x**2, (x, 0, 3)))", "9\n"),
+        ("from scipy.optimize import brentq\nprint(round(brentq(lambda x: x**2 - 2, 0, 2), 6))", "1.414214\n"),
+        ("import sys\nprint(input() + sys.stdin.read(), end='')", "one\ntwo\n".replace("\n", "", 1)),
+        ("from multiprocessing import Pool\nwith Pool(2) as p: print(p.map(abs, [-1, -2]))", "[1, 2]\n"),
+        ("open('note', 'w').write('kept')\nprint(open('/tmp/note').read())", "kept\n"),
+        ("print('\\u00e4\\u03c0')", "\u00e4\u03c0\n"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff')", "\ufffd"),
+        ("exit()", ""),
+    ],
+)
+def test_ordinary_programs(url: str, code: str, printed: str) -> None:
+    result = run(url, code, stdin="one\ntwo\n")
+    assert (result.stdout, result.stderr, result.return_code) == (printed, "", 0)
+
+
+def test_programs_that_fail(url: str) -> None:
+    result = run(url, "print('before', flush=True)\n1 / 0")
+    assert (result.status, result.return_code, result.stdout) == ("Finished", 1, "before\n")
+    assert "line 2" in result.stderr and result.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert run(url, "import sys; sys.exit(7)").return_code == 7
+    assert run(url, "import os; os.abort()").return_code == 128 + 6
+    assert "MemoryError" in run(url, "x = bytearray(600 << 20)").stderr
+    assert "SyntaxError" in run(url, "print('\0')").stderr
+
+
+def test_time_limit(url: str) -> None:
+    start = time.perf_counter()
+    result = run(url, "print('before', flush=True)\nimport time; time.sleep(60)", run_timeout=1.0)
+    assert (result.status, result.return_code, result.stdout) == ("TimeLimitExceeded", None, "before\n")
+    assert 1.0 <= result.execution_time <= time.perf_counter() - start < 20.0
+
+
+def test_output_limit(url: str) -> None:
+    result = run(url, "while True: print('x' * 1000)")
+    assert result.return_code != 0 and len(result.stdout) == 16 << 10
+    assert "16 KiB of output" in result.stderr
+
+
+def test_sandbox_fusion_clients_work(url: str) -> None:
+    answer, error = call_sandbox_api(f"{url}/run_code", "print(input())", "hello", 5, 5, 256)
+    assert error is None and answer is not None
+    assert answer["status"] == "Success" and answer["run_result"]["status"] == "Finished"
+    assert answer["run_result"]["stdout"] == "hello\n"
+    answer, _ = call_sandbox_api(f"{url}/run_code", "int main() {}", "", 5, 5, 256, language="cpp")
+    assert answer is not None and answer["status"] == "SandboxError" and "runs python" in answer["message"]
+
+
+def test_a_failed_program_is_not_run_again(url: str) -> None:
+    before = stats(url)
+    run(url, "raise SystemExit(1)")
+    run(url, "while True: pass", run_timeout=0.5)
+    after = stats(url)
+    assert (after["Failed"] - before["Failed"], after["Success"] - before["Success"]) == (2, 0)
+
+
+class FailingService:
+    """Answers `failures` times with HTTP status 502, then with a program's result."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.requests = failures, 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        if self.requests <= self.failures:
+            return web.Response(status=502, text="bad gateway")
+        result = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "ok", "stderr": ""}
+        return web.json_response({"status": "Success", "message": "", "run_result": result})
+
+    async def ask(self, patience_s: float) -> CommandResult:
+        app = web.Application()
+        app.router.add_post("/run_code", self.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            await web.SockSite(runner, s).start()
+            try:
+                return await SandboxClient(f"http://127.0.0.1:{s.getsockname()[1]}", patience_s).run("", 1.0)
+            finally:
+                await runner.cleanup()
+
+
+def test_a_failed_service_is_asked_again() -> None:
+    service = FailingService(failures=2)
+    assert asyncio.run(service.ask(patience_s=10.0)).stdout == "ok"
+    assert service.requests == 3
+    with pytest.raises(SandboxUnavailable, match=r"sandbox_url.*502"):
+        asyncio.run(FailingService(failures=99).ask(patience_s=0.5))
+
+
+def test_a_service_that_starts_late_is_waited_for() -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    with pytest.raises(SandboxUnavailable, match="refused|Connect"):
+        run(f"http://127.0.0.1:{port}", "", 1.0)
+
+
+def test_a_full_queue_is_waited_for() -> None:
+    with served("--concurrency", "1", "--queue", "1") as (url, _):
+
+        async def six() -> list[CommandResult]:
+            client = SandboxClient(url)
+            return await asyncio.gather(*[client.run(f"print({i})", 10.0) for i in range(6)])
+
+        assert [result.stdout for result in asyncio.run(six())] == [f"{i}\n" for i in range(6)]
+
+
+def test_a_killed_server_takes_its_programs_along() -> None:
+    mark = f"vcpo-test-{time.time_ns()}"
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(60)', {mark!r}])"
+
+    def alive() -> bool:
+        return any(mark in (p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+
+    def ask(url: str) -> None:
+        with pytest.raises(SandboxUnavailable):
+            run(url, code, 20.0)
+
+    with served("--time-s", "60") as (url, pid):
+        asking = threading.Thread(target=ask, args=(url,))
+        asking.start()
+        deadline = time.monotonic() + 20
+        while not alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert alive()
+        psutil.Process(pid).kill()
+        while alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive()
+        asking.join()
+
+
+def test_it_does_not_start_without_isolation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(isolation, "_TOOLS", str(tmp_path))
+    assert main([]) == 3
+    assert "apt-get install bubblewrap" in capsys.readouterr().err
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Unlike `tmp_path` one that the sandbox's user can enter."""
+    with tempfile.TemporaryDirectory(prefix="vcpo-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_it_does_not_start_without_namespaces(open_folder: Path) -> None:
+    bwrap = open_folder / "bwrap"
+    bwrap.write_text(
+        '#!/bin/sh\n[ "$1" = --help ] && echo "--disable-userns" && exit 0\n'
+        'echo "bwrap: No permissions to create new namespace" >&2; exit 1\n'
+    )
+    bwrap.chmod(0o755)
+    code = (
+        "import sys; from recipe.code_sandbox import isolation, __main__\n"
+        f"isolation._TOOLS = {str(open_folder)!r} + ':' + isolation._TOOLS; sys.exit(__main__.main([]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 3
+    assert "No permissions" in ended.stderr and "user.max_user_namespaces" in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--memory-mb=1", "--concurrency=0", "--packages=no-such-package"])
+def test_wrong_settings(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option])
+    assert option.split("=")[0].strip("-").split("-")[0] in capsys.readouterr().err
