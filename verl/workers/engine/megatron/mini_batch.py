@@ -18,7 +18,7 @@ class MiniBatch:
     """B sequences of all data-parallel ranks, in rank order; a prompt's group may lie on several ranks."""
 
     log_weight: Tensor
-    """[B] float64 log importance weights; NaN for the rows that verl pads a batch with."""
+    """[B] float64 log importance weights; NaN for `padding` and `dropped`, which nothing is to count."""
     reward: Tensor
     """[B] float64 raw rewards."""
     group: Tensor
@@ -29,6 +29,8 @@ class MiniBatch:
     """[B] float64 numbers of response tokens."""
     padding: Tensor
     """[B] bool: rows without a real sequence."""
+    dropped: Tensor
+    """[B] bool: sequences that their agent loop took out, by a response mask without a single 1."""
     squared_norm: Tensor | None
     """[B] float64 ||g_i||^2, where it was measured."""
     mine: slice
@@ -73,15 +75,18 @@ def gather_mini_batch(
     padding = torch.tensor([_is_padding(uid) for uid in uids])
     columns = {
         name: torch.tensor([x for part in ranks for x in part[name]], dtype=torch.float64)
-        for name in ("log_weight", "reward", "kl", "tokens")
+        for name in ("log_weight", "reward", "kl", "tokens", "length")
     }
+    # A response of no tokens at all is an outcome like others: its weight is 1.
+    dropped = (columns["tokens"] == 0) & (columns["length"] > 0) & ~padding
     return MiniBatch(
-        log_weight=columns["log_weight"].masked_fill(padding, torch.nan),
+        log_weight=columns["log_weight"].masked_fill(padding | dropped, torch.nan),
         reward=columns["reward"],
         group=torch.tensor([number[uid] for uid in uids]),
         kl=columns["kl"],
         tokens=columns["tokens"],
         padding=padding,
+        dropped=dropped,
         squared_norm=squared_norm,
         mine=slice(data_parallel_rank * len(data), (data_parallel_rank + 1) * len(data)),
     )
@@ -98,4 +103,5 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
         "reward": fields["rm_scores"].double().sum(dim=-1).tolist(),
         "kl": kl_k3(log_prob, fields["rollout_log_probs"], mask).tolist(),
         "tokens": mask.sum(dim=-1).tolist(),
+        "length": data["response_mask"].offsets().diff().tolist(),
     }

@@ -130,7 +130,8 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             "vcpo/baseline": _mean(step.baseline[usable]),
             "vcpo/weight/max": step.weight.max().item(),
             "vcpo/kl_rollout_policy": (batch.kl[usable].sum() / batch.tokens[usable].sum().clamp(min=1)).item(),
-            "vcpo/excluded_sequences": int((~usable & ~batch.padding).sum()),
+            "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
+            "vcpo/dropped_sequences": int(batch.dropped.sum()),
             "vcpo/skipped_updates": int(not usable.any()),
         }
         if batch.squared_norm is not None:

@@ -1,0 +1,198 @@
+"""Multi-turn tool use in the manner of SimpleTIR (arXiv 2509.02479), as verl's agent loop `simpletir`.
+
+A trajectory is one assistant message. The model writes a ```python block; the sandbox runs it; the output is appended,
+and the model goes on:
+
+    prompt | turn 1 ... ```python ... ``` | Code execution result: ... | turn 2 ... \\boxed{42}
+    mask     1      1   1             1     0    0         0             1      1   1
+
+A weight update in the middle of a turn is hidden by the samplers' client, and one during a call by nothing: the next
+turn is sampled by the new weights.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+from verl.utils.profiler import simple_timer
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.code_sandbox.client import SandboxClient
+from recipe.code_sandbox.protocol import CommandStatus
+from recipe.tasks.tool_use.settings import ToolUseSettings
+from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, observation, read_turn
+
+_OBSERVATION = "\nCode execution result: {}\n"
+_LEFT_OUT = "\n...\n"
+
+
+@dataclass
+class _Trajectory:
+    """What was sampled and observed so far. T response tokens."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    """[T]"""
+    mask: list[int] = field(default_factory=list)
+    """[T] 1 for a sampled token, 0 for an observed one."""
+    log_probs: list[float] = field(default_factory=list)
+    """[T] of the policy that sampled the token; 0 for an observed one."""
+    versions: list[int] = field(default_factory=list)
+    """Oldest and newest policy version of every turn."""
+    routed_experts: Any = None
+    turns: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+    timed_out_calls: int = 0
+    void: bool = False
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def add_turn(self, tokens: list[int], log_probs: list[float]) -> None:
+        self.tokens += tokens
+        self.mask += [1] * len(tokens)
+        self.log_probs += log_probs
+        self.turns += 1
+
+    def add_observation(self, tokens: list[int]) -> None:
+        self.tokens += tokens
+        self.mask += [0] * len(tokens)
+        self.log_probs += [0.0] * len(tokens)
+
+    def note(self, output: TokenOutput) -> None:
+        """Keep what a request tells besides its tokens."""
+        if output.token_ids:
+            for name in ("min_global_steps", "max_global_steps"):
+                if (version := output.extra_fields.get(name)) is not None:
+                    self.versions.append(version)
+        if output.routed_experts is not None:
+            self.routed_experts = output.routed_experts
+        preempted = output.num_preempted
+        if preempted is not None and preempted >= 0:
+            self.metrics["num_preempted"] = self.metrics.get("num_preempted", 0) + preempted
+
+
+@register("simpletir")
+class SimpleTIRAgentLoop(AgentLoopBase):
+    """Runs one trajectory. Its settings are the configuration's `tool_use`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = ToolUseSettings.of(self.config.tool_use)
+        self.sandbox = SandboxClient(self.settings.sandbox_url)
+        self.response_length = self.rollout_config.response_length
+
+    @rollout_trace_op
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
+        """Sample turns and run their programs, in order, until an answer, a void turn or a limit.
+
+        Raises:
+            SandboxUnavailable: the sandbox did not run a program; the prompt is sampled again.
+        """
+        trajectory = _Trajectory(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
+        deadline = time.monotonic() + self.settings.max_time_s
+        request_id = uuid4().hex  # one for all turns: they go to the server that has the prefix in its cache
+        while True:
+            turn = await self._sample_turn(trajectory, sampling_params, request_id, int(priority))
+            trajectory.void |= turn.void
+            at_limit = trajectory.turns >= self.settings.max_turns or time.monotonic() >= deadline
+            if turn.code is None or turn.answers or at_limit:
+                break
+            observed = await self._run_program(turn.code, trajectory)
+            if len(trajectory.tokens) + len(observed) >= self.response_length:
+                break
+            trajectory.add_observation(observed)
+        return self._output(trajectory)
+
+    async def _sample_turn(
+        self, trajectory: _Trajectory, sampling_params: dict[str, Any], request_id: str, priority: int
+    ) -> Turn:
+        """One turn, cut after its first complete code block."""
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        text = ""
+        while True:
+            budget = self.response_length - len(trajectory.tokens) - len(tokens)
+            with simple_timer("generate_sequences", trajectory.metrics):
+                output = await self.server_manager.generate(
+                    request_id=request_id,
+                    prompt_ids=trajectory.prompt + trajectory.tokens + tokens,
+                    sampling_params={**sampling_params, "max_tokens": budget, "stop": [CLOSING_FENCE]},
+                    priority=priority,
+                )
+            trajectory.note(output)
+            tokens += output.token_ids
+            log_probs += output.log_probs or [0.0] * len(output.token_ids)
+            before, text = text, self._text(tokens)
+            turn = read_turn(text, self.settings.answer_pattern)
+            stopped_at_a_fence = CLOSING_FENCE in text[max(0, len(before) - len(CLOSING_FENCE) + 1) :]
+            if turn.code is not None or not stopped_at_a_fence or len(output.token_ids) >= budget:
+                break  # otherwise the fence was some other block's
+        if turn.end is not None:
+            kept = self._tokens_up_to(tokens, turn.end)
+            tokens, log_probs = tokens[:kept], log_probs[:kept]
+        trajectory.add_turn(tokens, log_probs)
+        return turn
+
+    def _text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _tokens_up_to(self, tokens: list[int], end: int) -> int:
+        """The fewest first tokens whose text reaches `end`."""
+        low, high = 1, len(tokens)
+        while low < high:
+            middle = (low + high) // 2
+            if len(self._text(tokens[:middle])) >= end:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    async def _run_program(self, code: str, trajectory: _Trajectory) -> list[int]:
+        """The tokens of what the program printed."""
+        with simple_timer("tool_calls", trajectory.metrics):
+            result = await self.sandbox.run(code, self.settings.call_timeout_s)
+        trajectory.calls += 1
+        trajectory.failed_calls += bool(result.return_code)
+        trajectory.timed_out_calls += result.status == CommandStatus.TIME_LIMIT
+        body = self._encoded(observation(result, self.settings.call_timeout_s))
+        if len(body) > self.settings.max_observation_tokens:
+            half = self.settings.max_observation_tokens // 2
+            body = body[:half] + self._encoded(_LEFT_OUT) + body[-half:]
+        head, tail = map(self._encoded, _OBSERVATION.split("{}"))
+        return head + body + tail
+
+    def _encoded(self, text: str) -> list[int]:
+        """Ordinary tokens only: a program may print `<|im_end|>`."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def _output(self, trajectory: _Trajectory) -> AgentLoopOutput:
+        dropped = trajectory.void and self.settings.drop_void_turns
+        mask = [0] * len(trajectory.mask) if dropped else trajectory.mask
+        extra_fields: dict[str, Any] = {"turn_scores": [], "tool_rewards": []}
+        if trajectory.versions:
+            # verl's tool agent keeps the first turn's oldest; the lag bound needs that of all turns.
+            extra_fields["min_global_steps"] = min(trajectory.versions)
+            extra_fields["max_global_steps"] = max(trajectory.versions)
+        extra_fields["tool_use"] = {
+            "calls": trajectory.calls,
+            "failed_calls": trajectory.failed_calls,
+            "timed_out_calls": trajectory.timed_out_calls,
+            "void_trajectories": int(trajectory.void),
+            "dropped_trajectories": int(dropped),
+            "call_s": trajectory.metrics.get("tool_calls", 0.0),
+        }
+        routed = trajectory.routed_experts
+        return AgentLoopOutput(
+            prompt_ids=trajectory.prompt,
+            response_ids=trajectory.tokens,
+            response_mask=mask,
+            response_logprobs=trajectory.log_probs,
+            routed_experts=routed,
+            multi_modal_data={},
+            num_turns=trajectory.turns + trajectory.calls + 1,
+            metrics=trajectory.metrics,
+            extra_fields=extra_fields,
+        )
