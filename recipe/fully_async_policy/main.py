@@ -133,7 +133,28 @@ def compose(overrides: list[str]) -> "DictConfig":
     rollout = config.actor_rollout_ref.rollout
     if rollout.router_config_path is None:
         rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
+    rollout.agent.agent_loop_config_path = packaged_file(rollout.agent.agent_loop_config_path)
     return config
+
+
+def packaged_file(path: str | None) -> str | None:
+    """The file that `pkg://package.module/file` names, as verl writes it of modules; other paths as they are.
+
+    Raises:
+        SettingError: there is no such package.
+    """
+    if path is None or not path.startswith("pkg://"):
+        return path
+    import importlib.resources
+
+    from recipe.fully_async_policy.validate import SettingError
+
+    package, _, name = path.removeprefix("pkg://").partition("/")
+    try:
+        return str(importlib.resources.files(package) / name)
+    except ModuleNotFoundError:
+        setting = f"actor_rollout_ref.rollout.agent.agent_loop_config_path={path}"
+        raise SettingError(f"{setting}: no package {package}; give pkg://package/file or a file's path") from None
 
 
 def check(config: "DictConfig", files: bool = True) -> None:

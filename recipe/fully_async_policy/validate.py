@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import requests
 from omegaconf import DictConfig, ListConfig
 
+from recipe.tasks.tool_use.settings import ToolUseSettings
 from vcpo import VCPOConfig
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.workers.rollout.kv_cache import KVCache
@@ -32,6 +34,8 @@ def validate(config: DictConfig, files: bool = True) -> None:
     _check_groups(config, vcpo)
     _check_layout(config)
     _check_schedule(config)
+    if config.actor_rollout_ref.rollout.agent.default_agent_loop == "simpletir":
+        _check_tool_use(config, vcpo)
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         raise SettingError(
             "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or vcpo.enable=false"
@@ -69,6 +73,27 @@ def _check_vcpo(settings: DictConfig) -> VCPOConfig:
         return VCPOConfig(**{str(k): v for k, v in settings.items() if k != "_target_"})
     except ValueError as error:
         raise SettingError(str(error)) from None
+
+
+def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> None:
+    if "tool_use" not in config:
+        raise SettingError("actor_rollout_ref.rollout.agent.default_agent_loop=simpletir: add +agent=simpletir")
+    try:
+        settings = ToolUseSettings.of(config.tool_use)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+    if settings.drop_void_turns and not vcpo.enable:
+        raise SettingError(
+            "tool_use.drop_void_turns=true: verl's own update (vcpo.enable=false) would count the rewards of void "
+            "trajectories in its baseline; set it to false"
+        )
+    try:
+        requests.get(f"{settings.sandbox_url.rstrip('/')}/v1/ping", timeout=10).raise_for_status()
+    except requests.RequestException as error:
+        raise SettingError(
+            f"tool_use.sandbox_url={settings.sandbox_url}: no sandbox answers ({type(error).__name__}); start one with "
+            "`python -m recipe.code_sandbox`"
+        ) from None
 
 
 def _check_data(config: DictConfig) -> None:

@@ -170,9 +170,8 @@ def main() -> int:
     verdicts, left_out = run_attacks([a for a in ATTACKS if arguments.only in a.name])
     shown = {True: "succeeds", False: "FAILS TOO", None: "not tried"}
     for verdict in verdicts:
-        print(
-            f"{'ESCAPED' if verdict.escaped else 'held':>8}  {verdict.name:<40} without: {shown[verdict.without_sandbox]}"
-        )
+        outcome, freely = "ESCAPED" if verdict.escaped else "held", shown[verdict.without_sandbox]
+        print(f"{outcome:>8}  {verdict.name:<40} without: {freely}")
     for name in left_out:
         print(f"{'left out':>8}  {name:<40} needs control groups")
     escaped = [verdict.name for verdict in verdicts if verdict.escaped]

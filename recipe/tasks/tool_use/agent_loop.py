@@ -10,6 +10,7 @@ A weight update in the middle of a turn is hidden by the samplers' client, and o
 turn is sampled by the new weights.
 """
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,8 +41,8 @@ class _Trajectory:
     """[T] 1 for a sampled token, 0 for an observed one."""
     log_probs: list[float] = field(default_factory=list)
     """[T] of the policy that sampled the token; 0 for an observed one."""
-    versions: list[int] = field(default_factory=list)
-    """Oldest and newest policy version of every turn."""
+    versions: list[list[int]] = field(default_factory=list)
+    """Per turn, policy versions that sampled it; the oldest and the newest are among them."""
     routed_experts: Any = None
     turns: int = 0
     calls: int = 0
@@ -62,11 +63,12 @@ class _Trajectory:
         self.log_probs += [0.0] * len(tokens)
 
     def note(self, output: TokenOutput) -> None:
-        """Keep what a request tells besides its tokens."""
+        """Keep what a request of the turn tells besides its tokens."""
+        if len(self.versions) == self.turns:
+            self.versions.append([])
         if output.token_ids:
-            for name in ("min_global_steps", "max_global_steps"):
-                if (version := output.extra_fields.get(name)) is not None:
-                    self.versions.append(version)
+            told = (output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps"))
+            self.versions[-1] += [version for version in told if version is not None]
         if output.routed_experts is not None:
             self.routed_experts = output.routed_experts
         preempted = output.num_preempted
@@ -128,7 +130,8 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             before, text = text, self._text(tokens)
             turn = read_turn(text, self.settings.answer_pattern)
             stopped_at_a_fence = CLOSING_FENCE in text[max(0, len(before) - len(CLOSING_FENCE) + 1) :]
-            if turn.code is not None or not stopped_at_a_fence or len(output.token_ids) >= budget:
+            ended = tokens[-1:] == [self.tokenizer.eos_token_id] or len(output.token_ids) >= budget
+            if turn.code is not None or ended or not stopped_at_a_fence:
                 break  # otherwise the fence was some other block's
         if turn.end is not None:
             kept = self._tokens_up_to(tokens, turn.end)
@@ -172,14 +175,16 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         dropped = trajectory.void and self.settings.drop_void_turns
         mask = [0] * len(trajectory.mask) if dropped else trajectory.mask
         extra_fields: dict[str, Any] = {"turn_scores": [], "tool_rewards": []}
-        if trajectory.versions:
+        known = [versions for versions in trajectory.versions if versions]
+        if known:
             # verl's tool agent keeps the first turn's oldest; the lag bound needs that of all turns.
-            extra_fields["min_global_steps"] = min(trajectory.versions)
-            extra_fields["max_global_steps"] = max(trajectory.versions)
+            extra_fields["min_global_steps"] = min(map(min, known))
+            extra_fields["max_global_steps"] = max(map(max, known))
         extra_fields["tool_use"] = {
             "calls": trajectory.calls,
             "failed_calls": trajectory.failed_calls,
             "timed_out_calls": trajectory.timed_out_calls,
+            "calls_across_updates": sum(max(a) < min(b) for a, b in itertools.pairwise(known)),
             "void_trajectories": int(trajectory.void),
             "dropped_trajectories": int(dropped),
             "call_s": trajectory.metrics.get("tool_calls", 0.0),

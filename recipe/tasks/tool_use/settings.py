@@ -41,7 +41,9 @@ class ToolUseSettings:
         try:
             re.compile(self.answer_pattern)
         except (re.error, TypeError) as error:
-            raise ValueError(f"tool_use.answer_pattern={self.answer_pattern}: no regular expression ({error})") from None
+            raise ValueError(
+                f"tool_use.answer_pattern={self.answer_pattern}: no regular expression ({error})"
+            ) from None
 
     @classmethod
     def of(cls, settings: Mapping[Any, Any]) -> "ToolUseSettings":

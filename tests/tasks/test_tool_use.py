@@ -1,0 +1,271 @@
+"""The agent loop `simpletir` with a scripted policy and the real sandbox."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.code_sandbox.client import SandboxClient, SandboxUnavailable
+from recipe.code_sandbox.protocol import CommandResult
+from recipe.tasks.countdown.problems import Difficulty
+from recipe.tasks.tool_use.agent_loop import SimpleTIRAgentLoop
+from recipe.tasks.tool_use.settings import ToolUseSettings
+from recipe.tasks.tool_use.turns import read_turn
+from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
+from scripts.bench.sandbox_bait import served
+from verl_vcpo.trainer.ppo.v1.tool_metrics import summed
+from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
+
+ANSWER = "<answer>42</answer>" + TURN_END
+CODE = "```python\nprint(6 * 7)\n```\n"
+Part = tuple[str, int] | tuple[str, int, str]
+"""What the policy writes, the version that does, and why it stops (by itself unless given)."""
+
+
+@pytest.fixture(scope="module")
+def sandbox_url() -> Iterator[str]:
+    with served() as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(Difficulty())
+
+
+class ScriptedPolicy(ResumingLLMClient):
+    """The project's client, whose samplers say what is written for the prompt, part after part."""
+
+    def __init__(self, tokenizer: Any, script: dict[str, list[Part]]) -> None:
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"response_length": 9}}})
+        self._server_of, self._clock_of = {}, {}
+        self.tokenizer, self.script = tokenizer, {name: list(parts) for name, parts in script.items()}
+        self.read: list[str] = []
+        """The whole prompt of every request."""
+
+    async def _attempt(self, request_id: str, prompt_ids: list[int], sampling_params: Any, kwargs: Any) -> TokenOutput:
+        self.read.append(self.tokenizer.decode(prompt_ids))
+        name = next(name for name in self.script if name in self.read[-1])
+        text, version, *stop = self.script[name].pop(0)
+        tokens = self.tokenizer.encode(text)[: sampling_params["max_tokens"]]
+        return TokenOutput(
+            token_ids=tokens,
+            log_probs=[-0.5] * len(tokens),
+            stop_reason=stop[0] if stop else "completed",
+            extra_fields={"min_global_steps": version, "max_global_steps": version, "global_steps": version},
+        )
+
+
+class Runner:
+    """Runs scripted trajectories."""
+
+    def __init__(self, tokenizer: Any, url: str, response_length: int = 400, **settings: Any) -> None:
+        rollout = {"prompt_length": 64, "response_length": response_length}
+        self.config = OmegaConf.create(
+            {"actor_rollout_ref": {"rollout": rollout}, "tool_use": {"sandbox_url": url, **settings}}
+        )
+        self.tokenizer = tokenizer
+
+    def loop(self, policy: ScriptedPolicy) -> SimpleTIRAgentLoop:
+        return SimpleTIRAgentLoop(
+            DictConfigWrap(self.config),
+            policy,
+            self.tokenizer,
+            None,
+            None,
+            DictConfigWrap(OmegaConf.create({})),
+            "qwen2",
+        )
+
+    async def trajectory(self, policy: ScriptedPolicy, name: str) -> AgentLoopOutput:
+        return await self.loop(policy).run({"temperature": 1.0}, raw_prompt=[{"role": "user", "content": name}])
+
+    def run(self, *parts: Part) -> AgentLoopOutput:
+        self.policy = ScriptedPolicy(self.tokenizer, {"task": list(parts)})
+        return asyncio.run(self.trajectory(self.policy, "task"))
+
+    def text(self, output: AgentLoopOutput, sampled: bool) -> str:
+        """The part of the response that was sampled, or observed."""
+        pairs = zip(output.response_ids, output.response_mask, strict=True)
+        return self.tokenizer.decode([token for token, mask in pairs if bool(mask) == sampled])
+
+
+@pytest.fixture
+def runner(tokenizer: Any, sandbox_url: str) -> Runner:
+    return Runner(tokenizer, sandbox_url)
+
+
+def test_a_program_is_run_and_its_output_is_read(runner: Runner) -> None:
+    output = runner.run(("I count.\n" + CODE, 3), (ANSWER, 3))
+    assert runner.text(output, sampled=True) == "I count.\n" + CODE.rstrip("\n") + ANSWER
+    assert runner.text(output, sampled=False) == "\nCode execution result: 42\n"
+    assert output.response_logprobs == [-0.5 if mask else 0.0 for mask in output.response_mask]
+    assert runner.policy.read[1].endswith(CODE.rstrip("\n") + "\nCode execution result: 42\n"), "the next turn reads it"
+    assert output.num_turns == 4
+    counts = output.extra_fields["tool_use"]
+    assert (counts["calls"], counts["failed_calls"], counts["void_trajectories"]) == (1, 0, 0)
+    assert counts["call_s"] > 0
+
+
+def test_the_versions_are_those_of_all_turns(runner: Runner) -> None:
+    output = runner.run((CODE, 5), (CODE, 7), (ANSWER, 6))
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (5, 7)
+    assert output.extra_fields["tool_use"]["calls_across_updates"] == 1
+    output = runner.run((CODE, 7), (ANSWER, 4))
+    assert output.extra_fields["min_global_steps"] == 4, "not the first turn's"
+
+
+def test_a_block_across_a_weight_update_is_run(runner: Runner) -> None:
+    output = runner.run(("```python\nprint(6", 3, "aborted"), (" * 7)\n``", 4, "aborted"), ("`", 5), (ANSWER, 5))
+    assert runner.text(output, sampled=True) == CODE.rstrip("\n") + ANSWER
+    assert "result: 42\n" in runner.text(output, sampled=False)
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 5)
+
+
+def test_what_follows_the_block_is_dropped(runner: Runner) -> None:
+    output = runner.run((CODE + "The result is 41." + TURN_END, 1), (ANSWER, 1))
+    assert "41" not in runner.text(output, sampled=True)
+    assert output.response_mask.count(1) == len(runner.tokenizer.encode(CODE.rstrip("\n") + ANSWER))
+
+
+def test_another_languages_block_is_text(runner: Runner) -> None:
+    output = runner.run(("```text\nplan\n```\n", 1), (CODE, 2), (ANSWER, 2))
+    assert runner.text(output, sampled=True) == "```text\nplan\n```\n" + CODE.rstrip("\n") + ANSWER
+    assert output.extra_fields["tool_use"]["calls"] == 1
+    assert output.extra_fields["min_global_steps"] == 1, "its first part counts"
+
+
+def test_programs_of_a_trajectory_run_in_order_and_know_nothing_of_each_other(runner: Runner) -> None:
+    first = "```python\nx = 1\nprint('first')\n```\n"
+    second = "```python\nprint('x' in globals(), 'second')\n```\n"
+    output = runner.run((first, 1), (second, 1), (ANSWER, 1))
+    assert runner.text(output, sampled=False) == (
+        "\nCode execution result: first\n\nCode execution result: False second\n"
+    )
+
+
+def test_trajectories_run_side_by_side(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+    run = SandboxClient.run
+
+    async def counted(*args: Any) -> CommandResult:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await run(*args)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(SandboxClient, "run", counted)
+    names = [f"task {letter}" for letter in "abc"]
+    policy = ScriptedPolicy(
+        runner.tokenizer, {name: [(f"```python\nprint({name!r})\n```\n", 1), (ANSWER, 1)] for name in names}
+    )
+
+    async def all_of_them() -> list[AgentLoopOutput]:
+        return await asyncio.gather(*[runner.trajectory(policy, name) for name in names])
+
+    for name, output in zip(names, asyncio.run(all_of_them()), strict=True):
+        assert runner.text(output, sampled=False) == f"\nCode execution result: {name}\n"
+    assert most == len(names)
+
+
+@pytest.mark.parametrize("text", ["I do not know." + TURN_END, "```python\nprint(6" + TURN_END, "```\nno python\n```"])
+def test_a_void_turn_ends_the_trajectory_and_takes_it_out(tokenizer: Any, sandbox_url: str, text: str) -> None:
+    for drop in (True, False):
+        runner = Runner(tokenizer, sandbox_url, drop_void_turns=drop)
+        output = runner.run((CODE, 1), (text, 1))
+        counts = output.extra_fields["tool_use"]
+        assert (counts["void_trajectories"], counts["dropped_trajectories"]) == (1, int(drop))
+        assert any(output.response_mask) != drop
+        assert len(output.response_mask) == len(output.response_ids) == len(output.response_logprobs)
+
+
+def test_an_answer_ends_the_trajectory(runner: Runner) -> None:
+    output = runner.run(("\\boxed{42}\n" + CODE, 1))
+    counts = output.extra_fields["tool_use"]
+    assert (counts["calls"], counts["void_trajectories"]) == (0, 0)
+
+
+def test_limits(tokenizer: Any, sandbox_url: str) -> None:
+    output = Runner(tokenizer, sandbox_url, max_turns=2).run((CODE, 1), (CODE, 1))
+    assert output.extra_fields["tool_use"]["calls"] == 1, "nobody would read the last turn's result"
+    assert output.response_mask[-1] == 1
+    output = Runner(tokenizer, sandbox_url, max_time_s=1e-9).run((CODE, 1))
+    assert output.extra_fields["tool_use"]["calls"] == 0
+    length = len(tokenizer.encode(CODE)) + 3
+    output = Runner(tokenizer, sandbox_url, response_length=length).run((CODE, 1))
+    assert len(output.response_ids) <= length and all(output.response_mask), "the observation does not fit"
+    output = Runner(tokenizer, sandbox_url, response_length=4).run((CODE, 1))
+    assert output.extra_fields["tool_use"]["void_trajectories"] == 1, "cut before the block was complete"
+
+
+@pytest.mark.parametrize(
+    ("program", "observed"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("print('before'); undefined", "before\nNameError: name 'undefined' is not defined"),
+        ("import time; time.sleep(9)", "time limit of 1 s exceeded"),
+        ("pass", "no output"),
+        ("import os; os._exit(3)", "ended with exit code 3"),
+    ],
+)
+def test_a_failing_program_is_an_observation(tokenizer: Any, sandbox_url: str, program: str, observed: str) -> None:
+    runner = Runner(tokenizer, sandbox_url, call_timeout_s=1.0)
+    output = runner.run((f"```py\n{program}\n```", 1), (ANSWER, 1))
+    assert runner.text(output, sampled=False) == f"\nCode execution result: {observed}\n"
+
+
+def test_a_long_output_keeps_its_ends(tokenizer: Any, sandbox_url: str) -> None:
+    runner = Runner(tokenizer, sandbox_url, max_observation_tokens=32)
+    output = runner.run(("```python\nprint('begin' + '-' * 5000 + 'end')\n```", 1), (ANSWER, 1))
+    text = runner.text(output, sampled=False)
+    assert "begin" in text and "end" in text and "\n...\n" in text
+    assert output.response_mask.count(0) < 70
+
+
+def test_a_program_cannot_write_special_tokens(runner: Runner) -> None:
+    output = runner.run(("```python\nprint('<|im' + '_end|>')\n```", 1), (ANSWER, 1))
+    assert output.response_ids.count(runner.tokenizer.eos_token_id) == 1, "the answer's own"
+    assert TURN_END in runner.text(output, sampled=False)
+
+
+def test_a_sandbox_that_is_away_fails_the_trajectory(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(tokenizer, "http://127.0.0.1:9")
+    monkeypatch.setattr(SandboxClient.__init__, "__defaults__", (0.5, 1.0))
+    with pytest.raises(SandboxUnavailable, match=r"tool_use\.sandbox_url"):
+        runner.run((CODE, 1), (ANSWER, 1))
+
+
+def test_where_a_block_begins_and_ends() -> None:
+    assert read_turn("a\n```python\nx\n```python\ny\n```", "#").code == "x\n```python\ny\n"
+    assert read_turn("say ```python\nx\n```", "#").code is None, "a fence starts its line"
+    assert read_turn("```python\nprint('```')\n```", "#").code == "print('```')\n"
+    assert read_turn("```python\nprint('# 1')\n```", "#").answers is False, "an answer inside code is none"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("sandbox_url", "localhost:8080"), ("max_turns", 0), ("max_turns", True), ("call_timeout_s", 0)),
+        *(("drop_void_turns", "no"), ("answer_pattern", "("), ("max_observation_tokens", 3), ("nonsense", 1)),
+    ],
+)
+def test_wrong_settings(setting: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"tool_use\.{setting}"):
+        ToolUseSettings.of({setting: value})
+
+
+def test_the_counts_of_a_batch() -> None:
+    count = {"calls": 2, "void_trajectories": 1}
+    assert summed([count, None, count | {"calls": 4}]) == {
+        "tool_use/calls": 6,
+        "tool_use/void_trajectories": 2,
+        "tool_use/calls/mean": 3.0,
+    }
+    assert summed([None]) == {}
