@@ -1,0 +1,1 @@
+"""Untrusted Python programs, isolated by the kernel, over HTTP: docs/sandbox.md."""

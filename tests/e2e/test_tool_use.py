@@ -1,14 +1,13 @@
 """Three steps of tool use at lag 2: the real Ray, vLLM and Megatron, and programs in the real sandbox."""
 
-import json
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 import torch
+from tokenizers import AddedToken
 
 from recipe.fully_async_policy import main
 from recipe.warm_start.model import build_model
@@ -22,27 +21,25 @@ from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 pytestmark = pytest.mark.e2e
 
 STEPS, LAG = 3, 2
-PROGRAM = "```python\nimport time\ntime.sleep(2)\nprint({expression})\n```"
+PROGRAM = "```python\nimport time\ntime.sleep(2)\nprint(6 * 7)\n```\n"
+"""One token of the model's vocabulary: learning to write it takes seconds."""
 
 
 def conversations(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """The warm start's examples, where the expression is computed by a program before it is the answer."""
-    for prompt, response in pairs:
-        match = re.search(r"<answer>(.*)</answer>", response)
-        assert match
-        program = PROGRAM.format(expression=match[1])
-        yield prompt, f"{program}\nCode execution result: {random.randint(1, 99)}\n{response}"
+    """The warm start's examples, answered after a program."""
+    return ((prompt, f"{PROGRAM}Code execution result: 42\n{response}") for prompt, response in pairs)
 
 
 @pytest.fixture(scope="module")
 def model(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has learned to write such programs."""
+    """A model that has learned to run the program."""
     data = load_held_out(assets / "data")
     torch.manual_seed(0)
     tokenizer = train_tokenizer(data.difficulty)
+    tokenizer.add_tokens([AddedToken(PROGRAM, special=False, normalized=False)])
     model = build_model(tokenizer)
     pairs = conversations(examples(data.difficulty, data.keys, 0.2, random.Random(0)))
-    fit(model, tokenizer, pairs, Settings(steps=120, batch_size=16, learning_rate=5e-3))
+    fit(model, tokenizer, pairs, Settings(steps=30, batch_size=16))
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -59,8 +56,8 @@ def test_tool_use_at_lag_2(assets: Path, model: Path, tmp_path: Path) -> None:
                 "tool_use.max_turns=3",
                 "tool_use.call_timeout_s=30",
                 f"actor_rollout_ref.model.path={model}",
-                "data.max_response_length=160",
-                "actor_rollout_ref.rollout.max_model_len=256",
+                "data.max_response_length=96",
+                "actor_rollout_ref.rollout.max_model_len=192",
                 f"async.lag={LAG}",
                 f"trainer.total_training_steps={STEPS}",
                 "trainer.val_before_train=false",
@@ -74,7 +71,6 @@ def test_tool_use_at_lag_2(assets: Path, model: Path, tmp_path: Path) -> None:
         served_programs = requests.get(f"{url}/stats", timeout=10).json()
 
     steps = read_metrics(tmp_path)
-    print(json.dumps([{k: v for k, v in s.items() if "tool_use" in k or "spans" in k or "vcpo/" in k} for s in steps]))
     assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     calls = sum(line["tool_use/calls"] for line in steps)
     assert 0 < calls <= served_programs["Success"] + served_programs["Failed"], "programs ran in the sandbox"

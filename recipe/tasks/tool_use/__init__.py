@@ -1,1 +1,1 @@
-"""Long-horizon tool use: mathematics with a Python interpreter, in the format of SimpleTIR."""
+"""Long-horizon tool use: mathematics with a Python interpreter, in the manner of SimpleTIR."""

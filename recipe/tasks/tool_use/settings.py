@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolUseSettings:
-    """What the agent of recipe/tasks/tool_use/agent_loop.py may do. Raises ValueError naming the setting and the fix."""
+    """What the agent of recipe/tasks/tool_use/agent_loop.py may do. Raises ValueError naming the setting."""
 
     sandbox_url: str = "http://127.0.0.1:8080"
     """A server that speaks SandboxFusion's `/run_code`, without that path: `python -m recipe.code_sandbox`."""

@@ -1,0 +1,51 @@
+"""Tool use that cannot work is refused before a process starts."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.bench.sandbox_bait import served
+from tests.recipe.test_bad_input import good as good
+from tests.recipe.test_bad_input import run
+
+
+@pytest.fixture(scope="module")
+def sandbox_url() -> Iterator[str]:
+    with served() as (url, _):
+        yield url
+
+
+@pytest.fixture
+def tool_use(good: dict[str, str]) -> dict[str, str]:
+    return {**good, "+agent": "simpletir"}
+
+
+def test_no_sandbox(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    error = run({**tool_use, "tool_use.sandbox_url": "http://127.0.0.1:9"}, capsys)
+    assert "tool_use.sandbox_url=http://127.0.0.1:9: no sandbox answers" in error
+    assert "python -m recipe.code_sandbox" in error
+
+
+def test_a_wrong_setting(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tool_use.max_turns=0: give a whole number" in run({**tool_use, "tool_use.max_turns": "0"}, capsys)
+    assert "tool_use.turns: no such setting" in run({**tool_use, "+tool_use.turns": "2"}, capsys)
+
+
+def test_an_agent_without_its_settings(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    agent = {"actor_rollout_ref.rollout.agent.default_agent_loop": "simpletir"}
+    assert "add +agent=simpletir" in run({**good, **agent}, capsys)
+
+
+def test_verls_update_counts_what_is_dropped(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tool_use.drop_void_turns=true: verl's own update" in run({**tool_use, "vcpo.enable": "false"}, capsys)
+
+
+def test_a_wrong_agent_file(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    assert "no package nowhere" in run({**tool_use, path: "pkg://nowhere/loop.yaml"}, capsys)
+
+
+def test_what_is_right_passes(tool_use: dict[str, str], sandbox_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first complaint is about something else."""
+    error = run({**tool_use, "tool_use.sandbox_url": sandbox_url, "algorithm.use_kl_in_reward": "true"}, capsys)
+    assert "algorithm.use_kl_in_reward=true" in error
