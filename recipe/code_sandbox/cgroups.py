@@ -28,6 +28,7 @@ class ControlGroups:
         self._parents = _own_groups()
         self._names = (f"vcpo-sandbox-{os.getpid()}-{i}" for i in itertools.count())
         for parent in self._parents:
+            _clear_up(parent)
             (parent / (name := next(self._names))).mkdir()
             (parent / name).rmdir()
 
@@ -57,6 +58,14 @@ def _own_groups() -> list[Path]:
     if not set(_CONTROLLERS) <= set(available):
         raise OSError(f"{folder}/cgroup.subtree_control does not name memory and pids")
     return [folder]
+
+
+def _clear_up(parent: Path) -> None:
+    """Remove the groups of servers that were killed; their programs died with them."""
+    for folder in parent.glob("vcpo-sandbox-*"):
+        if not Path(f"/proc/{folder.name.split('-')[2]}").exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _limit(folder: Path, memory: int, processes: int) -> None:

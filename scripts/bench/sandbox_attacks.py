@@ -327,15 +327,15 @@ _attack(
 )
 
 # ---- more than its share
-_attack("endless loop", "end = time.time() + 4\nwhile time.time() < end: pass\nescaped()", time_s=1.0)
-_attack("sleep", "time.sleep(4); escaped()", time_s=1.0)
+_attack("endless loop", "end = time.time() + 6\nwhile time.time() < end: pass\nescaped()", time_s=1.0)
+_attack("sleep", "time.sleep(6); escaped()", time_s=1.0)
 _attack(
     "sleep, deaf to signals",
     """
     for n in range(1, 65):
         try: signal.signal(n, signal.SIG_IGN)
         except (OSError, ValueError): pass
-    time.sleep(4); escaped()
+    time.sleep(6); escaped()
     """,
     time_s=1.0,
 )
@@ -344,7 +344,7 @@ _attack(
     """
     children = 0
     while os.getpid() and children < 4 and os.fork(): children += 1
-    end = time.time() + 4
+    end = time.time() + 6
     while time.time() < end: pass
     escaped()
     """,
@@ -354,14 +354,14 @@ _attack(
     "processes",
     """
     for i in range(BAIT["processes"] + 20):
-        if os.fork() == 0: time.sleep(2); os._exit(0)
+        if os.fork() == 0: os.close(1); os.close(2); time.sleep(30); os._exit(0)
     escaped()
     """,
 )
 _attack(
     "threads",
     """
-    for i in range(BAIT["processes"] + 20): threading.Thread(target=time.sleep, args=(2,), daemon=True).start()
+    for i in range(BAIT["processes"] + 20): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
     escaped()
     """,
 )
@@ -374,7 +374,8 @@ _attack(
     children, alive = 6, os.pipe()
     for i in range(children):
         if os.fork() == 0:
-            x = bytearray(b"1") * ((BAIT["memory_mb"] // 2) << 20); os.write(alive[1], b"."); time.sleep(5); os._exit(0)
+            os.close(1); os.close(2); x = bytearray(b"1") * ((BAIT["memory_mb"] // 2) << 20)
+            os.write(alive[1], b"."); time.sleep(30); os._exit(0)
     while children: children -= len(os.read(alive[0], 1))
     escaped()
     """,
