@@ -285,7 +285,11 @@ _attack("fanotify", 'assert syscall("fanotify_init", 0, 0) >= 0; escaped()')
 _attack("signal a process of the host", 'os.kill(BAIT["victim"], 0); escaped()')
 _attack(
     "kill everything",
-    "os.kill(-1, signal.SIGKILL); os.kill(os.getppid(), signal.SIGKILL); os.kill(1, signal.SIGKILL)",
+    """
+    for pid in (BAIT["victim"], 1, os.getppid(), -os.getpgrp(), -1):
+        try: os.kill(pid, signal.SIGKILL)
+        except OSError: pass
+    """,
     control=False,
     trace=victim_is_dead,
 )
