@@ -5,6 +5,7 @@ from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
 
 PREFIX = "tool_use"
 
@@ -17,7 +18,7 @@ def tool_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
     stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    return summed([fields.get(PREFIX) for fields in stored["extra_fields"].tolist()])
+    return summed([fields.get(PREFIX) for fields in tu.get(stored, "extra_fields")])
 
 
 def summed(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
