@@ -158,7 +158,7 @@ def packaged_file(path: str | None) -> str | None:
 
 
 def check(config: "DictConfig", files: bool = True) -> None:
-    """Our checks, then verl's; `files=False`: data and model need not be on this machine.
+    """Our checks, then verl's; `files=False`: data, model and sandbox need not be there.
 
     Raises:
         SettingError: the first thing that is wrong.

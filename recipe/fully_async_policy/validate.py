@@ -21,7 +21,7 @@ class SettingError(ValueError):
 
 
 def validate(config: DictConfig, files: bool = True) -> None:
-    """Check the composed configuration; `files=False`: all but the data and the model.
+    """Check the composed configuration; `files=False`: all but the data, the model and the sandbox.
 
     Raises:
         SettingError: the first thing that is wrong.
@@ -35,7 +35,9 @@ def validate(config: DictConfig, files: bool = True) -> None:
     _check_layout(config)
     _check_schedule(config)
     if config.actor_rollout_ref.rollout.agent.default_agent_loop == "simpletir":
-        _check_tool_use(config, vcpo)
+        settings = _check_tool_use(config, vcpo)
+        if files:
+            _check_sandbox(settings.sandbox_url)
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         raise SettingError(
             "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or vcpo.enable=false"
@@ -75,7 +77,7 @@ def _check_vcpo(settings: DictConfig) -> VCPOConfig:
         raise SettingError(str(error)) from None
 
 
-def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> None:
+def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> ToolUseSettings:
     if "tool_use" not in config:
         raise SettingError("actor_rollout_ref.rollout.agent.default_agent_loop=simpletir: add +agent=simpletir")
     try:
@@ -87,11 +89,15 @@ def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> None:
             "tool_use.drop_void_turns=true: verl's own update (vcpo.enable=false) would count the rewards of void "
             "trajectories in its baseline; set it to false"
         )
+    return settings
+
+
+def _check_sandbox(url: str) -> None:
     try:
-        requests.get(f"{settings.sandbox_url.rstrip('/')}/v1/ping", timeout=10).raise_for_status()
+        requests.get(f"{url.rstrip('/')}/v1/ping", timeout=10).raise_for_status()
     except requests.RequestException as error:
         raise SettingError(
-            f"tool_use.sandbox_url={settings.sandbox_url}: no sandbox answers ({type(error).__name__}); start one with "
+            f"tool_use.sandbox_url={url}: no sandbox answers ({type(error).__name__}); start one with "
             "`python -m recipe.code_sandbox`"
         ) from None
 

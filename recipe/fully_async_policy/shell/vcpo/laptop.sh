@@ -17,3 +17,9 @@ if [[ ! -f $DATA/meta.json ]]; then
   python -m scripts.sample_data "$TASK" --out "$DATA/raw"
   python -m scripts.prepare_data "$TASK" --source "$DATA/raw" --tokenizer "$MODEL" --max-prompt-length 448 --out "$DATA"
 fi
+if [[ $TASK == tool_use ]] && ! curl -sf localhost:8080/v1/ping >/dev/null; then
+  python -m recipe.code_sandbox --port 8080 &
+  sandbox=$!
+  until curl -sf localhost:8080/v1/ping >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
+  (while kill -0 $$ 2>/dev/null; do sleep 1; done; kill "$sandbox") & # it ends with the run, which gets this process's id
+fi
