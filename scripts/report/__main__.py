@@ -1,0 +1,49 @@
+"""Show runs: `python -m scripts.report RUN... [--out DIR]`.
+
+A run is the folder (run_dir) that it wrote: metrics.jsonl and config.yaml are enough, so that a run that is still
+going, or was interrupted, is shown as far as it got. Writes table.md, table.csv, figure.png and report.html (which
+needs no other file) into --out, and prints the table.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from scripts.report import figure, page, table
+from scripts.report.runs import RunError, read_run
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code: 2 where a folder holds no run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--out", type=Path, help="folder to write into (default: the run's own, where there is one run)"
+    )
+    arguments = parser.parse_args(argv)
+    if len(arguments.runs) > 1 and arguments.out is None:
+        print("error: --out: name the folder that gets the files for these runs", file=sys.stderr)
+        return 2
+    out: Path = arguments.out or arguments.runs[0]
+    try:
+        runs = [read_run(folder) for folder in arguments.runs]
+        out.mkdir(parents=True, exist_ok=True)
+        rows = table.make_table(runs)
+        table.write(rows, out)
+        picture = figure.draw(runs, out / "figure.png")
+        page.write(rows, picture, runs, out / "report.html")
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename or out}: {error.strerror}", file=sys.stderr)
+        return 2
+    table.show(rows)
+    print(f"Figure: {picture}\nTable: {out / 'table.md'}, {out / 'table.csv'}; all in one page: {out / 'report.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""A run, read from its folder: what it was, how far it got, what it cost."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SUMMARY_FILE, read_metrics
+
+CONFIG_FILE = "config.yaml"
+TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}
+_NAMES = {"none": "REINFORCE", "mean": "GRPO", "leave_one_out": "RLOO", "length": "OPO", "opob": "OPOB"}
+
+
+class RunError(ValueError):
+    """A folder that is no run. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    method: the estimator's name, without the lag.
+    task: what it was evaluated on.
+    devices, device: how many GPUs trained and sampled; on CPU, the machine's cores.
+    lines: metrics.jsonl, one dictionary per step; step 0 is before training.
+    wall_clock_s: over all the processes of a resumed run; with the start-up of one that was not.
+    planned: trainer.total_training_steps.
+    """
+
+    folder: Path
+    method: str
+    task: str
+    lag: float
+    devices: int
+    device: str
+    lines: list[dict[str, Any]]
+    wall_clock_s: float
+    planned: int
+    finished: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}, {'synchronous' if self.lag == 0 else f'lag {self.lag:g}'}"
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return max(line["step"] for line in self.lines)
+
+    @property
+    def hours(self) -> float:
+        """GPU hours (CPU hours): wall-clock time of all devices that took part, working or not."""
+        return self.wall_clock_s / 3600 * self.devices
+
+    @property
+    def accuracies(self) -> list[tuple[int, float]]:
+        """(step, held-out accuracy) of each validation."""
+        return [(line["step"], line["val_accuracy"]) for line in self.lines if line.get("val_accuracy") is not None]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last validation."""
+        return self.accuracies[-1][1] if self.accuracies else None
+
+    @property
+    def base_accuracy(self) -> float | None:
+        """Before training."""
+        return self.accuracies[0][1] if self.accuracies and self.accuracies[0][0] == 0 else None
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of a metric of the training steps; NaN where it was not measured."""
+        steps = [line for line in self.lines if line["reward"] is not None]
+        values = [line.get(name) for line in steps]
+        return [line["step"] for line in steps], [math.nan if value is None else value for value in values]
+
+    def cost_of(self, accuracy: float) -> tuple[int, float] | None:
+        """(steps, device hours) until the held-out accuracy was first at least this; None: never."""
+        for line in self.lines:
+            reached = line.get("val_accuracy")
+            if line["step"] > 0 and reached is not None and reached >= accuracy:
+                return line["step"], line["wall_clock_s"] / 3600 * self.devices
+        return None
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        RunError: it holds no run, or one without a step yet.
+    """
+    for name in (METRICS_FILE, CONFIG_FILE):
+        if not (folder / name).is_file():
+            raise RunError(f"{folder}: no {name}; give the folder (run_dir) of a run")
+    try:
+        lines = read_metrics(folder)
+        config = OmegaConf.load(folder / CONFIG_FILE)
+        summary = folder / SUMMARY_FILE
+        took_s = json.loads(summary.read_text())["wall_clock_s"] if summary.is_file() else 0.0
+        if not lines:
+            raise RunError(f"{folder}: {METRICS_FILE} has no step yet")
+        return _run(folder, config, lines, took_s, finished=summary.is_file())
+    except (json.JSONDecodeError, KeyError, yaml.YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"{folder}: not the files of a run ({type(error).__name__}: {reason})") from None
+
+
+def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: float, finished: bool) -> Run:
+    rollout, on_cpu = config.actor_rollout_ref.rollout, config.trainer.device == "cpu"
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes
+    val_files = config.data.val_files
+    task = Path(val_files if isinstance(val_files, str) else val_files[0]).parent.name
+    return Run(
+        folder=folder,
+        method=method(config.vcpo),
+        task=TASKS.get(task, task or "held-out"),
+        lag=config["async"].lag,
+        devices=(os.cpu_count() or 1) if on_cpu else gpus,
+        device="CPU" if on_cpu else "GPU",
+        lines=lines,
+        wall_clock_s=max(took_s, lines[-1]["wall_clock_s"]),
+        planned=config.trainer.total_training_steps,
+        finished=finished,
+    )
+
+
+def method(vcpo: DictConfig) -> str:
+    """The estimator's name: VCPO where both of its controls are on."""
+    if not vcpo.enable:
+        return "verl's loss"
+    baseline = _NAMES[vcpo.baseline]
+    if vcpo.step_size_rule == "none":
+        return baseline
+    return "VCPO" if vcpo.baseline == "opob" else f"{baseline} + ESS step size"

@@ -1,0 +1,171 @@
+"""`python -m scripts.report` on run folders as the trainer writes them."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from scripts.report import table
+from scripts.report.__main__ import main
+from scripts.report.runs import method, read_run
+from verl_vcpo.trainer.ppo.v1.run_log import RunLog, write_summary
+
+
+def config(lag: float, *, device: str = "gpu", task: str = "math", **vcpo: object) -> dict:
+    """What the report reads of config.yaml; the samplers' GPUs are an interpolation, as the launcher leaves it."""
+    return {
+        "async": {"lag": lag},
+        "vcpo": {"enable": True, "baseline": "opob", "step_size_rule": "sqrt", **vcpo},
+        "data": {"val_files": f"data/{task}/val.parquet"},
+        "trainer": {"device": device, "n_gpus_per_node": 4, "nnodes": 1, "total_training_steps": 4},
+        "actor_rollout_ref": {"rollout": {"n_gpus_per_node": "${trainer.n_gpus_per_node}", "nnodes": 1}},
+        "run_id": "${oc.env:NO_SUCH_VARIABLE}",
+    }
+
+
+def write_run(folder: Path, settings: dict, accuracies: list[float], seconds: float, finished: bool = True) -> Path:
+    """A run that validates at every step, `seconds` apart; its lines have the trainer's names."""
+    folder.mkdir(parents=True)
+    log = RunLog(folder)
+    for step, accuracy in enumerate(accuracies):
+        metrics = {"val-core/math-500/acc/mean@3": accuracy}
+        if step:
+            metrics |= {
+                "critic/score/mean": accuracy,
+                "actor/vcpo/ess_ratio": 0.7 / step,
+                "actor/vcpo/lr_multiplier": 0.8,
+                "actor/grad_norm": 0.1 if step < 3 else float("nan"),  # null in the file
+                "actor/vcpo/kl_rollout_policy": 1e-3 * step,
+                **{f"training/off_policy/trajectory_staleness_worst/{m}": step for m in ("min", "mean", "max")},
+                **{f"vcpo/{m}": 0.5 for m in ("tokens_per_s", "trainer_idle_share", "sampler_idle_share")},
+                "vcpo/weight_sync_share": 0.0,
+                "timing_s/step": seconds,
+            }
+        log.write(step, metrics)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["wall_clock_s"] = line["step"] * seconds
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    OmegaConf.save(settings, folder / "config.yaml")
+    if finished:
+        write_summary(folder, settings["async"]["lag"], lines[-1]["wall_clock_s"])
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Synchronous, VCPO at lag 10 that learns as much in half the time, a collapse, and one on its way."""
+    plain = {"baseline": "mean", "step_size_rule": "none"}
+    return [
+        write_run(tmp_path / "sync", config(0, **plain), [0.4, 0.5, 0.6, 0.65, 0.7], 3600),
+        write_run(tmp_path / "vcpo", config(10), [0.4, 0.6, 0.7, 0.71, 0.71], 1800),
+        write_run(tmp_path / "tis", config(10, **plain), [0.4, 0.5, 0.3, 0.0, 0.0], 1800),
+        write_run(tmp_path / "going", config(128), [0.4, 0.41], 1800, finished=False),
+    ]
+
+
+def test_the_papers_table(runs: list[Path]) -> None:
+    """By hand: 8 GPUs; synchronous reaches 70 % at step 4 after 32 hours, VCPO at step 2 after 8."""
+    assert table.make_table([read_run(run) for run in runs]) == [
+        ["Method", "MATH-500 accuracy", "Steps", "GPU hours", "Speed-up, steps", "Speed-up, GPU hours"],
+        ["before RL", "40.0%", "0", "-", "-", "-"],
+        ["GRPO, synchronous", "70.0%", "4", "32.00", "1.00x", "1.00x"],
+        ["VCPO, lag 10", "71.0%", "4", "16.00", "2.00x", "4.00x"],
+        ["GRPO, lag 10", "0.0%", "4", "16.00", "not reached", "not reached"],
+        ["VCPO, lag 128", "41.0%", "1 of 4, unfinished", "4.00", "not reached", "not reached"],
+    ]
+
+
+def test_the_files(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main([*map(str, runs), "--out", str(out)]) == 0
+    assert sorted(file.name for file in out.iterdir()) == ["figure.png", "report.html", "table.csv", "table.md"]
+    rows = table.make_table([read_run(run) for run in runs])
+    with open(out / "table.csv", newline="") as file:
+        assert list(csv.reader(file)) == rows
+    text = (out / "table.md").read_text()
+    assert "| VCPO, lag 10 | 71.0% | 4 | 16.00 | 2.00x | 4.00x |" in text
+    assert "Speed-up: how many times fewer optimizer steps" in text
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "report.html").read_text()
+    assert "<td>VCPO, lag 10</td>" in page
+    assert re.findall(r'(?:src|href)="([a-z]+:[a-z/]+)', page) == ["data:image/png"], "the page needs no other file"
+    assert "VCPO, lag 10" in capsys.readouterr().out
+
+
+def test_one_run_on_cpu_writes_into_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    run = write_run(tmp_path / "run", config(8, device="cpu", task="countdown"), [0.1, 0.2], 1800)
+    assert main([str(run)]) == 0
+    assert (run / "table.md").read_text() == (
+        "| Method | Countdown accuracy | Steps | CPU hours |\n| --- | --- | --- | --- |\n"
+        "| before RL | 10.0% | 0 | - |\n| VCPO, lag 8 | 20.0% | 1 | 1.00 |\n"
+    )
+    assert (run / "figure.png").is_file()
+    assert "Figure:" in capsys.readouterr().out
+
+
+def test_a_resumed_run_counts_its_time_and_steps_once(tmp_path: Path) -> None:
+    """The summary is of the last process alone; the lines go on where the earlier process's ended."""
+    run = write_run(tmp_path / "run", config(10), [0.4, 0.5, 0.6], 3600, finished=False)
+    again = RunLog(run)
+    again.resume(1)  # the checkpoint was of step 1
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    line |= {"step": 2, "wall_clock_s": 9000.0, "val_accuracy": 0.66}
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+    write_summary(run, 10, 1200.0)
+    read = read_run(run)
+    assert (read.steps, read.accuracy, read.hours) == (2, 0.66, 9000 / 3600 * 8)
+
+
+def test_two_tasks_are_kept_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / task, config(0, task=task), [0.4, 0.5], 60) for task in ("math", "gsm8k")]
+    rows = table.make_table([read_run(run) for run in runs])
+    assert rows[0] == ["Task", "Method", "Accuracy", "Steps", "GPU hours"]
+    assert [row[0] for row in rows[1:]] == ["MATH-500", "MATH-500", "GSM8K", "GSM8K"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "VCPO"),
+        ({"enable": False}, "verl's loss"),
+        ({"step_size_rule": "none"}, "OPOB"),
+        ({"step_size_rule": "none", "baseline": "mean"}, "GRPO"),
+        ({"baseline": "leave_one_out"}, "RLOO + ESS step size"),
+    ],
+)
+def test_methods_have_names(settings: dict, name: str) -> None:
+    assert method(OmegaConf.create(config(10, **settings)["vcpo"])) == name
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda run: (run / "metrics.jsonl").unlink(), "no metrics.jsonl; give the folder"),
+        (lambda run: (run / "config.yaml").unlink(), "no config.yaml; give the folder"),
+        (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl has no step yet"),
+        (lambda run: (run / "metrics.jsonl").write_text("half a li\n"), "not the files of a run (JSONDecodeError"),
+        (lambda run: (run / "config.yaml").write_text("vcpo: {}"), "not the files of a run"),
+        (lambda run: (run / "config.yaml").write_text("a: ["), "not the files of a run"),
+    ],
+)
+def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil, expected: str) -> None:
+    run = write_run(tmp_path / "run", config(10), [0.4, 0.5], 60)
+    spoil(run)
+    assert main([str(run)]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    assert expected in errors
+    assert not (run / "table.md").exists()
+
+
+def test_several_runs_need_a_folder(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run) for run in runs]) == 2
+    assert "--out" in capsys.readouterr().err
