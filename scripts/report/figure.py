@@ -63,9 +63,9 @@ def _accuracy(axis, runs: list[Run], palette: list) -> None:
         alone = len(runs) == 1
         if alone:
             axis.plot(*run.series("reward"), color="0.75", linewidth=1, label="training, sampled")
-        if run.accuracies:
-            label = "held out" if alone else run.label + ("" if run.finished else " (unfinished)")
-            axis.plot(*zip(*run.accuracies, strict=True), marker="o", markersize=4, color=colour, label=label)
+        steps, accuracies = [step for step, _ in run.accuracies], [accuracy for _, accuracy in run.accuracies]
+        label = "held out" if alone else run.label + ("" if run.finished else " (unfinished)")
+        axis.plot(steps, accuracies, marker="o", markersize=4, color=colour, label=label)
         if alone and run.base_accuracy is not None:
             axis.axhline(run.base_accuracy, color=colour, linestyle=":", linewidth=1, label="before RL")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
