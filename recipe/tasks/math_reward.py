@@ -1,6 +1,7 @@
 r"""The reward of an answer in \boxed{}: 1 if it is mathematically equal to the ground truth, else 0."""
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from recipe.tasks.boxed import last_boxed
@@ -10,7 +11,7 @@ from recipe.tasks.verifier import MAX_ANSWER_CHARS, VERIFIER, Verdict
 def compute_score(
     data_source: str,
     solution_str: str,
-    ground_truth: str,
+    ground_truth: str | float,
     extra_info: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, float]:
@@ -22,10 +23,10 @@ def compute_score(
     return score_answer(last_boxed(solution_str, MAX_ANSWER_CHARS), ground_truth)
 
 
-def score_answer(answer: str | None, ground_truth: str) -> dict[str, float]:
+def score_answer(answer: str | None, ground_truth: str | float) -> dict[str, float]:
     """The same for an answer that was extracted already; None: there is none."""
-    if not isinstance(ground_truth, str):
-        raise ValueError(f"ground_truth must be text: {ground_truth!r}")
-    verdict = Verdict.DIFFERENT if answer is None else VERIFIER.compare(ground_truth, answer)
+    if not isinstance(ground_truth, str | Real) or isinstance(ground_truth, bool):
+        raise ValueError(f"ground_truth must be text or a number: {ground_truth!r}")
+    verdict = Verdict.DIFFERENT if answer is None else VERIFIER.compare(str(ground_truth), answer)
     score = float(verdict is Verdict.EQUAL)
     return {"score": score, "acc": score, "over_limit": float(verdict is Verdict.OVER_LIMIT)}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from recipe.tasks import math_reward, reward
@@ -212,7 +213,11 @@ def test_an_unknown_data_source_is_an_error() -> None:
         reward.compute_score("gsm9k", "#### 18", "18")
 
 
-@pytest.mark.parametrize("truth", ["", None, 18, {"target": 1}])
+def test_a_ground_truth_may_be_a_number() -> None:
+    assert reward.compute_score("aime25", "\\boxed{70}", np.int64(70))["score"] == 1.0
+
+
+@pytest.mark.parametrize("truth", ["", None, True, {"target": 1}])
 def test_a_bad_ground_truth_is_an_error(truth: object) -> None:
     with pytest.raises(ValueError, match="ground.truth"):
         reward.compute_score("gsm8k", "#### 18", truth)
