@@ -8,7 +8,7 @@ import pytest
 
 from recipe.tasks import math_reward, reward
 from recipe.tasks.verifier import VERIFIER
-from tests.tasks.answers import HOSTILE
+from tests.tasks.answers import ENDLESS, ODD
 
 GSM8K_RIGHT = [
     "She has 9 + 9 = 18.\n#### 18",
@@ -133,9 +133,16 @@ def short_limit() -> Iterator[None]:
     VERIFIER.close()
 
 
-@pytest.mark.parametrize("rows", [GSM8K, MATH, TOOL_USE])
-def test_the_tables_are_large(rows: list[tuple[str, float]]) -> None:
-    assert len({text for text, _ in rows} | set(HOSTILE)) >= 30
+HOSTILE = {
+    "gsm8k": ("#### {}", [*ODD, *ENDLESS]),
+    "math-500": ("\\boxed{{{}}}", [*ODD, *ENDLESS]),
+    "aime25": ("so \\boxed{{{}}}.", [*ODD, *ENDLESS[:1]]),  # the reward of MATH: the quick ones, and one that is not
+}
+
+
+@pytest.mark.parametrize(("data_source", "rows"), [("gsm8k", GSM8K), ("math-500", MATH), ("aime25", TOOL_USE)])
+def test_the_tables_are_large(data_source: str, rows: list[tuple[str, float]]) -> None:
+    assert len({text for text, _ in rows} | set(HOSTILE[data_source][1])) >= 30
 
 
 @pytest.mark.parametrize(("text", "expected"), GSM8K, ids=range(len(GSM8K)))
@@ -153,16 +160,15 @@ def test_tool_use(text: str, expected: float) -> None:
     assert reward.compute_score("aime25", text, "70")["score"] == expected
 
 
-@pytest.mark.parametrize(
-    ("data_source", "form"), [("gsm8k", "#### {}"), ("math-500", "\\boxed{{{}}}"), ("aime25", "so \\boxed{{{}}}.")]
-)
-def test_hostile(data_source: str, form: str, monkeypatch) -> None:
+@pytest.mark.parametrize("data_source", HOSTILE)
+def test_hostile(data_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one is a zero, and the verifier works afterwards."""
     monkeypatch.setattr(VERIFIER, "limit_s", 0.5)
+    form, answers = HOSTILE[data_source]
     with ThreadPoolExecutor() as threads:
-        texts = [form.format(answer) for answer in HOSTILE]
+        texts = [form.format(answer) for answer in answers]
         results = threads.map(lambda text: reward.compute_score(data_source, text, "18"), texts)
-        assert [result["score"] for result in results] == [0.0] * len(HOSTILE)
+        assert [result["score"] for result in results] == [0.0] * len(answers)
     monkeypatch.undo()
     assert reward.compute_score(data_source, form.format("18.0"), "18")["score"] == 1.0
 
