@@ -62,8 +62,33 @@ class OpobScope(StrEnum):
 class GradientNorms(StrEnum):
     """How the gradient norm of each sequence is measured."""
 
+    PACKED = "packed"
+    """From one backward over packed sequences. Where a model has parameters that this cannot do (a mixture of experts,
+    fused layers), `per_trajectory` instead, and the log says why."""
     PER_TRAJECTORY = "per_trajectory"
     """One backward per sequence. Exact on any model, slow: the reference."""
+
+
+class PackedKeep(StrEnum):
+    """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
+
+    AUTO = "auto"
+    """`gradients` where a baseline's sequences are one pass of one rank, else `activations`."""
+    GRADIENTS = "gradients"
+    """Two weighted sums of them: in the gradient buffer and in a second one. Memory of the size of the model."""
+    ACTIVATIONS = "activations"
+    """Every layer's inputs and output gradients, from which they are formed afterwards. Memory by tokens."""
+    NOTHING = "nothing"
+    """Nothing: a second forward and backward, with the coefficients. Twice the time of a plain update, no memory."""
+
+
+class BufferDtype(StrEnum):
+    """Numbers of the second gradient buffer."""
+
+    FLOAT32 = "float32"
+    """Exact."""
+    BFLOAT16 = "bfloat16"
+    """Half the memory; sums of many sequences lose digits."""
 
 
 AUTO = "auto"
@@ -129,8 +154,17 @@ class VCPOConfig:
     norm_by_std: bool = True
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
 
-    gradient_norms: GradientNorms = GradientNorms.PER_TRAJECTORY
+    gradient_norms: GradientNorms = GradientNorms.PACKED
     """How per-sequence gradient norms are measured; used by `baseline=opob` only."""
+
+    packed_keep: PackedKeep = PackedKeep.AUTO
+    """With `gradient_norms=packed`: what is kept of a backward until the baseline is known."""
+
+    packed_buffer_dtype: BufferDtype = BufferDtype.FLOAT32
+    """With `packed_keep=gradients`: of the second buffer."""
+
+    packed_tokens: int = 16384
+    """With `packed_keep=activations`: at most so many tokens of a rank are kept at a time, but at least one group."""
 
     def __post_init__(self) -> None:
         for name in ("enable", "norm_by_std", "opob_leave_one_out"):
@@ -143,8 +177,12 @@ class VCPOConfig:
             ("opob_scope", OpobScope),
             ("opob_weights", OpobWeights),
             ("gradient_norms", GradientNorms),
+            ("packed_keep", PackedKeep),
+            ("packed_buffer_dtype", BufferDtype),
         ):
             object.__setattr__(self, name, _choice(name, getattr(self, name), enum))
+        if not isinstance(self.packed_tokens, int) or isinstance(self.packed_tokens, bool) or self.packed_tokens < 1:
+            raise ValueError(f"vcpo.packed_tokens={self.packed_tokens!r}: give a whole number of at least 1")
         if self.truncation is not None:
             _number("truncation", self.truncation, 0.0, math.inf, low_open=True)
         if self.base_ess_ratio != AUTO:
@@ -168,6 +206,11 @@ class VCPOConfig:
             raise ValueError(
                 "vcpo.opob_weights=paper: without truncation the estimator's weights are the paper's; set "
                 "vcpo.truncation, or vcpo.opob_weights=estimator"
+            )
+        if self.opob_leave_one_out and self.packed_keep is PackedKeep.GRADIENTS:
+            raise ValueError(
+                "vcpo.packed_keep=gradients: with vcpo.opob_leave_one_out=true every sequence has a baseline of its own, "
+                "and two sums are not enough; set vcpo.packed_keep=activations, or leave it out"
             )
         if self.baseline is not Baseline.OPOB:
             for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):

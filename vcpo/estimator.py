@@ -91,6 +91,19 @@ def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, leng
         raise ValueError("a reward is NaN or infinite: the reward function must return finite numbers")
 
 
+def log_reward_scale(config: VCPOConfig, reward: Tensor, group: Tensor) -> Tensor:
+    """[B] log 1/s, s the standard deviation of the group's rewards with `norm_by_std`; -inf where they do not differ."""
+    if not config.norm_by_std:
+        return torch.zeros_like(reward)
+    std = group_std(reward, group)
+    return torch.where(std > _EQUAL_REWARDS, -std.clamp(min=_EQUAL_REWARDS).log(), -torch.inf)
+
+
+def log_used_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
+    """[B] log of the weights that multiply the gradients: truncated, and never beyond what float32 can square."""
+    return truncated_log_weights(log_weight, config.truncation).clamp(max=_LARGEST_LOG_WEIGHT)
+
+
 def _ess_truncation(config: VCPOConfig) -> float | None:
     return config.truncation if config.ess_weights is EssWeights.TRUNCATED else None
 
@@ -105,11 +118,8 @@ def _coefficients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(coefficient, baseline, weight), each [B], of usable sequences only."""
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
-    log_used = truncated_log_weights(log_weight, config.truncation).clamp(max=_LARGEST_LOG_WEIGHT)
-    log_scale = torch.zeros_like(reward)  # [B] log 1/s, -inf where the group has no signal
-    if config.norm_by_std:
-        std = group_std(reward, group)
-        log_scale = torch.where(std > _EQUAL_REWARDS, -std.clamp(min=_EQUAL_REWARDS).log(), -torch.inf)
+    log_used = log_used_weights(config, log_weight)
+    log_scale = log_reward_scale(config, reward, group)
     match config.baseline:
         case Baseline.NONE:
             baseline = torch.zeros_like(reward)

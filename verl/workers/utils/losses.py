@@ -7,6 +7,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
+from vcpo import VCPOConfig
+from vcpo.estimator import log_used_weights
+from vcpo.importance import sequence_log_weights
+
 TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM = "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 LOSS_AGG_MODES = (TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM)
 """What a sequence's score is: the mean of its response tokens' log-probabilities, their sum, or their sum divided by
@@ -49,3 +53,38 @@ def weighted_score_loss(
     # A coefficient of 0 excludes a sequence even where its score is not finite.
     used = torch.where(data["vcpo_coefficient"] != 0, score, 0.0)
     return -(data["vcpo_coefficient"] * used).sum() * data["dp_size"], {}
+
+
+# Below e^-40 a weight is as good as 0 beside any other, and its gradient still has digits to measure.
+SMALLEST_LOG_WEIGHT = -40.0
+
+
+def importance_weighted_score_loss(
+    model_output: dict[str, Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
+    *,
+    config: VCPOConfig,
+    loss_agg_mode: str,
+    loss_scale_factor: float | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """-sum_i a_i coefficient_i score_i: `weighted_score_loss` where the weights a_i are those of this very forward pass.
+
+    A sequence whose weight is NaN has none, and no gradient; the caller finds out when it gathers the weights.
+    """
+    log_prob, rollout, mask = padded_rows(model_output["log_probs"], data)
+    log_weight = log_used_weights(config, sequence_log_weights(log_prob, rollout, mask)).clamp(min=SMALLEST_LOG_WEIGHT)
+    weight = torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
+    score = scores(model_output["log_probs"], data, loss_agg_mode, loss_scale_factor)
+    coefficient = weight * data["vcpo_coefficient"]
+    return -(coefficient * torch.where(coefficient != 0, score, 0.0)).sum() * data["dp_size"], {}
+
+
+def padded_rows(log_probs: Tensor, data: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probs under the policy, those that the sampler recorded, mask) of the response tokens, each [B, T]."""
+    rollout, mask = (
+        x.to_padded_tensor(0) if x.is_nested else x for x in (data["rollout_log_probs"], data["response_mask"])
+    )
+    log_prob = padded_responses(log_probs, data)
+    log_prob = torch.nn.functional.pad(log_prob, (0, max(0, mask.shape[1] - log_prob.shape[1])))[:, : mask.shape[1]]
+    return log_prob, rollout, mask

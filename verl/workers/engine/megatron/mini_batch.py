@@ -37,12 +37,87 @@ class MiniBatch:
     """The rows of this rank's data-parallel rank."""
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """What is known of the B sequences before any forward pass."""
+
+    reward: Tensor
+    """[B] float64 raw rewards."""
+    group: Tensor
+    """[B] integers, equal for the sequences of one prompt."""
+    tokens: Tensor
+    """[B] float64 numbers of response tokens."""
+    length: Tensor
+    """[B] numbers of all tokens."""
+    usable: Tensor
+    """[B] bool: false for padding, and where a recorded log-prob is NaN or infinite."""
+    rank: Tensor
+    """[B] data-parallel ranks."""
+    mine: slice
+    """The rows of this rank's data-parallel rank."""
+
+
+def gather_prompts(data: TensorDict, data_parallel_rank: int) -> Prompts:
+    """Put what is known before a forward pass together on all ranks. Collective over the whole trainer.
+
+    Raises:
+        RuntimeError: data-parallel ranks with different numbers of sequences.
+    """
+    fields = data.select("rollout_log_probs", "response_mask", "rm_scores").to_padded_tensor().cpu()
+    mask = fields["response_mask"].bool()
+    uids = [str(uid) for uid in tu.get(data, "uid")]
+    finite = torch.where(mask, fields["rollout_log_probs"], 0.0).isfinite().all(dim=-1)
+    rows = {
+        "rank": data_parallel_rank,
+        "uid": uids,
+        "reward": fields["rm_scores"].double().sum(dim=-1).tolist(),
+        "tokens": mask.sum(dim=-1).tolist(),
+        "length": data["input_ids"].offsets().diff().tolist(),
+        "usable": [ok and not _is_padding(uid) for ok, uid in zip(finite.tolist(), uids, strict=True)],
+    }
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, rows)
+    by_rank = {part["rank"]: part for part in gathered}
+    ranks = [by_rank[rank] for rank in sorted(by_rank)]
+    _check_sizes(ranks, equal=True)
+    return Prompts(
+        reward=_column(ranks, "reward", torch.float64),
+        group=_numbered([uid for part in ranks for uid in part["uid"]]),
+        tokens=_column(ranks, "tokens", torch.float64),
+        length=_column(ranks, "length", torch.int64),
+        usable=_column(ranks, "usable", torch.bool),
+        rank=torch.arange(len(ranks)).repeat_interleave(len(data)),
+        mine=slice(data_parallel_rank * len(data), (data_parallel_rank + 1) * len(data)),
+    )
+
+
+def _column(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([x for part in ranks for x in part[name]], dtype=dtype)
+
+
+def _numbered(uids: list[str]) -> Tensor:
+    number = {uid: i for i, uid in enumerate(dict.fromkeys(uids))}
+    return torch.tensor([number[uid] for uid in uids])
+
+
+def _check_sizes(ranks: list[dict[str, Any]], equal: bool) -> list[int]:
+    sizes = [len(part["uid"]) for part in ranks]
+    if equal and len(set(sizes)) != 1:
+        raise RuntimeError(f"data-parallel ranks hold {sizes} sequences, not all the same")
+    return sizes
+
+
 def _is_padding(uid: str) -> bool:
     return uid.startswith("pad")  # verl/trainer/ppo/padding_utils.py; a prompt's uid is a UUID, hexadecimal
 
 
 def gather_mini_batch(
-    data: TensorDict, data_parallel_rank: int, log_prob: Tensor | None, squared_norm: Tensor | None
+    data: TensorDict,
+    data_parallel_rank: int,
+    log_prob: Tensor | None,
+    squared_norm: Tensor | None,
+    *,
+    equal: bool = True,
 ) -> MiniBatch:
     """Put all sequences together on all ranks, from the one rank per data-parallel rank that has the log-probs.
 
@@ -54,6 +129,7 @@ def gather_mini_batch(
         log_prob: [b, T] log-probs of their response tokens under the current policy, on exactly one rank of each
             data-parallel rank (the first of its last pipeline stage); None on the others.
         squared_norm: [D, b] this rank's part of ||g_i||^2 of all sequences, or None (then on all ranks).
+        equal: whether all data-parallel ranks must have the same number of sequences.
 
     Raises:
         RuntimeError: data-parallel ranks with different numbers of sequences.
@@ -62,33 +138,30 @@ def gather_mini_batch(
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, rows)
     ranks = sorted((part for part in gathered if part is not None), key=lambda part: part["rank"])
-    if len({len(part["uid"]) for part in ranks}) != 1:
-        raise RuntimeError(
-            f"data-parallel ranks hold {[len(part['uid']) for part in ranks]} sequences, not all the same"
-        )
+    sizes = _check_sizes(ranks, equal)
     if squared_norm is not None:
+        squared_norm = torch.nn.functional.pad(squared_norm, (0, max(sizes) - squared_norm.shape[1]))
         dist.all_reduce(squared_norm)
-        squared_norm = squared_norm.flatten().cpu()
+        squared_norm = torch.cat([row[:size] for row, size in zip(squared_norm.cpu(), sizes, strict=True)])
 
     uids = [uid for part in ranks for uid in part["uid"]]
-    number = {uid: i for i, uid in enumerate(dict.fromkeys(uids))}
     padding = torch.tensor([_is_padding(uid) for uid in uids])
     columns = {
-        name: torch.tensor([x for part in ranks for x in part[name]], dtype=torch.float64)
-        for name in ("log_weight", "reward", "kl", "tokens", "length")
+        name: _column(ranks, name, torch.float64) for name in ("log_weight", "reward", "kl", "tokens", "length")
     }
     # A response of no tokens at all is an outcome like others: its weight is 1.
     dropped = (columns["tokens"] == 0) & (columns["length"] > 0) & ~padding
+    start = sum(sizes[:data_parallel_rank])
     return MiniBatch(
         log_weight=columns["log_weight"].masked_fill(padding | dropped, torch.nan),
         reward=columns["reward"],
-        group=torch.tensor([number[uid] for uid in uids]),
+        group=_numbered(uids),
         kl=columns["kl"],
         tokens=columns["tokens"],
         padding=padding,
         dropped=dropped,
         squared_norm=squared_norm,
-        mine=slice(data_parallel_rank * len(data), (data_parallel_rank + 1) * len(data)),
+        mine=slice(start, start + sizes[data_parallel_rank]),
     )
 
 

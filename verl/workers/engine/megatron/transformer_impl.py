@@ -12,12 +12,14 @@ step are those of the global mini-batch on every parallel layout, wherever the s
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
@@ -25,11 +27,21 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
+from vcpo import Estimate, FreshestEssRatio, GradientNorms, PackedKeep, VCPOConfig, estimate
 from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_batch
+from verl_vcpo.workers.engine.megatron.packed.modules import plug_in, untapped
+from verl_vcpo.workers.engine.megatron.packed.update import (
+    NotFinite,
+    PackedOutcome,
+    PackedUpdate,
+    buffers_like_gradients,
+    forward_step,
+)
 from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
 from verl_vcpo.workers.utils.losses import padded_responses, weighted_score_loss
+
+logger = logging.getLogger(__name__)
 
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
 ENGINE_VENDOR = "vcpo"
@@ -49,6 +61,13 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         super().__init__(*args, **kwargs)
         self.freshest_ess_ratio = FreshestEssRatio()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # to look at; the same on every rank
+        self._second_buffers: dict[Tensor, Tensor] = {}
+
+    def initialize(self) -> None:
+        """Build the model, and tap its modules for per-sequence gradients."""
+        super().initialize()
+        self.tap = plug_in(self.module)
+        self._unpackable = self._why_not_packed()
 
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> dict[str, Any]:
         """One optimizer step on one mini-batch; none where no sequence of it is usable.
@@ -69,25 +88,68 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             batch = self._gather(data, outputs)
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
-        loss = partial(
-            weighted_score_loss,
-            loss_agg_mode=actor_config.loss_agg_mode,
-            loss_scale_factor=actor_config.loss_scale_factor,
-        )
-        batch = self._measure(data, vcpo, loss)
+        aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
+        packed = self._packed_update(data, vcpo, aggregation)
+        loss = partial(weighted_score_loss, **aggregation)
+        batch = packed.batch if packed else self._measure(data, vcpo, loss)
         step = self._estimate(vcpo, batch)
         self.last_update = (batch, step)
         self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
         if not step.usable.any():
             return self._skipped(batch, step)
-        data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
-        self.optimizer_zero_grad()
-        outputs = self.forward_backward_batch(data, loss)
+        if packed and packed.has_gradient:
+            outputs = self._outputs(packed.losses)
+        else:
+            data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
+            self.optimizer_zero_grad()
+            outputs = self.forward_backward_batch(data, loss)
         with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
             grad_norm = self.optimizer_step()
         if self.is_mp_src_rank_with_outputs():
             outputs["metrics"]["grad_norm"] = grad_norm
         return self._with_metrics(outputs, batch, step)
+
+    def _why_not_packed(self) -> str | None:
+        """Why `gradient_norms=packed` cannot be had with this model and these settings, or None."""
+        if self.module[0].ddp_config.overlap_grad_reduce:
+            return "overlap_grad_reduce=true: gradients would leave before they are known"
+        if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels or self.tf_config.fp8:
+            return "pad_to_length, use_fused_kernels and fp8 are not supported"
+        if self.peft_cls is not None or self.model_config.mtp.enable:
+            return "adapters and multi-token prediction are not supported"
+        return untapped(self.module)
+
+    def _packed_update(self, data: TensorDict, vcpo: VCPOConfig, aggregation: dict[str, Any]) -> PackedOutcome | None:
+        """The update's norms, and its gradient, from packed passes; None: not asked for, or not possible."""
+        if not vcpo.needs_gradient_norms or vcpo.gradient_norms is not GradientNorms.PACKED:
+            return None
+        if self._unpackable:
+            _warn_once(f"vcpo.gradient_norms=packed -> per_trajectory: {self._unpackable}")
+            return None
+        update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
+        if update.keep is PackedKeep.GRADIENTS and not self._second_buffers:
+            dtype = getattr(torch, vcpo.packed_buffer_dtype.value)
+            self._second_buffers.update(buffers_like_gradients(self.module, dtype))
+        try:
+            return update.run()
+        except NotFinite:
+            logger.warning(
+                "vcpo.gradient_norms=packed: a sequence's gradient is not finite; per_trajectory finds which"
+            )
+            for second in self._second_buffers.values():
+                second.zero_()
+            return None
+
+    def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """verl's; while gradients are collected, the collector is told of every micro-batch."""
+        collector = self.tap.collector
+        if collector is None:
+            return super().forward_step(batch_iter, *args, **kwargs)
+        packed = self.engine_config.use_remove_padding
+        return forward_step(collector, packed, super().forward_step, batch_iter, *args, **kwargs)
+
+    def _outputs(self, losses: list[float]) -> dict[str, Any]:
+        return {"model_output": {}, "loss": losses, "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
 
     def _measure(self, data: TensorDict, vcpo: VCPOConfig, loss: partial[Any]) -> MiniBatch:
         if not vcpo.needs_gradient_norms:
@@ -115,8 +177,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
 
     def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
         """No step at all: with a gradient of zero Adam's momentum and weight decay would still move the weights."""
-        source = self.is_mp_src_rank_with_outputs()
-        outputs = {"model_output": {}, "loss": [0.0], "metrics": {"grad_norm": 0.0}} if source else {}
+        outputs = self._outputs([0.0])
+        if outputs:
+            outputs["metrics"]["grad_norm"] = 0.0
         return self._with_metrics(outputs, batch, step)
 
     def _with_metrics(self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate) -> dict[str, Any]:
@@ -156,6 +219,12 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         super().load_checkpoint(local_path, *args, **kwargs)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
+
+
+@lru_cache
+def _warn_once(message: str) -> None:
+    if dist.get_rank() == 0:
+        logger.warning(message)
 
 
 def _mean(values: Tensor) -> float:

@@ -1,0 +1,113 @@
+"""Norms and weighted sums of per-sequence gradients, against one autograd gradient per sequence."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import grad, vmap
+
+from vcpo.gradnorm import (
+    Segments,
+    add_weighted,
+    add_weighted_per_sequence,
+    embedding_squared_norms,
+    sequence_sums,
+    squared_norms,
+    tied_rows,
+)
+from vcpo.gradnorm.linear import gram_costs_less
+
+LENGTHS = [[1], [3, 1, 7], [5, 0, 2, 2, 9], [40, 41, 2, 90]]
+
+
+def tokens(lengths: list[int], *sizes: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(sum(lengths), size, generator=generator) for size in sizes]
+
+
+def per_sequence_gradients(x: torch.Tensor, dy: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """[n, out, in] by autograd: gradients of sum(dy * linear(x)) over each sequence's tokens."""
+    mine = F.one_hot(segments.sequence, len(segments)).T.to(x)  # [n, T]
+
+    def of_sequence(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (F.linear(x, weight) * dy * mask[:, None]).sum()
+
+    return vmap(grad(of_sequence), in_dims=(None, 0))(torch.zeros(dy.shape[1], x.shape[1]), mine)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 12), (300, 200), (64, 5)])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_linear(lengths: list[int], inputs: int, outputs: int, batched: bool) -> None:
+    segments = Segments.of_lengths(lengths)
+    x, dy = tokens(lengths, inputs, outputs)
+    each = per_sequence_gradients(x, dy, segments)
+    norms = each.square().sum((1, 2))
+    torch.testing.assert_close(squared_norms(x, dy, segments, batched=batched), norms, rtol=1e-5, atol=0)
+
+    coefficient = torch.randn(2, len(lengths))
+    start = torch.randn(2, outputs, inputs)
+    expected = start + torch.einsum("kn,noi->koi", coefficient, each)
+    buffers = [buffer.clone() for buffer in start]
+    got = add_weighted_per_sequence(x, dy, segments, coefficient, buffers, batched=batched)
+    torch.testing.assert_close(got, norms, rtol=1e-5, atol=0)
+    torch.testing.assert_close(torch.stack(buffers), expected, rtol=1e-5, atol=1e-4)
+    one = start[0].clone()
+    add_weighted(x, dy, segments, coefficient[0], one)
+    torch.testing.assert_close(one, expected[0], rtol=1e-5, atol=1e-4)
+
+
+def test_both_forms_are_tried() -> None:
+    forms = {gram_costs_less(Segments.of_lengths(n), i, o) for n in LENGTHS for i, o in ((8, 12), (300, 200))}
+    assert forms == {True, False}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_wide_buffers_take_narrow_products(batched: bool) -> None:
+    segments = Segments.of_lengths([30, 17])
+    x, dy = (t.bfloat16() for t in tokens([30, 17], 16, 24))
+    each = per_sequence_gradients(x.float(), dy.float(), segments)
+    coefficient = torch.tensor([[0.5, -2.0]])
+    expected = torch.einsum("n,noi->oi", coefficient[0], each)
+    buffers = [torch.zeros(24, 16)]
+    norms = add_weighted_per_sequence(x, dy, segments, coefficient, buffers, batched=batched)
+    torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-2, atol=0)
+    assert (buffers[0] - expected).abs().max() < 1e-2 * expected.abs().max()
+    torch.testing.assert_close(
+        squared_norms(x, dy, segments, batched=batched), each.square().sum((1, 2)), rtol=1e-2, atol=0
+    )
+
+
+def test_vectors() -> None:
+    lengths = [5, 0, 2, 9]
+    segments = Segments.of_lengths(lengths)
+    (value,) = tokens(lengths, 6)
+    expected = torch.stack([part.sum(0) for part in value.split(lengths)])
+    torch.testing.assert_close(sequence_sums(value, segments.sequence, 4), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=5), vocabulary=st.integers(1, 9), shards=st.integers(1, 2)
+)
+def test_embedding_and_head_that_share_a_table(lengths: list[int], vocabulary: int, shards: int) -> None:
+    segments, vocabulary = Segments.of_lengths(lengths), vocabulary * shards
+    e, x, dy = tokens(lengths, 4, 4, vocabulary)
+    token = torch.randint(vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    head = per_sequence_gradients(x, dy, segments)  # [n, V, 4]
+    embedding = torch.stack(
+        [
+            torch.zeros(vocabulary, 4).index_add_(0, t, v)
+            for t, v in zip(token.split(lengths), e.split(lengths), strict=True)
+        ]
+    )
+    torch.testing.assert_close(
+        embedding_squared_norms(token, e, segments), embedding.square().sum((1, 2)), rtol=1e-5, atol=1e-6
+    )
+    cross, size = torch.zeros(len(lengths)), vocabulary // shards
+    for shard in range(shards):
+        local = torch.where((token >= shard * size) & (token < (shard + 1) * size), token - shard * size, -1)
+        rows = tied_rows(local, x, dy[:, shard * size : (shard + 1) * size], segments)
+        cross += sequence_sums((rows * e).sum(1, keepdim=True), segments.sequence, len(lengths))[:, 0]
+    torch.testing.assert_close(cross, (head * embedding).sum((1, 2)), rtol=1e-4, atol=1e-4)

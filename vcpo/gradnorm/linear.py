@@ -1,0 +1,149 @@
+"""The weight of a linear layer: sequence i's gradient is dW_i = dy_i^T x_i, and the packed gradient is their sum.
+
+Two forms of ||dW_i||^2, for a sequence of L tokens:
+
+    direct   form dW_i, square it: 2 L in out operations, the same that the packed product spends on these tokens
+    gram     sum_{t,u} (x_t . x_u) (dy_t . dy_u): 2 L^2 (in + out) operations, nothing of the weight's size
+
+The direct form also gives weighted sums of the dW_i in the same pass. There it is the weight-gradient product itself, done
+sequence by sequence, and only what is done to each dW_i afterwards comes on top; so that this stays in the cache, it
+runs over blocks of the weight's rows.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from vcpo.gradnorm.segments import Segments
+
+# Per-sequence gradients in flight, in bytes: a part of a core's second-level cache, or of a GPU's memory.
+_CPU_BYTES, _DEVICE_BYTES = 1 << 20, 256 << 20
+# Rows of a weight per product: fewer waste the processor's registers.
+_FEWEST_ROWS = 64
+
+
+def gram_costs_less(segments: Segments, inputs: int, outputs: int) -> bool:
+    """Whether the Gram form takes fewer operations than one more weight-gradient product."""
+    lengths = segments.lengths
+    return sum(n * n for n in lengths) * (inputs + outputs) < sum(lengths) * inputs * outputs
+
+
+def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | None = None) -> Tensor:
+    """||dW_i||^2 of every sequence, in whichever form costs less.
+
+    Args:
+        x: [T, in] inputs of the layer.
+        dy: [T, out] gradients of its outputs.
+        segments: n sequences.
+        batched: one product for many sequences, padded; None: on a GPU. A CPU is as fast one by one, without padding.
+
+    Returns:
+        [n] float32.
+    """
+    gram = gram_costs_less(segments, x.shape[1], dy.shape[1])
+    batched = x.is_cuda if batched is None else batched
+    if not gram:
+        nothing = torch.empty(0, len(segments), device=x.device)
+        return add_weighted_per_sequence(x, dy, segments, nothing, [], batched=batched)
+    norms = torch.zeros(len(segments), device=x.device)
+    if batched:
+        for bucket in segments.buckets:
+            a, b = bucket.gather(x), bucket.gather(dy)
+            norms[bucket.sequences] = (a @ a.mT).float().mul_(b @ b.mT).sum((1, 2))
+        return norms
+    for i, (start, end) in enumerate(_bounds(segments)):
+        a, b = x[start:end], dy[start:end]
+        norms[i] = torch.dot((a @ a.T).flatten().float(), (b @ b.T).flatten().float())
+    return norms
+
+
+def add_weighted(x: Tensor, dy: Tensor, segments: Segments, coefficient: Tensor, into: Tensor) -> None:
+    """into += sum_i coefficient_i dW_i, as one packed product.
+
+    Args:
+        x: [T, in] inputs of the layer.
+        dy: [T, out] gradients of its outputs.
+        segments: n sequences.
+        coefficient: [n].
+        into: [out, in], usually wider than the product.
+    """
+    weighted = dy * coefficient.to(dy.dtype)[segments.sequence][:, None]
+    _add_product(weighted, x, into)
+
+
+def _add_product(dy: Tensor, x: Tensor, into: Tensor) -> None:
+    if into.dtype == x.dtype:
+        into.addmm_(dy.T, x)
+    else:
+        into.add_(dy.T @ x)
+
+
+def add_weighted_per_sequence(
+    x: Tensor,
+    dy: Tensor,
+    segments: Segments,
+    coefficient: Tensor,
+    into: Sequence[Tensor],
+    *,
+    batched: bool | None = None,
+) -> Tensor:
+    """into[j] += sum_i coefficient[j, i] dW_i for every j, and the norms, from one product per sequence.
+
+    Args:
+        x: [T, in] inputs of the layer.
+        dy: [T, out] gradients of its outputs.
+        segments: n sequences.
+        coefficient: [k, n].
+        into: k buffers [out, in].
+        batched: as in `squared_norms`.
+
+    Returns:
+        [n] float32 ||dW_i||^2.
+    """
+    norms = torch.zeros(len(segments), device=x.device)
+    batched = x.is_cuda if batched is None else batched
+    for sequences, rows, block in (_padded_blocks if batched else _blocks)(x, dy, segments):
+        norms[sequences] += torch.linalg.vector_norm(block, dim=1, dtype=torch.float32).square_()
+        for weights, buffer in zip(coefficient[:, sequences], into, strict=True):
+            part = buffer[rows].view(1, -1)
+            if part.dtype == block.dtype:
+                part.addmm_(weights[None], block)
+            else:
+                part.add_(weights[None].to(block.dtype) @ block)
+    return norms
+
+
+def _bounds(segments: Segments) -> Iterator[tuple[int, int]]:
+    return zip(segments.bounds, segments.bounds[1:], strict=False)
+
+
+def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[slice, slice, Tensor]]:
+    """(k sequences, rows of the weight, [k, rows * in] of their dW): one product per sequence, no padding."""
+    outputs, inputs = dy.shape[1], x.shape[1]
+    bounds = list(_bounds(segments))
+    budget = _CPU_BYTES // (inputs * x.element_size())  # rows of all sequences of a block together
+    together = max(1, min(len(bounds), budget // _FEWEST_ROWS))
+    height = min(outputs, max(_FEWEST_ROWS, budget // together))
+    memory = x.new_empty(together * height * inputs)
+    for top in range(0, outputs, height):
+        rows = slice(top, min(outputs, top + height))
+        size = (rows.stop - top) * inputs
+        for first in range(0, len(bounds), together):
+            sequences = slice(first, min(len(bounds), first + together))
+            block = memory[: (sequences.stop - first) * size].view(-1, size)
+            for (start, end), dw in zip(bounds[sequences], block, strict=True):
+                torch.mm(dy[start:end, rows].T, x[start:end], out=dw.view(-1, inputs))
+            yield sequences, rows, block
+
+
+def _padded_blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[Tensor, slice, Tensor]]:
+    """The same with one product for all sequences of a bucket."""
+    outputs, inputs = dy.shape[1], x.shape[1]
+    for bucket in segments.buckets:
+        a = bucket.gather(x)  # [k, L, in]
+        height = max(1, _DEVICE_BYTES // (len(bucket.sequences) * inputs * x.element_size()))
+        for top in range(0, outputs, height):
+            rows = slice(top, min(outputs, top + height))
+            dw = bucket.gather(dy[:, rows]).mT @ a  # [k, rows, in]
+            yield bucket.sequences, rows, dw.flatten(1)

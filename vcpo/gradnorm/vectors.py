@@ -1,0 +1,74 @@
+"""Parameters whose gradient is small per sequence: biases, norm weights, embeddings, and an embedding that is the head too.
+
+A bias or norm weight has one vector per sequence. Where a sequence's tokens lie on several ranks, these vectors are
+summed over the ranks *before* squaring; that is for the caller to do.
+"""
+
+import torch
+from torch import Tensor
+
+from vcpo.gradnorm.segments import Segments
+
+
+def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:
+    """[T, d] -> [n, d] float32: the sum over each sequence's tokens.
+
+    Args:
+        value: [T, d] a token's part of the gradient.
+        sequence: [T] the sequence of each token.
+        sequences: n.
+    """
+    sums = torch.zeros(sequences, value.shape[1], dtype=torch.float32, device=value.device)
+    return sums.index_add_(0, sequence, value.float())
+
+
+def embedding_squared_norms(token: Tensor, dy: Tensor, segments: Segments) -> Tensor:
+    """||dE_i||^2 of an embedding: the gradients of a sequence's equal tokens add up before they are squared.
+
+    Args:
+        token: [T] rows of the table.
+        dy: [T, d] gradients of the looked-up rows.
+        segments: n sequences.
+
+    Returns:
+        [n] float32.
+    """
+    # Sorting brings equal tokens of a sequence together, in an order that no other token shares: (sequence, token).
+    key = segments.sequence * (1 << 32) + token
+    key, order = key.sort()
+    new = torch.ones_like(key, dtype=torch.bool)
+    new[1:] = key[1:] != key[:-1]
+    run = new.cumsum(0) - 1  # [T] number of the (sequence, token) pair; at most T, so no shape depends on the data
+    rows = torch.zeros(len(key), dy.shape[1], dtype=torch.float32, device=dy.device)
+    rows.index_add_(0, run, dy[order].float())
+    owner = torch.zeros_like(run).scatter_(
+        0, run, segments.sequence[order]
+    )  # of rows that no pair has: 0, and so is theirs
+    return torch.zeros(len(segments), device=dy.device).index_add_(0, owner, rows.square().sum(1))
+
+
+def tied_rows(token: Tensor, x: Tensor, dy: Tensor, segments: Segments) -> Tensor:
+    """The head's gradient at the rows of a sequence's own tokens, for the cross term of tied weights.
+
+    With weights shared by embedding and head, dW_i = dE_i + dH_i, and ||dW_i||^2 has the term 2 <dE_i, dH_i>. dE_i is
+    zero outside the rows of the sequence's tokens, so the term is 2 sum_u <dy^E_u, dH_i[token_u]>: twice the sum over
+    the tokens of the products of the embedding's output gradients with what this returns.
+
+    Args:
+        token: [T] rows of the table, or of this rank's shard of it; negative where the row is another rank's.
+        x: [T, d] inputs of the head.
+        dy: [T, V] gradients of the logits, V the rows of the shard.
+        segments: n sequences.
+
+    Returns:
+        [T, d] dH_i[token_u] for every token u of sequence i; 0 where the row is another rank's.
+    """
+    rows = torch.zeros(len(token), x.shape[1], dtype=torch.float32, device=x.device)
+    for bucket in segments.buckets:
+        tokens = token[bucket.tokens]  # [k, L]
+        columns = torch.where(bucket.real & (tokens >= 0), tokens, 0)
+        at_tokens = dy[bucket.tokens[:, :, None], columns[:, None, :]]  # [k, L, L] d logit_t[token_u]
+        at_tokens = at_tokens.masked_fill_(~(bucket.real & (tokens >= 0))[:, None, :] | ~bucket.real[:, :, None], 0.0)
+        products = (at_tokens.mT @ bucket.gather(x)).float()  # [k, L, d]
+        rows.index_add_(0, bucket.tokens.flatten(), products.masked_fill_(~bucket.real[..., None], 0.0).flatten(0, 1))
+    return rows

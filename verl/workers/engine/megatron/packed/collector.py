@@ -1,0 +1,226 @@
+"""Takes every layer's inputs and output gradients as a backward reaches it, and keeps what the update will need."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from torch import Tensor
+
+from vcpo import PackedKeep
+from vcpo.gradnorm import (
+    add_weighted,
+    add_weighted_per_sequence,
+    embedding_squared_norms,
+    sequence_sums,
+    squared_norms,
+    tied_rows,
+)
+from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A linear layer's share of one micro-batch."""
+
+    parameter: Tensor
+    micro_batch: MicroBatch
+    x: Tensor
+    dy: Tensor
+
+    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
+        """buffer += sum_i coefficient_i dW_i."""
+        mine = coefficient[self.micro_batch.rows]
+        add_weighted(self.x, self.dy, self.micro_batch.segments, mine, buffer)
+
+
+@dataclass(frozen=True)
+class _Vector:
+    """A bias's or norm weight's: `sums` [n, d]."""
+
+    parameter: Tensor
+    micro_batch: MicroBatch
+    sums: Tensor
+    summed_over_tp: bool
+    sharded: bool
+
+    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
+        """buffer += sum_i coefficient_i v_i."""
+        buffer.add_(coefficient[self.micro_batch.rows].float() @ self.sums)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """An embedding's: gradients `dy` [T, d] of the rows `token` [T], 0 where the row is another rank's."""
+
+    parameter: Tensor
+    micro_batch: MicroBatch
+    token: Tensor
+    dy: Tensor
+
+    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
+        """buffer[token] += coefficient_i dy."""
+        mine = coefficient[self.micro_batch.rows][self.micro_batch.segments.sequence]
+        buffer.index_add_(0, self.token, (mine.to(buffer.dtype)[:, None] * self.dy.to(buffer.dtype)))
+
+
+class Collector:
+    """One pass over a part of the mini-batch: its squared norms, and what is kept of its gradients.
+
+    Args:
+        keep: nothing but the norms; the layers' activations; or weighted sums of gradients in the main and a second buffer.
+        size: sequences of the pass.
+        tied: whether embedding and head share their weight.
+        device: of the model.
+        coefficient: with `keep=gradients` [2, size]: of a sequence in the main and in the second buffer.
+        second: with `keep=gradients`: the second buffer of each parameter.
+    """
+
+    def __init__(
+        self,
+        keep: PackedKeep,
+        size: int,
+        *,
+        tied: bool,
+        device: Any,
+        coefficient: Tensor | None = None,
+        second: dict[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.keep, self.tied = keep, tied
+        self.micro_batch: MicroBatch | None = None
+        """Of the forward or backward that is running."""
+        self._coefficient = coefficient
+        self._second = second or {}
+        self._shares: list[_Weight | _Vector | _Rows] = []
+        self._vectors: list[_Vector] = []
+        self._cross: dict[str, list[tuple[MicroBatch, Tensor]]] = {"head": [], "embedding": []}
+        self._norms = torch.zeros(size, device=device)  # [size] this rank's part
+        self._cp_rank, self._cp = mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()
+        self._tp = mpu.get_tensor_model_parallel_world_size()
+
+    def linear(self, module: Any, weight: Tensor, bias: Tensor | None, x: Tensor, dy: Tensor, gather: Any) -> None:
+        """A linear layer's inputs and output gradients; `gather`: the ranks over which the inputs' rows are spread."""
+        micro_batch = self._current()
+        if gather is not None:
+            rows = x.new_empty(x.shape[0] * gather.size(), *x.shape[1:])
+            dist.all_gather_into_tensor(rows, x.contiguous(), group=gather)
+            x = rows
+        if bias is not None:
+            self.vector(bias, dy, sharded=True)
+        x, dy = micro_batch.flat(x), micro_batch.flat(dy)
+        whole_x = micro_batch.gathered(x)
+        whole_dy, mine = micro_batch.gathered(dy), slice(None)
+        if self._cp > 1:  # every rank squares its rows of the weight's gradient, of all tokens
+            bounds = [weight.shape[0] * r // self._cp for r in range(self._cp + 1)]
+            mine = slice(bounds[self._cp_rank], bounds[self._cp_rank + 1])
+            whole_dy = whole_dy[:, mine]
+        if self.tied and module.is_head:
+            self._tied_head(micro_batch, weight, whole_x, whole_dy, mine)
+        if self.keep is PackedKeep.GRADIENTS:
+            main, second = weight.main_grad[mine], self._second[weight][mine]  # type: ignore[attr-defined]
+            coefficient = self._coefficient[:, micro_batch.rows]  # type: ignore[index]
+            norms = add_weighted_per_sequence(whole_x, whole_dy, micro_batch.whole, coefficient, [main, second])
+        else:
+            norms = squared_norms(whole_x, whole_dy, micro_batch.whole)
+            if self.keep is PackedKeep.ACTIVATIONS:
+                self._shares.append(_Weight(weight, micro_batch, x, dy))
+        self._norms[micro_batch.rows] += norms
+
+    def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
+        """Gradients [S, 1 or n, ..., d] of a parameter [d], token by token.
+
+        Args:
+            summed_over_tp: tensor-parallel ranks have different tokens or heads.
+            sharded: tensor-parallel ranks have different parts of the parameter.
+        """
+        micro_batch = self._current()
+        sequence = micro_batch.sequence_of(dy)
+        per_token = dy.reshape(len(sequence), -1, parameter.shape[0]).sum(1)
+        sums = sequence_sums(per_token, sequence, len(micro_batch.rows))
+        share = _Vector(parameter, micro_batch, sums, summed_over_tp, sharded)
+        self._vectors.append(share)
+        self._keep(share)
+
+    def embedding(self, weight: Tensor, token: Tensor, dy: Tensor) -> None:
+        """Gradients [B, S, d] of the looked-up rows `token` [B, S]; -1: another rank's."""
+        micro_batch = self._current()
+        token, dy = token.flatten(), dy.flatten(0, 1).masked_fill(token.flatten()[:, None] < 0, 0.0)
+        share = _Rows(weight, micro_batch, token.clamp(min=0), dy)
+        self._keep(share)
+        token, dy = micro_batch.gathered(share.token), micro_batch.gathered(dy)
+        if self._cp_rank == 0:
+            self._norms[micro_batch.rows] += embedding_squared_norms(token, dy, micro_batch.whole)
+        if self.tied:
+            self._cross["embedding"].append((micro_batch, dy))
+
+    def _tied_head(self, micro_batch: MicroBatch, weight: Tensor, x: Tensor, dy: Tensor, mine: slice) -> None:
+        first = weight.shape[0] * mpu.get_tensor_model_parallel_rank() + (mine.start or 0)
+        token = micro_batch.token - first
+        token = token.masked_fill((token < 0) | (token >= dy.shape[1]), -1)
+        self._cross["head"].append((micro_batch, tied_rows(token, x, dy, micro_batch.whole)))
+
+    def _keep(self, share: _Vector | _Rows) -> None:
+        if self.keep is PackedKeep.ACTIVATIONS:
+            self._shares.append(share)
+        elif self.keep is PackedKeep.GRADIENTS:
+            main, second = self._coefficient  # type: ignore[misc]
+            share.add_to(share.parameter.main_grad, main)  # type: ignore[attr-defined]
+            share.add_to(self._second[share.parameter], second)
+
+    def _current(self) -> MicroBatch:
+        if self.micro_batch is None:
+            raise RuntimeError("a backward outside the packed update")
+        return self.micro_batch
+
+    def squared_norms(self) -> Tensor:
+        """[size] float64: this rank's part; the sum over all model-parallel ranks is that of the gradients of the pass."""
+        self._square_vectors()
+        if self.tied:
+            self._add_cross_terms()
+        return self._norms.double()
+
+    def _square_vectors(self) -> None:
+        tp_rank = mpu.get_tensor_model_parallel_rank()
+        for summed_over_tp in (False, True):
+            shares = [share for share in self._vectors if share.summed_over_tp == summed_over_tp]
+            if not shares:
+                continue
+            flat = torch.cat([share.sums.flatten() for share in shares])
+            if self._cp > 1:
+                dist.all_reduce(flat, group=mpu.get_context_parallel_group())
+            if summed_over_tp and self._tp > 1:
+                dist.all_reduce(flat, group=mpu.get_tensor_model_parallel_group())
+            if self._cp_rank:
+                continue
+            for share, sums in zip(shares, flat.split([s.sums.numel() for s in shares]), strict=True):
+                if share.sharded or tp_rank == 0:
+                    self._norms[share.micro_batch.rows] += sums.view_as(share.sums).square().sum(1)
+
+    def _add_cross_terms(self) -> None:
+        """2 <dE_i, dH_i>: of the same rank, or of the first and the last pipeline stage."""
+        head, embedding = self._cross["head"], self._cross["embedding"]
+        if mpu.get_pipeline_model_parallel_world_size() > 1:
+            if not mpu.is_rank_in_embedding_group():
+                return
+            first, last = dist.get_process_group_ranks(mpu.get_embedding_group())
+            if dist.get_rank() == last:
+                for _, rows in head:
+                    dist.send(rows, first)
+                return
+            head = []
+            for micro_batch, dy in embedding:
+                rows = torch.empty_like(dy, dtype=torch.float32)
+                dist.recv(rows, last)
+                head.append((micro_batch, rows))
+        of_head = {id(micro_batch): rows for micro_batch, rows in head}
+        for micro_batch, dy in embedding:
+            products = (of_head[id(micro_batch)] * dy).sum(1, keepdim=True)
+            sums = sequence_sums(products, micro_batch.whole.sequence, len(micro_batch.rows))
+            self._norms[micro_batch.rows] += 2 * sums[:, 0]
+
+    def add_weighted(self, coefficient: Tensor) -> None:
+        """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i. [size]."""
+        for share in self._shares:
+            share.add_to(share.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
+        self._shares.clear()

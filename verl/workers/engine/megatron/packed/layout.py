@@ -1,0 +1,106 @@
+"""Where the tokens of a micro-batch lie on this rank: which rows of an activation belong to which sequence."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from tensordict import TensorDict
+from torch import Tensor
+
+from vcpo.gradnorm import Segments
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """n sequences in one forward pass, aligned as verl aligns them for tensor and context parallelism.
+
+    Activations are [S, 1, d] (packed: all sequences one after the other) or [S, n, d] (padded). Under context parallelism a
+    rank has the same share of every sequence; under sequence parallelism layers may see a rank's part of the S rows.
+    """
+
+    rows: Tensor
+    """[n] which sequences of the pass these are."""
+    segments: Segments
+    """Of this rank's tokens, flattened sequence by sequence."""
+    whole: Segments
+    """The same of all context-parallel ranks together; it is `segments` without context parallelism."""
+    by_sequence: Tensor | None
+    """[CP * T] brings the tokens of all context-parallel ranks, one rank after the other, in the order of `whole`."""
+    sequence: Tensor
+    """[S, 1] or [S, n]: the sequence of each row of an activation."""
+    token: Tensor
+    """[CP * T] token ids in the order of `whole`; 0 on padding."""
+
+    def flat(self, activation: Tensor) -> Tensor:
+        """[S, 1 or n, d] -> [T, d], the tokens in the order of `segments`."""
+        if activation.shape[1] > 1:
+            activation = activation.transpose(0, 1)
+        return activation.reshape(-1, activation.shape[-1])
+
+    def gathered(self, flat: Tensor) -> Tensor:
+        """[T, ...] of this rank -> [CP * T, ...] of all context-parallel ranks, in the order of `whole`."""
+        if self.by_sequence is None:
+            return flat
+        ranks = mpu.get_context_parallel_world_size()
+        out = flat.new_empty(ranks * len(flat), *flat.shape[1:])
+        dist.all_gather_into_tensor(out, flat.contiguous(), group=mpu.get_context_parallel_group())
+        return out[self.by_sequence]
+
+    def sequence_of(self, activation: Tensor) -> Tensor:
+        """The sequence of each row of an activation [S or S / TP, 1 or n, ...], flattened."""
+        sequence = self.sequence
+        if len(activation) != len(sequence):
+            ranks = mpu.get_tensor_model_parallel_world_size()
+            if len(activation) * ranks != len(sequence):
+                raise RuntimeError(f"an activation of {len(activation)} rows, not {len(sequence)} or 1/{ranks} of it")
+            sequence = sequence.chunk(ranks)[mpu.get_tensor_model_parallel_rank()]
+        return sequence.flatten()
+
+
+def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> MicroBatch:
+    """The layout of `data`, as verl's preprocessing (verl/models/mcore/util.py) is about to make it.
+
+    Args:
+        data: `input_ids` (nested, n sequences) and `vcpo_row` [n].
+        packed: sequences one after the other, or padded to the longest.
+        device: of the activations.
+    """
+    ids = data["input_ids"]
+    parts = [part.cpu() for part in ids.unbind()]
+    ranks = mpu.get_context_parallel_world_size()
+    align = mpu.get_tensor_model_parallel_world_size() * (2 * ranks if ranks > 1 else 1)
+    lengths = [-(-len(part) // align) * align for part in parts]
+    if not packed:
+        lengths = [max(lengths)] * len(lengths)
+    mine = [length // ranks for length in lengths]
+    segments = Segments.of_lengths(mine, device)
+    whole = segments if ranks == 1 else Segments.of_lengths(lengths, device)
+    token = torch.cat(
+        [
+            _as_held(torch.nn.functional.pad(part, (0, n - len(part))), ranks)
+            for part, n in zip(parts, lengths, strict=True)
+        ]
+    )
+    sequence = segments.sequence[:, None] if packed else torch.arange(len(mine), device=device).expand(mine[0], -1)
+    return MicroBatch(
+        rows=data["vcpo_row"].to(device, non_blocking=True),
+        segments=segments,
+        whole=whole,
+        by_sequence=None if ranks == 1 else _by_sequence(segments.bounds, ranks).to(device, non_blocking=True),
+        sequence=sequence,
+        token=token.to(device, non_blocking=True),
+    )
+
+
+def _as_held(token: Tensor, ranks: int) -> Tensor:
+    """A sequence's tokens, rank after rank: of 2 * ranks chunks, rank r holds chunk r and the r-th from the end."""
+    if ranks == 1:
+        return token
+    chunks = token.chunk(2 * ranks)
+    return torch.cat([chunk for r in range(ranks) for chunk in (chunks[r], chunks[2 * ranks - 1 - r])])
+
+
+def _by_sequence(bounds: tuple[int, ...], ranks: int) -> Tensor:
+    tokens = torch.arange(ranks * bounds[-1]).view(ranks, -1)
+    return torch.cat([tokens[:, start:end].flatten() for start, end in zip(bounds, bounds[1:], strict=False)])

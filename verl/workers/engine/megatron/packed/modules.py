@@ -1,0 +1,171 @@
+"""Megatron's linear layers and embedding, and the norms, with their parameters' gradients left to a `Collector`.
+
+While a collector is at work, a module computes with a detached weight, so that autograd forms no weight gradient, and
+hands its inputs and output gradients to the collector as the backward reaches it. Otherwise it is Megatron's own.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import layers
+from megatron.core.tensor_parallel.mappings import (
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from verl_vcpo.workers.engine.megatron.packed.collector import Collector
+
+
+class Tap:
+    """What all modules of a model share: the collector at work, or None."""
+
+    collector: "Collector | None" = None
+
+
+class _Tapped:
+    tap: Tap = Tap()  # replaced by `plug_in`
+
+    @property
+    def collector(self) -> "Collector | None":
+        return self.tap.collector if torch.is_grad_enabled() else None
+
+
+def _on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tensor], None]) -> None:
+    """Call take(inputs, gradient of output) in the backward, and let go of the inputs."""
+    held = [inputs]
+    output.register_hook(lambda gradient: take(held.pop(), gradient))
+
+
+class _Linear(_Tapped):
+    is_head = False
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **settings: Any) -> Tensor:
+        collector = self.collector
+        if collector is None or not weight.requires_grad:
+            return super()._forward_impl(input=input, weight=weight, bias=bias, **settings)  # type: ignore[misc]
+        fixed = None if bias is None else bias.detach()
+        output = layers.linear_with_frozen_weight(input=input, weight=weight.detach(), bias=fixed, **settings)
+        if not output.requires_grad:  # nothing before this layer is trained
+            output.requires_grad_()
+        gather = settings["tp_group"] if settings["sequence_parallel"] else None
+        _on_gradient(output, input.detach(), lambda x, dy: collector.linear(self, weight, bias, x, dy, gather))
+        return output
+
+
+class ColumnParallelLinear(_Linear, layers.ColumnParallelLinear):
+    """Megatron's, tapped."""
+
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(input_, *args, **kwargs)
+        return output, _tapped_bias(self, bias, output, sharded=True)
+
+
+class RowParallelLinear(_Linear, layers.RowParallelLinear):
+    """Megatron's, tapped."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.collector is None or self.bias is None:
+            return super().forward(input_)
+        skip, self.skip_bias_add = self.skip_bias_add, True
+        try:
+            output, bias = super().forward(input_)
+        finally:
+            self.skip_bias_add = skip
+        bias = _tapped_bias(self, bias, output, sharded=False)
+        return (output, bias) if skip else (output + bias, None)
+
+
+def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: bool) -> Tensor | None:
+    """`bias`, for someone else to add: one row per token, so that its gradient comes token by token."""
+    collector = module.collector
+    if collector is None or bias is None:
+        return bias
+    rows = bias.detach().expand_as(output).requires_grad_()
+    _on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, summed_over_tp=not sharded, sharded=sharded))
+    return rows
+
+
+class VocabParallelEmbedding(_Tapped, layers.VocabParallelEmbedding):
+    """Megatron's, tapped."""
+
+    def forward(self, input_: Tensor) -> Tensor:
+        collector = self.collector
+        if collector is None or not self.weight.requires_grad:
+            return super().forward(input_)
+        token = input_ - self.vocab_start_index  # [B, S]
+        elsewhere = (token < 0) | (input_ >= self.vocab_end_index)
+        rows = F.embedding(token.masked_fill(elsewhere, 0), self.weight.detach()).masked_fill(elsewhere[..., None], 0.0)
+        rows.requires_grad_()
+        token = token.masked_fill(elsewhere, -1)
+        _on_gradient(rows, token, lambda ids, dy: collector.embedding(self.weight, ids, dy))
+        if self.reduce_scatter_embeddings:
+            return reduce_scatter_to_sequence_parallel_region(rows.transpose(0, 1).contiguous(), group=self.tp_group)
+        return reduce_from_tensor_model_parallel_region(rows, group=self.tp_group)
+
+
+class TappedNorm(_Tapped):
+    """A mixin for torch.nn.RMSNorm and torch.nn.LayerNorm over the last dimension."""
+
+    heads = False
+    """Of queries or keys: every tensor-parallel rank sees some of the heads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        collector = self.collector
+        weight, bias = self.weight, getattr(self, "bias", None)  # type: ignore[attr-defined]
+        if collector is None or not weight.requires_grad:
+            return super().forward(x)  # type: ignore[misc]
+        normalize = F.rms_norm if isinstance(self, torch.nn.RMSNorm) else F.layer_norm
+        shape, eps = self.normalized_shape, {"eps": self.eps}  # type: ignore[attr-defined]
+        fixed = {} if bias is None else {"bias": bias.detach()}
+        output = normalize(x, shape, weight=weight.detach(), **fixed, **eps)
+        partial = self.heads or getattr(weight, "sequence_parallel", False)
+
+        def take(x: Tensor, dy: Tensor) -> None:
+            collector.vector(weight, dy * normalize(x, shape, **eps), summed_over_tp=partial)
+            if bias is not None:
+                collector.vector(bias, dy, summed_over_tp=partial)
+
+        _on_gradient(output, x.detach(), take)
+        return output
+
+
+_TAPPED: dict[type, type] = {
+    layers.ColumnParallelLinear: ColumnParallelLinear,
+    layers.RowParallelLinear: RowParallelLinear,
+    layers.VocabParallelEmbedding: VocabParallelEmbedding,
+}
+
+
+def plug_in(chunks: list[torch.nn.Module]) -> Tap:
+    """Tap all modules of a model: those of a layer specification, and the embedding and head that GPTModel builds itself."""
+    tap = Tap()
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            module.__class__ = _TAPPED.get(type(module), type(module))
+            if isinstance(module, _Tapped):
+                module.tap = tap
+            if isinstance(module, _Linear):
+                module.is_head = name.endswith("output_layer")
+            if isinstance(module, TappedNorm):
+                module.heads = name.endswith(("q_layernorm", "k_layernorm"))
+    return tap
+
+
+def untapped(chunks: list[torch.nn.Module]) -> str | None:
+    """Why some parameter's per-sequence gradients cannot be collected: its name and its module's kind. None: all can."""
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            trained = [key for key, p in module.named_parameters(recurse=False) if p.requires_grad]
+            if not trained:
+                continue
+            if getattr(module, "is_expert", False) or not all(
+                getattr(p, "allreduce", True) for p in module.parameters()
+            ):
+                return f"{name}.{trained[0]} belongs to a mixture of experts"
+            if not isinstance(module, _Tapped):
+                return f"{name}.{trained[0]} belongs to a {type(module).__module__}.{type(module).__name__}"
+    return None

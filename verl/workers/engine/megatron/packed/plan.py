@@ -1,0 +1,85 @@
+"""Which sequences are in which pass of a packed update, and what a pass keeps: the same decisions on every rank."""
+
+import torch
+from torch import Tensor
+
+from vcpo import OpobScope, PackedKeep, VCPOConfig
+from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+
+
+def what_to_keep(config: VCPOConfig, prompts: Prompts, interleaved: bool) -> PackedKeep:
+    """`config.packed_keep`; for `auto` what suits it.
+
+    Raises:
+        ValueError: `gradients`, where groups and ranks do not allow it.
+    """
+    if config.packed_keep is PackedKeep.GRADIENTS:
+        obstacle = _against_gradients(config, prompts, interleaved)
+        if obstacle:
+            raise ValueError(f"vcpo.packed_keep=gradients: {obstacle}; set vcpo.packed_keep=activations, or auto")
+    if config.packed_keep is not PackedKeep.AUTO:
+        return config.packed_keep
+    return PackedKeep.ACTIVATIONS if _against_gradients(config, prompts, interleaved) else PackedKeep.GRADIENTS
+
+
+def _against_gradients(config: VCPOConfig, prompts: Prompts, interleaved: bool) -> str | None:
+    if config.opob_leave_one_out:
+        return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
+    if config.opob_scope is OpobScope.MINIBATCH:
+        return None
+    if interleaved:
+        return "an interleaved pipeline cannot run one group at a time"
+    ranks = int(prompts.rank.max()) + 1
+    homes = (
+        torch.stack([torch.unique(prompts.group[prompts.rank == rank]) for rank in range(ranks)])
+        if _same(prompts, ranks)
+        else None
+    )
+    if homes is None or homes.unique().numel() != homes.numel():
+        return "the samples of a prompt lie on several data-parallel ranks, or ranks hold different numbers of prompts"
+    return None
+
+
+def _same(prompts: Prompts, ranks: int) -> bool:
+    return len({prompts.group[prompts.rank == rank].unique().numel() for rank in range(ranks)}) == 1
+
+
+def plan_passes(config: VCPOConfig, keep: PackedKeep, prompts: Prompts, interleaved: bool) -> list[list[int]]:
+    """This rank's sequences of each pass; as many passes on every rank, and none of them empty.
+
+    A pass is closed: it has all sequences of a baseline, on whatever ranks they are.
+    """
+    everything = [list(range(prompts.mine.stop - prompts.mine.start))]
+    if keep is PackedKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
+        return everything
+    ranks = int(prompts.rank.max()) + 1
+    local = torch.arange(len(prompts.group)) - prompts.rank * everything[0].__len__()
+    if keep is PackedKeep.GRADIENTS:
+        return [_rows(prompts, prompts.group == group, local) for group in prompts.group[prompts.mine].unique()]
+    passes: list[Tensor] = []
+    for group in prompts.group.unique():
+        rows = prompts.group == group
+        if passes and _fits(passes[-1] | rows, prompts, ranks, config.packed_tokens):
+            passes[-1] |= rows
+        else:
+            passes.append(rows)
+    return [_rows(prompts, rows, local) for rows in _without_empty(passes, prompts, ranks)]
+
+
+def _rows(prompts: Prompts, rows: Tensor, local: Tensor) -> list[int]:
+    mine = torch.zeros_like(rows)
+    mine[prompts.mine] = True
+    return local[rows & mine].tolist()  # type: ignore[no-any-return]
+
+
+def _fits(rows: Tensor, prompts: Prompts, ranks: int, most: int) -> bool:
+    """Whether no rank has too many tokens; a pass that some rank has no sequence of always takes in more."""
+    tokens = [int(prompts.length[rows & (prompts.rank == rank)].sum()) for rank in range(ranks)]
+    return max(tokens) <= most or min(tokens) == 0
+
+
+def _without_empty(passes: list[Tensor], prompts: Prompts, ranks: int) -> list[Tensor]:
+    """Only the last pass can lack a rank's sequences: it joins the one before."""
+    if len(passes) > 1 and any(not passes[-1][prompts.rank == rank].any() for rank in range(ranks)):
+        passes[-2] |= passes.pop()
+    return passes

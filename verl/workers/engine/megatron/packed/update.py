@@ -1,0 +1,258 @@
+"""The gradient of a VCPO update from one packed backward, although its baseline needs norms that are known only after it.
+
+A pass is a forward and backward over some of this rank's sequences; a baseline's sequences are all in one pass. What the
+backward keeps (`vcpo.packed_keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
+
+    activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as many
+                  groups as `packed_tokens` allows, wherever their sequences lie; all of them at scope `minibatch`
+    gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
+                  sum (R_i - m) / s h_i and sum h_i / s, m the mean reward; then main -= (b - m) second. At scope `group` a
+                  pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
+
+A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches, the share (P - 1) / (n + P - 1) of
+its time is a bubble, once per pass and not once per mini-batch.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state as mpu
+from megatron.core.utils import get_model_config
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+
+from vcpo import Estimate, OpobScope, PackedKeep, VCPOConfig, estimate
+from vcpo.baseline import group_mean
+from vcpo.estimator import log_reward_scale, log_used_weights
+from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, Prompts, gather_mini_batch, gather_prompts
+from verl_vcpo.workers.engine.megatron.packed.collector import Collector
+from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
+from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
+from verl_vcpo.workers.utils.losses import (
+    SMALLEST_LOG_WEIGHT,
+    importance_weighted_score_loss,
+    padded_responses,
+    weighted_score_loss,
+)
+
+
+class NotFinite(ArithmeticError):
+    """A sequence's weight or gradient is NaN or infinite, and has spoilt the sums that it is in."""
+
+
+@dataclass(frozen=True)
+class PackedOutcome:
+    """What the passes over a mini-batch computed. The gradient is in the buffers, where the optimizer looks for it."""
+
+    batch: MiniBatch
+    losses: list[float]
+    has_gradient: bool
+    """False with `packed_keep=nothing`: only the norms are known."""
+
+
+class PackedUpdate:
+    """The passes of one mini-batch, on one rank.
+
+    Args:
+        engine: the Megatron engine, in train mode, its modules tapped (`engine.tap`).
+        data: this data-parallel rank's b sequences.
+        config: VCPO's settings, with `baseline=opob`.
+        aggregation: `loss_agg_mode` and `loss_scale_factor`.
+        second: the second buffer of each parameter; made by `gradients` when first needed, and zero between updates.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        data: TensorDict,
+        config: VCPOConfig,
+        aggregation: dict[str, Any],
+        second: dict[Tensor, Tensor],
+    ) -> None:
+        self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
+        self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
+        self.prompts: Prompts = gather_prompts(data, self.rank)
+        interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
+        self.keep = what_to_keep(config, self.prompts, interleaved)
+        self.passes = plan_passes(config, self.keep, self.prompts, interleaved)
+        self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
+        self.log_probs: list[Tensor | None] = [None] * len(data)
+        self.losses: list[float] = []
+
+    def run(self) -> PackedOutcome:
+        """All passes: the update's gradient is in the buffers, or with `packed_keep=nothing` none is.
+
+        Raises:
+            NotFinite: on all ranks; what is in the buffers is of no use.
+        """
+        self.engine.optimizer_zero_grad()
+        with _finalized_once(self.engine.module):
+            for rows in self.passes:
+                self._one_pass(rows)
+        return PackedOutcome(self._whole_batch(), self.losses, self.keep is not PackedKeep.NOTHING)
+
+    def _one_pass(self, rows: list[int]) -> None:
+        engine = self.engine
+        data = self._select(rows)
+        coefficient = self._sums(rows) if self.keep is PackedKeep.GRADIENTS else None
+        collector = Collector(
+            self.keep,
+            len(rows),
+            tied=engine.model_config.share_embeddings_and_output_weights,
+            device=get_device_id(),
+            coefficient=coefficient,
+            second=self.second,
+        )
+        engine.tap.collector = collector
+        try:
+            out = engine.forward_backward_batch(data, self._loss())
+        finally:
+            engine.tap.collector = None
+        log_prob = None
+        if engine.is_mp_src_rank_with_outputs():
+            log_prob = padded_responses(out["model_output"]["log_probs"], data)
+            for row, values in zip(rows, log_prob, strict=True):
+                self.log_probs[row] = values
+            self.losses += out["loss"]
+        norms = torch.zeros(self.ranks, len(rows), dtype=torch.float64, device=get_device_id())
+        # the loss's own factors: the data-parallel size, and Megatron's, the context-parallel size
+        factor = self.ranks * mpu.get_context_parallel_world_size()
+        norms[self.rank] = collector.squared_norms() / factor**2
+        self.squared_norm[self.rank, rows] = norms[self.rank]
+        if self.keep is not PackedKeep.NOTHING:
+            batch = self._unweighted(gather_mini_batch(data, self.rank, log_prob, norms, equal=False))
+            self._combine(collector, rows, batch)
+
+    def _select(self, rows: list[int]) -> TensorDict:
+        data = self.data if rows == list(range(len(self.data))) else tu.index_select_tensor_dict(self.data, rows)
+        data = data.copy()
+        size = tu.get_non_tensor_data(data, key="micro_batch_size_per_gpu", default=None)
+        if size:  # the largest that divides this pass, as verl demands
+            tu.assign_non_tensor(data, micro_batch_size_per_gpu=math.gcd(len(rows), size))
+        data["vcpo_row"] = torch.arange(len(rows))
+        data["vcpo_coefficient"] = self.prompts.usable[self.prompts.mine][rows].float()
+        return data
+
+    def _loss(self) -> Callable[..., Any]:
+        if self.keep is PackedKeep.GRADIENTS:
+            return partial(importance_weighted_score_loss, config=self.config, **self.aggregation)
+        return partial(weighted_score_loss, **self.aggregation)
+
+    def _sums(self, rows: list[int]) -> Tensor:
+        """[2, b] coefficients of a_i g_i in the main and the second buffer."""
+        reward, mean, scale = self._rewards()
+        both = torch.stack([(reward - mean) * scale, scale])
+        return both[:, self.prompts.mine][:, rows].float().to(get_device_id())
+
+    def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[B] rewards, their mean over the baseline's scope, and 1 / (s B); 0 where a sequence is not usable."""
+        prompts, usable = self.prompts, self.prompts.usable
+        reward, mean, scale = (torch.zeros_like(prompts.reward) for _ in range(3))
+        if usable.any():
+            reward[usable] = prompts.reward[usable]
+            group = prompts.group[usable]
+            scale[usable] = log_reward_scale(self.config, reward[usable], group).exp() / usable.sum()
+            whole = self.config.opob_scope is OpobScope.MINIBATCH
+            mean[usable] = group_mean(reward[usable], torch.zeros_like(group) if whole else group)
+        return reward, mean, scale
+
+    def _unweighted(self, batch: MiniBatch) -> MiniBatch:
+        """With `gradients` the norms are those of a_i g_i: of g_i instead."""
+        if self.keep is not PackedKeep.GRADIENTS:
+            return batch
+        assert batch.squared_norm is not None
+        log_used = log_used_weights(self.config, batch.log_weight).clamp(min=SMALLEST_LOG_WEIGHT)
+        used = torch.where(log_used.isfinite(), log_used, 0.0)
+        return MiniBatch(**{**vars(batch), "squared_norm": batch.squared_norm * (-2 * used).exp()})
+
+    def _combine(self, collector: Collector, rows: list[int], batch: MiniBatch) -> None:
+        """What was kept -> the update's gradient."""
+        step = self._estimate(batch)
+        usable = self.prompts.usable
+        if self.keep is PackedKeep.ACTIVATIONS:
+            share = step.usable.sum() / usable.sum().clamp(min=1)  # the coefficients contain 1 / B, B of this pass
+            collector.add_weighted((step.coefficient[batch.mine] * share).float().to(get_device_id()))
+            return
+        mine = usable[self.prompts.mine][rows]
+        if mine.any():
+            mean = self._rewards()[1][self.prompts.mine][rows]
+            shift = (step.baseline[batch.mine] - mean)[mine][0].item()  # the same for all: they have one baseline
+            for parameter, second in self.second.items():
+                parameter.main_grad.sub_(second, alpha=shift)  # type: ignore[attr-defined]
+        for second in self.second.values():
+            second.zero_()
+
+    def _estimate(self, batch: MiniBatch) -> Estimate:
+        return estimate(self.config, batch.log_weight, batch.reward, batch.group, squared_norm=batch.squared_norm)
+
+    def _whole_batch(self) -> MiniBatch:
+        log_prob = None
+        if self.engine.is_mp_src_rank_with_outputs():
+            log_prob = torch.nn.utils.rnn.pad_sequence([x for x in self.log_probs if x is not None], batch_first=True)
+        batch = self._unweighted(gather_mini_batch(self.data, self.rank, log_prob, self.squared_norm))
+        assert batch.squared_norm is not None
+        if (self.prompts.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
+            raise NotFinite
+        return batch
+
+
+def buffers_like_gradients(modules: list[torch.nn.Module], dtype: torch.dtype) -> dict[Tensor, Tensor]:
+    """A buffer of zeros for every trained parameter."""
+    return {
+        parameter: torch.zeros_like(parameter.main_grad, dtype=dtype)
+        for chunk in modules
+        for parameter in chunk.parameters()
+        if parameter.requires_grad
+    }
+
+
+@contextlib.contextmanager
+def _finalized_once(modules: list[torch.nn.Module]) -> Iterator[None]:
+    """Megatron's reductions of the gradients, over ranks and stages, come after the last pass instead of in each."""
+    configs = [get_model_config(chunk) for chunk in modules]
+    finalize = configs[0].finalize_model_grads_func
+    calls: list[tuple[Any, Any]] = []
+    try:
+        for config in configs:
+            config.finalize_model_grads_func = lambda *args, **kwargs: calls.append((args, kwargs))
+        yield
+    finally:
+        for config in configs:
+            config.finalize_model_grads_func = finalize
+    args, kwargs = calls[-1]
+    finalize(*args, **kwargs)
+
+
+def forward_step(
+    collector: Collector,
+    packed: bool,
+    step: Callable[..., Any],
+    batch_iter: Iterator[TensorDict],
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, Any]:
+    """verl's `forward_step`, with the collector told which micro-batch it is in, in the forward and in its backward."""
+    batch = next(batch_iter)
+    layout = micro_batch(batch, packed, get_device_id())
+    collector.micro_batch = layout
+
+    def backward_begins(_: Tensor) -> None:
+        collector.micro_batch = layout
+
+    output, loss_function = step(iter([batch]), *args, **kwargs)
+    if isinstance(output, Tensor) and output.requires_grad:
+        output.register_hook(backward_begins)
+
+    def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
+        value, *rest = loss_function(*loss_args, **loss_kwargs)
+        value.register_hook(backward_begins)
+        return (value, *rest)
+
+    return output, loss
