@@ -47,6 +47,39 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Method:
+    """How the gradient norms are measured, and what baseline they are for."""
+
+    name: str
+    vcpo: dict[str, Any]
+    """Settings of VCPOConfig."""
+    whole_groups: bool = False
+    """A prompt's samples lie on one data-parallel rank; else on all of them."""
+
+    @property
+    def scope(self) -> str:
+        return str(self.vcpo.get("opob_scope", "group"))
+
+
+PER_TRAJECTORY = Method("per trajectory", {"gradient_norms": "per_trajectory"})
+PER_TRAJECTORY_MINI_BATCH = Method(
+    "per trajectory, mini-batch", {"gradient_norms": "per_trajectory", "opob_scope": "minibatch"}
+)
+ACTIVATIONS = Method("packed, activations", {"packed_keep": "activations", "packed_tokens": 60})
+GRADIENTS = Method("packed, gradients", {"packed_keep": "gradients"}, whole_groups=True)
+GRADIENTS_MINI_BATCH = Method("packed, gradients, mini-batch", {"packed_keep": "gradients", "opob_scope": "minibatch"})
+SECOND_PASS = Method("packed, second pass", {"packed_keep": "nothing"})
+
+
+def methods(layout: Layout) -> list[Method]:
+    """What is compared on a layout: everything that it can do."""
+    if layout.model == "moe":
+        return [PER_TRAJECTORY]
+    one_group_at_a_time = [GRADIENTS] if layout.vpp is None else []
+    return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH, SECOND_PASS]
+
+
+@dataclass(frozen=True)
 class Result:
     """What a layout computed. The same on every layout, up to rounding."""
 
@@ -97,8 +130,11 @@ def make_checkpoint(model: str, folder: Path) -> Path:
     return path
 
 
-def run_layout(layout: Layout, checkpoint: Path) -> Result:
-    """Run `layout` in processes of its own.
+def run_layout(layout: Layout, checkpoint: Path, of: list[Method]) -> dict[str, Result]:
+    """Run `layout` in processes of its own, with each method from the same start.
+
+    Returns:
+        The result of each method, by its name.
 
     Raises:
         RuntimeError: a process failed, with the end of its output.
@@ -106,7 +142,7 @@ def run_layout(layout: Layout, checkpoint: Path) -> Result:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["scripts.bench.layout_worker"])  # import once, fork for every process
     with tempfile.TemporaryDirectory() as folder:
-        worker = partial(_start, layout, checkpoint, Path(folder))
+        worker = partial(_start, layout, of, checkpoint, Path(folder))
         processes = [context.Process(target=worker, args=(rank,)) for rank in range(layout.world_size)]
         for process in processes:
             process.start()
@@ -125,14 +161,15 @@ def run_layout(layout: Layout, checkpoint: Path) -> Result:
                 f"layout {layout.name!r}: exit codes {codes} (None: no answer within {_TIMEOUT_S} s); rank {failed}:\n"
                 + (Path(folder) / f"rank{failed}.log").read_text()[-4000:]
             )
-        return Result(**torch.load(Path(folder) / "result", weights_only=True))
+        results = torch.load(Path(folder) / "result", weights_only=True)
+        return {name: Result(**result) for name, result in results.items()}
 
 
-def _start(layout: Layout, checkpoint: Path, folder: Path, rank: int) -> None:
+def _start(layout: Layout, of: list[Method], checkpoint: Path, folder: Path, rank: int) -> None:
     environment.apply()
     from scripts.bench.layout_worker import run
 
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    run(layout, checkpoint, folder, rank)
+    run(layout, of, checkpoint, folder, rank)

@@ -26,6 +26,7 @@ from scripts.bench.layout_run import (  # noqa: E402
     STEPS,
     VOCABULARY,
     Layout,
+    Method,
     Result,
 )
 from vcpo import VCPOConfig  # noqa: E402
@@ -83,8 +84,13 @@ def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConf
     return engine
 
 
-def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1) -> TensorDict:
-    """Data-parallel rank `rank`'s part of a batch that depends on `seed` only; a prompt's samples lie on all ranks."""
+def order_of_rows(whole_groups: bool) -> list[int]:
+    """The sequences as they are dealt out to data-parallel ranks: prompt by prompt, or from each prompt in turn."""
+    return sorted(range(GROUPS * GROUP_SIZE), key=lambda i: i % GROUPS if whole_groups else i)
+
+
+def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1, whole_groups: bool = False) -> TensorDict:
+    """Data-parallel rank `rank`'s part of a batch that depends on `seed` only."""
     rng = random.Random(seed)
     rows = []
     for i in range(GROUPS * GROUP_SIZE):
@@ -109,6 +115,7 @@ def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1) -> 
                 "advantages": torch.full((length,), rng.random() - 0.5),
             }
         )
+    rows = [rows[i] for i in order_of_rows(whole_groups)]
     size = len(rows) // ranks
     rows = rows[rank * size : (rank + 1) * size]
     tensors: dict[str, Any] = {
@@ -146,30 +153,35 @@ def loss_function(vcpo: VCPOConfig, loss_agg_mode: str = "seq-mean-token-mean", 
     return partial(ppo_loss, config=config)
 
 
-def run(layout: Layout, checkpoint: Path, folder: Path, rank: int) -> None:
-    """Train `STEPS` steps as rank `rank`; rank 0 writes `folder/result`."""
+def run(layout: Layout, of: list[Method], checkpoint: Path, folder: Path, rank: int) -> None:
+    """Train `STEPS` steps with each method as rank `rank`; rank 0 writes `folder/result`."""
     torch.set_num_threads(1)
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=layout.world_size)
+    results = {method.name: asdict(_train(layout, method, checkpoint)) for method in of}
+    if rank == 0:
+        torch.save(results, folder / "result")
+    dist.barrier()
+
+
+def _train(layout: Layout, method: Method, checkpoint: Path) -> Result:
     engine = build_engine(layout, checkpoint, adamw())
-    loss = loss_function(VCPOConfig(base_ess_ratio=0.9))
+    loss = loss_function(VCPOConfig(base_ess_ratio=0.9, **method.vcpo))
     norms, ratios, baselines, seconds = [], [], [], []
+    canonical = torch.tensor(order_of_rows(method.whole_groups)).argsort()
     for step in range(STEPS):
-        batch = make_batch(layout, step, engine.get_data_parallel_rank(), layout.dp)
+        batch = make_batch(layout, step, engine.get_data_parallel_rank(), layout.dp, method.whole_groups)
         start = time.perf_counter()
         with engine.train_mode():
             engine.train_batch(batch, loss)
             engine.lr_scheduler_step()
         seconds.append(time.perf_counter() - start)
         mini_batch, estimate = engine.last_update
-        norms.append(mini_batch.squared_norm)
+        norms.append(mini_batch.squared_norm[canonical])
         ratios.append(estimate.ess_ratio)
-        baselines.append(estimate.baseline)
+        baselines.append(estimate.baseline[canonical])
     with megatron_on_cpu(), torch.no_grad():
         parameters = {name: p.detach().clone() for name, p in engine.bridge.export_weights(engine.module)}
-    if rank == 0:
-        result = Result(
-            torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
-        )
-        torch.save(asdict(result), folder / "result")
-    dist.barrier()
+    return Result(
+        torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
+    )

@@ -2,7 +2,8 @@
 
 Trains a few VCPO steps (group OPOB, truncation, ESS-scaled AdamW, gradient clipping) on each layout and on one process,
 in real gloo processes on CPU, and compares per-sequence squared gradient norms, ESS ratio, baselines and the parameters
-at the end. Exits with 1 where a relative error exceeds 1e-5.
+at the end. Norms are measured in every way that the layout allows, and compared with one process that makes one backward
+per sequence. Exits with 1 where a relative error exceeds 1e-5.
 """
 
 import argparse
@@ -17,7 +18,16 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from scripts.bench.layout_run import Layout, Result, make_checkpoint, run_layout
+from scripts.bench.layout_run import (
+    PER_TRAJECTORY,
+    PER_TRAJECTORY_MINI_BATCH,
+    Layout,
+    Method,
+    Result,
+    make_checkpoint,
+    methods,
+    run_layout,
+)
 
 LIMIT = 1e-5
 
@@ -56,6 +66,7 @@ class Comparison:
     """A layout against one process: largest relative errors, and seconds per step."""
 
     layout: str
+    method: str
     processes: int
     norms: float
     ess_ratio: float
@@ -69,13 +80,14 @@ class Comparison:
         return all(error <= LIMIT for error in (self.norms, self.ess_ratio, self.baselines, self.parameters))
 
 
-def compare(layout: Layout, result: Result, reference: Result) -> Comparison:
+def compare(layout: Layout, method: Method, result: Result, reference: Result) -> Comparison:
     """Errors are relative to the value itself; a parameter's to the largest entry of its tensor."""
     missing = reference.parameters.keys() ^ result.parameters.keys()
     if missing:
         raise RuntimeError(f"layout {layout.name!r}: parameters {sorted(missing)} are exported on one side only")
     return Comparison(
         layout=layout.name,
+        method=method.name,
         processes=layout.world_size,
         norms=_relative(result.squared_norm, reference.squared_norm),
         ess_ratio=_relative(result.ess_ratio, reference.ess_ratio),
@@ -92,33 +104,45 @@ def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
     return ((value - reference).abs() / reference.abs()).max().item()
 
 
-def comparisons(layouts: list[Layout]) -> Iterator[Comparison]:
+def run_reference(model: str, checkpoint: Path) -> dict[str, Result]:
+    """One process, one backward per sequence: its result for each scope of the baseline."""
+    results = run_layout(REFERENCE[model], checkpoint, [PER_TRAJECTORY, PER_TRAJECTORY_MINI_BATCH])
+    return {method.scope: results[method.name] for method in (PER_TRAJECTORY, PER_TRAJECTORY_MINI_BATCH)}
+
+
+def compare_all(layout: Layout, checkpoint: Path, reference: dict[str, Result]) -> list[Comparison]:
+    """Every method of `layout`."""
+    results = run_layout(layout, checkpoint, methods(layout))
+    return [compare(layout, m, results[m.name], reference[m.scope]) for m in methods(layout)]
+
+
+def comparisons(layouts: list[Layout]) -> Iterator[list[Comparison]]:
     """Run each layout, and one process per model that they use."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoints: dict[str, Path] = {}
-        references: dict[str, Result] = {}
+        references: dict[str, dict[str, Result]] = {}
         for layout in layouts:
             if layout.model not in references:
                 checkpoints[layout.model] = make_checkpoint(layout.model, Path(folder))
-                references[layout.model] = run_layout(REFERENCE[layout.model], checkpoints[layout.model])
+                references[layout.model] = run_reference(layout.model, checkpoints[layout.model])
             try:
-                result = run_layout(layout, checkpoints[layout.model])
+                yield compare_all(layout, checkpoints[layout.model], references[layout.model])
             except RuntimeError as error:  # the other layouts are still worth knowing
                 tqdm.write(str(error), file=sys.stderr)
-                yield Comparison(layout.name, layout.world_size, *[math.inf] * 4, step_s=math.nan)
-            else:
-                yield compare(layout, result, references[layout.model])
+                yield [Comparison(layout.name, "", layout.world_size, *[math.inf] * 4, step_s=math.nan)]
 
 
 def print_table(rows: list[Comparison]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("layout", "procs", "norms", "ESS ratio", "baselines", "parameters", "s/step", "")
+    table = Table("layout", "method", "procs", "norms", "ESS ratio", "baselines", "parameters", "s/step", "")
     for row in rows:
         errors = (f"{e:.1e}" for e in (row.norms, row.ess_ratio, row.baselines, row.parameters))
-        table.add_row(row.layout, str(row.processes), *errors, f"{row.step_s:.2f}", "ok" if row.ok else "WRONG")
-    Console(width=110).print(table)
+        table.add_row(
+            row.layout, row.method, str(row.processes), *errors, f"{row.step_s:.2f}", "ok" if row.ok else "WRONG"
+        )
+    Console(width=150).print(table)
 
 
 def main() -> int:
@@ -129,7 +153,8 @@ def main() -> int:
     layouts = [layout for layout in LAYOUTS if (arguments.only or "") in layout.name]
     if not layouts:
         parser.error(f"--only {arguments.only}: no such layout; choose from {', '.join(x.name for x in LAYOUTS)}")
-    rows = list(tqdm(comparisons(layouts), total=len(layouts), desc="layouts", file=sys.stderr))
+    progress = tqdm(comparisons(layouts), total=len(layouts), desc="layouts", file=sys.stderr)
+    rows = [row for of_layout in progress for row in of_layout]
     print_table(rows)
     if arguments.json:
         print(json.dumps({"limit": LIMIT, "layouts": [asdict(row) for row in rows]}))

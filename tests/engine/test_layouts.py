@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.bench.layout_run import STEPS, Result, make_checkpoint, run_layout
-from scripts.bench.layouts import LAYOUTS, REFERENCE, compare
+from scripts.bench.layout_run import STEPS, Result, make_checkpoint
+from scripts.bench.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
 from scripts.bench.layouts import Layout as LayoutCase
 
 
@@ -15,12 +15,12 @@ class Models:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made: dict[str, tuple[Path, Result]] = {}
+        self._made: dict[str, tuple[Path, dict[str, Result]]] = {}
 
-    def __call__(self, model: str) -> tuple[Path, Result]:
+    def __call__(self, model: str) -> tuple[Path, dict[str, Result]]:
         if model not in self._made:
             checkpoint = make_checkpoint(model, self._folder)
-            self._made[model] = checkpoint, run_layout(REFERENCE[model], checkpoint)
+            self._made[model] = checkpoint, run_reference(model, checkpoint)
         return self._made[model]
 
 
@@ -32,15 +32,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_equals_one_process(layout: LayoutCase, models: Models) -> None:
     checkpoint, reference = models(layout.model)
-    comparison = compare(layout, run_layout(layout, checkpoint), reference)
-    assert comparison.ok, comparison
+    for comparison in compare_all(layout, checkpoint, reference):
+        assert comparison.ok, comparison
 
 
 @pytest.mark.parametrize("model", list(REFERENCE))
 def test_the_reference_is_worth_comparing_with(model: str, models: Models) -> None:
     from safetensors.torch import load_file
 
-    checkpoint, reference = models(model)
+    checkpoint, references = models(model)
+    reference = references["group"]
     assert reference.ess_ratio.shape == (STEPS,) and (reference.ess_ratio < 0.9).all(), "off policy"
     assert (reference.squared_norm.amax(1) > 2 * reference.squared_norm.amin(1)).all(), "norms differ"
     before = load_file(checkpoint / "model.safetensors")

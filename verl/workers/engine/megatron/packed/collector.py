@@ -173,6 +173,7 @@ class Collector:
             raise RuntimeError("a backward outside the packed update")
         return self.micro_batch
 
+    @torch.no_grad()
     def squared_norms(self) -> Tensor:
         """[size] float64: this rank's part; the sum over all model-parallel ranks is that of the gradients of the pass."""
         self._square_vectors()
@@ -219,6 +220,7 @@ class Collector:
             sums = sequence_sums(products, micro_batch.whole.sequence, len(micro_batch.rows))
             self._norms[micro_batch.rows] += 2 * sums[:, 0]
 
+    @torch.no_grad()  # a pipeline's received gradients require one
     def add_weighted(self, coefficient: Tensor) -> None:
         """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i. [size]."""
         for share in self._shares:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from tensordict import TensorDict
 from torch import Tensor
+from verl.utils import tensordict_utils as tu
 
 from vcpo.gradnorm import Segments
 
@@ -70,9 +71,10 @@ def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> M
     parts = [part.cpu() for part in ids.unbind()]
     ranks = mpu.get_context_parallel_world_size()
     align = mpu.get_tensor_model_parallel_world_size() * (2 * ranks if ranks > 1 else 1)
-    lengths = [-(-len(part) // align) * align for part in parts]
+    lengths = [len(part) for part in parts]
     if not packed:
-        lengths = [max(lengths)] * len(lengths)
+        lengths = [tu.get_non_tensor_data(data, "forced_max_seqlen", None) or max(lengths)] * len(lengths)
+    lengths = [-(-length // align) * align for length in lengths]
     mine = [length // ranks for length in lengths]
     segments = Segments.of_lengths(mine, device)
     whole = segments if ranks == 1 else Segments.of_lengths(lengths, device)
