@@ -1,11 +1,11 @@
 """A few VCPO steps of the real Megatron actor on one parallel layout, in real gloo processes on CPU."""
 
+import importlib
 import multiprocessing
 import os
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from verl_vcpo.cpu import environment
 
 STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
-_TIMEOUT_S = 300
+_TIMEOUT_S = 1200
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,18 @@ class Result:
     """Median seconds of a step on rank 0, the first one left out."""
 
 
-def make_checkpoint(model: str, folder: Path) -> Path:
-    """A small random Qwen2 (or Qwen3-MoE) checkpoint with a tokenizer of one token per character."""
+def make_checkpoint(model: str, folder: Path, **of_shape: int) -> Path:
+    """A small random Qwen2 (or Qwen3-MoE) checkpoint with a tokenizer of one token per character.
+
+    Args:
+        model: untied, tied or moe.
+        folder: where to put it.
+        of_shape: settings of transformers' configuration to change.
+    """
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    shape = dict(
+    shape: dict[str, Any] = dict(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
@@ -113,6 +119,7 @@ def make_checkpoint(model: str, folder: Path) -> Path:
         initializer_range=0.1,
         tie_word_embeddings=model == "tied",
     )
+    shape |= of_shape
     torch.manual_seed(0)
     if model == "moe":
         experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, head_dim=16)
@@ -139,37 +146,46 @@ def run_layout(layout: Layout, checkpoint: Path, of: list[Method]) -> dict[str, 
     Raises:
         RuntimeError: a process failed, with the end of its output.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["scripts.bench.layout_worker"])  # import once, fork for every process
     with tempfile.TemporaryDirectory() as folder:
-        worker = partial(_start, layout, of, checkpoint, Path(folder))
-        processes = [context.Process(target=worker, args=(rank,)) for rank in range(layout.world_size)]
-        for process in processes:
-            process.start()
-        deadline = time.monotonic() + _TIMEOUT_S
-        while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
-            if any(p.exitcode not in (None, 0) for p in processes):
-                break  # the others would wait for it for ever
-            time.sleep(0.02)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-            process.join()
-        if codes != [0] * layout.world_size:
-            failed = next((rank for rank, code in enumerate(codes) if code), 0)
-            raise RuntimeError(
-                f"layout {layout.name!r}: exit codes {codes} (None: no answer within {_TIMEOUT_S} s); rank {failed}:\n"
-                + (Path(folder) / f"rank{failed}.log").read_text()[-4000:]
-            )
+        run_processes(
+            layout.name, layout.world_size, "scripts.bench.layout_worker", (layout, of, checkpoint), Path(folder)
+        )
         results = torch.load(Path(folder) / "result", weights_only=True)
         return {name: Result(**result) for name, result in results.items()}
 
 
-def _start(layout: Layout, of: list[Method], checkpoint: Path, folder: Path, rank: int) -> None:
-    environment.apply()
-    from scripts.bench.layout_worker import run
+def run_processes(name: str, world_size: int, worker: str, arguments: tuple[Any, ...], folder: Path) -> None:
+    """Call `run(*arguments, folder, rank)` of the module `worker` in processes of their own.
 
+    Raises:
+        RuntimeError: a process failed, with the end of its output.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker])  # import once, fork for every process
+    processes = [context.Process(target=_start, args=(worker, arguments, folder, rank)) for rank in range(world_size)]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + _TIMEOUT_S
+    while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
+        if any(p.exitcode not in (None, 0) for p in processes):
+            break  # the others would wait for it for ever
+        time.sleep(0.02)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    if codes != [0] * world_size:
+        failed = next((rank for rank, code in enumerate(codes) if code), 0)
+        raise RuntimeError(
+            f"{name!r}: exit codes {codes} (None: no answer within {_TIMEOUT_S} s); rank {failed}:\n"
+            + (folder / f"rank{failed}.log").read_text()[-4000:]
+        )
+
+
+def _start(worker: str, arguments: tuple[Any, ...], folder: Path, rank: int) -> None:
+    environment.apply()
+    module = importlib.import_module(worker)
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    run(layout, of, checkpoint, folder, rank)
+    module.run(*arguments, folder, rank)

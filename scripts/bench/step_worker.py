@@ -1,0 +1,183 @@
+"""One process of `step_overhead`: a model, a mini-batch, and the same update in several ways, one after the other."""
+
+import contextlib
+import gc
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.layout_worker import adamw, build_engine, loss_function  # applies the environment first
+
+import torch  # noqa: E402  isort: skip
+import torch.distributed as dist  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+
+from scripts.bench.layout_run import Layout  # noqa: E402
+from scripts.bench.step_overhead import METHODS, Case  # noqa: E402
+from vcpo import VCPOConfig  # noqa: E402
+from verl_vcpo.workers.engine.megatron.packed import update as packed_update  # noqa: E402
+from verl_vcpo.workers.engine.megatron.packed.collector import Collector  # noqa: E402
+
+_PROMPT = 16
+
+
+def make_batch(case: Case, seed: int = 0) -> TensorDict:
+    """`groups` prompts of `group_size` samples; lengths are drawn evenly from the case's range."""
+    generator = torch.Generator().manual_seed(seed)
+    columns: dict[str, list[Any]] = defaultdict(list)
+    for i in range(case.groups * case.group_size):
+        total = int(torch.randint(case.shortest, case.longest + 1, (1,), generator=generator))
+        ids = torch.randint(case.vocabulary - 2, (total,), generator=generator)
+        length = total - _PROMPT
+        reward = torch.zeros(length)
+        reward[-1] = torch.rand(1, generator=generator)
+        rollout = torch.full((length,), -torch.tensor(float(case.vocabulary)).log().item())
+        columns["uid"].append(f"{i // case.group_size:032x}")
+        for name, value in {
+            "prompts": ids[:_PROMPT],
+            "responses": ids[_PROMPT:],
+            "input_ids": ids,
+            "position_ids": torch.arange(total),
+            "response_mask": torch.ones(length, dtype=torch.int64),
+            "loss_mask": torch.ones(length, dtype=torch.int64),
+            "rollout_log_probs": rollout,
+            "old_log_probs": rollout.clone(),
+            "rm_scores": reward,
+            "advantages": torch.full((length,), float(i % 2) - 0.5),
+        }.items():
+            columns[name].append(value)
+    uids = columns.pop("uid")
+    tensors: dict[str, Any] = {k: torch.nested.as_nested_tensor(v, layout=torch.jagged) for k, v in columns.items()}
+    return tu.get_tensordict(
+        {**tensors, "uid": uids},
+        {
+            "temperature": 1.0,
+            "use_remove_padding": True,
+            "global_batch_size": case.groups * case.group_size,
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": case.micro_batch_tokens,
+        },
+    )
+
+
+class Clock:
+    """Seconds by part of a step, of code that `inside` is put around; a part within a part counts once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._open = 0
+
+    @contextlib.contextmanager
+    def inside(self, target: Any, name: str, part: str) -> Iterator[None]:
+        """Calls of target.name count as `part`."""
+        original = getattr(target, name)
+        own = name in vars(target)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._open:
+                return original(*args, **kwargs)
+            self._open += 1
+            start = now()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.seconds[part] += now() - start
+                self._open -= 1
+
+        setattr(target, name, timed)
+        try:
+            yield
+        finally:
+            setattr(target, name, original) if own else delattr(target, name)
+
+
+def now() -> float:
+    """On a GPU: when it has done what it was given. One CPU process: processor time, which other processes don't take."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time() if dist.get_world_size() == 1 else time.perf_counter()
+
+
+@contextlib.contextmanager
+def _parts(engine: Any, clock: Clock) -> Iterator[None]:
+    parts: list[tuple[Any, str, str]] = [
+        (engine, "forward_step", "forward"),
+        (engine, "optimizer_step", "optimizer"),
+        (Collector, "linear", "norms and sums"),
+        (Collector, "vector", "norms and sums"),
+        (Collector, "embedding", "norms and sums"),
+        (Collector, "squared_norms", "norms and sums"),
+        (packed_update.PackedUpdate, "_combine", "accumulation"),
+    ]
+    with contextlib.ExitStack() as stack:
+        for target, name, part in parts:
+            stack.enter_context(clock.inside(target, name, part))
+        yield
+
+
+def _peak_bytes(step: Callable[[], None]) -> int:
+    """The highest memory in use while `step` runs."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts anew
+    step()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
+    """Measure every method as rank `rank`; rank 0 writes `folder/result`: {method: {seconds, peak_bytes, parts}}."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=case.tp)
+    engine = build_engine(Layout(case.name, tp=case.tp, sequence_parallel=case.tp > 1), checkpoint, adamw())
+    batch = make_batch(case)
+
+    def step(method: str) -> None:
+        with engine.train_mode():
+            engine.train_batch(batch.copy(), loss_function(VCPOConfig(**METHODS[method])))
+
+    parts: dict[str, dict[str, float]] = {}
+    peaks: dict[str, int] = {}
+    for method in METHODS:
+        step(method)  # warm
+        clock = Clock()
+        start = now()
+        with _parts(engine, clock):
+            step(method)
+        total = now() - start
+        named = {"forward": 0.0, "norms and sums": 0.0, "accumulation": 0.0, "optimizer": 0.0, **clock.seconds}
+        parts[method] = {**named, "backward and rest": total - sum(named.values())}
+        engine._second_buffers.clear()
+        peaks[method] = _peak_bytes(partial(step, method))
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for method in METHODS:
+            if method == "per trajectory" and len(seconds[method]) >= max(1, rounds // 3):
+                continue  # slow, and its ratio needs no second digit
+            start = now()
+            step(method)
+            seconds[method].append(now() - start)
+    if rank == 0:
+        torch.save(
+            {
+                method: {
+                    "seconds": statistics.median(seconds[method]),
+                    # within a round methods follow each other: what slows the machine down slows all of them
+                    "ratio": statistics.median(a / b for a, b in zip(seconds[method], seconds["plain"], strict=False)),
+                    "peak_bytes": peaks[method],
+                    "parts": parts[method],
+                }
+                for method in METHODS
+            },
+            folder / "result",
+        )
+    dist.barrier()
