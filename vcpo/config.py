@@ -209,8 +209,8 @@ class VCPOConfig:
             )
         if self.opob_leave_one_out and self.packed_keep is PackedKeep.GRADIENTS:
             raise ValueError(
-                "vcpo.packed_keep=gradients: with vcpo.opob_leave_one_out=true every sequence has a baseline of its own, "
-                "and two sums are not enough; set vcpo.packed_keep=activations, or leave it out"
+                "vcpo.packed_keep=gradients: with vcpo.opob_leave_one_out=true every sequence has a baseline of its "
+                "own, and two sums are not enough; set vcpo.packed_keep=activations, or leave it out"
             )
         if self.baseline is not Baseline.OPOB:
             for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):

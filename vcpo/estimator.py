@@ -92,7 +92,7 @@ def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, leng
 
 
 def log_reward_scale(config: VCPOConfig, reward: Tensor, group: Tensor) -> Tensor:
-    """[B] log 1/s, s the standard deviation of the group's rewards with `norm_by_std`; -inf where they do not differ."""
+    """[B] log 1/s, s the standard deviation of the group's rewards with `norm_by_std`; -inf where they are equal."""
     if not config.norm_by_std:
         return torch.zeros_like(reward)
     std = group_std(reward, group)

@@ -2,8 +2,8 @@
 
 Trains a few VCPO steps (group OPOB, truncation, ESS-scaled AdamW, gradient clipping) on each layout and on one process,
 in real gloo processes on CPU, and compares per-sequence squared gradient norms, ESS ratio, baselines and the parameters
-at the end. Norms are measured in every way that the layout allows, and compared with one process that makes one backward
-per sequence. Exits with 1 where a relative error exceeds 1e-5.
+at the end. Norms are measured in every way that the layout allows, and compared with one process that makes one
+backward per sequence. Exits with 1 where a relative error exceeds 1e-5.
 """
 
 import argparse
@@ -110,10 +110,13 @@ def run_reference(model: str, checkpoint: Path) -> dict[str, Result]:
     return {method.scope: results[method.name] for method in (PER_TRAJECTORY, PER_TRAJECTORY_MINI_BATCH)}
 
 
-def compare_all(layout: Layout, checkpoint: Path, reference: dict[str, Result]) -> list[Comparison]:
-    """Every method of `layout`."""
-    results = run_layout(layout, checkpoint, methods(layout))
-    return [compare(layout, m, results[m.name], reference[m.scope]) for m in methods(layout)]
+def compare_all(
+    layout: Layout, checkpoint: Path, reference: dict[str, Result], wanted: list[Method]
+) -> list[Comparison]:
+    """Those of the methods `wanted` that the layout allows."""
+    able = [method for method in methods(layout) if method in wanted]
+    results = run_layout(layout, checkpoint, able)
+    return [compare(layout, method, results[method.name], reference[method.scope]) for method in able]
 
 
 def comparisons(layouts: list[Layout]) -> Iterator[list[Comparison]]:
@@ -126,7 +129,7 @@ def comparisons(layouts: list[Layout]) -> Iterator[list[Comparison]]:
                 checkpoints[layout.model] = make_checkpoint(layout.model, Path(folder))
                 references[layout.model] = run_reference(layout.model, checkpoints[layout.model])
             try:
-                yield compare_all(layout, checkpoints[layout.model], references[layout.model])
+                yield compare_all(layout, checkpoints[layout.model], references[layout.model], methods(layout))
             except RuntimeError as error:  # the other layouts are still worth knowing
                 tqdm.write(str(error), file=sys.stderr)
                 yield [Comparison(layout.name, "", layout.world_size, *[math.inf] * 4, step_s=math.nan)]

@@ -1,8 +1,9 @@
 """What a VCPO update costs beside a plain one: `python -m scripts.bench.step_overhead [--json]`.
 
-The same mini-batch through verl's own packed update (GRPO), the packed VCPO update in each of its forms, and one backward
-per sequence, on the real Megatron actor. Methods take turns; times are medians of ratios to the plain update of the same round.
-One CPU process is timed by its processor time, which other programs on the machine don't take; more processes by the clock.
+The same mini-batch through verl's own packed update (GRPO), the packed VCPO update in each of its forms, and one
+backward per sequence, on the real Megatron actor. Methods take turns; times are medians of ratios to the plain update
+of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
+processes by the clock.
 """
 
 import argparse
@@ -106,10 +107,11 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains TEXT")
+    parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of every method")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    cases = [case for case in CASES if (arguments.only or "") in case.name]
+    cases = [case for case in CASES if (arguments.only or "") in case.name and arguments.tp in (None, case.tp)]
     if not cases or arguments.rounds < 1:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in CASES)}")
     rows = [measure(case, arguments.rounds) for case in tqdm(cases, file=sys.stderr)]

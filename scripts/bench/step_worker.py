@@ -97,7 +97,7 @@ class Clock:
 
 
 def now() -> float:
-    """On a GPU: when it has done what it was given. One CPU process: processor time, which other processes don't take."""
+    """On a GPU: when it has done its work. One CPU process: processor time, which other programs don't take."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()

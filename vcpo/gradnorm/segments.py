@@ -1,4 +1,4 @@
-"""Which tokens of a packed micro-batch belong to which sequence. Bounds are numbers on the host: nothing waits for a device."""
+"""Which tokens of a packed micro-batch belong to which sequence: on the host, so that nothing waits for a device."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""Parameters whose gradient is small per sequence: biases, norm weights, embeddings, and an embedding that is the head too.
+"""Parameters whose gradient is small per sequence: biases, norm weights, embeddings, and an embedding tied to the head.
 
 A bias or norm weight has one vector per sequence. Where a sequence's tokens lie on several ranks, these vectors are
 summed over the ranks *before* squaring; that is for the caller to do.

@@ -20,7 +20,10 @@ from verl_vcpo.workers.engine.megatron.packed.modules import TappedNorm
 
 
 class RMSNorm(TappedNorm, torch.nn.RMSNorm):
-    """torch's RMSNorm, tapped for per-sequence gradients, its weight marked so that sequence parallelism sums its gradient over tensor-parallel ranks."""
+    """torch's RMSNorm, tapped for per-sequence gradients.
+
+    Its weight is marked, so that sequence parallelism sums its gradient over tensor-parallel ranks.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)

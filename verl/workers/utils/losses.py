@@ -68,7 +68,7 @@ def importance_weighted_score_loss(
     loss_agg_mode: str,
     loss_scale_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """-sum_i a_i coefficient_i score_i: `weighted_score_loss` where the weights a_i are those of this very forward pass.
+    """-sum_i a_i coefficient_i score_i: `weighted_score_loss` with the weights a_i of this very forward pass.
 
     A sequence whose weight is NaN has none, and no gradient; the caller finds out when it gathers the weights.
     """

@@ -69,7 +69,7 @@ class Collector:
     """One pass over a part of the mini-batch: its squared norms, and what is kept of its gradients.
 
     Args:
-        keep: nothing but the norms; the layers' activations; or weighted sums of gradients in the main and a second buffer.
+        keep: besides the norms nothing, the layers' activations, or weighted sums in the main and a second buffer.
         size: sequences of the pass.
         tied: whether embedding and head share their weight.
         device: of the model.
@@ -175,7 +175,7 @@ class Collector:
 
     @torch.no_grad()
     def squared_norms(self) -> Tensor:
-        """[size] float64: this rank's part; the sum over all model-parallel ranks is that of the gradients of the pass."""
+        """[size] float64, this rank's part: the sum over all model-parallel ranks is ||gradient||^2."""
         self._square_vectors()
         if self.tied:
             self._add_cross_terms()

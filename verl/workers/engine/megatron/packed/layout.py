@@ -16,8 +16,9 @@ from vcpo.gradnorm import Segments
 class MicroBatch:
     """n sequences in one forward pass, aligned as verl aligns them for tensor and context parallelism.
 
-    Activations are [S, 1, d] (packed: all sequences one after the other) or [S, n, d] (padded). Under context parallelism a
-    rank has the same share of every sequence; under sequence parallelism layers may see a rank's part of the S rows.
+    Activations are [S, 1, d] (packed: all sequences one after the other) or [S, n, d] (padded). Under context
+    parallelism a rank has the same share of every sequence; under sequence parallelism layers may see a rank's part of
+    the S rows.
     """
 
     rows: Tensor

@@ -14,6 +14,7 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
+from megatron.core.utils import get_model_config
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ _TAPPED: dict[type, type] = {
 
 
 def plug_in(chunks: list[torch.nn.Module]) -> Tap:
-    """Tap all modules of a model: those of a layer specification, and the embedding and head that GPTModel builds itself."""
+    """Tap a model: the norms of its layer specification, and Megatron's linear layers and embedding, wherever built."""
     tap = Tap()
     for chunk in chunks:
         for name, module in chunk.named_modules():
@@ -156,16 +157,12 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
 
 
 def untapped(chunks: list[torch.nn.Module]) -> str | None:
-    """Why some parameter's per-sequence gradients cannot be collected: its name and its module's kind. None: all can."""
+    """Which parameter's per-sequence gradients cannot be collected, and why; None: all can."""
     for chunk in chunks:
+        if get_model_config(chunk).num_moe_experts:
+            return "the model is a mixture of experts"
         for name, module in chunk.named_modules():
             trained = [key for key, p in module.named_parameters(recurse=False) if p.requires_grad]
-            if not trained:
-                continue
-            if getattr(module, "is_expert", False) or not all(
-                getattr(p, "allreduce", True) for p in module.parameters()
-            ):
-                return f"{name}.{trained[0]} belongs to a mixture of experts"
-            if not isinstance(module, _Tapped):
+            if trained and not isinstance(module, _Tapped):
                 return f"{name}.{trained[0]} belongs to a {type(module).__module__}.{type(module).__name__}"
     return None

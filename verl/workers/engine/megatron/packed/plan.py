@@ -29,19 +29,14 @@ def _against_gradients(config: VCPOConfig, prompts: Prompts, interleaved: bool) 
         return None
     if interleaved:
         return "an interleaved pipeline cannot run one group at a time"
-    ranks = int(prompts.rank.max()) + 1
-    homes = (
-        torch.stack([torch.unique(prompts.group[prompts.rank == rank]) for rank in range(ranks)])
-        if _same(prompts, ranks)
-        else None
-    )
-    if homes is None or homes.unique().numel() != homes.numel():
-        return "the samples of a prompt lie on several data-parallel ranks, or ranks hold different numbers of prompts"
+    homes = [prompts.group[prompts.rank == rank].unique() for rank in range(_ranks(prompts))]
+    if len({len(groups) for groups in homes}) != 1 or len(torch.cat(homes).unique()) != sum(map(len, homes)):
+        return "a prompt's samples lie on several data-parallel ranks, or ranks hold different numbers of prompts"
     return None
 
 
-def _same(prompts: Prompts, ranks: int) -> bool:
-    return len({prompts.group[prompts.rank == rank].unique().numel() for rank in range(ranks)}) == 1
+def _ranks(prompts: Prompts) -> int:
+    return int(prompts.rank.max()) + 1
 
 
 def plan_passes(config: VCPOConfig, keep: PackedKeep, prompts: Prompts, interleaved: bool) -> list[list[int]]:
@@ -52,18 +47,20 @@ def plan_passes(config: VCPOConfig, keep: PackedKeep, prompts: Prompts, interlea
     everything = [list(range(prompts.mine.stop - prompts.mine.start))]
     if keep is PackedKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
         return everything
-    ranks = int(prompts.rank.max()) + 1
-    local = torch.arange(len(prompts.group)) - prompts.rank * everything[0].__len__()
+    local = torch.arange(len(prompts.group)) - prompts.rank * len(everything[0])  # [B] place among its rank's rows
     if keep is PackedKeep.GRADIENTS:
         return [_rows(prompts, prompts.group == group, local) for group in prompts.group[prompts.mine].unique()]
     passes: list[Tensor] = []
     for group in prompts.group.unique():
         rows = prompts.group == group
-        if passes and _fits(passes[-1] | rows, prompts, ranks, config.packed_tokens):
+        if passes and (_some_rank_idle(passes[-1], prompts) or _fits(passes[-1] | rows, prompts, config.packed_tokens)):
             passes[-1] |= rows
         else:
             passes.append(rows)
-    return [_rows(prompts, rows, local) for rows in _without_empty(passes, prompts, ranks)]
+    if len(passes) > 1 and _some_rank_idle(passes[-1], prompts):
+        last = passes.pop()
+        passes[-1] |= last
+    return [_rows(prompts, rows, local) for rows in passes]
 
 
 def _rows(prompts: Prompts, rows: Tensor, local: Tensor) -> list[int]:
@@ -72,14 +69,10 @@ def _rows(prompts: Prompts, rows: Tensor, local: Tensor) -> list[int]:
     return local[rows & mine].tolist()  # type: ignore[no-any-return]
 
 
-def _fits(rows: Tensor, prompts: Prompts, ranks: int, most: int) -> bool:
-    """Whether no rank has too many tokens; a pass that some rank has no sequence of always takes in more."""
-    tokens = [int(prompts.length[rows & (prompts.rank == rank)].sum()) for rank in range(ranks)]
-    return max(tokens) <= most or min(tokens) == 0
+def _some_rank_idle(rows: Tensor, prompts: Prompts) -> bool:
+    return len(prompts.rank[rows].unique()) < _ranks(prompts)
 
 
-def _without_empty(passes: list[Tensor], prompts: Prompts, ranks: int) -> list[Tensor]:
-    """Only the last pass can lack a rank's sequences: it joins the one before."""
-    if len(passes) > 1 and any(not passes[-1][prompts.rank == rank].any() for rank in range(ranks)):
-        passes[-2] |= passes.pop()
-    return passes
+def _fits(rows: Tensor, prompts: Prompts, most: int) -> bool:
+    """Whether no rank has more tokens than that."""
+    return all(prompts.length[rows & (prompts.rank == rank)].sum() <= most for rank in range(_ranks(prompts)))

@@ -1,20 +1,20 @@
-"""The gradient of a VCPO update from one packed backward, although its baseline needs norms that are known only after it.
+"""The gradient of a VCPO update from one packed backward, although its baseline needs norms known only after it.
 
-A pass is a forward and backward over some of this rank's sequences; a baseline's sequences are all in one pass. What the
-backward keeps (`vcpo.packed_keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
+A pass is a forward and backward over some of this rank's sequences; a baseline's sequences are all in one pass. What
+the backward keeps (`vcpo.packed_keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
 
-    activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as many
-                  groups as `packed_tokens` allows, wherever their sequences lie; all of them at scope `minibatch`
+    activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
+                  many groups as `packed_tokens` allows, wherever their sequences lie; all of them at scope `minibatch`
     gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
-                  sum (R_i - m) / s h_i and sum h_i / s, m the mean reward; then main -= (b - m) second. At scope `group` a
-                  pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
+                  sum (R_i - m) / s h_i and sum h_i / s, m the mean reward; then main -= (b - m) second. At scope
+                  `group` a pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
+    nothing       the norms: a second forward and backward follows, with the coefficients in its loss
 
-A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches, the share (P - 1) / (n + P - 1) of
-its time is a bubble, once per pass and not once per mini-batch.
+A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches, the share (P - 1) / (n + P - 1)
+of its time is a bubble, once per pass and not once per mini-batch.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -135,7 +135,9 @@ class PackedUpdate:
         data = data.copy()
         size = tu.get_non_tensor_data(data, key="micro_batch_size_per_gpu", default=None)
         if size:  # the largest that divides this pass, as verl demands
-            tu.assign_non_tensor(data, micro_batch_size_per_gpu=math.gcd(len(rows), size))
+            tu.assign_non_tensor(
+                data, micro_batch_size_per_gpu=max(n for n in range(1, size + 1) if len(rows) % n == 0)
+            )
         data["vcpo_row"] = torch.arange(len(rows))
         data["vcpo_coefficient"] = self.prompts.usable[self.prompts.mine][rows].float()
         return data

@@ -1,0 +1,208 @@
+"""Packed updates against one backward per sequence, in one process; and what is done where they are not possible."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from verl.utils import tensordict_utils as tu
+
+from scripts.bench.layout_run import GROUP_SIZE, GROUPS, Layout
+from scripts.bench.layout_worker import make_batch
+from tests.engine.conftest import ONE_PROCESS
+from tests.engine.test_vcpo_engine import train
+from vcpo import VCPOConfig
+from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+from verl_vcpo.workers.engine.megatron.packed.collector import Collector
+from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
+
+TOLERANCE = 2e-6  # sums in another order; between two plain steps with other micro-batches it is the same
+
+
+def gradients(engine: Any, batch: Any, **settings: Any) -> dict[str, torch.Tensor]:
+    """What the optimizer is given by one update."""
+    seen: dict[str, torch.Tensor] = {}
+    step = engine.optimizer_step
+
+    def look() -> Any:
+        seen.update({name: p.main_grad.clone() for name, p in engine.module[0].named_parameters()})
+        return step()
+
+    engine.optimizer_step = look
+    train(engine, batch.clone(), VCPOConfig(**settings))
+    return seen
+
+
+def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: float, **settings: Any) -> None:
+    """Norms to 1e-5, and gradients to `tolerance` of each tensor's largest entry."""
+    packed, oracle = make_engine(), make_engine()
+    got = gradients(packed, batch, **settings)
+    of_config = {name: value for name, value in settings.items() if not name.startswith("packed_")}
+    wanted = gradients(oracle, batch, **of_config, gradient_norms="per_trajectory")
+    norms, expected = (engine.last_update[0].squared_norm for engine in (packed, oracle))
+    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
+    for name, gradient in wanted.items():
+        assert 0 < gradient.abs().max() < 1e3, name
+        error = ((got[name] - gradient).abs().max() / gradient.abs().max()).item()
+        assert error <= tolerance, name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(opob_scope="minibatch"),
+        dict(opob_weights="paper", norm_by_std=False),
+        dict(opob_leave_one_out=True),
+        dict(truncation=None, packed_keep="activations", packed_tokens=1),
+        dict(opob_scope="minibatch", packed_keep="activations"),
+        dict(packed_keep="nothing"),
+    ],
+    ids=str,
+)
+def test_settings(make_engine: Callable[..., Any], settings: dict[str, Any]) -> None:
+    assert_same_update(make_engine, make_batch(ONE_PROCESS), TOLERANCE, **settings)
+
+
+def test_a_second_buffer_of_narrow_numbers(make_engine: Callable[..., Any]) -> None:
+    assert_same_update(make_engine, make_batch(ONE_PROCESS), 2e-2, packed_buffer_dtype="bfloat16")
+
+
+def test_micro_batches_that_do_not_divide_a_group(make_engine: Callable[..., Any]) -> None:
+    batch = make_batch(ONE_PROCESS)
+    tu.assign_non_tensor(batch, micro_batch_size_per_gpu=16)
+    assert_same_update(make_engine, batch, TOLERANCE)
+
+
+def test_what_is_not_needed_is_not_allocated(make_engine: Callable[..., Any]) -> None:
+    engine = make_engine()
+    for settings in (dict(baseline="mean"), dict(packed_keep="activations"), dict(packed_keep="nothing")):
+        train(engine, make_batch(ONE_PROCESS), VCPOConfig(**settings))
+        assert not engine._second_buffers
+    train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+    trained = [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
+    assert set(engine._second_buffers) == set(trained)
+    assert not any(buffer.any() for buffer in engine._second_buffers.values()), "zero between updates"
+
+
+def test_a_mixture_of_experts_falls_back_and_says_so(
+    make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine("moe")
+    with caplog.at_level(logging.WARNING):
+        train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+    assert "packed -> per_trajectory" in caplog.text and "mixture of experts" in caplog.text
+    assert engine.last_update[0].squared_norm is not None
+
+
+def test_a_gradient_that_is_not_finite_is_found_and_left_out(
+    make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, batch = make_engine(), make_batch(ONE_PROCESS)
+    ids = batch["input_ids"].values()
+    ids[ids == 0] = 1
+    ids[0] = 0  # in the first sequence only
+    with torch.no_grad():
+        engine.module[0].module.embedding.word_embeddings.weight[0] = torch.inf
+    metrics = train(engine, batch, VCPOConfig())
+    assert "not finite" in caplog.text
+    assert metrics["vcpo/excluded_sequences"] == [1] and metrics["vcpo/skipped_updates"] == [0]
+    assert not engine.last_update[1].usable[0] and engine.last_update[1].usable[1:].all()
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operations whose result the host needs before it can go on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        waits = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "bincount")
+        assert not any(name in str(func) for name in waits), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    called: list[str] = []
+
+    def guard(name: str) -> None:
+        original = getattr(Collector, name)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            with NoWaiting():
+                return original(*args, **kwargs)
+
+        monkeypatch.setattr(Collector, name, guarded)
+
+    for name in ("linear", "vector", "embedding", "squared_norms", "add_weighted"):
+        guard(name)
+    yield called
+
+
+@pytest.mark.parametrize("keep", ["gradients", "activations"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_nothing_in_the_backward_waits_for_a_device(
+    make_engine: Callable[..., Any], no_waiting: list[str], monkeypatch: pytest.MonkeyPatch, keep: str, batched: bool
+) -> None:
+    from vcpo.gradnorm import linear
+
+    if batched:  # as on a GPU
+        monkeypatch.setattr(linear, "_is_batched", lambda x: True)
+    train(make_engine("tied"), make_batch(ONE_PROCESS), VCPOConfig(packed_keep=keep))
+    expected = {"linear", "vector", "embedding", "squared_norms"} | (
+        {"add_weighted"} if keep == "activations" else set()
+    )
+    assert set(no_waiting) == expected
+
+
+def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[Prompts]:
+    """The same B sequences, as each of the ranks sees them; sorted by rank."""
+    ranks, size = max(rank_of_row) + 1, rank_of_row.count(0)
+    ones = torch.ones(len(group))
+    return [
+        Prompts(
+            reward=ones.double(),
+            group=torch.tensor(group),
+            tokens=ones.double(),
+            length=ones.long() * length,
+            usable=ones.bool(),
+            rank=torch.tensor(rank_of_row),
+            mine=slice(rank * size, (rank + 1) * size),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
+    seen = prompts([0] * 4 + [1] * 4, [0, 1, 0, 1, 2, 2, 3, 3])
+    config = VCPOConfig()
+    assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"gradients"}
+    passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
+    assert passes == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
+
+
+def test_groups_over_several_ranks_share_passes_that_no_rank_is_idle_in() -> None:
+    # group 0 is on rank 0 only, 1 on both, 2 on rank 1 only
+    seen = prompts([0] * 4 + [1] * 4, [0, 0, 1, 1, 1, 1, 2, 2])
+    config = VCPOConfig(packed_tokens=20)
+    assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"activations"}
+    passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
+    assert passes == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+    with pytest.raises(ValueError, match="packed_keep=gradients: a prompt's samples lie on several"):
+        what_to_keep(VCPOConfig(packed_keep="gradients"), seen[0], False)
+
+
+def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
+    (seen,) = prompts([0] * 8, [0, 0, 1, 1, 2, 2, 3, 3])
+    sizes = {most: len(plan_passes(VCPOConfig(packed_tokens=most), "activations", seen, False)) for most in (1, 40, 80)}
+    assert sizes == {1: 4, 40: 2, 80: 1}
+    assert len(plan_passes(VCPOConfig(packed_tokens=1), "activations", seen, interleaved=True)) == 1
+
+
+def test_recompute_and_the_default_is_packed(make_engine: Callable[..., Any]) -> None:
+    plain, again = make_engine(), make_engine(layout=Layout("recompute", recompute=True, distributed_optimizer=False))
+    for engine in (plain, again):
+        train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+        assert engine._second_buffers
+    assert plain.last_update[0].squared_norm.equal(again.last_update[0].squared_norm)
+    assert len(plain.last_update[0].squared_norm) == GROUPS * GROUP_SIZE
