@@ -69,7 +69,7 @@ def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> M
         device: of the activations.
     """
     ids = data["input_ids"]
-    parts = [part.cpu() for part in ids.unbind()]
+    parts = ids.cpu().unbind()
     ranks = mpu.get_context_parallel_world_size()
     align = mpu.get_tensor_model_parallel_world_size() * (2 * ranks if ranks > 1 else 1)
     lengths = [len(part) for part in parts]
