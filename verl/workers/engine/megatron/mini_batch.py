@@ -50,7 +50,7 @@ class Prompts:
     length: Tensor
     """[B] numbers of all tokens."""
     usable: Tensor
-    """[B] bool: false for padding, and where a recorded log-prob is NaN or infinite."""
+    """[B] bool: false for padding, for what its agent loop took out, and where a recorded log-prob is not finite."""
     rank: Tensor
     """[B] data-parallel ranks."""
     mine: slice
@@ -67,13 +67,14 @@ def gather_prompts(data: TensorDict, data_parallel_rank: int) -> Prompts:
     mask = fields["response_mask"].bool()
     uids = [str(uid) for uid in tu.get(data, "uid")]
     finite = torch.where(mask, fields["rollout_log_probs"], 0.0).isfinite().all(dim=-1)
+    usable = finite & ~_taken_out(mask.sum(dim=-1), data["response_mask"].offsets().diff().cpu())
     rows = {
         "rank": data_parallel_rank,
         "uid": uids,
         "reward": fields["rm_scores"].double().sum(dim=-1).tolist(),
         "tokens": mask.sum(dim=-1).tolist(),
         "length": data["input_ids"].offsets().diff().tolist(),
-        "usable": [ok and not _is_padding(uid) for ok, uid in zip(finite.tolist(), uids, strict=True)],
+        "usable": [ok and not _is_padding(uid) for ok, uid in zip(usable.tolist(), uids, strict=True)],
     }
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, rows)
@@ -111,6 +112,11 @@ def _is_padding(uid: str) -> bool:
     return uid.startswith("pad")  # verl/trainer/ppo/padding_utils.py; a prompt's uid is a UUID, hexadecimal
 
 
+def _taken_out(tokens: Tensor, length: Tensor) -> Tensor:
+    """[B] bool: masked from beginning to end. A response of no tokens at all is an outcome like others, of weight 1."""
+    return (tokens == 0) & (length > 0)
+
+
 def gather_mini_batch(
     data: TensorDict,
     data_parallel_rank: int,
@@ -146,11 +152,8 @@ def gather_mini_batch(
 
     uids = [uid for part in ranks for uid in part["uid"]]
     padding = torch.tensor([_is_padding(uid) for uid in uids])
-    columns = {
-        name: _column(ranks, name, torch.float64) for name in ("log_weight", "reward", "kl", "tokens", "length")
-    }
-    # A response of no tokens at all is an outcome like others: its weight is 1.
-    dropped = (columns["tokens"] == 0) & (columns["length"] > 0) & ~padding
+    columns = {name: _column(ranks, name, torch.float64) for name in ("log_weight", "reward", "kl", "tokens", "length")}
+    dropped = _taken_out(columns["tokens"], columns["length"]) & ~padding
     start = sum(sizes[:data_parallel_rank])
     return MiniBatch(
         log_weight=columns["log_weight"].masked_fill(padding | dropped, torch.nan),
