@@ -5,8 +5,8 @@ Memory per GPU of the trainer, for N parameters (TP: tensor, PP: pipeline, CP: c
     weights              2 N / (TP PP)              bf16
     gradients            4 N / (TP PP)              Megatron's buffer; verl reduces in fp32
     optimizer            12 N / (TP PP DP CP)       Adam's fp32 master weights and two moments, sharded
-    second buffer        0, as long as OPOB's norms come from a pass of their own (vcpo.gradient_norms=per_trajectory);
-                         otherwise as much as the gradients
+    second buffer        as much as the gradients with OPOB from packed sequences (vcpo.packed_keep=auto, gradients);
+                         otherwise 0
     activations          34 T h L / (TP PP) for T tokens of a micro-batch, hidden size h, L layers (Korthikanti et al.,
                          arXiv 2205.05198, with sequence parallelism and flash attention), or 2 T h L / (TP PP) with
                          full recomputation; and 6 T V / TP for the logits of V tokens
@@ -214,14 +214,15 @@ def trainer_memory(config: DictConfig, layout: Layout, shape: Shape) -> dict[str
     tokens = (actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else fixed) / layout.cp
     recomputed = actor.megatron.override_transformer_config.get("recompute_granularity") == "full"
     sharded = layout.dp * layout.cp if actor.megatron.use_distributed_optimizer else 1
-    separate_pass = config.vcpo.gradient_norms == "per_trajectory" or config.vcpo.baseline != "opob"
+    packed_opob = config.vcpo.baseline == "opob" and config.vcpo.gradient_norms == "packed"
+    two_sums = config.vcpo.enable and packed_opob and config.vcpo.packed_keep in ("auto", "gradients")
     split = layout.tp if actor.megatron.sequence_parallel else 1
     activations = (2 if recomputed else 34) * tokens * shape.hidden * shape.layers / (split * layout.pp)
     return {
         "weights": 2 * share / GIB,
         "gradients": 4 * share / GIB,
         "optimizer": 12 * share / sharded / GIB,
-        "second buffer (OPOB)": 0.0 if separate_pass or not config.vcpo.enable else 4 * share / GIB,
+        "second buffer (OPOB)": 4 * share / GIB if two_sums else 0.0,
         "activations, at most": (activations + 6 * tokens * shape.vocabulary / layout.tp) / GIB,
         "CUDA, NCCL": RUNTIME_GIB,
     }
