@@ -1,4 +1,4 @@
-"""A Qwen2 model of about a million parameters, and sampling from it."""
+"""A Qwen2 model of about a million parameters or fewer, and sampling from it."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ HEAD_SIZE = 32
 MAX_RESPONSE_TOKENS = 32
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
-    """A freshly initialised float32 model; seed torch first. 4 query heads share 2 key-value heads."""
+def build_model(tokenizer: PreTrainedTokenizerBase, layers: int = 4, heads: int = 4) -> Qwen2ForCausalLM:
+    """A freshly initialised float32 model; seed torch first. Two query heads share a key-value head."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=4 * HEAD_SIZE,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=heads * HEAD_SIZE,
+        intermediate_size=4 * heads * HEAD_SIZE,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=512,
         tie_word_embeddings=False,
         use_sliding_window=False,

@@ -43,6 +43,7 @@ class Settings:
     learning_rate: AdamW's peak, after a linear warm-up over a twentieth of the steps; then a cosine down to a tenth.
     correct_fraction: the probability that the response shown is a solution.
     samples: responses per problem drawn at temperature 1 for the report; 0 skips that part of it.
+    layers, heads: the model's size. A head is 32 wide; heads come in pairs.
     """
 
     steps: int = 600
@@ -51,11 +52,15 @@ class Settings:
     correct_fraction: float = 0.2
     samples: int = 16
     seed: int = 0
+    layers: int = 4
+    heads: int = 4
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("samples", 0)):
+        for name, least in (("steps", 1), ("batch_size", 1), ("samples", 0), ("layers", 1), ("heads", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} is out of range: use {least} or more")
+        if self.heads % 2:
+            raise ValueError(f"heads={self.heads}: use an even number, two share keys and values")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate} is out of range: use more than 0")
         if not 0 <= self.correct_fraction <= 1:
@@ -225,7 +230,7 @@ def run(data_folder: Path, out: Path, settings: Settings) -> None:
         torch.set_num_threads(THREADS)
         torch.manual_seed(settings.seed)
         tokenizer = train_tokenizer(data.difficulty, settings.seed)
-        model = build_model(tokenizer)
+        model = build_model(tokenizer, settings.layers, settings.heads)
         rng = random.Random(f"warm start/{settings.seed}")
         loss = fit(model, tokenizer, examples(data.difficulty, data.keys, settings.correct_fraction, rng), settings)
         results = evaluate(model, tokenizer, data, settings.samples)

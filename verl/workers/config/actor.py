@@ -1,10 +1,12 @@
-"""The actor's settings: verl's Megatron actor plus `vcpo`."""
+"""The actor's settings: verl's Megatron actor plus `vcpo` and `stabilizer`."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl.workers.config import McoreActorConfig
 
 from vcpo import VCPOConfig
+from verl_vcpo.trainer.ppo.core_algos import check_settings
 from verl_vcpo.workers.utils.losses import LOSS_AGG_MODES, TOKEN_SUM_NORM
 
 
@@ -13,13 +15,18 @@ class VCPOActorConfig(McoreActorConfig):
     """verl's McoreActorConfig with the VCPO update's settings.
 
     Raises:
-        ValueError: with VCPO enabled, a loss aggregation without a score per sequence, or a term that its update lacks.
+        ValueError: a setting that the policy loss does not have; with VCPO enabled, a loss aggregation without a score
+            per sequence, or a term that its update lacks.
     """
 
     vcpo: VCPOConfig = field(default_factory=VCPOConfig)
 
+    stabilizer: dict[str, Any] = field(default_factory=dict)
+    """Settings of a policy loss from `vcpo.stabilizers`."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_settings(self.policy_loss.loss_mode, self.stabilizer)
         if not self.vcpo.enable:
             return
         self._check_loss()

@@ -1,0 +1,153 @@
+"""One run: sample, wait k updates in the queue, train. The lag is exact and the same seed gives the same numbers.
+
+The schedule is the lag-k trainer's (verl/trainer/ppo/v1/trainer_lag_k.py): k+1 batches are drawn before step 1 and one
+after each step, so step s trains on version max(0, s-1-k) of the policy.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from recipe.lag_simulator.batch import Batch, roll_out
+from recipe.lag_simulator.policy import Policy
+from recipe.lag_simulator.task import Countdown
+from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
+from vcpo import VCPOConfig
+
+Row = dict[str, float]
+"""One step, under the names of metrics.jsonl."""
+
+
+class Simulator:
+    """A run in this process.
+
+    Args:
+        config: the real stack's whole configuration; `data.seed` decides prompts and samples.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self._config = config
+        self._lag = int(config["async"].lag)
+        self._generator = torch.Generator().manual_seed(config.data.seed)
+        self._task = Countdown(config.data, config.actor_rollout_ref.model.path)
+        self.policy = Policy.load(config.actor_rollout_ref.model.path)
+        self._method = build_method(config)
+        self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
+
+    def run(self, on_step: Callable[[Row], object] = lambda row: None) -> list[Row]:
+        """Train until `trainer.total_training_steps`, or until a parameter is not finite; the first row is step 0."""
+        steps, test_freq = self._config.trainer.total_training_steps, self._config.trainer.test_freq
+        rows: list[Row] = [{"step": 0, "val_accuracy": self.accuracy()}]
+        queue: deque[Batch] = deque()
+        prompts = self._prompt_rows()
+        for step in range(1, steps + 1):
+            while len(queue) <= self._lag and len(queue) <= steps - step:
+                queue.append(self._roll_out(next(prompts), version=step - 1))
+            row = {"step": step, **self._step(queue.popleft(), version=step - 1)}
+            row["finite"] = float(all(p.isfinite().all() for p in self.policy.parameters.values()))
+            if not row["finite"]:
+                row["val_accuracy"] = 0.0
+            elif step % test_freq == 0 or step == steps:
+                row["val_accuracy"] = self.accuracy()
+            rows.append(row)
+            on_step(row)
+            if not row["finite"]:
+                break
+        return rows
+
+    def accuracy(self) -> float:
+        """Share of held-out problems that the greedy response solves."""
+        held_out = self._task.held_out
+        response, _, _ = self.policy.sample(held_out.tokens, held_out.mask, 1, self._config.data.max_response_length)
+        return self._task.rewards(response, held_out.truths).mean().item()
+
+    def _prompt_rows(self) -> Iterator[list[int]]:
+        """The rows of each batch: every epoch in another order, a last incomplete batch left out."""
+        size, total = self._config.data.train_batch_size, len(self._task.train)
+        while True:
+            order = torch.randperm(total, generator=self._generator).tolist()
+            for start in range(0, total - size + 1, size):
+                yield order[start : start + size]
+
+    def _roll_out(self, rows: list[int], version: int) -> Batch:
+        samples, longest = self._config.actor_rollout_ref.rollout.n, self._config.data.max_response_length
+        prompts = self._task.train.take(rows)
+        return roll_out(self.policy, self._task, prompts, samples, longest, version, self._generator)
+
+    def _step(self, batch: Batch, version: int) -> Row:
+        """All optimizer steps of one batch, and one line of metrics: means over its mini-batches."""
+        lag = version - int(batch.version.min())
+        fields = self._method.prepare(self.policy, batch)
+        size = self._config.actor_rollout_ref.actor.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n
+        updates: list[tuple[Update, float]] = []
+        for start in range(0, len(batch), size):
+            rows = slice(start, start + size)
+            part = {name: value[rows] for name, value in fields.items()}
+            update = self._method.update(self.policy, batch.rows(rows), part, lag)
+            updates.append((update, self._optimizer.step(update)))
+        self._optimizer.advance()
+
+        def mean(values: list[float]) -> float:
+            return sum(values) / len(values)
+
+        return {
+            "reward": batch.reward.mean().item(),
+            "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
+            "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),
+            "baseline": mean([update.baseline for update, _ in updates]),
+            "grad_norm": mean([norm for _, norm in updates]),
+            "kl": mean([update.kl for update, _ in updates]),
+            "lag_max": float(lag),
+            "response_length": batch.mask.sum(dim=-1).double().mean().item(),
+        }
+
+
+class Optimizer:
+    """Megatron's AdamW as verl sets it up: clipping, linear warm-up from 0, no decay of vectors.
+
+    Args:
+        policy: what is trained.
+        optim: `actor_rollout_ref.actor.optim`.
+        trainer: `trainer`, for the number of steps.
+    """
+
+    def __init__(self, policy: Policy, optim: Any, trainer: Any) -> None:
+        self._parameters, self._rate, self._clip = policy.parameters, optim.lr, optim.clip_grad
+        self._warm_up = optim.lr_warmup_steps or int(optim.lr_warmup_steps_ratio * trainer.total_training_steps)
+        self._done = 0
+        matrices = [p for p in policy.parameters.values() if p.ndim > 1]
+        vectors = [p for p in policy.parameters.values() if p.ndim == 1]
+        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        options = {"adam_eps": 1e-8} | dict(optim.override_optimizer_config or {})
+        self._adam = torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=options["adam_eps"])
+
+    def step(self, update: Update) -> float:
+        """One step with the scheduled rate times the update's multiplier; the gradient's norm before clipping."""
+        if update.gradients is None:
+            return math.nan
+        for name, parameter in self._parameters.items():
+            parameter.grad = update.gradients[name]
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip).item()
+        scheduled = self._rate * (min(1.0, self._done / self._warm_up) if self._warm_up else 1.0)
+        for group in self._adam.param_groups:
+            group["lr"] = scheduled * update.lr_multiplier
+        self._adam.step()
+        return norm
+
+    def advance(self) -> None:
+        """The scheduler's step: one per batch."""
+        self._done += 1
+
+
+def build_method(config: DictConfig) -> VCPOMethod | LossMethod:
+    """The method that the configuration asks for."""
+    if config.vcpo.enable:
+        vcpo = VCPOConfig(**{str(k): v for k, v in config.vcpo.items() if k != "_target_"})
+        return VCPOMethod(vcpo, config.actor_rollout_ref.actor)
+    from verl.utils.config import omega_conf_to_dataclass
+
+    return LossMethod(omega_conf_to_dataclass(config.actor_rollout_ref.actor), config.algorithm)

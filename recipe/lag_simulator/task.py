@@ -1,0 +1,71 @@
+"""Problems as the policy sees them, and what its responses are worth: the rows and the reward of the real stack."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from recipe.tasks.countdown.reward import compute_score
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """N tokenised problems, padded on the left."""
+
+    tokens: Tensor
+    """[N, P]"""
+    mask: Tensor
+    """[N, P] false on padding."""
+    truths: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.truths)
+
+    def take(self, rows: list[int]) -> "Prompts":
+        """The problems of these rows."""
+        return Prompts(self.tokens[rows], self.mask[rows], [self.truths[row] for row in rows])
+
+
+def load_prompts(file: str | Path, tokenizer: PreTrainedTokenizerBase, longest: int, first: int = -1) -> Prompts:
+    """The first `first` rows (-1: all) of a parquet file that scripts.prepare_data wrote for countdown.
+
+    Raises:
+        ValueError: a prompt has more than `longest` tokens.
+    """
+    table = pd.read_parquet(file)
+    table = table if first < 0 else table.head(first)
+    texts = [
+        tokenizer.apply_chat_template(list(row), add_generation_prompt=True, tokenize=False) for row in table["prompt"]
+    ]
+    ids = tokenizer(texts)["input_ids"]
+    width = max(map(len, ids))
+    if width > longest:
+        raise ValueError(f"data.max_prompt_length={longest}: {file} has a prompt of {width} tokens; raise it")
+    tokens = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])
+    return Prompts(tokens, mask, [model["ground_truth"] for model in table["reward_model"]])
+
+
+class Countdown:
+    """Training and held-out problems, and the reward.
+
+    Args:
+        data: the `data` settings of the run.
+        model_path: the folder with the tokenizer.
+    """
+
+    def __init__(self, data: Any, model_path: str) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.train = load_prompts(data.train_files, self._tokenizer, data.max_prompt_length, data.train_max_samples)
+        self.held_out = load_prompts(data.val_files, self._tokenizer, data.max_prompt_length, data.val_max_samples)
+
+    def rewards(self, response: Tensor, truths: list[dict[str, Any]]) -> Tensor:
+        """[B, T] responses -> [B] float64; `truths` has one entry per prompt, whose samples are adjacent."""
+        texts = self._tokenizer.batch_decode(response, skip_special_tokens=True)
+        samples = len(texts) // len(truths)
+        scores = [compute_score("countdown", text, truths[i // samples])["score"] for i, text in enumerate(texts)]
+        return torch.tensor(scores, dtype=torch.float64)

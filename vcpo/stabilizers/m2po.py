@@ -1,0 +1,41 @@
+"""M2PO, second-moment trust policy optimisation (arXiv 2510.01161)."""
+
+import torch
+from torch import Tensor
+
+from vcpo.stabilizers.ratios import token_log_ratios
+
+
+def m2po(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Tensor, *, tau: float = 0.04) -> Tensor:
+    """-M r A: tokens are masked until the mean of (log r)^2 is at most tau among those that could do harm.
+
+    Harmful is the side that PPO clips: A > 0 and r > 1, or A < 0 and r < 1. Of these the ones with the largest
+    (log r)^2 go first; all other tokens are kept. Masked tokens stay in the mean that is taken of the loss.
+
+    Source: the paper's description, and the authors' repository (Infini-AI-Lab/M2PO) for what counts as harmful.
+
+    Args:
+        log_prob: [B, T] under the policy being trained.
+        rollout_log_prob: [B, T] recorded by the sampler.
+        advantage: [B, T].
+        mask: [B, T] true on response tokens.
+        tau: the largest second moment, in nats^2.
+
+    Returns:
+        [B, T] losses.
+    """
+    log_ratio = token_log_ratios(log_prob, rollout_log_prob, mask)
+    keep = kept_tokens(log_ratio.detach(), advantage, mask.bool(), tau)
+    return torch.where(keep, -log_ratio.exp() * advantage, 0.0)
+
+
+def kept_tokens(log_ratio: Tensor, advantage: Tensor, mask: Tensor, tau: float) -> Tensor:
+    """[B, T] true where a token counts."""
+    harmful = mask & (advantage * log_ratio > 0)
+    moment, order = log_ratio[harmful].double().square().sort()
+    mean = moment.cumsum(0) / torch.arange(1, len(moment) + 1, device=moment.device)
+    kept = torch.zeros_like(moment, dtype=torch.bool)
+    kept[order] = mean <= tau  # means of ever larger moments: true, then false
+    keep = mask.clone()
+    keep[harmful] = kept
+    return keep

@@ -1,0 +1,25 @@
+"""TOPR, tapered off-policy REINFORCE (arXiv 2503.14286)."""
+
+import torch
+from torch import Tensor
+
+from vcpo.stabilizers.ratios import sequence_ratios
+
+
+def topr(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
+    """-A log pi for A > 0; -sg(clip(w, 0, 1)) A log pi otherwise: bad responses stop counting once they are unlikely.
+
+    w is the ratio of the whole response, pi(tau)/mu(tau), as in the paper.
+
+    Args:
+        log_prob: [B, T] under the policy being trained.
+        rollout_log_prob: [B, T] recorded by the sampler.
+        advantage: [B, T].
+        mask: [B, T] true on response tokens.
+
+    Returns:
+        [B, T] losses.
+    """
+    tapered = sequence_ratios(log_prob, rollout_log_prob, mask).clamp(max=1.0)[:, None]
+    weight = torch.where(advantage > 0, 1.0, tapered)
+    return torch.where(mask.bool(), -weight * advantage * log_prob, 0.0)
