@@ -1,7 +1,94 @@
 """Collapse predictors: what to watch before accuracy falls."""
 
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
 import torch
 from torch import Tensor
+
+
+class Sign(StrEnum):
+    """What announces a collapse."""
+
+    LOW_ESS_RATIO = "low_ess_ratio"
+    """The ESS ratio is low for several steps: a few sequences are the whole update."""
+    VANISHED_GRADIENT = "vanished_gradient"
+    """The gradient norm jumped, then all but vanished: the policy was thrown to where it learns nothing."""
+    KL_GROWTH = "kl_growth"
+    """KL(rollout || policy) is large and growing fast: the trainer leaves the sampler's policy."""
+
+
+@dataclass(frozen=True)
+class AlarmLevels:
+    """From where on a sign counts. docs/stability.md has the precision and recall of the defaults."""
+
+    ess_ratio: float = 0.1
+    ess_steps: int = 5
+    """The ESS ratio is below its level for so many steps in a row."""
+    spike: float = 5.0
+    """A gradient norm is a spike above so many times the median of the last `window` steps, ..."""
+    vanish: float = 0.1
+    """... and has vanished when, within `window` steps, it is below so many times that median."""
+    kl: float = 0.1
+    """Nats per token; and ..."""
+    kl_growth: float = 5.0
+    """... so many times the median of the last `window` steps."""
+    window: int = 20
+
+
+class CollapseAlarm:
+    """Watches the steps of a run. Each sign is told when it appears, and again only after it was gone.
+
+    Args:
+        levels: from where on a sign counts.
+    """
+
+    def __init__(self, levels: AlarmLevels | None = None) -> None:
+        self._levels = levels or AlarmLevels()
+        self._low_steps = 0
+        self._norms: deque[float] = deque(maxlen=self._levels.window)
+        self._kls: deque[float] = deque(maxlen=self._levels.window)
+        self._spike: tuple[int, float] | None = None  # steps since, median before it
+        self._present: set[Sign] = set()
+
+    def update(self, ess_ratio: float, grad_norm: float, kl: float) -> list[Sign]:
+        """Take in one step; the signs that have just appeared. NaN is never below and always above a level."""
+        present = set()
+        if self._low_ess_ratio(ess_ratio):
+            present.add(Sign.LOW_ESS_RATIO)
+        if self._vanished(grad_norm):
+            present.add(Sign.VANISHED_GRADIENT)
+        if self._kl_grows(kl):
+            present.add(Sign.KL_GROWTH)
+        new = sorted(present - self._present)
+        self._present = present
+        return new
+
+    def _low_ess_ratio(self, ratio: float) -> bool:
+        self._low_steps = self._low_steps + 1 if ratio < self._levels.ess_ratio else 0
+        return self._low_steps >= self._levels.ess_steps
+
+    def _vanished(self, norm: float) -> bool:
+        levels, full = self._levels, len(self._norms) == self._levels.window
+        usual = statistics.median(self._norms) if full else math.nan
+        if self._spike is not None:
+            steps, before = self._spike
+            self._spike = (steps + 1, before) if steps < levels.window else None
+        if full and not norm <= levels.spike * usual and self._spike is None:
+            self._spike = (0, usual)
+        if math.isfinite(norm):
+            self._norms.append(norm)
+        return self._spike is not None and norm < levels.vanish * self._spike[1]
+
+    def _kl_grows(self, kl: float) -> bool:
+        usual = statistics.median(self._kls) if self._kls else math.inf
+        grows = not (kl <= self._levels.kl or kl <= self._levels.kl_growth * usual)
+        if math.isfinite(kl):
+            self._kls.append(kl)
+        return grows
 
 
 def kl_k3(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ def check(config: "DictConfig") -> None:
         ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, False),
     ):
         if value != wanted:
-            raise SettingError(f"{name}={value}: the simulator knows {str(wanted).lower()} only; set it, or leave it out")
+            raise SettingError(
+                f"{name}={value}: the simulator knows {str(wanted).lower()} only; set it, or leave it out"
+            )
 
 
 def run(config: "DictConfig") -> None:

@@ -196,9 +196,9 @@ class Policy:
         prefix = f"model.layers.{layer}"
         x = x + self._linear(mixed.transpose(1, 2).flatten(2), [f"{prefix}.self_attn.o_proj.weight"], taps)
         y = self._norm(x, f"{prefix}.post_attention_layernorm.weight", taps)
-        gate, up = self._linear(
-            y, [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"], taps
-        ).chunk(2, dim=-1)
+        gate, up = self._linear(y, [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"], taps).chunk(
+            2, dim=-1
+        )
         return x + self._linear(F.silu(gate) * up, [f"{prefix}.mlp.down_proj.weight"], taps)
 
     def _linear(self, x: Tensor, names: list[str], taps: list[Tap] | None, biases: list[str] | None = None) -> Tensor:

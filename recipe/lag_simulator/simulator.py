@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from recipe.lag_simulator.batch import Batch, roll_out
 from recipe.lag_simulator.policy import Policy
-from recipe.lag_simulator.task import Countdown
+from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
 from vcpo import VCPOConfig
 
@@ -33,7 +33,7 @@ class Simulator:
         self._config = config
         self._lag = int(config["async"].lag)
         self._generator = torch.Generator().manual_seed(config.data.seed)
-        self._task = Countdown(config.data, config.actor_rollout_ref.model.path)
+        self._task = Task(config.data, config.reward, config.actor_rollout_ref.model.path)
         self.policy = Policy.load(config.actor_rollout_ref.model.path)
         self._method = build_method(config)
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
@@ -117,7 +117,8 @@ class Optimizer:
 
     def __init__(self, policy: Policy, optim: Any, trainer: Any) -> None:
         self._parameters, self._rate, self._clip = policy.parameters, optim.lr, optim.clip_grad
-        self._warm_up = optim.lr_warmup_steps or int(optim.lr_warmup_steps_ratio * trainer.total_training_steps)
+        ratio = optim.lr_warmup_steps_ratio
+        self._warm_up = optim.lr_warmup_steps or (int(ratio * trainer.total_training_steps) if ratio else 0)
         self._done = 0
         matrices = [p for p in policy.parameters.values() if p.ndim > 1]
         vectors = [p for p in policy.parameters.values() if p.ndim == 1]

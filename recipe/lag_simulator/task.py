@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from recipe.tasks.countdown.reward import compute_score
-
 
 @dataclass(frozen=True)
 class Prompts:
@@ -50,15 +48,20 @@ def load_prompts(file: str | Path, tokenizer: PreTrainedTokenizerBase, longest: 
     return Prompts(tokens, mask, [model["ground_truth"] for model in table["reward_model"]])
 
 
-class Countdown:
+class Task:
     """Training and held-out problems, and the reward.
 
     Args:
         data: the `data` settings of the run.
+        reward: the `reward` settings; their custom reward function is used.
         model_path: the folder with the tokenizer.
     """
 
-    def __init__(self, data: Any, model_path: str) -> None:
+    def __init__(self, data: Any, reward: Any, model_path: str) -> None:
+        from verl.utils.import_utils import load_extern_object
+
+        custom = reward.custom_reward_function
+        self._compute_score = load_extern_object(custom.path, custom.name)
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.train = load_prompts(data.train_files, self._tokenizer, data.max_prompt_length, data.train_max_samples)
         self.held_out = load_prompts(data.val_files, self._tokenizer, data.max_prompt_length, data.val_max_samples)
@@ -67,5 +70,10 @@ class Countdown:
         """[B, T] responses -> [B] float64; `truths` has one entry per prompt, whose samples are adjacent."""
         texts = self._tokenizer.batch_decode(response, skip_special_tokens=True)
         samples = len(texts) // len(truths)
-        scores = [compute_score("countdown", text, truths[i // samples])["score"] for i, text in enumerate(texts)]
+        scores = [
+            self._compute_score(
+                data_source="countdown", solution_str=text, ground_truth=truths[i // samples], extra_info=None
+            )["score"]
+            for i, text in enumerate(texts)
+        ]
         return torch.tensor(scores, dtype=torch.float64)

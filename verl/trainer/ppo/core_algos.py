@@ -42,9 +42,7 @@ def _policy_loss(
     losses = TOKEN_LOSSES[name](log_prob, old_log_prob, advantages, response_mask, **config.stabilizer)
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
-    loss = agg_loss(
-        loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
-    )
+    loss = agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
     return loss, {}
 
 

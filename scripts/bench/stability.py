@@ -1,0 +1,255 @@
+"""Which method stays stable at which lag? `python -m scripts.bench.stability [--quick] [--json]`.
+
+Methods x lags x seeds on the lag simulator (recipe/lag_simulator): final accuracy, collapses, ESS ratio, speed. The learning
+rate of every method is the one of the same grid that ends best at --tune-lag, on seeds that are not reported. All methods, lags
+and seeds take about 4 hours on 2 idle cores; --quick (3 methods, 2 lags, 2 seeds, no tuning) less than 6 minutes. Runs are kept
+in --out: the same command goes on where it was stopped.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from recipe.lag_simulator.analysis import interval, outcome, steps_to
+from recipe.lag_simulator.grid import Folder, Run, run_all
+from scripts.bench.stability_alarm import AlarmScore, score_alarm
+
+METHODS = (
+    "none ppo tis_token tis_seq mis mis_seq mis_geo whitened gspo cispo sapo geo_mean clip_cov m2po bapo decoupled_ppo topr "
+    "opo otb vespo off_policy_mask vcpo vcpo_ess vcpo_opob"
+).split()
+LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
+LEARNING_RATES, TUNING_SEEDS = (1e-4, 3e-4, 1e-3), (101, 102)
+QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq", "vcpo"), (0, 32), (1, 2), 3e-4
+STEPS, QUICK_STEPS = 300, 200
+MODEL, DATA = Path("models/countdown-lag"), Path("data/countdown")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one lag, over the seeds."""
+
+    method: str
+    lag: int
+    lr: float
+    seeds: int
+    final_accuracy: float
+    interval: float
+    """Half of the 95 % confidence interval; NaN for one seed."""
+    best_accuracy: float
+    collapsed: float
+    """Share of the runs."""
+    collapse_step: float
+    """Mean over the collapsed runs; NaN where there are none."""
+    ess_ratio: float
+    steps_to_sync: float
+    """Mean number of steps to 90 % of the synchronous final accuracy; NaN where a seed never gets there."""
+
+
+def prepare() -> None:
+    """The data and the warm-started model that all runs begin with; nothing where they are there."""
+    from recipe.warm_start.train import main as warm_start
+    from scripts.prepare_data import main as prepare_data
+
+    if not (DATA / "meta.json").is_file() and prepare_data(["countdown", "--out", str(DATA)]):
+        raise SystemExit(2)
+    if not MODEL.is_dir() and warm_start(
+        ["--data", str(DATA), "--out", str(MODEL), "--layers", "2", "--heads", "2", "--samples", "4"]
+    ):
+        raise SystemExit(2)
+
+
+def make(runs: list[Run], folder: Folder, workers: int, title: str) -> pd.DataFrame:
+    """The curves of these runs, made where they are missing, under a progress bar."""
+    for _ in tqdm(run_all(runs, folder, workers), total=len(runs), desc=title, unit="run", file=sys.stderr):
+        pass
+    return folder.curves(runs)
+
+
+def best_learning_rates(curves: pd.DataFrame, steps: int) -> dict[str, dict[float, float]]:
+    """Per method and learning rate, the mean final accuracy over the tuning seeds."""
+    table: dict[str, dict[float, float]] = {}
+    for (method, lr), runs in curves.groupby(["method", "lr"], sort=False):
+        finals = [outcome(curve, steps).final_accuracy for _, curve in runs.groupby("seed")]
+        table.setdefault(str(method), {})[float(lr)] = statistics.mean(finals)
+    return table
+
+
+def choose(table: dict[str, dict[float, float]]) -> dict[str, float]:
+    """Per method the learning rate that ends best; the smaller one of equals."""
+    return {method: max(sorted(finals), key=lambda lr: finals[lr]) for method, finals in table.items()}
+
+
+def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
+    """One row per method and lag. The synchronous final accuracy is that of `none` at lag 0 or, without it, of the method."""
+    rows = []
+    synchronous = {
+        str(method): statistics.mean(outcome(curve, steps).final_accuracy for _, curve in runs.groupby("seed"))
+        for method, runs in curves[curves["lag"] == 0].groupby("method")
+    }
+    for (method, lag, lr), runs in curves.groupby(["method", "lag", "lr"], sort=False):
+        each = [curve for _, curve in runs.groupby("seed")]
+        outcomes = [outcome(curve, steps) for curve in each]
+        finals = [o.final_accuracy for o in outcomes]
+        collapses = [o.collapse_step for o in outcomes if o.collapse_step is not None]
+        goal = 0.9 * synchronous.get("none", synchronous.get(str(method), math.nan))
+        reached = [steps_to(curve, goal) for curve in each]
+        rows.append(
+            Row(
+                method=str(method),
+                lag=int(lag),
+                lr=float(lr),
+                seeds=len(each),
+                final_accuracy=statistics.mean(finals),
+                interval=interval(finals),
+                best_accuracy=max(o.best_accuracy for o in outcomes),
+                collapsed=len(collapses) / len(each),
+                collapse_step=statistics.mean(collapses) if collapses else math.nan,
+                ess_ratio=statistics.mean(o.mean_ess_ratio for o in outcomes),
+                steps_to_sync=math.nan if None in reached else statistics.mean(s for s in reached if s is not None),
+            )
+        )
+    return rows
+
+
+def print_tables(rows: list[Row], tuned: dict[str, dict[float, float]], alarm: AlarmScore) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def number(value: float, form: str) -> str:
+        return "-" if math.isnan(value) else format(value, form)
+
+    console = Console(width=130)
+    if tuned:
+        rates = sorted({lr for finals in tuned.values() for lr in finals})
+        table = Table("method", *(f"lr {lr:g}" for lr in rates), title="final accuracy on the tuning seeds")
+        for method, finals in tuned.items():
+            table.add_row(method, *(number(finals.get(lr, math.nan), ".1%") for lr in rates))
+        console.print(table)
+    columns = (
+        "method",
+        "lag",
+        "lr",
+        "final accuracy",
+        "best",
+        "collapsed",
+        "at step",
+        "ESS ratio",
+        "steps to 90% of sync",
+    )
+    table = Table(*columns)
+    for row in rows:
+        final = f"{row.final_accuracy:.1%} ± {number(row.interval, '.1%')}"
+        table.add_row(
+            row.method,
+            str(row.lag),
+            f"{row.lr:g}",
+            final,
+            f"{row.best_accuracy:.1%}",
+            f"{row.collapsed:.0%}",
+            number(row.collapse_step, ".0f"),
+            f"{row.ess_ratio:.3f}",
+            number(row.steps_to_sync, ".0f"),
+        )
+    console.print(table)
+    console.print(alarm.line())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
+    parser.add_argument("--lags", nargs="+", type=int, metavar="K", help=f"default: {LAGS}")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=f"default: {SEEDS}")
+    parser.add_argument(
+        "--lr", nargs="+", type=float, metavar="X", help=f"tune over these; one: no tuning {LEARNING_RATES}"
+    )
+    parser.add_argument("--tune-lag", type=int, default=0, metavar="K", help="the lag of the tuning runs (default 0)")
+    parser.add_argument("--tune-seeds", nargs="+", type=int, default=TUNING_SEEDS, metavar="N", help="not reported")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"of a run (default {STEPS}, with --quick {QUICK_STEPS})"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="runs side by side (default: all cores)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/stability"), help="default: %(default)s")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
+    parser.add_argument("--prepare", action="store_true", help="make the data and the first policy, and stop")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
+    arguments = parser.parse_args(argv)
+    quick = arguments.quick
+    methods = tuple(arguments.methods or (QUICK_METHODS if quick else METHODS))
+    lags = tuple(arguments.lags or (QUICK_LAGS if quick else LAGS))
+    seeds = tuple(arguments.seeds or (QUICK_SEEDS if quick else SEEDS))
+    rates = tuple(arguments.lr or ((QUICK_LEARNING_RATE,) if quick else LEARNING_RATES))
+    steps = arguments.steps or (QUICK_STEPS if quick else STEPS)
+    if unknown := set(methods) - set(METHODS):
+        parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
+    overlap = set(seeds) & set(arguments.tune_seeds)
+    if overlap and len(rates) > 1:
+        parser.error(f"--tune-seeds: {sorted(overlap)} are reported seeds too; choose others")
+
+    prepare()
+    if arguments.prepare:
+        return 0
+    folder = Folder(arguments.out, (f"trainer.total_training_steps={steps}",))
+    try:
+        folder.open(MODEL)
+    except ValueError as error:
+        print(f"stability: {error}", file=sys.stderr)
+        return 2
+
+    tuned: dict[str, dict[float, float]] = {}
+    if len(rates) > 1:
+        lag = arguments.tune_lag
+        tuning = [Run(m, lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates]
+        tuned = best_learning_rates(make(tuning, folder, arguments.workers, "learning rates"), steps)
+    chosen = choose(tuned) if tuned else dict.fromkeys(methods, rates[0])
+    runs = [Run(m, lag, seed, chosen[m]) for lag in lags for m in methods for seed in seeds]
+    curves = make(runs, folder, arguments.workers, "methods")
+    curves.to_parquet(arguments.out / "curves.parquet", index=False, compression="zstd")
+    rows, alarm = summarise(curves, steps), score_alarm(curves)
+    print_tables(rows, tuned, alarm)
+    if arguments.figures:
+        from scripts.bench.stability_figures import draw_all
+
+        for file in draw_all(curves, arguments.figures):
+            print(f"Figure: {file}")
+    report = {
+        "steps": steps,
+        "learning_rates": {
+            "grid": rates,
+            "rule": f"best final accuracy at lag {arguments.tune_lag}, mean over the tuning seeds; the smaller of equals",
+            "seeds": list(arguments.tune_seeds) if tuned else [],
+            "final_accuracy": tuned,
+            "chosen": chosen,
+        },
+        "rows": [asdict(row) for row in rows],
+        "alarm": asdict(alarm),
+    }
+    text = json.dumps(_plain(report))
+    (arguments.out / "report.json").write_text(text + "\n")
+    if arguments.json:
+        print(text)
+    return 0
+
+
+def _plain(value: object) -> object:
+    """JSON has no NaN: null."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

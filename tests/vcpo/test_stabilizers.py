@@ -1,0 +1,123 @@
+"""Each stabiliser: its value and gradient by hand, and REINFORCE's gradient on policy where its formula says so."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, off_policy_mask, topr, vespo
+
+MASK = torch.tensor([[True, True], [True, False]])
+ADVANTAGE = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
+
+
+def off_policy(ratios: list[list[float]]) -> tuple[Tensor, Tensor]:
+    """([2, 2] log pi with its graph, log mu) with these token ratios."""
+    log_mu = torch.full((2, 2), -1.0)
+    return (log_mu + torch.tensor(ratios).log()).requires_grad_(), log_mu
+
+
+def check(losses: Tensor, log_pi: Tensor, value: list[list[float]], gradient: list[list[float]]) -> None:
+    """Of the sum over the masked tokens."""
+    torch.testing.assert_close(losses.detach() * MASK, torch.tensor(value))
+    (got,) = torch.autograd.grad((losses * MASK).sum(), log_pi)
+    torch.testing.assert_close(got, torch.tensor(gradient))
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN_LOSSES))
+def test_on_policy_the_gradient_is_reinforces(name: str) -> None:
+    log_pi, log_mu = off_policy([[1.0, 1.0], [1.0, 1.0]])
+    (gradient,) = torch.autograd.grad((TOKEN_LOSSES[name](log_pi, log_mu, ADVANTAGE, MASK) * MASK).sum(), log_pi)
+    torch.testing.assert_close(gradient, -ADVANTAGE * MASK)
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN_LOSSES))
+def test_what_lies_outside_the_mask_is_ignored(name: str) -> None:
+    log_pi, log_mu = off_policy([[1.1, 0.9], [1.2, 1.0]])
+    clean = TOKEN_LOSSES[name](log_pi, log_mu, ADVANTAGE, MASK)
+    dirty_pi, dirty_mu = log_pi.detach().masked_fill(~MASK, math.nan), log_mu.masked_fill(~MASK, -math.inf)
+    dirty = TOKEN_LOSSES[name](dirty_pi, dirty_mu, ADVANTAGE, MASK)
+    torch.testing.assert_close(dirty, clean.detach())
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN_LOSSES))
+def test_an_overflowing_ratio_stays_finite(name: str) -> None:
+    log_pi, log_mu = torch.tensor([[-1.0, -1.0], [-300.0, -1.0]]), torch.tensor([[-200.0, -1.0], [-1.0, -1.0]])
+    log_pi.requires_grad_()
+    losses = TOKEN_LOSSES[name](log_pi, log_mu, ADVANTAGE, MASK)
+    (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
+    assert losses.isfinite().all() and gradient.isfinite().all()
+
+
+def test_topr_tapers_bad_responses_only() -> None:
+    log_pi, log_mu = off_policy([[3.0, 0.5], [0.25, 1.0]])
+    good = [-2.0 * log_pi[0, 0].item(), -2.0 * log_pi[0, 1].item()]
+    bad = 0.25 * log_pi[1, 0].item()
+    check(topr(log_pi, log_mu, ADVANTAGE, MASK), log_pi, [good, [bad, 0.0]], [[-2.0, -2.0], [0.25, 0.0]])
+    log_pi, log_mu = off_policy([[1.0, 1.0], [4.0, 1.0]])
+    check(  # clipped at 1 from above
+        topr(log_pi, log_mu, ADVANTAGE, MASK),
+        log_pi,
+        [[2.0, 2.0], [log_pi[1, 0].item(), 0.0]],
+        [[-2.0, -2.0], [1.0, 0.0]],
+    )
+
+
+def test_topr_tapers_by_the_whole_response() -> None:
+    log_pi, log_mu = off_policy([[0.5, 0.5], [1.0, 1.0]])
+    (gradient,) = torch.autograd.grad(topr(log_pi, log_mu, -ADVANTAGE, MASK).sum(), log_pi)
+    torch.testing.assert_close(gradient, torch.tensor([[0.5, 0.5], [-1.0, 0.0]]))  # 0.25 * 2 each
+
+
+def test_vespo_weights_by_sequence_and_sign() -> None:
+    log_pi, log_mu = off_policy([[2.0, 1.0], [0.5, 1.0]])
+    positive, negative = 2.0**2 * math.exp(3 * (1 - 2.0)), 0.5**3 * math.exp(2 * (1 - 0.5))
+    value = [[-positive * 2.0 * p.item() for p in log_pi[0]], [negative * log_pi[1, 0].item(), 0.0]]
+    check(vespo(log_pi, log_mu, ADVANTAGE, MASK), log_pi, value, [[-2 * positive] * 2, [negative, 0.0]])
+
+
+def test_off_policy_mask_drops_bad_sequences_far_away() -> None:
+    near, far = math.exp(-0.4), math.exp(-0.6)  # mean log(mu/pi) 0.4 and 0.6
+    for ratio, kept in ((near, True), (far, False)):
+        log_pi, log_mu = off_policy([[ratio, ratio], [ratio, 1.0]])
+        losses = off_policy_mask(log_pi, log_mu, ADVANTAGE, MASK)
+        clipped = 0.8 if kept else 0.0  # below 0.8 PPO's loss of a bad token is constant
+        check(losses, log_pi, [[-2 * ratio, -2 * ratio], [clipped, 0.0]], [[-2 * ratio, -2 * ratio], [0.0, 0.0]])
+        assert (losses[1, 0] == 0) == (not kept)
+
+
+def test_m2po_masks_the_largest_until_the_mean_is_at_most_tau() -> None:
+    log_mu = torch.zeros(1, 5)
+    moved = torch.tensor([[0.1, 0.2, 0.5, -0.9, 0.3]])
+    log_pi, mask = moved.clone().requires_grad_(), torch.ones(1, 5, dtype=torch.bool)
+    advantage = torch.tensor([[1.0, 1.0, 1.0, 1.0, -1.0]])
+    # harmful: the first three, moments 0.01, 0.04, 0.25; the mean of all is 0.1, that of the first two 0.025.
+    # The fourth (A > 0, r < 1) and the fifth (A < 0, r > 1) move the good way.
+    losses = m2po(log_pi, log_mu, advantage, mask, tau=0.04)
+    expected = -moved.exp() * advantage * torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0]])
+    torch.testing.assert_close(losses.detach(), expected)
+    (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
+    torch.testing.assert_close(gradient, expected)  # d(r)/d(log pi) = r
+    assert (m2po(log_pi, log_mu, advantage, mask, tau=0.11) != 0).all()
+    assert (m2po(log_pi, log_mu, advantage, mask, tau=0.005) != 0).tolist() == [[False, False, False, True, True]]
+
+
+def test_bapo_moves_its_bounds_until_good_tokens_have_their_share() -> None:
+    log_mu, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    log_pi = torch.tensor([[2.0, 0.7]]).log().requires_grad_()
+    advantage = torch.tensor([[1.0, -1.0]])
+    # Bounds 0.6 and 1.2: positive 1.2 against negative 0.7, a share of 0.63; 0.5 is reached at once.
+    check_bapo(bapo(log_pi, log_mu, advantage, mask), log_pi, [-1.2, 0.7], [0.0, 0.7])
+    # A share of 0.65 takes the lower bound all the way to 0.9 (which makes it worse), then the upper to 1.7.
+    losses = bapo(log_pi, log_mu, advantage, mask, positive_share=0.65)
+    check_bapo(losses, log_pi, [-1.7, 0.9], [0.0, 0.0])
+    # Never reached: both bounds end at their ends, and the good token is no longer clipped.
+    losses = bapo(log_pi, log_mu, advantage, mask, positive_share=0.9)
+    check_bapo(losses, log_pi, [-2.0, 0.9], [-2.0, 0.0])
+
+
+def check_bapo(losses: Tensor, log_pi: Tensor, value: list[float], gradient: list[float]) -> None:
+    torch.testing.assert_close(losses.detach(), torch.tensor([value]))
+    (got,) = torch.autograd.grad(losses.sum(), log_pi)
+    torch.testing.assert_close(got, torch.tensor([gradient]))
