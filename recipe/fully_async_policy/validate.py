@@ -44,6 +44,19 @@ def validate(config: DictConfig, files: bool = True) -> None:
         )
 
 
+def validate_trainer(config: DictConfig) -> None:
+    """What the real trainer cannot do and the lag simulator can.
+
+    Raises:
+        SettingError: the first such setting.
+    """
+    if config.algorithm.adv_estimator == "optimal_token_baseline":
+        raise SettingError(
+            "algorithm.adv_estimator=optimal_token_baseline (stabilizer=otb): verl 0.9.1's V1 trainer does not give it "
+            "the probabilities that it needs; choose another stabilizer, or run it in recipe.lag_simulator"
+        )
+
+
 def _check_async(config: DictConfig) -> None:
     settings = config["async"]
     lag = settings.lag

@@ -1,9 +1,9 @@
 """Which method stays stable at which lag? `python -m scripts.bench.stability [--quick] [--json]`.
 
-Methods x lags x seeds on the lag simulator (recipe/lag_simulator): final accuracy, collapses, ESS ratio, speed. The learning
-rate of every method is the one of the same grid that ends best at --tune-lag, on seeds that are not reported. All methods, lags
-and seeds take about 4 hours on 2 idle cores; --quick (3 methods, 2 lags, 2 seeds, no tuning) less than 6 minutes. Runs are kept
-in --out: the same command goes on where it was stopped.
+Methods x lags x seeds on the lag simulator (recipe/lag_simulator): final accuracy, collapses, ESS ratio, speed. The
+learning rate of every method is the one of the same grid that ends best at --tune-lag, on seeds that are not reported.
+All methods, lags and seeds take hours; --quick (3 methods, 2 lags, 2 seeds, shorter runs, no tuning) minutes. Runs are
+kept in --out: the same command goes on where it was stopped.
 """
 
 import argparse
@@ -18,14 +18,12 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
+from recipe.fully_async_policy.main import CONFIG_DIR
 from recipe.lag_simulator.analysis import interval, outcome, steps_to
 from recipe.lag_simulator.grid import Folder, Run, run_all
 from scripts.bench.stability_alarm import AlarmScore, score_alarm
 
-METHODS = (
-    "none ppo tis_token tis_seq mis mis_seq mis_geo whitened gspo cispo sapo geo_mean clip_cov m2po bapo decoupled_ppo topr "
-    "opo otb vespo off_policy_mask vcpo vcpo_ess vcpo_opob"
-).split()
+METHODS = tuple(sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml")))
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
 LEARNING_RATES, TUNING_SEEDS = (1e-4, 3e-4, 1e-3), (101, 102)
 QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq", "vcpo"), (0, 32), (1, 2), 3e-4
@@ -89,7 +87,7 @@ def choose(table: dict[str, dict[float, float]]) -> dict[str, float]:
 
 
 def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
-    """One row per method and lag. The synchronous final accuracy is that of `none` at lag 0 or, without it, of the method."""
+    """One row per method and lag. Synchronous is `none` at lag 0 or, where that was not run, the method itself."""
     rows = []
     synchronous = {
         str(method): statistics.mean(outcome(curve, steps).final_accuracy for _, curve in runs.groupby("seed"))
@@ -227,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         "steps": steps,
         "learning_rates": {
             "grid": rates,
-            "rule": f"best final accuracy at lag {arguments.tune_lag}, mean over the tuning seeds; the smaller of equals",
+            "rule": f"best mean final accuracy at lag {arguments.tune_lag} over the tuning seeds, the smaller of equals",
             "seeds": list(arguments.tune_seeds) if tuned else [],
             "final_accuracy": tuned,
             "chosen": chosen,

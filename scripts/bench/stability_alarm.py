@@ -1,4 +1,4 @@
-"""How good is the collapse alarm (vcpo/diagnostics.py)? Its precision and recall over many runs, at the default levels."""
+"""How good is the collapse alarm (vcpo/diagnostics.py)? Precision and recall over many runs, at the default levels."""
 
 import math
 import statistics

@@ -67,3 +67,14 @@ def test_a_resumed_log_goes_on_after_its_step(tmp_path: Path) -> None:
     resumed.write(3, step_metrics(0, 1.0))
     lines = read_metrics(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["wall_clock_s"] >= before
+
+
+def test_a_collapse_is_announced_with_what_to_change(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(tmp_path, scales_step_size=False)
+    for step in range(1, 9):
+        log.write(step, step_metrics(0, 0.9 if step < 3 else 0.02))
+    signs = [line["collapse_signs"] for line in read_metrics(tmp_path)]
+    assert signs == [[]] * 6 + [["low_ess_ratio"]] + [[]], "after five low steps, and once"
+    text = capfd.readouterr().out
+    assert text.count("collapse ahead") == 1
+    assert "lower actor_rollout_ref.actor.optim.lr or async.lag, or set stabilizer=vcpo" in text

@@ -1,4 +1,4 @@
-"""Our stabilisers among verl's policy losses (extends verl/trainer/ppo/core_algos.py). Importing this registers them."""
+"""Our stabilisers among verl's policy losses (extends verl/trainer/ppo/core_algos.py); registered by the import."""
 
 import inspect
 from functools import partial

@@ -1,7 +1,10 @@
-"""Which side of the pipeline holds the other up, said when it lasts, with what to change."""
+"""What a run should change: the side of the pipeline that holds the other up, and what announces a collapse."""
 
+import math
 from collections import deque
 from typing import Any
+
+from vcpo.diagnostics import CollapseAlarm, Sign
 
 _WINDOW = 10
 _IDLE = 0.3
@@ -53,3 +56,37 @@ class Advisor:
                 "buffer: give the trainer more devices (trainer.n_gpus_per_node, .nnodes), or take samplers away"
             )
         return None
+
+
+_SIGNS = {
+    Sign.LOW_ESS_RATIO: "the ESS ratio stays low, a few sequences are the whole update",
+    Sign.VANISHED_GRADIENT: "the gradient norm jumped and then all but vanished",
+    Sign.KL_GROWTH: "KL(rollout || policy) grows fast, the trainer leaves the samplers' policy",
+}
+
+
+class CollapseWarner:
+    """Replays the lines of `metrics.jsonl` through the collapse alarm.
+
+    Args:
+        scales_step_size: whether VCPO scales the step size already, so that it need not be recommended.
+    """
+
+    def __init__(self, scales_step_size: bool) -> None:
+        self._alarm = CollapseAlarm()
+        self._scales = scales_step_size
+
+    def look_at(self, line: dict[str, Any]) -> tuple[list[str], str | None]:
+        """Take in one step; the signs that appeared at it, and what to say about them (None where there are none).
+
+        Args:
+            line: has `ess_ratio`, `grad_norm` and `kl`; None is taken for not measured.
+        """
+        values = (math.nan if line[name] is None else float(line[name]) for name in ("ess_ratio", "grad_norm", "kl"))
+        signs = self._alarm.update(*values)
+        if not signs:
+            return [], None
+        cure = "lower actor_rollout_ref.actor.optim.lr or async.lag" + (
+            "" if self._scales else ", or set stabilizer=vcpo"
+        )
+        return [str(sign) for sign in signs], f"collapse ahead: {'; '.join(_SIGNS[sign] for sign in signs)}: {cure}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from verl_vcpo.trainer.ppo.v1.advice import Advisor
+from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
 from verl_vcpo.whole_file import write_whole
 
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
@@ -59,12 +59,14 @@ class RunLog:
 
     Args:
         run_dir: the run's folder; it exists.
+        scales_step_size: whether the step size follows the ESS ratio: the collapse warning then does not recommend it.
     """
 
-    def __init__(self, run_dir: str | Path) -> None:
+    def __init__(self, run_dir: str | Path, scales_step_size: bool = True) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
         self._advisor = Advisor()
+        self._warner = CollapseWarner(scales_step_size)
 
     def resume(self, step: int) -> None:
         """Go on after step `step` of an earlier process: what it wrote of later steps is dropped, time goes on."""
@@ -85,9 +87,14 @@ class RunLog:
             **headlines,
             **metrics,
         }
+        warning = None
+        if line["reward"] is not None:
+            line["collapse_signs"], warning = self._warner.look_at(line)
         with open(self._path, "a") as f:
             f.write(json.dumps(_finite(line), default=_plain, allow_nan=False) + "\n")
         say(console_line(line))
+        if warning:
+            say(f"warning: {warning}")
         if line["reward"] is not None and (advice := self._advisor.look_at(line)):
             say(f"advice: {advice}")
 

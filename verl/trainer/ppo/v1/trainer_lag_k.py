@@ -47,7 +47,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def __init__(self, config: DictConfig) -> None:
         self.lag: float = config["async"].lag
-        self.run_log = RunLog(config.run_dir)
+        scales = config.vcpo.enable and config.vcpo.step_size_rule != "none"
+        self.run_log = RunLog(config.run_dir, scales_step_size=scales)
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self._row_of: dict[str, int] = {}  # a prompt's uid -> `extra_info.index` of its row in the data
         with _one_mini_batch(config):

@@ -1,0 +1,140 @@
+"""The figures of scripts.bench.stability: `python -m scripts.bench.stability_figures CURVES --out DIR`.
+
+predictors.png   accuracy, ESS ratio, KL and gradient norm: synchronous, TIS and VCPO at the largest lag (the paper's)
+lags.png         VCPO's accuracy over the steps, a line per lag (the paper's)
+methods.png      final accuracy over the lag, a line per method
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from recipe.lag_simulator.analysis import interval, outcome
+
+PANELS = (
+    ("val_accuracy", "Accuracy (held out, greedy)", False),
+    ("ess_ratio", "Effective sample size / batch size", False),
+    ("kl", "KL(rollout || policy) per token, nats", True),
+    ("grad_norm", "Gradient norm", True),
+)
+_SMOOTHED = 5
+"""Steps over which what is measured at every step is averaged."""
+
+
+def draw_all(curves: pd.DataFrame, folder: Path) -> list[Path]:
+    """Draw what the curves have data for; the files written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Callable[[pd.DataFrame], Any]] = {
+        "predictors.png": predictors,
+        "lags.png": lags,
+        "methods.png": methods,
+    }
+    return [_save(draw(curves), folder / name) for name, draw in figures.items()]
+
+
+def predictors(curves: pd.DataFrame) -> Any:
+    """Synchronous training against TIS and VCPO at the largest lag: mean over the seeds, and their range."""
+    lag = int(curves["lag"].max())
+    synchronous = "none" if "none" in set(curves["method"]) else str(curves["method"].iloc[0])
+    lines = [(synchronous, 0, "synchronous"), ("tis_seq", lag, f"TIS, lag {lag}"), ("vcpo", lag, f"VCPO, lag {lag}")]
+    figure, axes = _figure(2, 2, sharex=True)
+    for axis, (name, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+        for method, k, label in lines:
+            _draw_line(axis, curves[(curves["method"] == method) & (curves["lag"] == k)], name, label)
+        axis.set_title(title)
+        if logarithmic:
+            axis.set_yscale("log")
+    axes[0, 0].legend(frameon=False)
+    for axis in axes[1]:
+        axis.set_xlabel("optimizer step")
+    return figure
+
+
+def lags(curves: pd.DataFrame) -> Any:
+    """Accuracy over the steps of VCPO (of the only method, where it was not run), a line per lag."""
+    method = "vcpo" if "vcpo" in set(curves["method"]) else str(curves["method"].iloc[0])
+    figure, axes = _figure(1, 1)
+    axis = axes[0, 0]
+    for lag, runs in curves[curves["method"] == method].groupby("lag"):
+        _draw_line(axis, runs, "val_accuracy", f"k = {lag}")
+    axis.set_title(f"{method}: accuracy (held out, greedy)")
+    axis.set_xlabel("optimizer step")
+    axis.legend(frameon=False)
+    return figure
+
+
+def methods(curves: pd.DataFrame) -> Any:
+    """Final accuracy over the lag with 95 % intervals, a line per method; dotted: before training."""
+    figure, axes = _figure(1, 1)
+    axis = axes[0, 0]
+    steps, every = int(curves["step"].max()), sorted(set(curves["lag"]))
+    for number, (method, runs) in enumerate(curves.groupby("method", sort=False)):
+        points = []
+        for lag, cell in runs.groupby("lag"):
+            finals = [outcome(curve, steps).final_accuracy for _, curve in cell.groupby("seed")]
+            points.append((every.index(lag), sum(finals) / len(finals), interval(finals)))
+        x, y, error = zip(*points, strict=True)
+        axis.errorbar(x, y, yerr=error, label=method, marker="osv^D"[number // 10 % 5], capsize=2, linewidth=1)
+    axis.axhline(curves.loc[curves["step"] == 0, "val_accuracy"].mean(), color="0.5", linestyle=":", linewidth=1)
+    axis.set_xticks(range(len(every)), [str(lag) for lag in every])
+    axis.set_xlabel("lag k")
+    axis.set_title("Final accuracy (held out, greedy)")
+    axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(5.5 * columns + 1, 3.5 * rows + 0.5), squeeze=False, layout="constrained", **options
+    )
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def _draw_line(axis: Any, runs: pd.DataFrame, name: str, label: str) -> None:
+    """Mean over the seeds, and between the lowest and the highest a shade; nothing where there is no such run."""
+    measured = runs.dropna(subset=name)
+    if measured.empty:
+        return
+    table = measured.pivot_table(index="step", columns="seed", values=name)
+    if name != "val_accuracy":
+        table = table.rolling(_SMOOTHED, min_periods=1).mean()
+    (line,) = axis.plot(table.index, table.mean(axis=1), label=label, linewidth=1.5)
+    axis.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=line.get_color(), alpha=0.15)
+
+
+def _save(figure: Any, file: Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    partial = file.with_name(f"{file.name}.partial.png")
+    figure.savefig(partial, dpi=110)
+    plt.close(figure)
+    os.replace(partial, file)
+    return file
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("curves", type=Path, help="curves.parquet, written by scripts.bench.stability")
+    parser.add_argument("--out", type=Path, default=Path("docs/stability"), help="folder (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    if not arguments.curves.is_file():
+        parser.error(f"{arguments.curves}: no such file; scripts.bench.stability writes it")
+    for file in draw_all(pd.read_parquet(arguments.curves), arguments.out):
+        print(file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

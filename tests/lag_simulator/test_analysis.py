@@ -1,0 +1,80 @@
+"""Collapse, final accuracy and the alarm's score, on curves made by hand."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe.lag_simulator.analysis import collapse_step, interval, outcome, steps_to
+from scripts.bench.stability import best_learning_rates, choose, summarise
+from scripts.bench.stability_alarm import score_alarm
+from scripts.bench.stability_figures import draw_all
+
+
+def curve(accuracies: list[float], ess: float = 0.8, low_from: int | None = None, **run: object) -> pd.DataFrame:
+    """A run evaluated every ten steps; its ESS ratio is 0.01 from step `low_from` on."""
+    steps = 10 * (len(accuracies) - 1)
+    rows = [{"step": 0, "val_accuracy": accuracies[0]}]
+    for step in range(1, steps + 1):
+        low = low_from is not None and step >= low_from
+        row = {"step": step, "ess_ratio": 0.01 if low else ess, "grad_norm": 1.0, "kl": 0.001, "finite": 1.0}
+        rows.append(row | ({"val_accuracy": accuracies[step // 10]} if step % 10 == 0 else {}))
+    return pd.DataFrame(rows).assign(**({"method": "tis_seq", "lag": 32, "seed": 1, "lr": 1e-3} | run))
+
+
+def test_a_collapse_lasts_twenty_steps() -> None:
+    assert collapse_step(curve([0.2, 0.3, 0.05, 0.05, 0.05, 0.05])) == 20
+    assert collapse_step(curve([0.2, 0.3, 0.05, 0.05, 0.3, 0.05])) is None, (
+        "ten steps are none, nor are they at the end"
+    )
+    assert collapse_step(curve([0.2, 0.11, 0.12, 0.11, 0.11])) is None, "above half of the start"
+    broken = curve([0.2, 0.3, 0.3])
+    broken.loc[15, "finite"] = 0.0
+    assert collapse_step(broken[:16]) == 15
+
+
+def test_the_outcome_of_a_run() -> None:
+    result = outcome(curve([0.2, 0.3, 0.6, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.5]), 100)
+    assert (result.final_accuracy, result.best_accuracy, result.collapse_step) == (0.5, 0.6, None)
+    assert result.mean_ess_ratio == pytest.approx(0.8)
+    assert steps_to(curve([0.2, 0.3, 0.6]), 0.5) == 20 and steps_to(curve([0.2, 0.3]), 0.5) is None
+
+
+def test_the_interval_is_students() -> None:
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.776 * math.sqrt(2.5 / 5))
+    assert math.isnan(interval([1.0]))
+
+
+def test_the_learning_rate_that_ends_best_the_smaller_of_equals() -> None:
+    ends = {1e-4: (0.3, 0.5), 3e-4: (0.4, 0.4), 1e-3: (0.2, 0.5)}
+    runs = [curve([0.2, end], seed=seed, lr=lr) for lr, both in ends.items() for seed, end in enumerate(both)]
+    assert choose(best_learning_rates(pd.concat(runs), 10)) == {"tis_seq": 1e-4}
+
+
+def test_the_table_and_the_figures(tmp_path: Path) -> None:
+    runs = [curve([0.2, 0.4, 0.5, 0.5], method="none", lag=0, seed=seed, low_from=None) for seed in (1, 2)] + [
+        curve([0.2, 0.4, 0.5 * end, 0.5 * end, 0.5 * end], method=method, seed=seed, low_from=5 if not end else None)
+        for seed in (1, 2)
+        for method, end in (("tis_seq", 0), ("vcpo", 1))
+    ]
+    curves = pd.concat(runs, ignore_index=True)
+    rows = {(row.method, row.lag): row for row in summarise(curves, 30)}
+    assert rows["tis_seq", 32].collapsed == 1 and rows["tis_seq", 32].collapse_step == 20
+    assert rows["vcpo", 32].collapsed == 0 and rows["vcpo", 32].steps_to_sync == 20
+    assert {file.name for file in draw_all(curves, tmp_path)} == {"predictors.png", "lags.png", "methods.png"}
+    assert all(file.stat().st_size > 10_000 for file in tmp_path.iterdir())
+
+
+def test_the_alarms_score() -> None:
+    runs = [
+        curve([0.2, 0.4, 0.0, 0.0, 0.0], low_from=5, seed=1),  # told at step 9, collapses at 20
+        curve([0.2, 0.4, 0.4, 0.4, 0.4], low_from=5, seed=2),  # told for nothing
+        curve([0.2, 0.4, 0.0, 0.0, 0.0], seed=3),  # never told
+        curve([0.2, 0.0, 0.0, 0.0, 0.0], low_from=25, seed=4),  # told too late
+        curve([0.2, 0.4, 0.4, 0.4, 0.4], seed=5),
+    ]
+    score = score_alarm(pd.concat(runs, ignore_index=True))
+    assert (score.runs, score.collapsed, score.warned, score.right, score.in_time) == (5, 3, 3, 2, 1)
+    assert score.precision == pytest.approx(2 / 3) and score.recall == pytest.approx(1 / 3)
+    assert score.lead == score.ess_lead == 11 and score.by_sign["low_ess_ratio"] == (3, 2)

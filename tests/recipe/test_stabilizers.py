@@ -1,0 +1,57 @@
+"""`stabilizer=NAME` on the real stack: one setting, checked before a process starts, known to verl's registry."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.validate import SettingError
+from tests.recipe.test_bad_input import good as good  # a fixture
+
+NAMES = sorted(file.stem for file in (main.CONFIG_DIR / "stabilizer").glob("*.yaml"))
+
+
+def composed(good: dict[str, str], *more: str) -> DictConfig:
+    main.prepare_environment(["hardware=cpu"])
+    return main.compose([*(f"{name}={value}" for name, value in good.items()), *more])
+
+
+def test_the_default_is_vcpo(good: dict[str, str]) -> None:
+    assert composed(good) == composed(good, "stabilizer=vcpo")
+    plain = OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml").vcpo
+    assert composed(good).vcpo == plain, "it changes nothing"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "otb"])
+def test_every_stabiliser_passes_every_check(good: dict[str, str], name: str) -> None:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = composed(good, f"stabilizer={name}")
+    main.check(config)
+    actor: Any = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert actor.vcpo.enable == name.startswith("vcpo")
+    assert callable(get_policy_loss_fn(actor.policy_loss.loss_mode))
+    correction = actor.policy_loss.rollout_correction
+    if actor.policy_loss.loss_mode == "bypass_mode":
+        assert correction.loss_type == "reinforce", "verl's default would be PPO's clip"
+
+
+def test_a_setting_of_another_stabiliser_is_refused(good: dict[str, str]) -> None:
+    with pytest.raises(SettingError, match="stabilizer.delta: policy_loss.loss_mode=m2po has the settings tau only"):
+        main.check(composed(good, "stabilizer=m2po", "+actor_rollout_ref.actor.stabilizer.delta=1"))
+    with pytest.raises(SettingError, match="stabilizer.tau: policy_loss.loss_mode=vanilla has no settings there"):
+        main.check(composed(good, "stabilizer=ppo", "+actor_rollout_ref.actor.stabilizer.tau=1"))
+
+
+def test_what_only_the_simulator_can(good: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="stabilizer=otb.*run it in recipe.lag_simulator"):
+        main.check(composed(good, "stabilizer=otb"))
+
+
+def test_an_unknown_stabiliser_names_those_there_are(good: dict[str, str]) -> None:
+    with pytest.raises(SettingError, match="magic") as error:
+        composed(good, "stabilizer=magic")
+    assert "m2po" in str(error.value)

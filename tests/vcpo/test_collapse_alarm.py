@@ -1,0 +1,53 @@
+"""The collapse alarm on made-up curves: each sign when it is due, once, and silence on healthy runs."""
+
+import math
+import random
+
+import pytest
+
+from vcpo.diagnostics import AlarmLevels, CollapseAlarm, Sign
+
+Step = tuple[float, float, float]
+"""ESS ratio, gradient norm, KL."""
+
+
+def told(steps: list[Step], levels: AlarmLevels | None = None) -> list[tuple[int, Sign]]:
+    alarm = CollapseAlarm(levels)
+    return [(i, sign) for i, step in enumerate(steps) for sign in alarm.update(*step)]
+
+
+def healthy(n: int, seed: int = 0) -> list[Step]:
+    rng = random.Random(seed)
+    return [(0.5 + 0.3 * rng.random(), 0.5 + rng.random(), 0.002 * (1 + rng.random())) for _ in range(n)]
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    assert all(not told(healthy(300, seed)) for seed in range(20))
+
+
+def test_a_low_ess_ratio_has_to_last() -> None:
+    low = (0.05, 1.0, 0.002)
+    assert not told(healthy(30) + [low] * 4 + healthy(30))
+    assert told(healthy(30) + [low] * 10) == [(34, Sign.LOW_ESS_RATIO)]
+    assert len(told([*healthy(30), *[low] * 10, *healthy(3), *[low] * 10])) == 2, "told again after it was gone"
+    assert told(healthy(5) + [low] * 3, AlarmLevels(ess_steps=2)) == [(6, Sign.LOW_ESS_RATIO)]
+
+
+def test_a_gradient_that_spikes_and_vanishes() -> None:
+    spike, gone = (0.5, 20.0, 0.002), (0.5, 1e-4, 0.002)
+    assert not told([*healthy(30), spike, *healthy(40)]), "a spike alone is no collapse"
+    assert not told(healthy(30) + [gone] * 5), "nor is a small gradient alone: a solved batch has none"
+    assert told([*healthy(30), spike, *healthy(3), gone, gone]) == [(34, Sign.VANISHED_GRADIENT)]
+    assert not told([*healthy(30), spike, *healthy(25), gone]), "not long after"
+
+
+def test_kl_that_is_large_and_grows() -> None:
+    assert told([*healthy(30), (0.5, 1.0, 0.3)]) == [(30, Sign.KL_GROWTH)]
+    assert not told([(0.5, 1.0, 0.3)] * 50), "large from the start: the samplers compute differently"
+    assert not told([*healthy(30), (0.5, 1.0, 0.05)]), "growing, but small"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_no_reason_to_be_quiet(value: float) -> None:
+    assert (30, Sign.KL_GROWTH) in told([*healthy(30), (0.5, 1.0, value)])
+    assert Sign.VANISHED_GRADIENT in {sign for _, sign in told([*healthy(30), (0.5, value, 0.002), (0.5, 1e-5, 0.002)])}
