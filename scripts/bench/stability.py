@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         "steps": steps,
         "learning_rates": {
             "grid": rates,
-            "rule": f"best mean final accuracy at lag {arguments.tune_lag} over the tuning seeds, the smaller of equals",
+            "rule": f"best mean final accuracy at lag {arguments.tune_lag} on the tuning seeds, the smaller of equals",
             "seeds": list(arguments.tune_seeds) if tuned else [],
             "final_accuracy": tuned,
             "chosen": chosen,
