@@ -50,6 +50,11 @@ def validate_trainer(config: DictConfig) -> None:
     Raises:
         SettingError: the first such setting.
     """
+    if config.actor_rollout_ref.actor.policy_loss.loss_mode == "tba":
+        raise SettingError(
+            "actor_rollout_ref.actor.policy_loss.loss_mode=tba (stabilizer=tba): the real trainer has no buffer that "
+            "replays responses; choose another stabilizer, or run it in recipe.lag_simulator"
+        )
     if config.algorithm.adv_estimator == "optimal_token_baseline":
         raise SettingError(
             "algorithm.adv_estimator=optimal_token_baseline (stabilizer=otb): verl 0.9.1's V1 trainer does not give it "

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from recipe.lag_simulator.batch import Batch, roll_out
 from recipe.lag_simulator.policy import Policy
+from recipe.lag_simulator.replay import TrajectoryBalance
 from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
 from vcpo import VCPOConfig
@@ -35,7 +36,7 @@ class Simulator:
         self._generator = torch.Generator().manual_seed(config.data.seed)
         self._task = Task(config.data, config.reward, config.actor_rollout_ref.model.path)
         self.policy = Policy.load(config.actor_rollout_ref.model.path)
-        self._method = build_method(config)
+        self._method = build_method(config, self.policy)
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
 
     def run(self, on_step: Callable[[Row], object] = lambda row: None) -> list[Row]:
@@ -144,11 +145,15 @@ class Optimizer:
         self._done += 1
 
 
-def build_method(config: DictConfig) -> VCPOMethod | LossMethod:
-    """The method that the configuration asks for."""
+def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:
+    """The method that the configuration asks for; `policy` is the first one."""
+    settings = config.actor_rollout_ref.actor
     if config.vcpo.enable:
         vcpo = VCPOConfig(**{str(k): v for k, v in config.vcpo.items() if k != "_target_"})
-        return VCPOMethod(vcpo, config.actor_rollout_ref.actor)
+        return VCPOMethod(vcpo, settings)
     from verl.utils.config import omega_conf_to_dataclass
 
-    return LossMethod(omega_conf_to_dataclass(config.actor_rollout_ref.actor), config.algorithm)
+    actor = omega_conf_to_dataclass(settings)
+    if actor.policy_loss.loss_mode == "tba":
+        return TrajectoryBalance(actor.stabilizer["beta"], policy, config.data.seed)
+    return LossMethod(actor, config.algorithm)

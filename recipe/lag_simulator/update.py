@@ -55,7 +55,8 @@ def scores(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor
     return total / loss_scale_factor if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor else total
 
 
-def _kl(log_prob: Tensor, batch: Batch) -> float:
+def kl(log_prob: Tensor, batch: Batch) -> float:
+    """k3 estimate of KL(rollout || policy) per token, nats."""
     return (kl_k3(log_prob, batch.rollout_log_prob, batch.mask).sum() / batch.mask.sum()).item()
 
 
@@ -95,7 +96,7 @@ class VCPOMethod:
             log_prob=log_prob,
             ess_ratio=step.ess_ratio,
             baseline=step.baseline[step.usable].mean().item() if usable else math.nan,
-            kl=_kl(log_prob, batch),
+            kl=kl(log_prob, batch),
             squared_norm=norm,
             estimate=step,
         )
@@ -192,5 +193,5 @@ class LossMethod:
             log_prob=log_prob,
             ess_ratio=ess_ratio(sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)),
             baseline=math.nan,
-            kl=_kl(log_prob, batch),
+            kl=kl(log_prob, batch),
         )

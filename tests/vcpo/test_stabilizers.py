@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, off_policy_mask, topr, vespo
+from vcpo.stabilizers.tba import tba
 
 MASK = torch.tensor([[True, True], [True, False]])
 ADVANTAGE = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
@@ -121,3 +122,22 @@ def check_bapo(losses: Tensor, log_pi: Tensor, value: list[float], gradient: lis
     torch.testing.assert_close(losses.detach(), torch.tensor([value]))
     (got,) = torch.autograd.grad(losses.sum(), log_pi)
     torch.testing.assert_close(got, torch.tensor([gradient]))
+
+
+def test_tba_is_the_squared_gap_to_the_groups_mean() -> None:
+    log_pi = torch.tensor([[-1.0, -2.0], [-1.0, 9.0]], requires_grad=True)
+    reference = torch.tensor([[-1.5, -2.0], [-2.0, 9.0]])
+    losses = tba(log_pi, reference, torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.int64), MASK, beta=0.5)
+    # log(pi/pi_ref) 0.5 and 1; minus R/beta: -1.5 and 1; their mean is -0.25
+    torch.testing.assert_close(losses.detach(), torch.tensor([1.25**2, 1.25**2]))
+    (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
+    torch.testing.assert_close(gradient, torch.tensor([[-2.5, -2.5], [2.5, 0.0]]))
+
+
+def test_tba_at_the_reference_is_reinforce_with_the_mean_as_baseline() -> None:
+    log_pi = torch.full((4, 2), -1.0, requires_grad=True)
+    reward, group = torch.tensor([1.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 1])
+    losses = tba(log_pi, log_pi.detach(), reward, group, torch.ones(4, 2), beta=0.1)
+    (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
+    baseline = torch.tensor([1 / 3, 1 / 3, 1 / 3, 3.0])
+    torch.testing.assert_close(gradient, (-2 / 0.1 * (reward - baseline))[:, None].expand(4, 2))

@@ -8,6 +8,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
 from vcpo.stabilizers import TOKEN_LOSSES
+from vcpo.stabilizers.tba import tba
 
 
 def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
@@ -17,8 +18,8 @@ def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
         ValueError: naming the setting and those there are.
     """
     known: list[str] = []
-    if loss_mode in TOKEN_LOSSES:
-        parameters = inspect.signature(TOKEN_LOSSES[loss_mode]).parameters.values()
+    if loss := (TOKEN_LOSSES | {"tba": tba}).get(loss_mode):
+        parameters = inspect.signature(loss).parameters.values()
         known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in settings:
         if name not in known:

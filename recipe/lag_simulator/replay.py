@@ -1,0 +1,85 @@
+"""TBA (arXiv 2503.18929): trajectory balance on a mixture of recent responses and the best of those seen before."""
+
+from collections import deque
+from dataclasses import fields
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from recipe.lag_simulator.batch import Batch
+from recipe.lag_simulator.policy import Policy
+from recipe.lag_simulator.update import Update, kl, sampled_log_probs
+from vcpo.ess import ess_ratio
+from vcpo.importance import sequence_log_weights
+from vcpo.stabilizers.tba import tba
+
+CAPACITY = 512
+"""Prompt groups that are remembered."""
+RECENT = 0.5
+"""The probability that a place in the batch goes to the group that has just arrived."""
+TEMPERATURE = 0.25
+"""Of the softmax over mean rewards by which remembered groups are drawn. As the two above: ours, not the paper's."""
+
+
+class TrajectoryBalance:
+    """TBA as a method of the simulator. Replayed groups are older than the lag.
+
+    Args:
+        beta: how much reward one nat is worth.
+        reference: the policy that training begins with; it is kept.
+        seed: of the draws from the buffer.
+    """
+
+    def __init__(self, beta: float, reference: Policy, seed: int) -> None:
+        self._beta, self._reference = beta, Policy(reference.parameters, reference.shape)
+        self._memory: deque[Batch] = deque(maxlen=CAPACITY)
+        self._generator = Generator().manual_seed(seed)
+
+    def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
+        """Nothing is needed of the batch as a whole."""
+        return {}
+
+    def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
+        mixed = self._mix(batch)
+        log_prob = sampled_log_probs(policy, mixed)
+        with torch.no_grad():
+            reference = sampled_log_probs(self._reference, mixed)
+        loss = tba(log_prob, reference, mixed.reward, mixed.group, mixed.mask, beta=self._beta).mean()
+        gradients = torch.autograd.grad(loss, list(policy.parameters.values()))
+        log_prob = log_prob.detach()
+        return Update(
+            gradients=dict(zip(policy.parameters, gradients, strict=True)),
+            lr_multiplier=1.0,
+            log_prob=log_prob,
+            ess_ratio=ess_ratio(sequence_log_weights(log_prob, mixed.rollout_log_prob, mixed.mask)),
+            baseline=float("nan"),
+            kl=kl(log_prob, mixed),
+        )
+
+    def _mix(self, batch: Batch) -> Batch:
+        """As many groups as `batch` has: its own or, in their place, remembered ones."""
+        groups = [batch.rows(batch.group == index) for index in batch.group.unique()]
+        if self._memory:
+            means = torch.tensor([group.reward.mean() for group in self._memory])
+            drawn = torch.multinomial((means / TEMPERATURE).softmax(0), len(groups), True, generator=self._generator)
+            recent = torch.rand(len(groups), generator=self._generator) < RECENT
+            chosen = [g if keep else self._memory[i] for g, keep, i in zip(groups, recent, drawn.tolist(), strict=True)]
+        else:
+            chosen = groups
+        self._memory.extend(groups)
+        return _joined(chosen)
+
+
+def _joined(groups: list[Batch]) -> Batch:
+    """One batch, responses padded to the longest, groups numbered anew."""
+    longest = max(group.response.shape[1] for group in groups)
+    padded = {"response", "mask", "rollout_log_prob"}
+    columns = {}
+    for field in fields(Batch):
+        parts = [getattr(group, field.name) for group in groups]
+        if field.name in padded:
+            parts = [F.pad(part, (0, longest - part.shape[1])) for part in parts]
+        columns[field.name] = torch.cat(parts)
+    columns["group"] = torch.cat([torch.full((len(group),), i) for i, group in enumerate(groups)])
+    return Batch(**columns)

@@ -1,0 +1,33 @@
+"""TBA, trajectory balance with asynchrony (arXiv 2503.18929): the loss. Its replay buffer is the trainer's."""
+
+import torch
+from torch import Tensor
+
+from vcpo.baseline import group_mean
+
+
+def tba(
+    log_prob: Tensor, reference_log_prob: Tensor, reward: Tensor, group: Tensor, mask: Tensor, *, beta: float = 0.05
+) -> Tensor:
+    """(log Z + log pi - log pi_ref - R / beta)^2 with log Z the detached mean over the group (VarGrad).
+
+    Its minimum is pi = pi_ref e^{R / beta} / Z whoever drew the responses, so there is no importance weight. The
+    gradient is REINFORCE's, times 2 / beta, with reward R - beta log(pi / pi_ref) and the group's mean as baseline.
+
+    Source: the paper's description of its objective; beta 0.05 is not checked against its tables.
+
+    Args:
+        log_prob: [B, T] under the policy being trained.
+        reference_log_prob: [B, T] under the policy that training began with.
+        reward: [B].
+        group: [B] integers, equal for the sequences of one prompt.
+        mask: [B, T] true on response tokens.
+        beta: how much reward one nat is worth.
+
+    Returns:
+        [B] losses.
+    """
+    keep = mask.bool()
+    log_ratio = torch.where(keep, log_prob - reference_log_prob, 0.0).sum(dim=-1)
+    gap = log_ratio - reward.to(log_ratio.dtype) / beta
+    return (gap - group_mean(gap.detach(), group)).square()
