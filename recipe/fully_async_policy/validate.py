@@ -55,6 +55,11 @@ def validate_trainer(config: DictConfig) -> None:
             "actor_rollout_ref.actor.policy_loss.loss_mode=tba (stabilizer=tba): the real trainer has no buffer that "
             "replays responses; choose another stabilizer, or run it in recipe.lag_simulator"
         )
+    if config.critic.enable:
+        raise SettingError(
+            "critic.enable=true (stabilizer=a2c): the lag-k trainer has no critic; set it to false, or run it in "
+            "recipe.lag_simulator"
+        )
     if config.algorithm.adv_estimator == "optimal_token_baseline":
         raise SettingError(
             "algorithm.adv_estimator=optimal_token_baseline (stabilizer=otb): verl 0.9.1's V1 trainer does not give it "

@@ -77,7 +77,11 @@ class Policy:
         return cls({name: p.float() for name, p in load_file(Path(folder) / "model.safetensors").items()}, shape)
 
     def log_probs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[Tap] | None = None) -> Tensor:
-        """[B, T, V] log-probabilities of every token at each response position.
+        """[B, T, V] log-probabilities of every token at each response position; arguments as of `outputs`."""
+        return self.outputs(prompt, prompt_mask, response, taps).log_softmax(dim=-1)
+
+    def outputs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[Tap] | None = None) -> Tensor:
+        """[B, T, V] what the head makes of the state before each response token.
 
         Args:
             prompt: [B, P] padded on the left.
@@ -88,7 +92,7 @@ class Policy:
         tokens = torch.cat([prompt, response[:, :-1]], dim=1)  # [B, S]: the last token is predicted only
         mask = F.pad(prompt_mask, (0, response.shape[1] - 1), value=True)
         hidden = self._hidden(tokens, mask, taps)[:, prompt.shape[1] - 1 :]
-        return self._linear(hidden, [HEAD], taps).log_softmax(dim=-1)
+        return self._linear(hidden, [HEAD], taps)
 
     def _hidden(self, tokens: Tensor, mask: Tensor, taps: list[Tap] | None) -> Tensor:
         """[B, S] -> [B, S, H], every position seeing itself and the unpadded ones before it."""

@@ -4,15 +4,14 @@ The schedule is the lag-k trainer's (verl/trainer/ppo/v1/trainer_lag_k.py): k+1 
 after each step, so step s trains on version max(0, s-1-k) of the policy.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
 from recipe.lag_simulator.batch import Batch, roll_out
+from recipe.lag_simulator.optimizer import Optimizer
 from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.replay import TrajectoryBalance
 from recipe.lag_simulator.task import Task
@@ -36,7 +35,7 @@ class Simulator:
         self._generator = torch.Generator().manual_seed(config.data.seed)
         self._task = Task(config.data, config.reward, config.actor_rollout_ref.model.path)
         self.policy = Policy.load(config.actor_rollout_ref.model.path)
-        self._method = build_method(config, self.policy)
+        self.method = build_method(config, self.policy)
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
 
     def run(self, on_step: Callable[[Row], object] = lambda row: None) -> list[Row]:
@@ -47,7 +46,7 @@ class Simulator:
         prompts = self._prompt_rows()
         for step in range(1, steps + 1):
             while len(queue) <= self._lag and len(queue) <= steps - step:
-                queue.append(self._roll_out(next(prompts), version=step - 1))
+                queue.append(self.roll_out(next(prompts), version=step - 1))
             row = {"step": step, **self._step(queue.popleft(), version=step - 1)}
             row["finite"] = float(all(p.isfinite().all() for p in self.policy.parameters.values()))
             if not row["finite"]:
@@ -74,7 +73,8 @@ class Simulator:
             for start in range(0, total - size + 1, size):
                 yield order[start : start + size]
 
-    def _roll_out(self, rows: list[int], version: int) -> Batch:
+    def roll_out(self, rows: list[int], version: int) -> Batch:
+        """A batch of the training problems `rows`, drawn by the policy as it is, which has `version`."""
         samples, longest = self._config.actor_rollout_ref.rollout.n, self._config.data.max_response_length
         prompts = self._task.train.take(rows)
         return roll_out(self.policy, self._task, prompts, samples, longest, version, self._generator)
@@ -82,14 +82,14 @@ class Simulator:
     def _step(self, batch: Batch, version: int) -> Row:
         """All optimizer steps of one batch, and one line of metrics: means over its mini-batches."""
         lag = version - int(batch.version.min())
-        fields = self._method.prepare(self.policy, batch)
+        fields = self.method.prepare(self.policy, batch)
         size = self._config.actor_rollout_ref.actor.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n
         updates: list[tuple[Update, float]] = []
         for start in range(0, len(batch), size):
             rows = slice(start, start + size)
             part = {name: value[rows] for name, value in fields.items()}
-            update = self._method.update(self.policy, batch.rows(rows), part, lag)
-            updates.append((update, self._optimizer.step(update)))
+            update = self.method.update(self.policy, batch.rows(rows), part, lag)
+            updates.append((update, self._optimizer.step(update.gradients, update.lr_multiplier)))
         self._optimizer.advance()
 
         def mean(values: list[float]) -> float:
@@ -107,44 +107,6 @@ class Simulator:
         }
 
 
-class Optimizer:
-    """Megatron's AdamW as verl sets it up: clipping, linear warm-up from 0, no decay of vectors.
-
-    Args:
-        policy: what is trained.
-        optim: `actor_rollout_ref.actor.optim`.
-        trainer: `trainer`, for the number of steps.
-    """
-
-    def __init__(self, policy: Policy, optim: Any, trainer: Any) -> None:
-        self._parameters, self._rate, self._clip = policy.parameters, optim.lr, optim.clip_grad
-        ratio = optim.lr_warmup_steps_ratio
-        self._warm_up = optim.lr_warmup_steps or (int(ratio * trainer.total_training_steps) if ratio else 0)
-        self._done = 0
-        matrices = [p for p in policy.parameters.values() if p.ndim > 1]
-        vectors = [p for p in policy.parameters.values() if p.ndim == 1]
-        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        options = {"adam_eps": 1e-8} | dict(optim.override_optimizer_config or {})
-        self._adam = torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=options["adam_eps"])
-
-    def step(self, update: Update) -> float:
-        """One step with the scheduled rate times the update's multiplier; the gradient's norm before clipping."""
-        if update.gradients is None:
-            return math.nan
-        for name, parameter in self._parameters.items():
-            parameter.grad = update.gradients[name]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip).item()
-        scheduled = self._rate * (min(1.0, self._done / self._warm_up) if self._warm_up else 1.0)
-        for group in self._adam.param_groups:
-            group["lr"] = scheduled * update.lr_multiplier
-        self._adam.step()
-        return norm
-
-    def advance(self) -> None:
-        """The scheduler's step: one per batch."""
-        self._done += 1
-
-
 def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:
     """The method that the configuration asks for; `policy` is the first one."""
     settings = config.actor_rollout_ref.actor
@@ -156,4 +118,8 @@ def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod 
     actor = omega_conf_to_dataclass(settings)
     if actor.policy_loss.loss_mode == "tba":
         return TrajectoryBalance(actor.stabilizer["beta"], policy, config.data.seed)
+    if config.critic.enable:
+        from recipe.lag_simulator.actor_critic import ActorCritic
+
+        return ActorCritic(actor, config, policy)
     return LossMethod(actor, config.algorithm)

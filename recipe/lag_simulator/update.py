@@ -60,6 +60,12 @@ def kl(log_prob: Tensor, batch: Batch) -> float:
     return (kl_k3(log_prob, batch.rollout_log_prob, batch.mask).sum() / batch.mask.sum()).item()
 
 
+def token_rewards(batch: Batch) -> Tensor:
+    """[B, T] the rewards on the last tokens, 0 elsewhere."""
+    rewards = torch.zeros_like(batch.rollout_log_prob)
+    return rewards.scatter_(1, batch.mask.sum(dim=-1, keepdim=True) - 1, batch.reward.float()[:, None])
+
+
 class VCPOMethod:
     """As the patched Megatron actor does it: measure, estimate, step."""
 
@@ -132,10 +138,8 @@ class LossMethod:
             if self._actor.calculate_sum_pi_squared:
                 extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)  # [B, T]
                 extra["rollout_is_weights"] = fields.get("rollout_is_weights")
-        rewards = torch.zeros_like(batch.rollout_log_prob)  # [B, T], on the last token
-        rewards.scatter_(1, batch.mask.sum(dim=-1, keepdim=True) - 1, batch.reward.float()[:, None])
         fields["advantages"] = self._advantages(
-            token_level_rewards=rewards,
+            token_level_rewards=token_rewards(batch),
             response_mask=batch.mask.float(),
             index=np.array([str(group) for group in batch.group.tolist()]),
             **self._estimator_arguments(fields["old_log_probs"], extra),

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from recipe.lag_simulator.batch import Batch
+from recipe.lag_simulator.optimizer import Optimizer
 from recipe.lag_simulator.policy import Policy
-from recipe.lag_simulator.simulator import Optimizer
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
 from scripts.bench.layout_worker import adamw, loss_function, make_batch
 from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
@@ -118,7 +118,8 @@ def test_the_optimizer_is_megatrons(make_engine: Callable[..., Any], checkpoints
     for seed in (0, 1):
         data = make_batch(ONE_PROCESS, seed)
         norm = train(engine, data, vcpo)["grad_norm"]
-        assert optimizer.step(method.update(policy, as_simulated(data), {}, lag=0)) == pytest.approx(norm, rel=1e-4)
+        update = method.update(policy, as_simulated(data), {}, lag=0)
+        assert optimizer.step(update.gradients, update.lr_multiplier) == pytest.approx(norm, rel=1e-4)
     for name, weight in exported(engine).items():
         moved = (weight - before[name]).abs().max()
         assert (weight - policy.parameters[name]).abs().max() <= 1e-3 * moved, name

@@ -1,10 +1,12 @@
 """The lag is exact, a seed decides everything, every stabiliser runs, and a grid resumes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from recipe.lag_simulator import main
 from recipe.lag_simulator.grid import Folder, Run, run_all
@@ -41,6 +43,21 @@ def test_methods_without_a_correction_agree_on_policy(overrides: list[str]) -> N
     for name, steps in runs.items():
         for row, reference in zip(steps[1:], runs["none"][1:], strict=True):
             assert row["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-3), name
+
+
+def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
+    """The same batch again and again, the actor standing still: values go to the reward."""
+    settings = ["stabilizer=a2c", "async.lag=0", "critic.optim.lr=1e-2", "actor_rollout_ref.actor.optim.lr=0"]
+    simulator = Simulator(main.compose([*overrides, *settings]))
+    batch = simulator.roll_out(list(range(4)), version=0)
+    critic, batch = simulator.method, replace(batch, reward=torch.full_like(batch.reward, 0.7))
+    errors = []
+    for _ in range(12):
+        fields = critic.prepare(simulator.policy, batch)
+        errors.append((fields["values"][:, 0] - batch.reward).square().mean().item())
+        critic.update(simulator.policy, batch, fields, lag=0)
+    assert errors[0] == pytest.approx(0.49), "it starts at 0"
+    assert errors[-1] < 0.5 * errors[0]
 
 
 def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:

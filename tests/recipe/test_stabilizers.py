@@ -48,7 +48,7 @@ def test_a_setting_of_another_stabiliser_is_refused(good: dict[str, str]) -> Non
 
 
 def test_what_only_the_simulator_can(good: dict[str, str]) -> None:
-    for name in ("otb", "tba"):
+    for name in ("otb", "tba", "a2c"):
         with pytest.raises(SettingError, match=f"stabilizer={name}.*run it in recipe.lag_simulator"):
             main.check(composed(good, f"stabilizer={name}"))
 

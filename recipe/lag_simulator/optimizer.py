@@ -1,0 +1,52 @@
+"""Megatron's AdamW as verl sets it up."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recipe.lag_simulator.policy import Policy
+
+
+class Optimizer:
+    """AdamW with clipping, linear warm-up from 0, and no decay of vectors.
+
+    Args:
+        policy: what is trained.
+        optim: `actor_rollout_ref.actor.optim`.
+        trainer: `trainer`, for the number of steps.
+    """
+
+    def __init__(self, policy: Policy, optim: Any, trainer: Any) -> None:
+        self._parameters, self._rate, self._clip = policy.parameters, optim.lr, optim.clip_grad
+        ratio = optim.lr_warmup_steps_ratio
+        self._warm_up = optim.lr_warmup_steps or (int(ratio * trainer.total_training_steps) if ratio else 0)
+        self._done = 0
+        matrices = [p for p in policy.parameters.values() if p.ndim > 1]
+        vectors = [p for p in policy.parameters.values() if p.ndim == 1]
+        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        options = {"adam_eps": 1e-8} | dict(optim.override_optimizer_config or {})
+        self._adam = torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=options["adam_eps"])
+
+    def step(self, gradients: dict[str, Tensor] | None, multiplier: float = 1.0) -> float:
+        """One step with the scheduled rate times `multiplier`; the gradient's norm before clipping.
+
+        Args:
+            gradients: of the loss, by parameter name; None: no step at all, NaN is returned.
+            multiplier: of the learning rate.
+        """
+        if gradients is None:
+            return math.nan
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip).item()
+        scheduled = self._rate * (min(1.0, self._done / self._warm_up) if self._warm_up else 1.0)
+        for group in self._adam.param_groups:
+            group["lr"] = scheduled * multiplier
+        self._adam.step()
+        return norm
+
+    def advance(self) -> None:
+        """The scheduler's step: one per batch."""
+        self._done += 1
