@@ -20,8 +20,10 @@ class Optimizer:
 
     def __init__(self, policy: Policy, optim: Any, trainer: Any) -> None:
         self._parameters, self._rate, self._clip = policy.parameters, optim.lr, optim.clip_grad
-        ratio = optim.lr_warmup_steps_ratio
-        self._warm_up = optim.lr_warmup_steps or (int(ratio * trainer.total_training_steps) if ratio else 0)
+        steps, ratio = optim.lr_warmup_steps or 0, optim.lr_warmup_steps_ratio
+        if steps <= 0 and ratio:  # as in verl, whose default number of steps is -1
+            steps = int(ratio * trainer.total_training_steps)
+        self._warm_up = max(0, steps)
         self._done = 0
         matrices = [p for p in policy.parameters.values() if p.ndim > 1]
         vectors = [p for p in policy.parameters.values() if p.ndim == 1]

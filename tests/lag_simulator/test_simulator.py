@@ -47,12 +47,12 @@ def test_methods_without_a_correction_agree_on_policy(overrides: list[str]) -> N
 
 def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
     """The same batch again and again, the actor standing still: values go to the reward."""
-    settings = ["stabilizer=a2c", "async.lag=0", "critic.optim.lr=1e-2", "actor_rollout_ref.actor.optim.lr=0"]
+    settings = ["stabilizer=a2c", "async.lag=0", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=0"]
     simulator = Simulator(main.compose([*overrides, *settings]))
     batch = simulator.roll_out(list(range(4)), version=0)
     critic, batch = simulator.method, replace(batch, reward=torch.full_like(batch.reward, 0.7))
     errors = []
-    for _ in range(12):
+    for _ in range(20):
         fields = critic.prepare(simulator.policy, batch)
         errors.append((fields["values"][:, 0] - batch.reward).square().mean().item())
         critic.update(simulator.policy, batch, fields, lag=0)
