@@ -32,7 +32,7 @@ class AlarmLevels:
     """A gradient norm is a spike above so many times the median of the last `window` steps, ..."""
     vanish: float = 0.1
     """... and has vanished when, within `window` steps, it is below so many times that median."""
-    kl: float = 0.1
+    kl: float = 0.3
     """Nats per token; and ..."""
     kl_growth: float = 5.0
     """... so many times the median of the last `window` steps."""

@@ -42,8 +42,8 @@ def test_a_gradient_that_spikes_and_vanishes() -> None:
 
 
 def test_kl_that_is_large_and_grows() -> None:
-    assert told([*healthy(30), (0.5, 1.0, 0.3)]) == [(30, Sign.KL_GROWTH)]
-    assert not told([(0.5, 1.0, 0.3)] * 50), "large from the start: the samplers compute differently"
+    assert told([*healthy(30), (0.5, 1.0, 0.5)]) == [(30, Sign.KL_GROWTH)]
+    assert not told([(0.5, 1.0, 0.5)] * 50), "large from the start: the samplers compute differently"
     assert not told([*healthy(30), (0.5, 1.0, 0.05)]), "growing, but small"
 
 
