@@ -161,7 +161,7 @@ def print_tables(rows: list[Row], tuned: dict[str, dict[float, float]], alarm: A
     console.print(alarm.line())
 
 
-def main(argv: list[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
@@ -182,6 +182,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
     parser.add_argument("--prepare", action="store_true", help="make the data and the first policy, and stop")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
     arguments = parser.parse_args(argv)
     quick = arguments.quick
     methods = tuple(arguments.methods or (QUICK_METHODS if quick else METHODS))
