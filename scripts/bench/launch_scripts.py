@@ -116,6 +116,7 @@ def main() -> int:
     scripts = [s for s in sorted(SHELL.glob("*/*.sh")) if arguments.only in str(s.relative_to(SHELL))]
     if not scripts:
         parser.error(f"--only {arguments.only}: no such script in {SHELL}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the script that runs, too
     rows = list(tqdm(executions(scripts, arguments.settings), total=len(scripts), desc="scripts", file=sys.stderr))
     print_table(rows)
     if arguments.json:
