@@ -15,7 +15,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         self.freshest_ess_ratio = FreshestEssRatio()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # to look at; the same on every rank
         self._second_buffers: dict[Tensor, Tensor] = {}
+        self._warned = False
 
     def initialize(self) -> None:
         """Build the model, and tap its modules for per-sequence gradients."""
@@ -124,7 +125,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         if not vcpo.needs_gradient_norms or vcpo.gradient_norms is not GradientNorms.PACKED:
             return None
         if self._unpackable:
-            _warn_once(f"vcpo.gradient_norms=packed -> per_trajectory: {self._unpackable}")
+            if not self._warned and dist.get_rank() == 0:
+                logger.warning("vcpo.gradient_norms=packed -> per_trajectory: %s", self._unpackable)
+            self._warned = True
             return None
         update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
         if update.keep is PackedKeep.GRADIENTS and not self._second_buffers:
@@ -219,12 +222,6 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         super().load_checkpoint(local_path, *args, **kwargs)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
-
-
-@lru_cache
-def _warn_once(message: str) -> None:
-    if dist.get_rank() == 0:
-        logger.warning(message)
 
 
 def _mean(values: Tensor) -> float:
