@@ -1,15 +1,17 @@
 """What of this machine a program in the sandbox can see: the interpreter, its libraries and the packages it may use."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
 import re
 import site
 import sys
-import tempfile
 from pathlib import Path
 
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 0x1000, 0x4000, 1 << 18, 2
+
+_STAGING = Path("/run")  # root's own, and every user can enter it
 
 
 def package_paths(names: list[str]) -> list[Path]:
@@ -51,6 +53,14 @@ def base_packages() -> list[Path]:
     return [Path(folder) for folder in site.getsitepackages([sys.base_prefix]) if Path(folder).is_dir()]
 
 
+def _clear_up() -> None:
+    """Remove the empty folders that killed servers left."""
+    for folder in _STAGING.glob("vcpo-sandbox-*"):
+        if not Path(f"/proc/{folder.name.split('-')[2]}").exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 class Staging:
     """As root: the paths again, where a user without rights reaches them, below a folder nobody else sees.
 
@@ -65,7 +75,9 @@ class Staging:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._call("unshare", _CLONE_NEWNS)
         self._mount(b"none", "/", None, _MS_REC | _MS_PRIVATE, None)
-        self._folder = Path(tempfile.mkdtemp(prefix="vcpo-sandbox-"))
+        _clear_up()
+        self._folder = _STAGING / f"vcpo-sandbox-{os.getpid()}"
+        self._folder.mkdir(mode=0o755)
         self._mount(b"tmpfs", str(self._folder), b"tmpfs", 0, b"size=1m,mode=755")
         self.source_of: dict[Path, Path] = {}
         for i, path in enumerate(paths):

@@ -1,4 +1,4 @@
-"""Three steps of tool use at lag 2: the real Ray, vLLM and Megatron, and programs in the real sandbox."""
+"""Five steps of tool use at lag 2: the real Ray, vLLM and Megatron, and programs in the real sandbox."""
 
 import random
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e
 
-STEPS, LAG = 3, 2
-PROGRAM = "```python\nimport time\ntime.sleep(2)\nprint(6 * 7)\n```\n"
+STEPS, LAG = 5, 2  # what is submitted from step 2 on meets an update while its program runs
+PROGRAM = "```python\nimport time\ntime.sleep(3)\nprint(6 * 7)\n```\n"
 """One token of the model's vocabulary: learning to write it takes seconds."""
 
 
