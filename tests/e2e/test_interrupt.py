@@ -16,6 +16,7 @@ from scripts.bench.small_run import ROOT, abandoned_memory, small_task
 pytestmark = pytest.mark.e2e
 
 STARTED = "The samplers serve the trainer's weights."
+LONG = ["async.lag=2", "trainer.total_training_steps=1000"]
 
 
 def wait_for_line(process: subprocess.Popen, text: str, seconds: float) -> None:
@@ -42,7 +43,7 @@ def wait_until(condition: object, seconds: float) -> None:
 def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit_code: int) -> None:
     before = abandoned_memory()
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *small_task(assets, tmp_path), "async.lag=2"],
+        [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *small_task(assets, tmp_path), *LONG],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
