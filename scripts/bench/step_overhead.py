@@ -27,6 +27,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "per trajectory": {"gradient_norms": "per_trajectory"},
 }
 
+SLOW = ("packed, two backward passes", "per trajectory")
+"""Measured in a third of the rounds: their ratios need no second digit."""
+
 
 @dataclass(frozen=True)
 class Case:

@@ -18,7 +18,7 @@ from tensordict import TensorDict  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from scripts.bench.layout_run import Layout  # noqa: E402
-from scripts.bench.step_overhead import METHODS, Case  # noqa: E402
+from scripts.bench.step_overhead import METHODS, SLOW, Case  # noqa: E402
 from vcpo import VCPOConfig  # noqa: E402
 from verl_vcpo.workers.engine.megatron.packed import update as packed_update  # noqa: E402
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector  # noqa: E402
@@ -161,8 +161,8 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for method in METHODS:
-            if method == "per trajectory" and len(seconds[method]) >= max(1, rounds // 3):
-                continue  # slow, and its ratio needs no second digit
+            if method in SLOW and len(seconds[method]) >= max(1, rounds // 3):
+                continue
             start = now()
             step(method)
             seconds[method].append(now() - start)
