@@ -1,5 +1,6 @@
 """The real stack on CPU, small: a task and a model that take seconds a step. For the benchmarks and the e2e tests."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -49,6 +50,15 @@ def abandoned_memory() -> set[str]:
     return files - {file.name for file in shared_memory_of(list(psutil.process_iter()))}
 
 
+def run_id_of(launcher: psutil.Process) -> str:
+    """The id that a launcher gave its run, read from one of the processes that it started."""
+    for process in launcher.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ended while we looked
+            if run_id := process.environ().get(RUN_ID_VARIABLE):
+                return run_id
+    raise RuntimeError(f"process {launcher.pid} has started none of a run")
+
+
 class Run:
     """One launch of the trainer."""
 
@@ -71,8 +81,7 @@ class Run:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise RuntimeError(f"step {step} was not reached:\n{self.tail()}")
             time.sleep(0.2)
-        children = self.process.children(recursive=True)
-        self.run_id = next(c.environ()[RUN_ID_VARIABLE] for c in children if RUN_ID_VARIABLE in c.environ())
+        self.run_id = run_id_of(self.process)
 
     def wait(self) -> int:
         """The exit code."""

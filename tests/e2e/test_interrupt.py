@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
-from scripts.bench.small_run import ROOT, abandoned_memory, small_task
+from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.small_run import ROOT, abandoned_memory, run_id_of, small_task
 
 pytestmark = pytest.mark.e2e
 
@@ -53,11 +53,7 @@ def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit
     try:
         wait_for_line(process, STARTED, 180)
         time.sleep(12)  # it trains, and what would clean up after a killed driver has looked around
-        run_id = next(
-            p.environ()[RUN_ID_VARIABLE]
-            for p in psutil.Process(process.pid).children(recursive=True)
-            if RUN_ID_VARIABLE in p.environ()
-        )
+        run_id = run_id_of(psutil.Process(process.pid))
         assert processes_of(run_id)
         if signum == signal.SIGINT:
             os.killpg(process.pid, signum)  # as a terminal does
