@@ -20,6 +20,8 @@ _EQUAL_REWARDS = 1e-6
 # Without truncation a weight has no bound. Beyond e^40 (2e17) its float32 gradient would overflow once squared for
 # clipping, and one sequence has the whole update anyway: gradient clipping decides how long it is.
 _LARGEST_LOG_WEIGHT = 40.0
+# Nor has the deviation of a reward from a baseline over other groups, in standard deviations of its own group.
+_LARGEST_COEFFICIENT = 1e18
 
 
 @dataclass(frozen=True)
@@ -139,4 +141,5 @@ def _coefficients(
                 log_a = log_a if paper else log_a + log_scale  # within one group the scale cancels
             baseline = optimal_off_policy(reward, log_a, squared_norm, group, config.opob_leave_one_out)
     weight = log_used.exp()
-    return weight * (reward - baseline) * log_scale.exp() / reward.numel(), baseline, weight
+    coefficient = weight * (reward - baseline) * log_scale.exp() / reward.numel()
+    return coefficient.clamp(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT), baseline, weight

@@ -210,3 +210,11 @@ def test_kl_k3_ignores_masked_tokens_and_is_zero_on_policy() -> None:
     assert kl_k3(log_prob, log_prob.clone(), mask).item() == 0.0
     r = math.exp(0.5)
     torch.testing.assert_close(kl_k3(log_prob + 0.5, log_prob, mask), torch.tensor([2 * (r - 1 - 0.5)]).double())
+
+
+def test_a_group_of_nearly_equal_rewards_far_from_the_baseline_has_a_bounded_coefficient() -> None:
+    config = VCPOConfig(truncation=None, opob_scope="minibatch")
+    rows = [(0.0, 0.0, 0, 1.0)] * 6 + [(0.0, 0.0, 1, 1.0), (0.0, 2.0, 0, 1e5), (1e4, 2.0**-7, 1, 0.0)]
+    log_weight, reward, group, squared_norm = (torch.tensor(column) for column in zip(*rows, strict=True))
+    step = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    assert step.coefficient.abs().max() == 1e18
