@@ -49,6 +49,8 @@ def test_a_signal_while_training(assets: Path, tmp_path: Path, signum: int, exit
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # a process group of its own, as a terminal gives it
+        # a shell's background job, which these tests may be, ignores Ctrl-C, and so would all that it starts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         wait_for_line(process, STARTED, 180)
