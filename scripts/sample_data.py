@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from verl_vcpo.whole_file import write_whole
+from verl_vcpo.whole_file import whole_file, write_whole
 
 TRAIN, VAL = 64, 16
 # as in the files of BytedTsinghua-SIA/DAPO-Math-17k
@@ -91,9 +91,8 @@ def write_lines(file: Path, rows: list[dict]) -> None:
 
 def write_parquet(file: Path, rows: list[dict]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    pd.DataFrame(rows).to_parquet(partial, index=False)
-    partial.replace(file)
+    with whole_file(file) as partial:
+        pd.DataFrame(rows).to_parquet(partial, index=False)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -202,7 +202,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     from recipe.fully_async_policy.processes import catch_sigterm, cleaned_up
-    from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SUMMARY_FILE
+    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
         from verl_vcpo.cpu import vllm_server
@@ -214,7 +214,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     if config.trainer.resume_mode == "disable":
         (run_dir / METRICS_FILE).unlink(missing_ok=True)
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
-    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
     os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
 
     # The terminal is for our lines and the progress bar; what verl prints goes to a file.

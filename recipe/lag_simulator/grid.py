@@ -16,6 +16,8 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
+from verl_vcpo.whole_file import whole_file, write_whole
+
 TASK = "countdown_lag"
 SETTINGS_FILE, RUNS = "settings.json", "runs"
 
@@ -56,7 +58,7 @@ class Folder:
         settings = {"task": TASK, "overrides": list(self.overrides), "model": record}
         file = self.path / SETTINGS_FILE
         if not file.is_file():
-            file.write_text(json.dumps(settings, indent=2) + "\n")
+            write_whole(file, json.dumps(settings, indent=2) + "\n")
         elif json.loads(file.read_text()) != settings:
             raise ValueError(f"--out {self.path}: holds runs of other settings ({file}); choose another folder")
 
@@ -105,9 +107,8 @@ def write_run(file: Path, run: Run, rows: list[dict[str, Any]]) -> None:
     table = pd.DataFrame(rows)
     for position, name in enumerate(("method", "lag", "seed", "lr")):
         table.insert(position, name, getattr(run, name))
-    partial = file.with_suffix(".partial")
-    table.to_parquet(partial, index=False, compression="zstd")
-    os.replace(partial, file)
+    with whole_file(file) as partial:
+        table.to_parquet(partial, index=False, compression="zstd")
 
 
 @lru_cache

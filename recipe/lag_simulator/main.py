@@ -84,12 +84,13 @@ def run(config: "DictConfig") -> None:
     from tqdm import tqdm
 
     from recipe.lag_simulator.simulator import Row, Simulator
+    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE
     from verl_vcpo.whole_file import write_whole
 
     torch.set_num_threads(1)
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
     with tqdm(total=config.trainer.total_training_steps, unit="step", disable=None) as progress:
 
         def on_step(row: Row) -> None:
@@ -98,7 +99,7 @@ def run(config: "DictConfig") -> None:
 
         rows = Simulator(config).run(on_step)
     lines = [json.dumps({name: None if value != value else value for name, value in row.items()}) for row in rows]
-    write_whole(folder / "metrics.jsonl", "\n".join(lines) + "\n")
+    write_whole(folder / METRICS_FILE, "\n".join(lines) + "\n")
     before, after = rows[0]["val_accuracy"], [row["val_accuracy"] for row in rows if "val_accuracy" in row][-1]
     print(f"{folder}: accuracy {before:.1%} -> {after:.1%} in {len(rows) - 1} steps at lag {config['async'].lag}")
 

@@ -47,14 +47,6 @@ def sampled_log_probs(policy: Policy, batch: Batch, taps: list[Tap] | None = Non
     return every.gather(2, batch.response[..., None])[..., 0]
 
 
-def scores(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
-    """[B] the sequences' scores under verl's names for the aggregation (VCPOActorConfig refuses other modes)."""
-    total = torch.where(mask, log_prob, 0.0).sum(dim=-1)
-    if loss_agg_mode == "seq-mean-token-mean":
-        return total / mask.sum(dim=-1).clamp(min=1)
-    return total / loss_scale_factor if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor else total
-
-
 def kl(log_prob: Tensor, batch: Batch) -> float:
     """k3 estimate of KL(rollout || policy) per token, nats."""
     return (kl_k3(log_prob, batch.rollout_log_prob, batch.mask).sum() / batch.mask.sum()).item()
@@ -79,9 +71,11 @@ class VCPOMethod:
         return {}
 
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
+        from verl_vcpo.workers.utils.losses import aggregated
+
         taps: list[Tap] = []
         log_prob = sampled_log_probs(policy, batch, taps)
-        score = scores(log_prob, batch.mask, self._mode, self._factor)
+        score = aggregated(log_prob, batch.mask, self._mode, self._factor)
         gradients = output_gradients(score, taps)
         log_prob = log_prob.detach()
         norm = squared_norms(gradients, taps) if self._vcpo.needs_gradient_norms else None

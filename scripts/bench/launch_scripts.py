@@ -19,7 +19,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ROOT / "recipe/fully_async_policy/shell/vcpo"
@@ -66,7 +66,7 @@ def execute(script: Path, run_dir: Path, settings: list[str]) -> Execution:
         printed = output.read()
     lines = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
     steps = [line for line in lines if line["reward"] is not None]
-    config = run_dir / "config.yaml"
+    config = run_dir / CONFIG_FILE
     execution = Execution(
         script=str(script.relative_to(SHELL)),
         exit_code=exit_code,

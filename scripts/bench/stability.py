@@ -22,6 +22,7 @@ from recipe.fully_async_policy.main import CONFIG_DIR
 from recipe.lag_simulator.analysis import interval, outcome, steps_to
 from recipe.lag_simulator.grid import Folder, Run, run_all
 from scripts.bench.stability_alarm import AlarmScore, score_alarm
+from verl_vcpo.whole_file import whole_file, write_whole
 
 METHODS = tuple(sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml")))
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
@@ -218,7 +219,8 @@ def main(argv: list[str] | None = None) -> int:
     chosen = choose(tuned) if tuned else dict.fromkeys(methods, rates[0])
     runs = [Run(m, lag, seed, chosen[m]) for lag in lags for m in methods for seed in seeds]
     curves = make(runs, folder, arguments.workers, "methods")
-    curves.to_parquet(arguments.out / "curves.parquet", index=False, compression="zstd")
+    with whole_file(arguments.out / "curves.parquet") as partial:
+        curves.to_parquet(partial, index=False, compression="zstd")
     rows, alarm = summarise(curves, steps), score_alarm(curves)
     print_tables(rows, tuned, alarm)
     if arguments.figures:
@@ -239,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
         "alarm": asdict(alarm),
     }
     text = json.dumps(_plain(report))
-    (arguments.out / "report.json").write_text(text + "\n")
+    write_whole(arguments.out / "report.json", text + "\n")
     if arguments.json:
         print(text)
     return 0

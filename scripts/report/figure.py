@@ -1,9 +1,9 @@
 """The paper's figure: accuracy and the three predictors of collapse over the steps; accuracy over the lag."""
 
-import os
 from pathlib import Path
 
 from scripts.report.runs import Run
+from verl_vcpo.whole_file import whole_file
 
 # (metric, title, logarithmic) in reading order. Accuracy is drawn by itself.
 PANELS = (
@@ -40,10 +40,9 @@ def draw(runs: list[Run], path: Path) -> Path:
     else:
         curves[0, 0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=3, frameon=False)
     figure.suptitle(_title(runs))
-    partial = path.with_name(f"{path.name}.partial.png")
-    figure.savefig(partial, dpi=120)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
     plt.close(figure)
-    os.replace(partial, path)
     return path
 
 

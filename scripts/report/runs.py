@@ -11,9 +11,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SUMMARY_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
 
-CONFIG_FILE = "config.yaml"
 TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}
 _NAMES = {"none": "REINFORCE", "mean": "GRPO", "leave_one_out": "RLOO", "length": "OPO", "opob": "OPOB"}
 

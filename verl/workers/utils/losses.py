@@ -27,7 +27,11 @@ def scores(log_probs: Tensor, data: TensorDict, loss_agg_mode: str, loss_scale_f
     mask = data["response_mask"]
     mask = (mask.to_padded_tensor(0) if mask.is_nested else mask).bool()  # [B, T]
     log_prob = padded_responses(log_probs, data)[:, : mask.shape[1]]
-    mask = mask[:, : log_prob.shape[1]]
+    return aggregated(log_prob, mask[:, : log_prob.shape[1]], loss_agg_mode, loss_scale_factor)
+
+
+def aggregated(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
+    """[B, T] log-probs of response tokens, [B, T] bool -> [B] scores."""
     total = torch.where(mask, log_prob, 0.0).sum(dim=-1)
     if loss_agg_mode == TOKEN_MEAN:
         return total / mask.sum(dim=-1).clamp(min=1)

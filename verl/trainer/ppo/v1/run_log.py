@@ -12,7 +12,7 @@ from tqdm import tqdm
 from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
 from verl_vcpo.whole_file import write_whole
 
-METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
 
 # Our name -> verl's. These come first in every line; all of verl's own metrics follow under their own names.
 HEADLINES = {

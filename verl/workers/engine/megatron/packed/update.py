@@ -17,7 +17,7 @@ of its time is a bubble, once per pass and not once per mini-batch.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -149,10 +149,11 @@ class PackedUpdate:
 
     def _sums(self, rows: list[int]) -> Tensor:
         """[2, b] coefficients of a_i g_i in the main and the second buffer."""
-        reward, mean, scale = self._rewards()
+        reward, mean, scale = self._rewards
         both = torch.stack([(reward - mean) * scale, scale])
         return both[:, self.prompts.mine][:, rows].float().to(get_device_id())
 
+    @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
         """[B] rewards, their mean over the baseline's scope, and 1 / (s B); 0 where a sequence is not usable."""
         prompts, usable = self.prompts, self.prompts.usable
@@ -184,7 +185,7 @@ class PackedUpdate:
             return
         mine = usable[self.prompts.mine][rows]
         if mine.any():
-            mean = self._rewards()[1][self.prompts.mine][rows]
+            mean = self._rewards[1][self.prompts.mine][rows]
             shift = (step.baseline[batch.mine] - mean)[mine][0].item()  # the same for all: they have one baseline
             for parameter, second in self.second.items():
                 parameter.main_grad.sub_(second, alpha=shift)  # type: ignore[attr-defined]
