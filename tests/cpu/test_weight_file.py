@@ -7,7 +7,7 @@ import pytest
 import torch
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-from verl_vcpo.cpu.weight_file import BACKEND, WeightFileCheckpointEngine, weight_files
+from verl_vcpo.cpu.weight_file import BACKEND, WeightFileCheckpointEngine, weight_files, weights_of
 
 
 def engine(folder: Path, run_id: str = "run", **kwargs: object) -> WeightFileCheckpointEngine:
@@ -19,7 +19,7 @@ def weights(scale: float) -> dict[str, torch.Tensor]:
 
 
 async def receive(receiver: WeightFileCheckpointEngine, version: int) -> dict[str, torch.Tensor]:
-    return {name: weight async for name, weight in receiver.receive_weights(global_steps=version)}
+    return dict(weights_of([sent async for sent in receiver.receive_weights(global_steps=version)]))
 
 
 def test_a_receiver_gets_exactly_the_version_it_asked_for(tmp_path: Path) -> None:
@@ -36,6 +36,33 @@ def test_a_receiver_gets_exactly_the_version_it_asked_for(tmp_path: Path) -> Non
     received = asyncio.run(exchange())
     for name, weight in weights(2.0).items():
         assert torch.equal(received[name], weight) and received[name].dtype == weight.dtype
+
+
+def test_staged_weights_are_sent_without_walking_them_again(tmp_path: Path) -> None:
+    sender, receiver = engine(tmp_path, is_master=True), engine(tmp_path)
+
+    async def exchange(scale: float, version: int) -> dict[str, torch.Tensor]:
+        await sender.send_weights(iter(weights(scale).items()), global_steps=version)
+        return await receive(receiver, version)
+
+    sender.stage_weights(iter(weights(1.0).items()), 1)
+    assert torch.equal(asyncio.run(exchange(5.0, 1))["a"], weights(1.0)["a"])
+    assert torch.equal(asyncio.run(exchange(2.0, 2))["a"], weights(2.0)["a"]), "another version is not what was staged"
+    sender.finalize()
+    assert torch.equal(asyncio.run(exchange(3.0, 2))["a"], weights(3.0)["a"]), "nothing is staged any more"
+
+
+def test_weights_mapped_from_a_file_that_is_gone_are_still_there(tmp_path: Path) -> None:
+    sender = engine(tmp_path, is_master=True)
+    asyncio.run(sender.send_weights(iter(weights(1.0).items()), global_steps=1))
+    received = asyncio.run(receive(engine(tmp_path), 1))
+    sender.finalize()
+    assert torch.equal(received["a"], weights(1.0)["a"])
+
+
+def test_weights_of_another_checkpoint_engine_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"checkpoint_engine.backend must be weight_file"):
+        weights_of([("a", torch.zeros(1)), ("b", torch.zeros(1))])
 
 
 def test_nothing_is_left_after_a_synchronisation(tmp_path: Path) -> None:

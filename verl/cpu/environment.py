@@ -17,6 +17,9 @@ ENVIRONMENT = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     # one thread per process: on few cores they would only wait for each other
     "OMP_NUM_THREADS": "1",
+    # freed memory is kept for the next tensor: new pages are what half a weight update would wait for
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",  # bytes
+    "MALLOC_TRIM_THRESHOLD_": "4000000000",  # bytes
     # a laptop run talks to nobody
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -13,6 +13,8 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from verl_vcpo.cpu.weight_file import weights_of
+
 _RECEIVE_TIMEOUT_MS = 300_000
 
 
@@ -44,6 +46,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         Raises:
             NotImplementedError: LoRA adapters.
             TimeoutError: the sender stopped.
+            ValueError: the weights were sent by another checkpoint engine than `weight_file`.
         """
         if peft_config:
             raise NotImplementedError("LoRA on CPU: train the whole model (actor_rollout_ref.model.lora.rank=0)")
@@ -51,8 +54,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         receiver = _Receiver(zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=use_shm)
 
         def load(weights: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-            # Cloned: the reload keeps tensors until their layer is complete, the receiver reuses its buffer.
-            model.load_weights((name, weight.clone()) for name, weight in weights)
+            model.load_weights(weights_of(weights))
 
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)

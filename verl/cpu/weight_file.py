@@ -1,7 +1,8 @@
 """Trainer -> sampler weights through one file in shared memory (a verl CheckpointEngine, backend "weight_file").
 
 The file lives for one synchronisation. Its name carries the run's id, so that two runs never meet and the
-driver can remove what a killed process left behind.
+driver can remove what a killed process left behind. Trainer and samplers share the machine: what travels from process
+to process is the file's name, and vLLM's worker maps the file (vllm_worker.py).
 """
 
 import asyncio
@@ -16,11 +17,27 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 BACKEND = "weight_file"
 _POLL_S = 0.01
+_FILE_NAME = "vcpo_weight_file"
 
 
 def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
     """The files that the run has in shared memory now: none between synchronisations."""
     return sorted(Path(directory).glob(f"vcpo-{run_id}-*"))
+
+
+def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """The weights that `receive_weights` stands for, mapped from memory.
+
+    Raises:
+        ValueError: weights were sent by another checkpoint engine.
+    """
+    if [name for name, _ in sent] != [_FILE_NAME]:
+        raise ValueError(
+            f"on CPU actor_rollout_ref.rollout.checkpoint_engine.backend must be {BACKEND}: vLLM's worker expected "
+            f"the name of its file and got {len(sent)} tensors"
+        )
+    file_name = bytes(sent[0][1].tolist()).decode()
+    return list(torch.load(file_name, weights_only=True, mmap=True).items())
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -48,6 +65,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         self.is_master = is_master
         self.timeout_s = timeout_s
         self._path = Path(directory) / f"vcpo-{run_id}-weights"
+        self._staged: int | None = None
 
     def _file(self, global_steps: int | None) -> Path:
         return self._path.with_name(f"{self._path.name}-v{global_steps}")
@@ -66,6 +84,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
 
     def finalize(self) -> None:
         """Every receiver has read the file: remove it."""
+        self._staged = None
         if self.is_master:
             for path in self._path.parent.glob(f"{self._path.name}-v*"):
                 path.unlink(missing_ok=True)
@@ -73,23 +92,28 @@ class WeightFileCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
+        """Have version `global_steps` in the file, which `stage_weights` may have written already."""
+        if global_steps is None or global_steps != self._staged:
+            self.stage_weights(weights, global_steps)
+        return {}
+
+    def stage_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         """Write version `global_steps`: under a temporary name first, so that it is whole when it appears."""
-        start = time.perf_counter()
         # Every rank walks the generator, because gathering a tensor is collective; only the master keeps it.
         tensors = {}
         for name, weight in weights:
             if self.is_master:
                 tensors[name] = weight.detach().cpu().clone()
+        self._staged = global_steps
         if not self.is_master:
-            return {}
+            return
         path = self._file(global_steps)
         partial = path.with_name(f"{path.name}.partial")
         torch.save(tensors, partial)
         os.replace(partial, path)
-        return {"weight_sync/export_s": time.perf_counter() - start}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yield version `global_steps`.
+        """Yield the name of version `global_steps`'s file, as bytes; `weights_of` reads it.
 
         Raises:
             TimeoutError: the file did not appear in `timeout_s`, naming what was waited for.
@@ -104,5 +128,4 @@ class WeightFileCheckpointEngine(CheckpointEngine):
                     "(checkpoint_engine.engine_kwargs.weight_file.timeout_s sets the limit)"
                 )
             await asyncio.sleep(_POLL_S)
-        for name, weight in torch.load(path, weights_only=True).items():
-            yield name, weight
+        yield _FILE_NAME, torch.tensor(list(str(path).encode()), dtype=torch.uint8)

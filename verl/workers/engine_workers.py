@@ -19,3 +19,11 @@ class VCPOActorWorker(DetachActorWorker):
         )
         os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR
         super().init_model()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stage_weights(self, global_steps: int) -> None:
+        """Export the weights while the samplers still run, if the checkpoint engine has a place for them."""
+        stage = getattr(self.checkpoint_engine, "stage_weights", None)
+        if stage is not None:
+            weights, _ = self.actor.engine.get_per_tensor_param()
+            stage(weights, global_steps)

@@ -24,6 +24,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
 
 from verl_vcpo.trainer.ppo.v1 import checkpoint
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
@@ -153,6 +154,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.sampler_keeper.take_out_the_dead()  # an update would wait for them for ever
         self._mend()
         self._served_version = self.global_steps
+        with marked_timer("stage_weights", self.timing_raw):
+            self.actor_rollout_wg.stage_weights(self.global_steps)
         try:
             super().on_step_end()
         except ray.exceptions.RayError:
