@@ -59,8 +59,12 @@ class Folder:
         file = self.path / SETTINGS_FILE
         if not file.is_file():
             write_whole(file, json.dumps(settings, indent=2) + "\n")
-        elif json.loads(file.read_text()) != settings:
+        elif self.settings() != settings:
             raise ValueError(f"--out {self.path}: holds runs of other settings ({file}); choose another folder")
+
+    def settings(self) -> dict[str, Any]:
+        """What all runs of the opened folder have in common."""
+        return json.loads((self.path / SETTINGS_FILE).read_text())
 
     def file(self, run: Run) -> Path:
         return self.path / RUNS / f"{run.name}.parquet"
@@ -68,6 +72,30 @@ class Folder:
     def curves(self, runs: Iterable[Run]) -> pd.DataFrame:
         """The steps of finished runs, one below the other, with the run's settings in columns."""
         return pd.concat([pd.read_parquet(self.file(run)) for run in runs], ignore_index=True)
+
+    def publish(self, curves: pd.DataFrame, file: Path) -> None:
+        """Write curves as one compressed table that says which settings they are of."""
+        curves.attrs["settings"] = self.settings()
+        with whole_file(file) as partial:
+            curves.to_parquet(partial, index=False, compression="zstd")
+
+    def adopt(self, file: Path) -> None:
+        """Have the runs of a published table, so that they are not made again.
+
+        Raises:
+            ValueError: they are of other settings.
+        """
+        curves = pd.read_parquet(file)
+        if curves.attrs.get("settings") != self.settings():
+            raise ValueError(
+                f"--known {file}: holds runs of other settings, or was not written by scripts.bench.stability"
+            )
+        for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
+            method, lag, seed, lr = cell
+            run = Run(str(method), int(lag), int(seed), float(lr))
+            if not self.file(run).is_file():
+                with whole_file(self.file(run)) as partial:
+                    curve.to_parquet(partial, index=False, compression="zstd")
 
 
 def run_all(runs: list[Run], folder: Folder, workers: int) -> Iterator[Run]:

@@ -22,7 +22,7 @@ from recipe.fully_async_policy.main import CONFIG_DIR
 from recipe.lag_simulator.analysis import interval, outcome, steps_to
 from recipe.lag_simulator.grid import Folder, Run, run_all
 from scripts.bench.stability_alarm import AlarmScore, score_alarm
-from verl_vcpo.whole_file import whole_file, write_whole
+from verl_vcpo.whole_file import write_whole
 
 METHODS = tuple(sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml")))
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
@@ -180,6 +180,14 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=int, default=os.cpu_count() or 1, help="runs side by side (default: all cores)"
     )
     parser.add_argument("--out", type=Path, default=Path("outputs/stability"), help="default: %(default)s")
+    parser.add_argument(
+        "--known",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FILE",
+        help="finished runs: {curves,tuning}.parquet of an --out",
+    )
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
     parser.add_argument("--prepare", action="store_true", help="make the data and the first policy, and stop")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
@@ -207,7 +215,9 @@ def main(argv: list[str] | None = None) -> int:
     folder = Folder(arguments.out, (f"trainer.total_training_steps={steps}",))
     try:
         folder.open(MODEL)
-    except ValueError as error:
+        for file in arguments.known:
+            folder.adopt(file)
+    except (OSError, ValueError) as error:
         print(f"stability: {error}", file=sys.stderr)
         return 2
 
@@ -215,12 +225,13 @@ def main(argv: list[str] | None = None) -> int:
     if len(rates) > 1:
         lag = arguments.tune_lag
         tuning = [Run(m, lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates]
-        tuned = best_learning_rates(make(tuning, folder, arguments.workers, "learning rates"), steps)
+        tuning_curves = make(tuning, folder, arguments.workers, "learning rates")
+        folder.publish(tuning_curves, arguments.out / "tuning.parquet")
+        tuned = best_learning_rates(tuning_curves, steps)
     chosen = choose(tuned) if tuned else dict.fromkeys(methods, rates[0])
     runs = [Run(m, lag, seed, chosen[m]) for lag in lags for m in methods for seed in seeds]
     curves = make(runs, folder, arguments.workers, "methods")
-    with whole_file(arguments.out / "curves.parquet") as partial:
-        curves.to_parquet(partial, index=False, compression="zstd")
+    folder.publish(curves, arguments.out / "curves.parquet")
     rows, alarm = summarise(curves, steps), score_alarm(curves)
     print_tables(rows, tuned, alarm)
     if arguments.figures:

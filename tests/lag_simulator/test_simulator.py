@@ -101,3 +101,14 @@ def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp
     pd.testing.assert_frame_equal(mine, same, check_dtype=False)
     with pytest.raises(ValueError, match="holds runs of other settings"):
         Folder(folder.path, settings[1:]).open(assets / "model")
+
+    published = tmp_path / "curves.parquet"
+    folder.publish(curves, published)
+    other = Folder(tmp_path / "another", settings)
+    other.open(assets / "model")
+    other.adopt(published)
+    pd.testing.assert_frame_equal(other.curves([first, second]), curves)
+    fewer = Folder(tmp_path / "fewer", settings[1:])
+    fewer.open(assets / "model")
+    with pytest.raises(ValueError, match="holds runs of other settings"):
+        fewer.adopt(published)
