@@ -88,6 +88,26 @@ def methods(curves: pd.DataFrame) -> Any:
     return figure
 
 
+def beside(curves: pd.DataFrame, file: Path) -> Path:
+    """The curves of scripts.bench.stability_real: a colour per method, one line style per stack."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = _figure(2, 2, sharex=True)
+    stacks, names = list(dict.fromkeys(curves["stack"])), list(dict.fromkeys(curves["method"]))
+    for axis, (metric, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+        for (method, stack), run in curves.groupby(["method", "stack"], sort=False):
+            measured = run.dropna(subset=metric)
+            values = measured[metric] if metric == "val_accuracy" else measured[metric].rolling(_SMOOTHED, 1).mean()
+            style = {"color": f"C{names.index(method)}", "linestyle": ("--", "-")[stacks.index(stack)]}
+            axis.plot(measured["step"], values, label=f"{method}, {stack}", linewidth=1.5, **style)
+        axis.set_title(title)
+        if logarithmic:
+            axis.set_yscale("log")
+    axes[0, 0].legend(frameon=False)
+    for axis in axes[1]:
+        axis.set_xlabel("optimizer step")
+    return _save(figure, file)
+
+
 def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     import matplotlib
 
