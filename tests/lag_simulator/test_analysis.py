@@ -9,7 +9,7 @@ import pytest
 from recipe.lag_simulator.analysis import collapse_step, interval, outcome, steps_to
 from scripts.bench.stability import best_learning_rates, choose, summarise
 from scripts.bench.stability_alarm import score_alarm
-from scripts.bench.stability_figures import draw_all
+from scripts.bench.stability_figures import beside, draw_all
 
 
 def curve(accuracies: list[float], ess: float = 0.8, low_from: int | None = None, **run: object) -> pd.DataFrame:
@@ -63,6 +63,8 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
     assert rows["tis_seq", 32].collapsed == 1 and rows["tis_seq", 32].collapse_step == 20
     assert rows["vcpo", 32].collapsed == 0 and rows["vcpo", 32].steps_to_sync == 20
     assert {file.name for file in draw_all(curves, tmp_path)} == {"predictors.png", "lags.png", "methods.png"}
+    stacks = pd.concat([curve([0.2, 0.3], stack=stack) for stack in ("simulator", "real stack")], ignore_index=True)
+    assert beside(stacks, tmp_path / "real_stack.png") == tmp_path / "real_stack.png"
     assert all(file.stat().st_size > 10_000 for file in tmp_path.iterdir())
 
 
