@@ -102,6 +102,7 @@ def beside(curves: pd.DataFrame, file: Path) -> Path:
         axis.set_title(title)
         if logarithmic:
             axis.set_yscale("log")
+            axis.set_ylim(bottom=curves[metric].median() / 100)  # on policy KL is 0, and so is a dead gradient
     axes[0, 0].legend(frameon=False)
     for axis in axes[1]:
         axis.set_xlabel("optimizer step")
