@@ -17,9 +17,12 @@ if [[ ! -f $DATA/meta.json ]]; then
   python -m scripts.sample_data "$TASK" --out "$DATA/raw"
   python -m scripts.prepare_data "$TASK" --source "$DATA/raw" --tokenizer "$MODEL" --max-prompt-length 448 --out "$DATA"
 fi
-if [[ $TASK == tool_use ]] && ! curl -sf localhost:8080/v1/ping >/dev/null; then
-  python -m recipe.code_sandbox --port 8080 &
+if [[ $TASK == tool_use ]]; then
+  # its own: another one may end at any moment, with the run that it belongs to
+  port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  python -m recipe.code_sandbox --port "$port" &
   sandbox=$!
-  until curl -sf localhost:8080/v1/ping >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
+  until curl -sf "127.0.0.1:$port/v1/ping" >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
   (while kill -0 $$ 2>/dev/null; do sleep 1; done; kill "$sandbox") & # it ends with the run, which gets this process's id
+  LAYOUT+=("tool_use.sandbox_url=http://127.0.0.1:$port")
 fi
