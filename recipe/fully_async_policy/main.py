@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 80)")
     args = parser.parse_args(argv)
 
-    from recipe.fully_async_policy.processes import Terminated, new_run_id
+    from recipe.fully_async_policy.processes import new_run_id, was_terminated
 
     run_id = new_run_id()
     prepare_environment(args.overrides)
@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         summary = train(config, run_id)
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt:
         print(f"interrupted; {config.run_dir} keeps the metrics of the steps that were done", file=sys.stderr)
-        return 143 if isinstance(interrupt, Terminated) else 130
+        return 143 if was_terminated() else 130
     except Exception as error:
         print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -100,17 +101,23 @@ def _start_reaper(run_id: str) -> subprocess.Popen[str]:
     )
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a run as Ctrl-C does."""
+# Not told by what is raised: where Ray waits, it makes a plain KeyboardInterrupt of whatever a handler raises.
+_terminated = threading.Event()
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    raise Terminated
+    _terminated.set()
+    raise KeyboardInterrupt
 
 
 def catch_sigterm() -> None:
-    """SIGTERM raises `Terminated` from now on; once more after `ray.init`, whose own handler aborts the process."""
+    """SIGTERM ends a run as Ctrl-C does; call it again after `ray.init`, whose own handler aborts the process."""
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def was_terminated() -> bool:
+    """Whether it was SIGTERM that interrupted the run."""
+    return _terminated.is_set()
 
 
 @contextlib.contextmanager
@@ -118,6 +125,7 @@ def cleaned_up(run_id: str) -> Iterator[Run]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
     run, reaper = Run(run_id), _start_reaper(run_id)
     previous = signal.getsignal(signal.SIGTERM)
+    _terminated.clear()
     catch_sigterm()
     try:
         yield run
