@@ -60,9 +60,11 @@ def test_weights_mapped_from_a_file_that_is_gone_are_still_there(tmp_path: Path)
     assert torch.equal(received["a"], weights(1.0)["a"])
 
 
-def test_weights_of_another_checkpoint_engine_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"checkpoint_engine.backend must be weight_file"):
-        weights_of([("a", torch.zeros(1)), ("b", torch.zeros(1))])
+def test_tensors_that_are_sent_themselves_are_copied_out_of_the_senders_buffer() -> None:
+    buffer = torch.zeros(4)
+    received = dict(weights_of([("a", buffer[:2]), ("b", buffer[2:])]))
+    buffer.fill_(1.0)
+    assert received["a"].tolist() == received["b"].tolist() == [0.0, 0.0]
 
 
 def test_nothing_is_left_after_a_synchronisation(tmp_path: Path) -> None:

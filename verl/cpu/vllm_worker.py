@@ -46,7 +46,6 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         Raises:
             NotImplementedError: LoRA adapters.
             TimeoutError: the sender stopped.
-            ValueError: the weights were sent by another checkpoint engine than `weight_file`.
         """
         if peft_config:
             raise NotImplementedError("LoRA on CPU: train the whole model (actor_rollout_ref.model.lora.rank=0)")

@@ -26,16 +26,13 @@ def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
 
 
 def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """The weights that `receive_weights` stands for, mapped from memory.
+    """The weights in a bucket that verl's sender delivered, in memory that stays.
 
-    Raises:
-        ValueError: weights were sent by another checkpoint engine.
+    What `receive_weights` yields stands for the whole file, which is mapped. Tensors themselves, as verl's synchronous
+    trainer sends them, are copied: the sender's buffer is used again.
     """
     if [name for name, _ in sent] != [_FILE_NAME]:
-        raise ValueError(
-            f"on CPU actor_rollout_ref.rollout.checkpoint_engine.backend must be {BACKEND}: vLLM's worker expected "
-            f"the name of its file and got {len(sent)} tensors"
-        )
+        return [(name, weight.clone()) for name, weight in sent]
     file_name = bytes(sent[0][1].tolist()).decode()
     return list(torch.load(file_name, weights_only=True, mmap=True).items())
 
