@@ -243,7 +243,7 @@ def _trainer(schedule: Schedule, clock: Clock, samplers: Samplers) -> trainer_la
     trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
     trainer.timing_raw, trainer._restored_tq_prompt_count, trainer._row_of = {}, 0, {}
     trainer.train_dataloader = trainer.train_dataloader_it = _dataset()
-    trainer.sampler_keeper = mock.Mock(**{"broken.return_value": []})
+    trainer.sampler_keeper, trainer.actor_rollout_wg = mock.Mock(**{"broken.return_value": []}), mock.Mock()
     trainer._served_version, trainer.observe_processes = 0, lambda: None
     trainer.agent_loop_manager = trainer.standalone_checkpoint_manager = samplers
     trainer.replay_buffer = LagKReplayBuffer(

@@ -106,8 +106,8 @@ def arguments(script: Path, folder: Path, **environment: str) -> list[list[str]]
 
 def resolved(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> DictConfig:
     """The configuration that the script trains with."""
-    call = arguments(SHELL / f"{name}.sh", folder, **environment)[-1]
-    assert call[:2] == ["-m", "recipe.fully_async_policy.main"]
+    calls = arguments(SHELL / f"{name}.sh", folder, **environment)
+    (call,) = [call for call in calls if call[:2] == ["-m", "recipe.fully_async_policy.main"]]
     monkeypatch.setenv("VCPO_HARDWARE", "cpu" if environment.get("CPU") == "1" else "gpu")
     monkeypatch.setenv("VCPO_RUN_ID", "test")
     config = main.compose(call[2:])

@@ -17,7 +17,7 @@ if [[ ! -f $DATA/meta.json ]]; then
   python -m scripts.sample_data "$TASK" --out "$DATA/raw"
   python -m scripts.prepare_data "$TASK" --source "$DATA/raw" --tokenizer "$MODEL" --max-prompt-length 448 --out "$DATA"
 fi
-if [[ $TASK == tool_use ]]; then
+if [[ $TASK == tool_use && ${DRY_RUN:-} != 1 ]]; then
   # its own: another one may end at any moment, with the run that it belongs to
   port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   python -m recipe.code_sandbox --port "$port" &
