@@ -34,6 +34,23 @@ def test_a_prompt_is_in_one_mini_batch(n: int, prompts: int, batches: int, ranks
         for row in rows:
             homes.setdefault(groups[row], set()).add(number)
     assert all(len(home) == 1 for home in homes.values())
+    share = len(order) // ranks
+    ranks_of: dict[str, set[int]] = {}
+    for place, row in enumerate(order):
+        ranks_of.setdefault(groups[row], set()).add(place // share)
+    assert all(len(home) == 1 for home in ranks_of.values()), "and on one rank"
+
+
+def test_ranks_get_about_as_many_tokens() -> None:
+    groups, lengths = [f"prompt{i // 4}" for i in range(32)], [10 * (1 + i // 4) for i in range(32)]
+    order = whole_groups_order(groups, lengths, mini_batch_size=32, ranks=2)
+    assert sum(lengths[row] for row in order[:16]) == sum(lengths[row] for row in order[16:])
+    assert [lengths[row] for row in order[:16]] == sorted((lengths[row] for row in order[:16]), reverse=True)
+
+
+def test_a_group_that_does_not_fit_on_a_rank_is_spread_over_them() -> None:
+    order = whole_groups_order(["a"] * 6, [1] * 6, mini_batch_size=6, ranks=2)
+    assert sorted(order) == list(range(6))
 
 
 def test_groups_of_different_sizes_lose_no_sequence() -> None:

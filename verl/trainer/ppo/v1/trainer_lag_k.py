@@ -200,10 +200,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         batch = super()._balance_batch(batch, *args, **kwargs)
         actor = self.config.actor_rollout_ref.actor
         mini_batch_size = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        if len(batch) > mini_batch_size:
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        if ranks > 1 or len(batch) > mini_batch_size:
             prompts = [prompt_of(key) for key in batch.keys]
             lengths = [tag["seq_len"] for tag in batch.tags]
-            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
             batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
         return batch
 
