@@ -26,7 +26,7 @@ from verl_vcpo.whole_file import write_whole
 
 METHODS = tuple(sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml")))
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
-LEARNING_RATES, TUNING_SEEDS = (1e-4, 3e-4, 1e-3), (101, 102)
+LEARNING_RATES, TUNING_SEEDS = (3e-5, 1e-4, 3e-4), (101, 102)
 QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq", "vcpo"), (0, 32), (1, 2), 3e-4
 STEPS, QUICK_STEPS = 300, 200
 MODEL, DATA = Path("models/countdown-lag"), Path("data/countdown")
