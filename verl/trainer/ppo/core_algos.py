@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
+import verl_vcpo.trainer.ppo.rollout_corr_helper  # noqa: F401  # a fix in verl's
 from vcpo.stabilizers import TOKEN_LOSSES
 from vcpo.stabilizers.tba import tba
 
