@@ -1,0 +1,98 @@
+"""Every `stabilizer=NAME` on the real stack: `python -m scripts.bench.stabilizers [--only NAME ...] [--json]`.
+
+A few steps each through Ray, vLLM and Megatron on CPU, at lag 1, one run after another: about two minutes each on 2
+cores. Methods that only the lag simulator can run are to be refused. Exits with 1 where a run fails, or a step's
+gradient is not finite.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from recipe.fully_async_policy.main import CONFIG_DIR
+from scripts.bench.small_run import Run, make_assets
+
+NAMES = sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml"))
+LAG, STEPS = 1, 3
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What became of one method."""
+
+    stabilizer: str
+    exit_code: int
+    refused: bool
+    """With the advice to run it in the simulator, before anything was started."""
+    grad_norms: list[float]
+    """One per step."""
+    max_lag: float
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        whole = len(self.grad_norms) == STEPS and all(map(math.isfinite, self.grad_norms))
+        return self.refused or (self.exit_code == 0 and whole and any(self.grad_norms) and self.max_lag <= LAG)
+
+
+def execute(name: str, assets: Path, run_dir: Path) -> Execution:
+    """Run one method to its end; the end of what it prints goes to stderr where it fails."""
+    start = time.perf_counter()
+    run = Run(assets, run_dir, f"stabilizer={name}", f"async.lag={LAG}", f"trainer.total_training_steps={STEPS}")
+    exit_code = run.wait()
+    steps = [line for line in run.lines() if line["step"] > 0]
+    execution = Execution(
+        stabilizer=name,
+        exit_code=exit_code,
+        refused=exit_code == 2 and "recipe.lag_simulator" in run.tail(),
+        grad_norms=[line["grad_norm"] for line in steps],
+        max_lag=max((line["lag_max"] for line in steps), default=0.0),
+        seconds=time.perf_counter() - start,
+    )
+    if not execution.ok:
+        tqdm.write(f"{name}:\n{run.tail()}", file=sys.stderr)
+    return execution
+
+
+def executions(names: list[str]) -> Iterator[Execution]:
+    with tempfile.TemporaryDirectory() as folder:
+        assets = make_assets(Path(folder))
+        for name in names:
+            yield execute(name, assets, Path(folder) / name)
+
+
+def print_table(rows: list[Execution]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("stabilizer", "exit code", "gradient norms", "largest lag", "seconds", "")
+    for row in rows:
+        norms = ", ".join(f"{norm:.3g}" for norm in row.grad_norms)
+        verdict = "only in the simulator" if row.refused else "ok" if row.ok else "WRONG"
+        table.add_row(row.stabilizer, str(row.exit_code), norms, f"{row.max_lag:.0f}", f"{row.seconds:.0f}", verdict)
+    Console(width=110).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
+    arguments = parser.parse_args()
+    names = arguments.only or NAMES
+    rows = list(tqdm(executions(names), total=len(names), desc="stabilizers", file=sys.stderr))
+    print_table(rows)
+    if arguments.json:
+        print(json.dumps({"lag": LAG, "steps": STEPS, "stabilizers": [asdict(row) for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
