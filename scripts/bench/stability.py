@@ -30,6 +30,9 @@ LEARNING_RATES, TUNING_SEEDS = (3e-5, 1e-4, 3e-4), (101, 102)
 QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq", "vcpo"), (0, 32), (1, 2), 3e-4
 STEPS, QUICK_STEPS = 300, 200
 MODEL, DATA = Path("models/countdown-lag"), Path("data/countdown")
+# A policy that solves half of the problems, by reading them: from one that guesses, RL goes for the sum of all numbers,
+# which is right for 46 %, and stays there.
+WARM_START = {"--layers": "2", "--heads": "2", "--steps": "900", "--correct-fraction": "0.4", "--samples": "4"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,8 @@ def prepare() -> None:
 
     if not (DATA / "meta.json").is_file() and prepare_data(["countdown", "--out", str(DATA)]):
         raise SystemExit(2)
-    if not MODEL.is_dir() and warm_start(
-        ["--data", str(DATA), "--out", str(MODEL), "--layers", "2", "--heads", "2", "--samples", "4"]
-    ):
+    settings = [part for pair in WARM_START.items() for part in pair]
+    if not MODEL.is_dir() and warm_start(["--data", str(DATA), "--out", str(MODEL), *settings]):
         raise SystemExit(2)
 
 
