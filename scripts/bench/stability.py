@@ -64,7 +64,7 @@ def prepare() -> None:
     if not (DATA / "meta.json").is_file() and prepare_data(["countdown", "--out", str(DATA)]):
         raise SystemExit(2)
     settings = [part for pair in WARM_START.items() for part in pair]
-    if not MODEL.is_dir() and warm_start(["--data", str(DATA), "--out", str(MODEL), *settings]):
+    if warm_start(["--data", str(DATA), "--out", str(MODEL), *settings]):  # or reuse
         raise SystemExit(2)
 
 

@@ -67,7 +67,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
     prepare()
-    curves = compare(arguments.out, arguments.methods, arguments.lag, arguments.steps)
+    try:
+        curves = compare(arguments.out, arguments.methods, arguments.lag, arguments.steps)
+    except (RuntimeError, ValueError) as error:
+        print(f"stability_real: {error}", file=sys.stderr)
+        return 2
     rows = []
     for (method, stack), curve in curves.groupby(["method", "stack"], sort=False):
         result = outcome(curve, arguments.steps)
