@@ -61,7 +61,8 @@ def check(config: "DictConfig") -> None:
     """
     from recipe.fully_async_policy.validate import SettingError
 
-    actor = config.actor_rollout_ref.actor
+    actor, validation = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.val_kwargs
+    temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
         ("async.exact_lag", config["async"].exact_lag, True),
         ("actor_rollout_ref.actor.ppo_epochs", actor.ppo_epochs, 1),
@@ -70,6 +71,8 @@ def check(config: "DictConfig") -> None:
         ("actor_rollout_ref.actor.optim.optimizer", actor.optim.optimizer, "adam"),
         ("actor_rollout_ref.actor.optim.lr_decay_style", actor.optim.lr_decay_style, "constant"),
         ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, False),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature", temperature, 1.0),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p", validation.top_p, 1.0),
     ):
         if value != wanted:
             raise SettingError(

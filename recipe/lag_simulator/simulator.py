@@ -33,6 +33,7 @@ class Simulator:
         self._config = config
         self._lag = int(config["async"].lag)
         self._generator = torch.Generator().manual_seed(config.data.seed)
+        self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
         self._task = Task(config.data, config.reward, config.actor_rollout_ref.model.path)
         self.policy = Policy.load(config.actor_rollout_ref.model.path)
         self.method = build_method(config, self.policy)
@@ -60,9 +61,11 @@ class Simulator:
         return rows
 
     def accuracy(self) -> float:
-        """Share of held-out problems that the greedy response solves."""
-        held_out = self._task.held_out
-        response, _, _ = self.policy.sample(held_out.tokens, held_out.mask, 1, self._config.data.max_response_length)
+        """Share of responses to the held-out problems that solve them: `val_kwargs.n` per problem, drawn or greedy."""
+        held_out, settings = self._task.held_out, self._config.actor_rollout_ref.rollout.val_kwargs
+        longest = self._config.data.max_response_length
+        generator = self._val_generator if settings.do_sample else None
+        response, _, _ = self.policy.sample(held_out.tokens, held_out.mask, settings.n, longest, generator)
         return self._task.rewards(response, held_out.truths).mean().item()
 
     def _prompt_rows(self) -> Iterator[list[int]]:

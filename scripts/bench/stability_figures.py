@@ -17,7 +17,7 @@ import pandas as pd
 from recipe.lag_simulator.analysis import interval, outcome
 
 PANELS = (
-    ("val_accuracy", "Accuracy (held out, greedy)", False),
+    ("val_accuracy", "Accuracy (held out)", False),
     ("ess_ratio", "Effective sample size / batch size", False),
     ("kl", "KL(rollout || policy) per token, nats", True),
     ("grad_norm", "Gradient norm", True),
@@ -62,7 +62,7 @@ def lags(curves: pd.DataFrame) -> Any:
     axis = axes[0, 0]
     for lag, runs in curves[curves["method"] == method].groupby("lag"):
         _draw_line(axis, runs, "val_accuracy", f"k = {lag}")
-    axis.set_title(f"{method}: accuracy (held out, greedy)")
+    axis.set_title(f"{method}: accuracy (held out)")
     axis.set_xlabel("optimizer step")
     axis.legend(frameon=False)
     return figure
@@ -83,7 +83,7 @@ def methods(curves: pd.DataFrame) -> Any:
     axis.axhline(curves.loc[curves["step"] == 0, "val_accuracy"].mean(), color="0.5", linestyle=":", linewidth=1)
     axis.set_xticks(range(len(every)), [str(lag) for lag in every])
     axis.set_xlabel("lag k")
-    axis.set_title("Final accuracy (held out, greedy)")
+    axis.set_title("Final accuracy (held out)")
     axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

@@ -30,6 +30,21 @@ def test_the_seed_decides(overrides: list[str]) -> None:
     assert json.dumps(one) == json.dumps(same) != json.dumps(other)
 
 
+def test_looking_at_a_run_does_not_change_it(overrides: list[str]) -> None:
+    often, seldom = (rows(overrides, f"trainer.test_freq={frequency}") for frequency in (1, 6))
+    assert [row["grad_norm"] for row in often[1:]] == [row["grad_norm"] for row in seldom[1:]]
+    assert sum("val_accuracy" in row for row in often) == 7 and sum("val_accuracy" in row for row in seldom) == 2
+
+
+def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[str]) -> None:
+    drawn, greedy = (
+        Simulator(main.compose([*overrides, f"actor_rollout_ref.rollout.val_kwargs.{setting}"]))
+        for setting in ("n=8", "do_sample=false")
+    )
+    assert greedy.accuracy() == greedy.accuracy()
+    assert len({drawn.accuracy() for _ in range(5)}) > 1
+
+
 @pytest.mark.parametrize("stabilizer", METHODS)
 def test_every_stabiliser_runs(overrides: list[str], stabilizer: str) -> None:
     steps = rows(overrides, f"stabilizer={stabilizer}", "async.lag=1", "trainer.total_training_steps=3")
@@ -76,6 +91,7 @@ def test_the_command_writes_its_curve(overrides: list[str], tmp_path: Path) -> N
     [
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "ppo_epochs=2: the simulator knows 1 only"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=0.5", "temperature=0.5: the simulator knows 1.0 only"),
         ("stabilizer=magic", "magic"),
         ("async.lag=-1", "async.lag=-1: give a number of policy updates"),
     ],
