@@ -48,7 +48,7 @@ def predictors(curves: pd.DataFrame) -> Any:
             _draw_line(axis, curves[(curves["method"] == method) & (curves["lag"] == k)], name, label)
         axis.set_title(title)
         if logarithmic:
-            axis.set_yscale("log")
+            _logarithmic(axis, curves[name])
     axes[0, 0].legend(frameon=False)
     for axis in axes[1]:
         axis.set_xlabel("optimizer step")
@@ -101,8 +101,7 @@ def beside(curves: pd.DataFrame, file: Path) -> Path:
             axis.plot(measured["step"], values, label=f"{method}, {stack}", linewidth=1.5, **style)
         axis.set_title(title)
         if logarithmic:
-            axis.set_yscale("log")
-            axis.set_ylim(bottom=curves[metric].median() / 100)  # on policy KL is 0, and so is a dead gradient
+            _logarithmic(axis, curves[metric])
     axes[0, 0].legend(frameon=False)
     for axis in axes[1]:
         axis.set_xlabel("optimizer step")
@@ -121,6 +120,12 @@ def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure, axes
+
+
+def _logarithmic(axis: Any, values: "pd.Series[float]") -> None:
+    """Without what is far below the usual: on policy KL is 0 but for rounding, and so is a dead gradient."""
+    axis.set_yscale("log")
+    axis.set_ylim(bottom=values.quantile(0.9) / 1000)
 
 
 def _draw_line(axis: Any, runs: pd.DataFrame, name: str, label: str) -> None:
