@@ -32,7 +32,7 @@ STEPS, QUICK_STEPS = 300, 200
 MODEL, DATA = Path("models/countdown-lag"), Path("data/countdown")
 # A policy that solves half of the problems, by reading them: from one that guesses, RL goes for the sum of all numbers,
 # which is right for 46 %, and stays there.
-WARM_START = {"--layers": "2", "--heads": "2", "--steps": "900", "--correct-fraction": "0.4", "--samples": "4"}
+WARM_START = ("--layers", "2", "--heads", "2", "--steps", "900", "--correct-fraction", "0.4", "--samples", "4")
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def prepare() -> None:
 
     if not (DATA / "meta.json").is_file() and prepare_data(["countdown", "--out", str(DATA)]):
         raise SystemExit(2)
-    settings = [part for pair in WARM_START.items() for part in pair]
-    if warm_start(["--data", str(DATA), "--out", str(MODEL), *settings]):  # or reuse
+    if warm_start(["--data", str(DATA), "--out", str(MODEL), *WARM_START]):  # or reuse
         raise SystemExit(2)
 
 

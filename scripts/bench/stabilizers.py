@@ -11,16 +11,15 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from recipe.fully_async_policy.main import CONFIG_DIR
 from scripts.bench.small_run import Run, make_assets
+from scripts.bench.stability import METHODS
 
-NAMES = sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml"))
 LAG, STEPS = 1, 3
 
 
@@ -62,7 +61,7 @@ def execute(name: str, assets: Path, run_dir: Path) -> Execution:
     return execution
 
 
-def executions(names: list[str]) -> Iterator[Execution]:
+def executions(names: Sequence[str]) -> Iterator[Execution]:
     with tempfile.TemporaryDirectory() as folder:
         assets = make_assets(Path(folder))
         for name in names:
@@ -83,10 +82,10 @@ def print_table(rows: list[Execution]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--only", nargs="+", choices=METHODS, metavar="NAME", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    names = arguments.only or NAMES
+    names = arguments.only or METHODS
     rows = list(tqdm(executions(names), total=len(names), desc="stabilizers", file=sys.stderr))
     print_table(rows)
     if arguments.json:
