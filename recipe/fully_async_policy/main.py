@@ -165,12 +165,11 @@ def check(config: "DictConfig", files: bool = True) -> None:
     """
     import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
-    from recipe.fully_async_policy.validate import SettingError, validate, validate_trainer
+    from recipe.fully_async_policy.validate import SettingError, validate
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
     validate(config, files=files)
-    validate_trainer(config)
 
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

@@ -34,6 +34,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
     _check_groups(config, vcpo)
     _check_layout(config)
     _check_schedule(config)
+    _check_estimator(config)
     if config.actor_rollout_ref.rollout.agent.default_agent_loop == "simpletir":
         settings = _check_tool_use(config, vcpo)
         if files:
@@ -41,29 +42,6 @@ def validate(config: DictConfig, files: bool = True) -> None:
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         raise SettingError(
             "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or vcpo.enable=false"
-        )
-
-
-def validate_trainer(config: DictConfig) -> None:
-    """What the real trainer cannot do and the lag simulator can.
-
-    Raises:
-        SettingError: the first such setting.
-    """
-    if config.actor_rollout_ref.actor.policy_loss.loss_mode == "tba":
-        raise SettingError(
-            "actor_rollout_ref.actor.policy_loss.loss_mode=tba (stabilizer=tba): the real trainer has no buffer that "
-            "replays responses; choose another stabilizer, or run it in recipe.lag_simulator"
-        )
-    if config.critic.enable:
-        raise SettingError(
-            "critic.enable=true (stabilizer=a2c): the lag-k trainer has no critic; set it to false, or run it in "
-            "recipe.lag_simulator"
-        )
-    if config.algorithm.adv_estimator == "optimal_token_baseline":
-        raise SettingError(
-            "algorithm.adv_estimator=optimal_token_baseline (stabilizer=otb): verl 0.9.1's V1 trainer does not give it "
-            "the probabilities that it needs; choose another stabilizer, or run it in recipe.lag_simulator"
         )
 
 
@@ -239,3 +217,13 @@ def _check_schedule(config: DictConfig) -> None:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check_estimator(config: DictConfig) -> None:
+    estimator, bypass = config.algorithm.adv_estimator, config.algorithm.rollout_correction.bypass_mode
+    measured = config.actor_rollout_ref.actor.calculate_sum_pi_squared and not bypass
+    if estimator in ("optimal_token_baseline", "tir_optimal_token_baseline") and not measured:
+        raise SettingError(
+            f"algorithm.adv_estimator={estimator}: needs the policy's probabilities before the update; set "
+            "actor_rollout_ref.actor.calculate_sum_pi_squared=true, algorithm.rollout_correction.bypass_mode=false"
+        )

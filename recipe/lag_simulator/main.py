@@ -62,6 +62,7 @@ def check(config: "DictConfig") -> None:
     from recipe.fully_async_policy.validate import SettingError
 
     actor, validation = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.val_kwargs
+    tba = actor.policy_loss.loss_mode == "tba"  # whose loss has the penalty in it
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
         ("async.exact_lag", config["async"].exact_lag, True),
@@ -70,7 +71,7 @@ def check(config: "DictConfig") -> None:
         ("actor_rollout_ref.actor.entropy_coeff", actor.entropy_coeff, 0),
         ("actor_rollout_ref.actor.optim.optimizer", actor.optim.optimizer, "adam"),
         ("actor_rollout_ref.actor.optim.lr_decay_style", actor.optim.lr_decay_style, "constant"),
-        ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, False),
+        ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, tba),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", temperature, 1.0),
         ("actor_rollout_ref.rollout.val_kwargs.top_p", validation.top_p, 1.0),
     ):

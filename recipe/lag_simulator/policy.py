@@ -135,10 +135,7 @@ class Policy:
         drawn: list[tuple[Tensor, Tensor, Tensor]] = []
         for step in range(max_tokens):
             log_prob = F.linear(last, self.parameters[HEAD]).log_softmax(dim=-1)  # [B, V]
-            if generator is None:
-                token = log_prob.argmax(dim=-1)
-            else:
-                token = _draw(log_prob, generator)
+            token = log_prob.argmax(dim=-1) if generator is None else _draw(log_prob, generator)
             drawn.append((token, log_prob.gather(1, token[:, None])[:, 0], alive))
             alive = alive & (token != shape.end_token)
             if step + 1 == max_tokens or not alive.any():

@@ -1,25 +1,18 @@
 """TBA (arXiv 2503.18929): trajectory balance on a mixture of recent responses and the best of those seen before."""
 
-from collections import deque
 from dataclasses import fields
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
 from recipe.lag_simulator.batch import Batch
 from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.update import Update, kl, sampled_log_probs
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
+from vcpo.stabilizers.group_replay import GroupReplay
 from vcpo.stabilizers.tba import tba
-
-CAPACITY = 512
-"""Prompt groups that are remembered."""
-RECENT = 0.5
-"""The probability that a place in the batch goes to the group that has just arrived."""
-TEMPERATURE = 0.25
-"""Of the softmax over mean rewards by which remembered groups are drawn. As the two above: ours, not the paper's."""
 
 
 class TrajectoryBalance:
@@ -33,8 +26,7 @@ class TrajectoryBalance:
 
     def __init__(self, beta: float, reference: Policy, seed: int) -> None:
         self._beta, self._reference = beta, Policy(reference.parameters, reference.shape)
-        self._memory: deque[Batch] = deque(maxlen=CAPACITY)
-        self._generator = Generator().manual_seed(seed)
+        self._replay: GroupReplay[Batch] = GroupReplay(seed)
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """Nothing is needed of the batch as a whole."""
@@ -60,15 +52,9 @@ class TrajectoryBalance:
     def _mix(self, batch: Batch) -> Batch:
         """As many groups as `batch` has: its own or, in their place, remembered ones."""
         groups = [batch.rows(batch.group == index) for index in batch.group.unique()]
-        if self._memory:
-            means = torch.tensor([group.reward.mean() for group in self._memory])
-            drawn = torch.multinomial((means / TEMPERATURE).softmax(0), len(groups), True, generator=self._generator)
-            recent = torch.rand(len(groups), generator=self._generator) < RECENT
-            chosen = [g if keep else self._memory[i] for g, keep, i in zip(groups, recent, drawn.tolist(), strict=True)]
-        else:
-            chosen = groups
-        self._memory.extend(groups)
-        return _joined(chosen)
+        drawn = self._replay.draw(len(groups))
+        self._replay.remember(groups, [group.reward.mean().item() for group in groups])
+        return _joined([own if other is None else other for own, other in zip(groups, drawn, strict=True)])
 
 
 def _joined(groups: list[Batch]) -> Batch:

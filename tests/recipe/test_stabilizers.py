@@ -47,10 +47,13 @@ def test_a_setting_of_another_stabiliser_is_refused(good: dict[str, str]) -> Non
         main.check(composed(good, "stabilizer=ppo", "+actor_rollout_ref.actor.stabilizer.tau=1"))
 
 
-def test_what_only_the_simulator_can(good: dict[str, str]) -> None:
-    for name in ("otb", "tba", "a2c"):
-        with pytest.raises(SettingError, match=f"stabilizer={name}.*run it in recipe.lag_simulator"):
-            main.check(composed(good, f"stabilizer={name}"))
+@pytest.mark.parametrize(
+    "setting",
+    ["algorithm.rollout_correction.bypass_mode=true", "actor_rollout_ref.actor.calculate_sum_pi_squared=false"],
+)
+def test_the_token_baseline_needs_probabilities(good: dict[str, str], setting: str) -> None:
+    with pytest.raises(SettingError, match=r"adv_estimator=optimal_token_baseline: needs .*; set .*bypass_mode=false"):
+        main.check(composed(good, "stabilizer=otb", setting))
 
 
 def test_an_unknown_stabiliser_names_those_there_are(good: dict[str, str]) -> None:

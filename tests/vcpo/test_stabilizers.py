@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, off_policy_mask, topr, vespo
-from vcpo.stabilizers.tba import tba
+from vcpo.stabilizers.group_replay import GroupReplay
+from vcpo.stabilizers.tba import tba, tba_tokens
 
 MASK = torch.tensor([[True, True], [True, False]])
 ADVANTAGE = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
@@ -141,3 +142,27 @@ def test_tba_at_the_reference_is_reinforce_with_the_mean_as_baseline() -> None:
     (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
     baseline = torch.tensor([1 / 3, 1 / 3, 1 / 3, 3.0])
     torch.testing.assert_close(gradient, (-2 / 0.1 * (reward - baseline))[:, None].expand(4, 2))
+
+
+def test_tba_from_advantages_has_the_same_gradient() -> None:
+    torch.manual_seed(0)
+    log_pi, reference = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+    reward, group, beta = torch.tensor([1.0, 0.0, 0.3, 2.0]), torch.tensor([0, 0, 1, 1]), 0.2
+    (expected,) = torch.autograd.grad(tba(log_pi, reference, reward, group, mask, beta=beta).sum(), log_pi)
+    penalised = reward - beta * ((log_pi.detach() - reference) * mask).sum(dim=-1)
+    advantage = penalised - torch.stack([penalised[group == g].mean() for g in group])
+    losses = tba_tokens(log_pi, log_pi.detach(), advantage[:, None].expand(4, 3), mask, beta=beta)
+    (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_group_replay_draws_good_groups_and_forgets_the_oldest() -> None:
+    replay: GroupReplay[str] = GroupReplay(seed=1, capacity=3, recent=0.5, temperature=0.1)
+    assert replay.draw(2) == [None, None], "nothing to remember yet"
+    assert replay.remember(["a", "b", "c"], [0.0, 1.0, 0.0]) == []
+    drawn = replay.draw(1000)
+    assert 450 < drawn.count(None) < 550
+    assert drawn.count("b") > 450, "e^10 times as often as the others"
+    assert replay.remember(["d", "e"], [0.0, 0.0]) == ["a", "b"]
+    assert set(replay.draw(1000)) == {None, "c", "d", "e"}

@@ -1,4 +1,4 @@
-"""TBA, trajectory balance with asynchrony (arXiv 2503.18929): the loss. Its replay buffer is the trainer's."""
+"""TBA, trajectory balance with asynchrony (arXiv 2503.18929): the loss, and the same from advantages."""
 
 import torch
 from torch import Tensor
@@ -31,3 +31,19 @@ def tba(
     log_ratio = torch.where(keep, log_prob - reference_log_prob, 0.0).sum(dim=-1)
     gap = log_ratio - reward.to(log_ratio.dtype) / beta
     return (gap - group_mean(gap.detach(), group)).square()
+
+
+def tba_tokens(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor, *, beta: float = 0.05
+) -> Tensor:
+    """[B, T] token losses with `tba`'s gradient, where `advantages` hold the reward less the penalty and the mean.
+
+    Args:
+        log_prob: [B, T] under the policy being trained.
+        old_log_prob: [B, T]; not needed.
+        advantages: [B, T] on every token R_i - beta sum_t log(pi / pi_ref) less its mean over the group, with pi the
+            policy being trained: verl's KL penalty in the reward, and GRPO without the standard deviation.
+        mask: [B, T] true on response tokens.
+        beta: how much reward one nat is worth.
+    """
+    return torch.where(mask.bool(), -2 / beta * advantages * log_prob, 0.0)

@@ -1,4 +1,4 @@
-"""The patched Megatron actor on CPU: the same class, run inside the shims."""
+"""The Megatron engines on CPU, the patched actor and verl's critic: the same classes, run inside the shims."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer import DistributedOptimizer
 from verl.workers.engine import EngineRegistry
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
 from verl_vcpo.cpu import bridge as bridge  # registers the CPU bridge with mbridge
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
@@ -13,18 +14,15 @@ from verl_vcpo.workers.engine.megatron.transformer_impl import ENGINE_VENDOR, VC
 
 
 def _inside_shims(name: str) -> Any:
-    method = getattr(VCPOMegatronEngine, name)
-
-    def call(self: "CPUVCPOMegatronEngine", *args: Any, **kwargs: Any) -> Any:
+    def call(self: "_OnCPU", *args: Any, **kwargs: Any) -> Any:
         with megatron_on_cpu():
-            return method(self, *args, **kwargs)
+            return getattr(super(_OnCPU, self), name)(*args, **kwargs)
 
     return call
 
 
-@EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu", vendor=ENGINE_VENDOR)
-class CPUVCPOMegatronEngine(VCPOMegatronEngine):
-    """VCPOMegatronEngine without a GPU: gloo, fp32, plain-torch layers."""
+class _OnCPU(MegatronEngineWithLMHead):
+    """A Megatron engine without a GPU: gloo, fp32, plain-torch layers. Mixed into the engine's class, before it."""
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         if not engine_config.vanilla_mbridge:
@@ -78,3 +76,13 @@ class CPUVCPOMegatronEngine(VCPOMegatronEngine):
             if item is None:
                 return
             yield item
+
+
+@EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu", vendor=ENGINE_VENDOR)
+class CPUVCPOMegatronEngine(_OnCPU, VCPOMegatronEngine):
+    """The patched actor."""
+
+
+@EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu", vendor=ENGINE_VENDOR)
+class CPUValueEngine(_OnCPU, MegatronEngineWithValueHead):
+    """verl's critic."""

@@ -1,4 +1,7 @@
-"""The trainer's Ray worker: verl's, with the VCPO engine (extends verl/experimental/separation/engine_workers.py)."""
+"""The trainer's Ray workers: verl's, with the engines of this package.
+
+Extends verl/experimental/separation/engine_workers.py (actor) and verl/workers/engine_workers.py (critic).
+"""
 
 import importlib
 import os
@@ -6,6 +9,8 @@ import os
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine_workers import TrainingWorker
 
 
 class VCPOActorWorker(DetachActorWorker):
@@ -13,11 +18,7 @@ class VCPOActorWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        on_cpu = get_device_name() == "cpu"
-        engine = importlib.import_module(  # importing it registers the engine
-            "verl_vcpo.cpu.engine" if on_cpu else "verl_vcpo.workers.engine.megatron.transformer_impl"
-        )
-        os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR
+        _choose_engines()
         super().init_model()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -27,3 +28,20 @@ class VCPOActorWorker(DetachActorWorker):
         if stage is not None:
             weights, _ = self.actor.engine.get_per_tensor_param()
             stage(weights, global_steps)
+
+
+class VCPOCriticWorker(TrainingWorker):
+    """verl's critic (`critic.enable=true`); on CPU in its CPU form."""
+
+    def __init__(self, config: TrainingWorkerConfig) -> None:
+        _choose_engines()
+        super().__init__(config)
+
+
+def _choose_engines() -> None:
+    """Have verl's engine registry find ours."""
+    on_cpu = get_device_name() == "cpu"
+    engine = importlib.import_module(  # importing it registers the engines
+        "verl_vcpo.cpu.engine" if on_cpu else "verl_vcpo.workers.engine.megatron.transformer_impl"
+    )
+    os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR

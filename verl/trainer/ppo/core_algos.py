@@ -9,7 +9,9 @@ from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
 import verl_vcpo.trainer.ppo.rollout_corr_helper  # noqa: F401  # a fix in verl's
 from vcpo.stabilizers import TOKEN_LOSSES
-from vcpo.stabilizers.tba import tba
+from vcpo.stabilizers.tba import tba_tokens
+
+_LOSSES = TOKEN_LOSSES | {"tba": tba_tokens}
 
 
 def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
@@ -19,7 +21,7 @@ def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
         ValueError: naming the setting and those there are.
     """
     known: list[str] = []
-    if loss := (TOKEN_LOSSES | {"tba": tba}).get(loss_mode):
+    if loss := _LOSSES.get(loss_mode):
         parameters = inspect.signature(loss).parameters.values()
         known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in settings:
@@ -40,13 +42,13 @@ def _policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A stabiliser in verl's signature; `old_log_prob` are the sampler's (bypass mode)."""
-    losses = TOKEN_LOSSES[name](log_prob, old_log_prob, advantages, response_mask, **config.stabilizer)
+    """A stabiliser in verl's signature; `old_log_prob` are the sampler's (bypass mode; tba ignores them)."""
+    losses = _LOSSES[name](log_prob, old_log_prob, advantages, response_mask, **config.stabilizer)
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
     loss = agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
     return loss, {}
 
 
-for _name in TOKEN_LOSSES:
+for _name in _LOSSES:
     register_policy_loss(_name)(partial(_policy_loss, _name))

@@ -26,13 +26,14 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
-from verl_vcpo.trainer.ppo.v1 import checkpoint
+from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
+from verl_vcpo.trainer.ppo.v1.group_replay import ReplayedGroups
 from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer, prompt_of
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
 from verl_vcpo.trainer.ppo.v1.tool_metrics import tool_metrics
-from verl_vcpo.workers.engine_workers import VCPOActorWorker
+from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
 
@@ -51,6 +52,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         scales = config.vcpo.enable and config.vcpo.step_size_rule != "none"
         self.run_log = RunLog(config.run_dir, scales_step_size=scales)
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
+        self._has_token_baseline = config.actor_rollout_ref.actor.calculate_sum_pi_squared
+        replays = config.actor_rollout_ref.actor.policy_loss.loss_mode == "tba"
+        self._replayed = ReplayedGroups(config.data.seed) if replays else None
         self._row_of: dict[str, int] = {}  # a prompt's uid -> `extra_info.index` of its row in the data
         with _one_mini_batch(config):
             super().__init__(config)
@@ -75,6 +79,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping.keys() & {Role.Actor, Role.RefPolicy}:
             self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
         say("Starting the trainer (Megatron) ...")
 
     def _load_checkpoint(self) -> None:
@@ -94,6 +100,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         super()._load_checkpoint()
         if self.global_steps:
             self._take_over_buffer()
+            if self._replayed:
+                self._replayed.resume()
             say(f"Resumed from {trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps)
         say("Starting the samplers (vLLM) ...")
@@ -197,6 +205,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return metrics
 
     def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        if self._replayed:
+            batch = self._replayed.mix(batch)
         batch = super()._balance_batch(batch, *args, **kwargs)
         actor = self.config.actor_rollout_ref.actor
         mini_batch_size = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -206,6 +216,16 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             lengths = [tag["seq_len"] for tag in batch.tags]
             batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
         return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        asked_for = token_baseline.asked_for(batch) if self._has_token_baseline else contextlib.nullcontext()
+        with asked_for:
+            return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        given = token_baseline.given_to_estimator(batch) if self._has_token_baseline else contextlib.nullcontext()
+        with given:
+            return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))

@@ -1,0 +1,88 @@
+"""TBA's replay buffer in the lag-k trainer (`stabilizer=tba`).
+
+Remembered prompt groups lie in a partition of TransferQueue of their own; a checkpoint holds them with the rest of it.
+They come back under new uids, as if sampled anew but with the log-probs and the age that they have.
+"""
+
+import uuid
+from typing import Any
+
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+
+from vcpo.stabilizers.group_replay import GroupReplay
+from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+
+PARTITION = "replay"
+_ORDER, _REWARD = "remembered", "mean_reward"
+
+
+class ReplayedGroups:
+    """Exchanges some of a batch's prompt groups for remembered ones, and remembers them all.
+
+    Args:
+        seed: of the draws.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._replay: GroupReplay[str] = GroupReplay(seed)  # of uids
+        self._count = 0
+
+    def resume(self) -> None:
+        """Know the groups that a checkpoint has brought back."""
+        tags = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        groups = {prompt_of(key): (tag[_ORDER], tag[_REWARD]) for key, tag in tags.items()}
+        for uid, (order, reward) in sorted(groups.items(), key=lambda item: item[1]):
+            self._replay.remember([uid], [reward])
+            self._count = order + 1
+
+    def mix(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The batch to train on: as many groups as `batch` has, each its own or a remembered one in its place."""
+        fresh: dict[str, list[int]] = {}
+        for row, key in enumerate(batch.keys):
+            fresh.setdefault(prompt_of(key), []).append(row)
+        drawn = self._replay.draw(len(fresh))
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
+        self._remember(batch, data, fresh)
+
+        keys: list[str] = []
+        tags: list[dict[str, Any]] = []
+        for rows, uid in zip(fresh.values(), drawn, strict=True):
+            own = [batch.keys[row] for row in rows]
+            if uid is None:
+                keys += own
+                tags += [batch.tags[row] for row in rows]
+            else:
+                back = self._bring_back(uid, batch.partition_id)
+                keys += back.keys
+                tags += back.tags
+                tq.kv_clear(keys=own, partition_id=batch.partition_id)
+        return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
+
+    def _remember(self, batch: KVBatchMeta, data: TensorDict, fresh: dict[str, list[int]]) -> None:
+        rewards = [float(row.sum()) for row in data["rm_scores"].unbind()]
+        means = {uid: sum(rewards[row] for row in rows) / len(rows) for uid, rows in fresh.items()}
+        tags = [
+            tag | {_ORDER: self._count, _REWARD: means[prompt_of(key)]}
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
+        ]
+        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=data, tags=tags)
+        self._count += 1
+        forgotten = set(self._replay.remember(list(fresh), means.values()))
+        if forgotten:
+            stored = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+            tq.kv_clear(keys=[key for key in stored if prompt_of(key) in forgotten], partition_id=PARTITION)
+
+    def _bring_back(self, uid: str, partition_id: str | None) -> KVBatchMeta:
+        """Copy a remembered group into the trainer's partition, under a new uid."""
+        stored = tq.kv_list(PARTITION)[PARTITION]
+        keys = sorted(key for key in stored if prompt_of(key) == uid)
+        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
+        new = str(uuid.uuid4())
+        tu.assign_non_tensor_stack(data, "uid", [new] * len(keys))
+        new_keys = [new + key.removeprefix(uid) for key in keys]
+        tags = [{name: value for name, value in stored[key].items() if name not in (_ORDER, _REWARD)} for key in keys]
+        tq.kv_batch_put(keys=new_keys, partition_id=partition_id, fields=data, tags=tags)
+        return KVBatchMeta(new_keys, tags, partition_id)

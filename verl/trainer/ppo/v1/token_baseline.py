@@ -1,0 +1,46 @@
+"""What verl's optimal token baseline (`stabilizer=otb`) needs and verl's trainer does not hand it: sum_v pi(v)^2.
+
+Extends verl/trainer/ppo/v1/trainer_base.py. The actor computes it beside the old log-probs when asked to
+(`actor.calculate_sum_pi_squared`) and leaves it in TransferQueue; verl 0.9.1's V1 trainer neither asks nor looks there.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo.v1 import trainer_base
+from verl.workers.utils.padding import response_from_nested
+
+FIELD = "sum_pi_squared"
+
+
+@contextlib.contextmanager
+def asked_for(batch: KVBatchMeta) -> Iterator[None]:
+    """Inside the block the actor's log-prob pass over `batch` leaves `sum_pi_squared` too."""
+    batch.extra_info["calculate_sum_pi_squared"] = True
+    try:
+        yield
+    finally:
+        del batch.extra_info["calculate_sum_pi_squared"]
+
+
+@contextlib.contextmanager
+def given_to_estimator(batch: KVBatchMeta) -> Iterator[None]:
+    """Inside the block verl's advantage estimators see `sum_pi_squared` [B, T] of `batch`."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[FIELD, "response_mask"])
+    data[FIELD] = response_from_nested(data[FIELD], data["response_mask"])
+    padded = data.to_padded_tensor()[FIELD]
+    upstream = trainer_base.compute_advantage_for_multi_trajectories
+
+    def compute_advantage(batch_data: DataProto, *args: Any, **kwargs: Any) -> DataProto:
+        batch_data.batch[FIELD] = padded
+        return upstream(batch_data, *args, **kwargs)
+
+    trainer_base.compute_advantage_for_multi_trajectories = compute_advantage
+    try:
+        yield
+    finally:
+        trainer_base.compute_advantage_for_multi_trajectories = upstream
