@@ -7,6 +7,8 @@ Memory per GPU of the trainer, for N parameters (TP: tensor, PP: pipeline, CP: c
     optimizer            12 N / (TP PP DP CP)       Adam's fp32 master weights and two moments, sharded
     second buffer        as much as the gradients with OPOB from packed sequences (vcpo.packed_keep=auto, gradients);
                          otherwise 0
+    critic               weights, gradients and optimizer once more (stabilizer=a2c); its head is one column
+    reference policy     weights once more, with a KL penalty
     activations          34 T h L / (TP PP) for T tokens of a micro-batch, hidden size h, L layers (Korthikanti et al.,
                          arXiv 2205.05198, with sequence parallelism and flash attention), or 2 T h L / (TP PP) with
                          full recomputation; and 6 T V / TP for the logits of V tokens
@@ -218,11 +220,17 @@ def trainer_memory(config: DictConfig, layout: Layout, shape: Shape) -> dict[str
     two_sums = config.vcpo.enable and packed_opob and config.vcpo.packed_keep in ("auto", "gradients")
     split = layout.tp if actor.megatron.sequence_parallel else 1
     activations = (2 if recomputed else 34) * tokens * shape.hidden * shape.layers / (split * layout.pp)
+    trained = (2 + 4 + 12 / sharded) * share / GIB
+    others = {
+        "critic": trained if config.critic.enable else 0.0,
+        "reference policy": 2 * share / GIB if actor.use_kl_loss or config.algorithm.use_kl_in_reward else 0.0,
+    }
     return {
         "weights": 2 * share / GIB,
         "gradients": 4 * share / GIB,
         "optimizer": 12 * share / sharded / GIB,
         "second buffer (OPOB)": 4 * share / GIB if two_sums else 0.0,
+        **{use: gib for use, gib in others.items() if gib},
         "activations, at most": (activations + 6 * tokens * shape.vocabulary / layout.tp) / GIB,
         "CUDA, NCCL": RUNTIME_GIB,
     }

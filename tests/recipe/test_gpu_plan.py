@@ -140,5 +140,9 @@ def test_memory_of_a_layout() -> None:
     assert memory["weights"] == pytest.approx(2 * share)
     assert memory["gradients"] == pytest.approx(4 * share)
     assert memory["optimizer"] == pytest.approx(6 * share)
+    assert not {"critic", "reference policy"} & set(memory)
+    config.critic.enable = config.algorithm.use_kl_in_reward = True
+    more = gpu_plan.trainer_memory(config, two_ranks, shape)
+    assert (more["critic"], more["reference policy"]) == (pytest.approx(12 * share), pytest.approx(2 * share))
     # 28 layers x 2 of 4 key-value heads x 128 x (keys + values) x 2 bytes
     assert gpu_plan.kv_tokens(two_ranks, shape, 28 * 2 * 128 * 4 * 1000 / 2**30) == 1000

@@ -112,6 +112,8 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
 
     def _why_not_packed(self) -> str | None:
         """Why `gradient_norms=packed` cannot be had with this model and these settings, or None."""
+        if self.engine_config.forward_only:
+            return "a reference policy has no gradients"
         if self.module[0].ddp_config.overlap_grad_reduce:
             return "overlap_grad_reduce=true: gradients would leave before they are known"
         if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels or self.tf_config.fp8:
