@@ -69,6 +69,10 @@ class Folder:
     def file(self, run: Run) -> Path:
         return self.path / RUNS / f"{run.name}.parquet"
 
+    def has(self, run: Run) -> bool:
+        """Whether the run is finished."""
+        return self.file(run).is_file()
+
     def curves(self, runs: Iterable[Run]) -> pd.DataFrame:
         """The steps of finished runs, one below the other, with the run's settings in columns."""
         return pd.concat([pd.read_parquet(self.file(run)) for run in runs], ignore_index=True)
@@ -93,14 +97,14 @@ class Folder:
         for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
             method, lag, seed, lr = cell
             run = Run(str(method), int(lag), int(seed), float(lr))
-            if not self.file(run).is_file():
+            if not self.has(run):
                 with whole_file(self.file(run)) as partial:
                     curve.to_parquet(partial, index=False, compression="zstd")
 
 
 def run_all(runs: list[Run], folder: Folder, workers: int) -> Iterator[Run]:
     """Make the runs that are missing; yields each as it is there, those of before first."""
-    missing = [run for run in runs if not folder.file(run).is_file()]
+    missing = [run for run in runs if not folder.has(run)]
     yield from (run for run in runs if run not in set(missing))
     if not missing:
         return

@@ -1,9 +1,9 @@
 """Which method stays stable at which lag? `python -m scripts.bench.stability [--quick] [--json]`.
 
 Methods x lags x seeds on the lag simulator (recipe/lag_simulator): final accuracy, collapses, ESS ratio, speed. The
-learning rate of every method is the one of the same grid that ends best at --tune-lag, on seeds that are not reported.
-All methods, lags and seeds take hours; --quick (3 methods, 2 lags, 2 seeds, shorter runs, no tuning) minutes. Runs are
-kept in --out: the same command goes on where it was stopped.
+learning rate of every method is the smallest of the same grid that, but for chance, ends as well as the best at
+--tune-lag, on seeds that are not reported. All methods, lags and seeds take hours; --quick (3 methods, 2 lags, 2 seeds,
+shorter runs, no tuning) minutes. Runs are kept in --out: the same command goes on where it was stopped.
 """
 
 import argparse
@@ -67,25 +67,48 @@ def prepare() -> None:
         raise SystemExit(2)
 
 
-def make(runs: list[Run], folder: Folder, workers: int, title: str) -> pd.DataFrame:
+def make(runs: list[Run], folder: Folder, arguments: argparse.Namespace, title: str) -> pd.DataFrame:
     """The curves of these runs, made where they are missing, under a progress bar."""
-    for _ in tqdm(run_all(runs, folder, workers), total=len(runs), desc=title, unit="run", file=sys.stderr):
+    if not runs:
+        raise SystemExit(f"stability: --so-far: {folder.path} has no finished {title}; leave it out")
+    for _ in tqdm(run_all(runs, folder, arguments.workers), total=len(runs), desc=title, unit="run", file=sys.stderr):
         pass
     return folder.curves(runs)
 
 
-def best_learning_rates(curves: pd.DataFrame, steps: int) -> dict[str, dict[float, float]]:
-    """Per method and learning rate, the mean final accuracy over the tuning seeds."""
-    table: dict[str, dict[float, float]] = {}
-    for (method, lr), runs in curves.groupby(["method", "lr"], sort=False):
-        finals = [outcome(curve, steps).final_accuracy for _, curve in runs.groupby("seed")]
-        table.setdefault(str(method), {})[float(lr)] = statistics.mean(finals)
-    return table
+Finals = dict[str, dict[float, list[float]]]
+"""Per method and learning rate, the final accuracy of each tuning run."""
 
 
-def choose(table: dict[str, dict[float, float]]) -> dict[str, float]:
-    """Per method the learning rate that ends best; the smaller one of equals."""
-    return {method: max(sorted(finals), key=lambda lr: finals[lr]) for method, finals in table.items()}
+def tuning_results(curves: pd.DataFrame, steps: int) -> Finals:
+    finals: Finals = {}
+    for (method, lr, _), curve in curves.groupby(["method", "lr", "seed"], sort=False):
+        at = finals.setdefault(str(method), {}).setdefault(float(lr), [])
+        at.append(outcome(curve, steps).final_accuracy)
+    return finals
+
+
+def choose(finals: Finals) -> dict[str, float]:
+    """Per method the smallest learning rate that is not worse than the best one beyond chance.
+
+    Beyond chance: by more than the standard error of the difference of the two means (the one-standard-error rule of L.
+    Breiman et al., "Classification and Regression Trees", 1984), from the variance between the seeds at each rate,
+    pooled over the methods, because two seeds alone say little about it.
+    """
+    variance = {
+        lr: statistics.mean(
+            statistics.variance(of[lr]) / len(of[lr]) if len(of[lr]) > 1 else 0 for of in finals.values()
+        )
+        for lr in next(iter(finals.values()))
+    }
+    chosen = {}
+    for method, of in finals.items():
+        means = {lr: statistics.mean(values) for lr, values in of.items()}
+        best = max(means, key=means.__getitem__)
+        chosen[method] = min(
+            lr for lr in means if means[best] - means[lr] <= math.sqrt(variance[best] + variance[lr]) or lr == best
+        )
+    return chosen
 
 
 def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
@@ -120,7 +143,7 @@ def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
     return rows
 
 
-def print_tables(rows: list[Row], tuned: dict[str, dict[float, float]], alarm: AlarmScore) -> None:
+def print_tables(rows: list[Row], tuned: Finals, alarm: AlarmScore) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -132,7 +155,7 @@ def print_tables(rows: list[Row], tuned: dict[str, dict[float, float]], alarm: A
         rates = sorted({lr for finals in tuned.values() for lr in finals})
         table = Table("method", *(f"lr {lr:g}" for lr in rates), title="final accuracy on the tuning seeds")
         for method, finals in tuned.items():
-            table.add_row(method, *(number(finals.get(lr, math.nan), ".1%") for lr in rates))
+            table.add_row(method, *(f"{statistics.mean(finals[lr]):.1%}" for lr in rates))
         console.print(table)
     columns = (
         "method",
@@ -189,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="finished runs: {curves,tuning}.parquet of an --out",
     )
+    parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
     parser.add_argument("--prepare", action="store_true", help="make the data and the first policy, and stop")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
@@ -213,6 +237,18 @@ def main(argv: list[str] | None = None) -> int:
     prepare()
     if arguments.prepare:
         return 0
+    return run_and_report(arguments, methods, lags, seeds, rates, steps)
+
+
+def run_and_report(
+    arguments: argparse.Namespace,
+    methods: tuple[str, ...],
+    lags: tuple[int, ...],
+    seeds: tuple[int, ...],
+    rates: tuple[float, ...],
+    steps: int,
+) -> int:
+    """Tune, run, print, write; the exit code."""
     folder = Folder(arguments.out, (f"trainer.total_training_steps={steps}",))
     try:
         folder.open(MODEL)
@@ -222,16 +258,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"stability: {error}", file=sys.stderr)
         return 2
 
-    tuned: dict[str, dict[float, float]] = {}
+    tuned: Finals = {}
     if len(rates) > 1:
-        lag = arguments.tune_lag
-        tuning = [Run(m, lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates]
-        tuning_curves = make(tuning, folder, arguments.workers, "learning rates")
+        grid = [Run(m, arguments.tune_lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates]
+        if arguments.so_far:
+            begun = {run.method for run in grid if not folder.has(run)}
+            grid = [run for run in grid if run.method not in begun]
+        tuning_curves = make(grid, folder, arguments, "learning rates")
         folder.publish(tuning_curves, arguments.out / "tuning.parquet")
-        tuned = best_learning_rates(tuning_curves, steps)
+        tuned = tuning_results(tuning_curves, steps)
     chosen = choose(tuned) if tuned else dict.fromkeys(methods, rates[0])
-    runs = [Run(m, lag, seed, chosen[m]) for lag in lags for m in methods for seed in seeds]
-    curves = make(runs, folder, arguments.workers, "methods")
+    runs = [Run(m, lag, seed, lr) for lag in lags for m, lr in chosen.items() for seed in seeds]
+    if arguments.so_far:
+        runs = [run for run in runs if folder.has(run)]
+    curves = make(runs, folder, arguments, "methods")
     folder.publish(curves, arguments.out / "curves.parquet")
     rows, alarm = summarise(curves, steps), score_alarm(curves)
     print_tables(rows, tuned, alarm)
@@ -240,15 +280,11 @@ def main(argv: list[str] | None = None) -> int:
 
         for file in draw_all(curves, arguments.figures):
             print(f"Figure: {file}")
+    rule = f"the smallest that is at lag {arguments.tune_lag} within a standard error of the best"
+    tuning = {"grid": rates, "rule": rule, "seeds": list(arguments.tune_seeds) if tuned else []}
     report = {
         "steps": steps,
-        "learning_rates": {
-            "grid": rates,
-            "rule": f"best mean final accuracy at lag {arguments.tune_lag} on the tuning seeds, the smaller of equals",
-            "seeds": list(arguments.tune_seeds) if tuned else [],
-            "final_accuracy": tuned,
-            "chosen": chosen,
-        },
+        "learning_rates": tuning | {"final_accuracy": tuned, "chosen": chosen},
         "rows": [asdict(row) for row in rows],
         "alarm": asdict(alarm),
     }

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from recipe.lag_simulator.analysis import collapse_step, interval, outcome, steps_to
-from scripts.bench.stability import best_learning_rates, choose, summarise
+from scripts.bench.stability import choose, summarise, tuning_results
 from scripts.bench.stability_alarm import score_alarm
 from scripts.bench.stability_figures import beside, draw_all
 
@@ -46,12 +46,6 @@ def test_the_interval_is_students() -> None:
     assert math.isnan(interval([1.0]))
 
 
-def test_the_learning_rate_that_ends_best_the_smaller_of_equals() -> None:
-    ends = {1e-4: (0.3, 0.5), 3e-4: (0.4, 0.4), 1e-3: (0.2, 0.5)}
-    runs = [curve([0.2, end], seed=seed, lr=lr) for lr, both in ends.items() for seed, end in enumerate(both)]
-    assert choose(best_learning_rates(pd.concat(runs), 10)) == {"tis_seq": 1e-4}
-
-
 def test_the_table_and_the_figures(tmp_path: Path) -> None:
     runs = [curve([0.2, 0.4, 0.5, 0.5], method="none", lag=0, seed=seed, low_from=None) for seed in (1, 2)] + [
         curve([0.2, 0.4, 0.5 * end, 0.5 * end, 0.5 * end], method=method, seed=seed, low_from=5 if not end else None)
@@ -80,3 +74,13 @@ def test_the_alarms_score() -> None:
     assert (score.runs, score.collapsed, score.warned, score.right, score.in_time) == (5, 3, 3, 2, 1)
     assert score.precision == pytest.approx(2 / 3) and score.recall == pytest.approx(1 / 3)
     assert score.lead == score.ess_lead == 11 and score.by_sign["low_ess_ratio"] == (3, 2)
+
+
+def test_the_chosen_rate_is_the_smallest_as_good_as_the_best_but_for_chance() -> None:
+    noisy = {1e-4: [0.50, 0.52], 3e-4: [0.47, 0.57], 1e-3: [0.0, 0.1]}  # 3e-4: 0.01 better, by chance
+    clear = {1e-4: [0.30, 0.32], 3e-4: [0.48, 0.52], 1e-3: [0.0, 0.1]}
+    assert choose({"noisy": noisy, "clear": clear}) == {"noisy": 1e-4, "clear": 3e-4}
+    runs = [curve([0.2, end], seed=seed, lr=lr) for lr, ends in clear.items() for seed, end in enumerate(ends)]
+    assert tuning_results(pd.concat(runs), 10) == {"tis_seq": clear}
+    assert choose({"one seed": {1e-4: [0.5], 3e-4: [0.51]}}) == {"one seed": 3e-4}
+    assert choose({"equal": {1e-4: [0.5], 3e-4: [0.5]}}) == {"equal": 1e-4}
