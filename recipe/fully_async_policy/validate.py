@@ -215,10 +215,6 @@ def _check_schedule(config: DictConfig) -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _check_estimator(config: DictConfig) -> None:
     estimator, bypass = config.algorithm.adv_estimator, config.algorithm.rollout_correction.bypass_mode
     measured = config.actor_rollout_ref.actor.calculate_sum_pi_squared and not bypass
@@ -227,3 +223,7 @@ def _check_estimator(config: DictConfig) -> None:
             f"algorithm.adv_estimator={estimator}: needs the policy's probabilities before the update; set "
             "actor_rollout_ref.actor.calculate_sum_pi_squared=true, algorithm.rollout_correction.bypass_mode=false"
         )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

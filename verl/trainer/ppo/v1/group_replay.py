@@ -45,7 +45,7 @@ class ReplayedGroups:
             fresh.setdefault(prompt_of(key), []).append(row)
         drawn = self._replay.draw(len(fresh))
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-        self._remember(batch, data, fresh)
+        forgotten = self._remember(batch, data, fresh)
 
         keys: list[str] = []
         tags: list[dict[str, Any]] = []
@@ -59,9 +59,13 @@ class ReplayedGroups:
                 keys += back.keys
                 tags += back.tags
                 tq.kv_clear(keys=own, partition_id=batch.partition_id)
+        if forgotten:  # only now: one of them may just have come back
+            stored = tq.kv_list(PARTITION)[PARTITION]
+            tq.kv_clear(keys=[key for key in stored if prompt_of(key) in forgotten], partition_id=PARTITION)
         return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
 
-    def _remember(self, batch: KVBatchMeta, data: TensorDict, fresh: dict[str, list[int]]) -> None:
+    def _remember(self, batch: KVBatchMeta, data: TensorDict, fresh: dict[str, list[int]]) -> set[str]:
+        """Store the batch's groups; the uids of those that are forgotten for them, which are still stored."""
         rewards = [float(row.sum()) for row in data["rm_scores"].unbind()]
         means = {uid: sum(rewards[row] for row in rows) / len(rows) for uid, rows in fresh.items()}
         tags = [
@@ -70,10 +74,7 @@ class ReplayedGroups:
         ]
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=data, tags=tags)
         self._count += 1
-        forgotten = set(self._replay.remember(list(fresh), means.values()))
-        if forgotten:
-            stored = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
-            tq.kv_clear(keys=[key for key in stored if prompt_of(key) in forgotten], partition_id=PARTITION)
+        return set(self._replay.remember(list(fresh), means.values()))
 
     def _bring_back(self, uid: str, partition_id: str | None) -> KVBatchMeta:
         """Copy a remembered group into the trainer's partition, under a new uid."""
