@@ -1,33 +1,20 @@
-"""Plain-torch attention and RMSNorm in the places where Megatron's layers want Transformer Engine."""
+"""Plain-torch attention and experts in the places where Megatron's layers want Transformer Engine."""
 
 import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import SequentialMLP
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from verl_vcpo.workers.engine.megatron.packed.modules import TappedNorm
-
-
-class RMSNorm(TappedNorm, torch.nn.RMSNorm):
-    """torch's RMSNorm, tapped for per-sequence gradients.
-
-    Its weight is marked, so that sequence parallelism sums its gradient over tensor-parallel ranks.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+from verl_vcpo.workers.engine.megatron import local_layers
 
 
 class VarlenAttention(MegatronModule):
@@ -139,23 +126,9 @@ class Experts(SequentialMLP):
             self.add_module(layer, fused)
 
 
-def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """One transformer layer: Megatron's own, with the modules of this file."""
-    spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
-    )
-    spec.submodules.input_layernorm = RMSNorm
-    spec.submodules.pre_mlp_layernorm = RMSNorm
+def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+    """The layers that this pipeline (and virtual pipeline) stage builds: Megatron's own, with this file's modules."""
+    spec = local_layers.layer_spec(config, VarlenAttention)
     if config.num_moe_experts:
         spec.submodules.mlp.submodules.experts.module = Experts
-    attention = spec.submodules.self_attention.submodules
-    attention.core_attention = VarlenAttention
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return spec
-
-
-def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """The layers that this pipeline (and virtual pipeline) stage builds."""
-    layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer_spec(config) for _ in range(layers)], layer_norm=RMSNorm)
+    return local_layers.block_spec(spec, config, vp_stage)

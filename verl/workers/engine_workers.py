@@ -39,9 +39,10 @@ class VCPOCriticWorker(TrainingWorker):
 
 
 def _choose_engines() -> None:
-    """Have verl's engine registry find ours."""
-    on_cpu = get_device_name() == "cpu"
-    engine = importlib.import_module(  # importing it registers the engines
-        "verl_vcpo.cpu.engine" if on_cpu else "verl_vcpo.workers.engine.megatron.transformer_impl"
-    )
+    """Have verl's engine registry, and mbridge's of models, find ours: importing the modules registers them."""
+    if get_device_name() == "cpu":
+        importlib.import_module("verl_vcpo.cpu.engine")
+    else:
+        importlib.import_module("verl_vcpo.workers.engine.megatron.bridge")
+    engine = importlib.import_module("verl_vcpo.workers.engine.megatron.transformer_impl")
     os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR

@@ -134,6 +134,8 @@ class TappedNorm(_Tapped):
         return output
 
 
+_LOCAL = ": set actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local"
+
 _TAPPED: dict[type, type] = {
     layers.ColumnParallelLinear: ColumnParallelLinear,
     layers.RowParallelLinear: RowParallelLinear,
@@ -164,5 +166,7 @@ def untapped(chunks: list[torch.nn.Module]) -> str | None:
         for name, module in chunk.named_modules():
             trained = [key for key, p in module.named_parameters(recurse=False) if p.requires_grad]
             if trained and not isinstance(module, _Tapped):
-                return f"{name}.{trained[0]} belongs to a {type(module).__module__}.{type(module).__name__}"
+                kind = f"{type(module).__module__}.{type(module).__name__}"
+                fix = _LOCAL if "transformer_engine" in kind else ""
+                return f"{name}.{trained[0]} belongs to a {kind}{fix}"
     return None

@@ -1,0 +1,46 @@
+"""What a GPU builds with `transformer_impl=local`. Its names and gradients are those of every engine on CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mbridge.core import bridge as registry
+from mbridge.models.qwen2 import Qwen2Bridge
+from megatron.core.extensions.transformer_engine import TEDotProductAttention
+from megatron.core.tensor_parallel import layers
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from verl_vcpo.workers.engine.megatron.local_layers import RMSNorm
+
+
+@pytest.fixture
+def bridge_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Builds the bridge; its registration does not outlast the test."""
+    monkeypatch.setattr(registry, "_MODEL_REGISTRY", dict(registry._MODEL_REGISTRY))
+    from verl_vcpo.workers.engine.megatron.bridge import LocalQwen2Bridge
+
+    def make(**settings: Any) -> Any:
+        bridge = object.__new__(LocalQwen2Bridge)  # its constructor wants a GPU
+        bridge.config = TransformerConfig(
+            num_layers=2, hidden_size=64, num_attention_heads=2, normalization="RMSNorm", **settings
+        )
+        return bridge
+
+    return make
+
+
+def test_local_layers_can_be_tapped(make_engine: Callable[..., Any], bridge_with: Callable[..., Any]) -> None:
+    make_engine()  # Megatron's parallel state
+    block = bridge_with(transformer_impl="local")._get_transformer_layer_spec()
+    assert block.layer_norm is RMSNorm and len(block.layer_specs) == 2
+    layer = block.layer_specs[0].submodules
+    assert layer.input_layernorm is layer.pre_mlp_layernorm is RMSNorm
+    attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
+    assert attention.core_attention is TEDotProductAttention
+    assert (attention.linear_qkv, mlp.linear_fc1) == (layers.ColumnParallelLinear,) * 2
+    assert (attention.linear_proj, mlp.linear_fc2) == (layers.RowParallelLinear,) * 2
+
+
+def test_otherwise_the_layers_are_mbridges(monkeypatch: pytest.MonkeyPatch, bridge_with: Callable[..., Any]) -> None:
+    monkeypatch.setattr(Qwen2Bridge, "_get_transformer_layer_spec", lambda self, vp_stage: ("upstream's", vp_stage))
+    assert bridge_with()._get_transformer_layer_spec(1) == ("upstream's", 1)

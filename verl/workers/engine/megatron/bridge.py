@@ -1,0 +1,32 @@
+"""mbridge's models on a GPU with Megatron's own layers, where `transformer_impl=local` asks for them.
+
+`actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` makes `vcpo.gradient_norms=packed`
+possible, which it is not with the layers of Transformer Engine that mbridge builds. Attention is Transformer Engine's
+in both.
+"""
+
+from mbridge.core import register_model
+from mbridge.models.qwen2 import Qwen2Bridge
+from mbridge.models.qwen3 import Qwen3Bridge
+from megatron.core.extensions.transformer_engine import TEDotProductAttention
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames, block_spec, layer_spec
+
+
+class _LocalLayers(UnfusedNames):
+    def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+        if self.config.transformer_impl != "local":
+            return super()._get_transformer_layer_spec(vp_stage)  # type: ignore[misc]
+        self.has_vp_stage = True
+        return block_spec(layer_spec(self.config, TEDotProductAttention), self.config, vp_stage)
+
+
+@register_model("qwen2")
+class LocalQwen2Bridge(_LocalLayers, Qwen2Bridge):
+    """Qwen2 and Qwen2.5. Registering it replaces mbridge's own."""
+
+
+@register_model("qwen3")
+class LocalQwen3Bridge(_LocalLayers, Qwen3Bridge):
+    """Qwen3, dense."""

@@ -1,0 +1,66 @@
+"""Megatron's own layers ("local"), their norms apart from the linear layers: what per-sequence gradients need.
+
+Transformer Engine's layers fuse a norm with the linear layer after it and form weight gradients out of sight.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from verl_vcpo.workers.engine.megatron.packed.modules import TappedNorm
+
+
+class RMSNorm(TappedNorm, torch.nn.RMSNorm):
+    """torch's RMSNorm, tapped for per-sequence gradients.
+
+    Its weight is marked, so that sequence parallelism sums its gradient over tensor-parallel ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def layer_spec(config: TransformerConfig, core_attention: type) -> ModuleSpec:
+    """One transformer layer of Megatron's own modules, `RMSNorm`, and this attention over packed sequences."""
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
+    )
+    spec.submodules.input_layernorm = RMSNorm
+    spec.submodules.pre_mlp_layernorm = RMSNorm
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = core_attention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return spec
+
+
+def block_spec(layer: ModuleSpec, config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+    """The layers that this pipeline (and virtual pipeline) stage builds."""
+    layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
+
+
+class UnfusedNames:
+    """For a bridge of mbridge: the names of weights that Transformer Engine would fuse."""
+
+    _DIRECT_MAPPING: dict[str, str]
+    _OTHER_MAPPING = {
+        ".input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"],
+        ".pre_mlp_layernorm.weight": ["model.layers.{layer_number}.post_attention_layernorm.weight"],
+    }
+    config: TransformerConfig
+
+    def _adjust_mapping_for_shared_weights(self) -> None:
+        # Upstream changes the class's dictionary, and so every later model's: give this instance its own.
+        self._DIRECT_MAPPING = dict(type(self)._DIRECT_MAPPING)
+        super()._adjust_mapping_for_shared_weights()  # type: ignore[misc]
+
+    def _weight_name_mapping_mcore_to_hf(self, mcore_weights_name: str) -> list[str]:
+        if "pre_mlp_layernorm" in mcore_weights_name:  # upstream takes it for an MLP weight
+            return self._weight_name_mapping_other(mcore_weights_name)  # type: ignore[attr-defined]
+        return super()._weight_name_mapping_mcore_to_hf(mcore_weights_name)  # type: ignore[misc]
