@@ -18,7 +18,7 @@ class Sign(StrEnum):
     VANISHED_GRADIENT = "vanished_gradient"
     """The gradient norm jumped, then all but vanished: the policy was thrown to where it learns nothing."""
     KL_GROWTH = "kl_growth"
-    """KL(rollout || policy) is large and growing fast: the trainer leaves the sampler's policy."""
+    """KL(rollout || policy) has grown large and stays so: the trainer has left the sampler's policy."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class AlarmLevels:
     """A gradient norm is a spike above so many times the median of the last `window` steps, ..."""
     vanish: float = 0.1
     """... and has vanished when, within `window` steps, it is below so many times that median."""
-    kl: float = 0.3
-    """Nats per token; and ..."""
-    kl_growth: float = 5.0
-    """... so many times the median of the last `window` steps."""
+    kl: float = 0.2
+    """Nats per token, ..."""
+    kl_steps: int = 5
+    """... above which KL is for so many steps in a row."""
     window: int = 20
 
 
@@ -50,7 +50,7 @@ class CollapseAlarm:
         self._levels = levels or AlarmLevels()
         self._low_steps = 0
         self._norms: deque[float] = deque(maxlen=self._levels.window)
-        self._kls: deque[float] = deque(maxlen=self._levels.window)
+        self._high_steps = 0
         self._spike: tuple[int, float] | None = None  # steps since, median before it
         self._present: set[Sign] = set()
 
@@ -84,11 +84,8 @@ class CollapseAlarm:
         return self._spike is not None and norm < levels.vanish * self._spike[1]
 
     def _kl_grows(self, kl: float) -> bool:
-        usual = statistics.median(self._kls) if self._kls else math.inf
-        grows = not (kl <= self._levels.kl or kl <= self._levels.kl_growth * usual)
-        if math.isfinite(kl):
-            self._kls.append(kl)
-        return grows
+        self._high_steps = 0 if kl <= self._levels.kl else self._high_steps + 1
+        return self._high_steps >= self._levels.kl_steps
 
 
 def kl_k3(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ def step_metrics(lag_max: int, ess: float) -> dict[str, float]:
     metrics: dict[str, float] = dict.fromkeys(HEADLINES.values(), 1.0)
     metrics[HEADLINES["lag_max"]] = np.int64(lag_max)
     metrics[HEADLINES["ess_ratio"]] = np.float32(ess)
+    metrics[HEADLINES["kl"]] = 0.01
     metrics["vcpo/async/deadline_wait_s"] = 0.0
     return metrics
 

@@ -61,7 +61,7 @@ class Advisor:
 _SIGNS = {
     Sign.LOW_ESS_RATIO: "the ESS ratio stays low, a few sequences are the whole update",
     Sign.VANISHED_GRADIENT: "the gradient norm jumped and then all but vanished",
-    Sign.KL_GROWTH: "KL(rollout || policy) grows fast, the trainer leaves the samplers' policy",
+    Sign.KL_GROWTH: "KL(rollout || policy) has grown large, the trainer has left the samplers' policy",
 }
 
 
