@@ -135,7 +135,7 @@ class Policy:
         drawn: list[tuple[Tensor, Tensor, Tensor]] = []
         for step in range(max_tokens):
             log_prob = F.linear(last, self.parameters[HEAD]).log_softmax(dim=-1)  # [B, V]
-            token = log_prob.argmax(dim=-1) if generator is None else _draw(log_prob, generator)
+            token = log_prob.argmax(dim=-1) if generator is None else draw(log_prob, generator)
             drawn.append((token, log_prob.gather(1, token[:, None])[:, 0], alive))
             alive = alive & (token != shape.end_token)
             if step + 1 == max_tokens or not alive.any():
@@ -229,7 +229,7 @@ class Policy:
         return angle.cos(), angle.sin()
 
 
-def _draw(log_prob: Tensor, generator: Generator) -> Tensor:
+def draw(log_prob: Tensor, generator: Generator) -> Tensor:
     """[B, V] -> [B] tokens. A tenth of torch.multinomial's time, which draws B x V numbers where B are enough."""
     cumulative = log_prob.double().exp().cumsum(dim=-1)
     threshold = torch.rand(len(log_prob), 1, dtype=torch.float64, generator=generator) * cumulative[:, -1:]

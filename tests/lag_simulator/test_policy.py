@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from recipe.lag_simulator.norms import output_gradients, squared_norms, weighted_gradients
-from recipe.lag_simulator.policy import Policy, Tap
+from recipe.lag_simulator.policy import Policy, Tap, draw
 
 PAD = 0
 
@@ -82,3 +82,11 @@ def test_a_tied_checkpoint_is_refused(assets: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
     with pytest.raises(ValueError, match="untied Qwen2"):
         Policy.load(tmp_path)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    chance = torch.tensor([0.0, 0.5, 0.3, 0.0, 0.2, 0.0])
+    tokens = draw(chance.log().repeat(20_000, 1), torch.Generator().manual_seed(0))
+    share = tokens.bincount(minlength=len(chance)) / len(tokens)
+    torch.testing.assert_close(share, chance, rtol=0, atol=0.015)  # four standard errors
+    assert not share[chance == 0].any()
