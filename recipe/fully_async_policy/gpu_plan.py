@@ -220,16 +220,16 @@ def trainer_memory(config: DictConfig, layout: Layout, shape: Shape) -> dict[str
     two_sums = config.vcpo.enable and packed_opob and config.vcpo.packed_keep in ("auto", "gradients")
     split = layout.tp if actor.megatron.sequence_parallel else 1
     activations = (2 if recomputed else 34) * tokens * shape.hidden * shape.layers / (split * layout.pp)
-    trained = (2 + 4 + 12 / sharded) * share / GIB
+    weights, gradients, optimizer = (size * share / GIB for size in (2, 4, 12 / sharded))
     others = {
-        "critic": trained if config.critic.enable else 0.0,
-        "reference policy": 2 * share / GIB if actor.use_kl_loss or config.algorithm.use_kl_in_reward else 0.0,
+        "critic": weights + gradients + optimizer if config.critic.enable else 0.0,
+        "reference policy": weights if actor.use_kl_loss or config.algorithm.use_kl_in_reward else 0.0,
     }
     return {
-        "weights": 2 * share / GIB,
-        "gradients": 4 * share / GIB,
-        "optimizer": 12 * share / sharded / GIB,
-        "second buffer (OPOB)": 4 * share / GIB if two_sums else 0.0,
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "second buffer (OPOB)": gradients if two_sums else 0.0,
         **{use: gib for use, gib in others.items() if gib},
         "activations, at most": (activations + 6 * tokens * shape.vocabulary / layout.tp) / GIB,
         "CUDA, NCCL": RUNTIME_GIB,

@@ -8,7 +8,6 @@ import uuid
 from typing import Any
 
 import transfer_queue as tq
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
@@ -44,8 +43,8 @@ class ReplayedGroups:
         for row, key in enumerate(batch.keys):
             fresh.setdefault(prompt_of(key), []).append(row)
         drawn = self._replay.draw(len(fresh))
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-        forgotten = self._remember(batch, data, fresh)
+        forgotten = self._remember(batch, fresh)
+        stored = tq.kv_list(PARTITION)[PARTITION]
 
         keys: list[str] = []
         tags: list[dict[str, Any]] = []
@@ -55,17 +54,17 @@ class ReplayedGroups:
                 keys += own
                 tags += [batch.tags[row] for row in rows]
             else:
-                back = self._bring_back(uid, batch.partition_id)
+                back = self._bring_back(uid, stored, batch.partition_id)
                 keys += back.keys
                 tags += back.tags
                 tq.kv_clear(keys=own, partition_id=batch.partition_id)
         if forgotten:  # only now: one of them may just have come back
-            stored = tq.kv_list(PARTITION)[PARTITION]
             tq.kv_clear(keys=[key for key in stored if prompt_of(key) in forgotten], partition_id=PARTITION)
         return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
 
-    def _remember(self, batch: KVBatchMeta, data: TensorDict, fresh: dict[str, list[int]]) -> set[str]:
+    def _remember(self, batch: KVBatchMeta, fresh: dict[str, list[int]]) -> set[str]:
         """Store the batch's groups; the uids of those that are forgotten for them, which are still stored."""
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
         rewards = [float(row.sum()) for row in data["rm_scores"].unbind()]
         means = {uid: sum(rewards[row] for row in rows) / len(rows) for uid, rows in fresh.items()}
         tags = [
@@ -76,9 +75,8 @@ class ReplayedGroups:
         self._count += 1
         return set(self._replay.remember(list(fresh), means.values()))
 
-    def _bring_back(self, uid: str, partition_id: str | None) -> KVBatchMeta:
-        """Copy a remembered group into the trainer's partition, under a new uid."""
-        stored = tq.kv_list(PARTITION)[PARTITION]
+    def _bring_back(self, uid: str, stored: dict[str, dict[str, Any]], partition_id: str | None) -> KVBatchMeta:
+        """Copy a remembered group into the trainer's partition, under a new uid; `stored` has the tags."""
         keys = sorted(key for key in stored if prompt_of(key) == uid)
         data = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         new = str(uuid.uuid4())
