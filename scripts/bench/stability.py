@@ -12,16 +12,17 @@ import math
 import os
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 from tqdm import tqdm
 
 from recipe.fully_async_policy.main import CONFIG_DIR
-from recipe.lag_simulator.analysis import interval, outcome, steps_to
+from recipe.lag_simulator.analysis import outcome
 from recipe.lag_simulator.grid import Folder, Run, run_all
-from scripts.bench.stability_alarm import AlarmScore, score_alarm
+from scripts.bench.stability_alarm import score_alarm
+from scripts.bench.stability_tables import Finals, all_numbers, by_lag, learning_rates, markdown, show, summarise
 from verl_vcpo.whole_file import write_whole
 
 METHODS = tuple(sorted(file.stem for file in (CONFIG_DIR / "stabilizer").glob("*.yaml")))
@@ -33,27 +34,6 @@ MODEL, DATA = Path("models/countdown-lag"), Path("data/countdown")
 # A policy that solves half of the problems, by reading them: from one that guesses, RL goes for the sum of all numbers,
 # which is right for 46 %, and stays there.
 WARM_START = ("--layers", "2", "--heads", "2", "--steps", "900", "--correct-fraction", "0.4", "--samples", "4")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method at one lag, over the seeds."""
-
-    method: str
-    lag: int
-    lr: float
-    seeds: int
-    final_accuracy: float
-    interval: float
-    """Half of the 95 % confidence interval; NaN for one seed."""
-    best_accuracy: float
-    collapsed: float
-    """Share of the runs."""
-    collapse_step: float
-    """Mean over the collapsed runs; NaN where there are none."""
-    ess_ratio: float
-    steps_to_sync: float
-    """Mean number of steps to 90 % of the synchronous final accuracy; NaN where a seed never gets there."""
 
 
 def prepare() -> None:
@@ -74,10 +54,6 @@ def make(runs: list[Run], folder: Folder, arguments: argparse.Namespace, title: 
     for _ in tqdm(run_all(runs, folder, arguments.workers), total=len(runs), desc=title, unit="run", file=sys.stderr):
         pass
     return folder.curves(runs)
-
-
-Finals = dict[str, dict[float, list[float]]]
-"""Per method and learning rate, the final accuracy of each tuning run."""
 
 
 def tuning_results(curves: pd.DataFrame, steps: int) -> Finals:
@@ -111,81 +87,6 @@ def choose(finals: Finals) -> dict[str, float]:
     return chosen
 
 
-def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
-    """One row per method and lag. Synchronous is `none` at lag 0 or, where that was not run, the method itself."""
-    rows = []
-    synchronous = {
-        str(method): statistics.mean(outcome(curve, steps).final_accuracy for _, curve in runs.groupby("seed"))
-        for method, runs in curves[curves["lag"] == 0].groupby("method")
-    }
-    for (method, lag, lr), runs in curves.groupby(["method", "lag", "lr"], sort=False):
-        each = [curve for _, curve in runs.groupby("seed")]
-        outcomes = [outcome(curve, steps) for curve in each]
-        finals = [o.final_accuracy for o in outcomes]
-        collapses = [o.collapse_step for o in outcomes if o.collapse_step is not None]
-        goal = 0.9 * synchronous.get("none", synchronous.get(str(method), math.nan))
-        reached = [steps_to(curve, goal) for curve in each]
-        rows.append(
-            Row(
-                method=str(method),
-                lag=int(lag),
-                lr=float(lr),
-                seeds=len(each),
-                final_accuracy=statistics.mean(finals),
-                interval=interval(finals),
-                best_accuracy=max(o.best_accuracy for o in outcomes),
-                collapsed=len(collapses) / len(each),
-                collapse_step=statistics.mean(collapses) if collapses else math.nan,
-                ess_ratio=statistics.mean(o.mean_ess_ratio for o in outcomes),
-                steps_to_sync=math.nan if None in reached else statistics.mean(s for s in reached if s is not None),
-            )
-        )
-    return rows
-
-
-def print_tables(rows: list[Row], tuned: Finals, alarm: AlarmScore) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    def number(value: float, form: str) -> str:
-        return "-" if math.isnan(value) else format(value, form)
-
-    console = Console(width=130)
-    if tuned:
-        rates = sorted({lr for finals in tuned.values() for lr in finals})
-        table = Table("method", *(f"lr {lr:g}" for lr in rates), title="final accuracy on the tuning seeds")
-        for method, finals in tuned.items():
-            table.add_row(method, *(f"{statistics.mean(finals[lr]):.1%}" for lr in rates))
-        console.print(table)
-    columns = (
-        "method",
-        "lag",
-        "lr",
-        "final accuracy",
-        "best",
-        "collapsed",
-        "at step",
-        "ESS ratio",
-        "steps to 90% of sync",
-    )
-    table = Table(*columns)
-    for row in rows:
-        final = f"{row.final_accuracy:.1%} ± {number(row.interval, '.1%')}"
-        table.add_row(
-            row.method,
-            str(row.lag),
-            f"{row.lr:g}",
-            final,
-            f"{row.best_accuracy:.1%}",
-            f"{row.collapsed:.0%}",
-            number(row.collapse_step, ".0f"),
-            f"{row.ess_ratio:.3f}",
-            number(row.steps_to_sync, ".0f"),
-        )
-    console.print(table)
-    console.print(alarm.line())
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
@@ -213,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         help="finished runs: {curves,tuning}.parquet of an --out",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
-    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.md")
     parser.add_argument("--prepare", action="store_true", help="make the data and the first policy, and stop")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
     return parser
@@ -274,12 +175,16 @@ def run_and_report(
     curves = make(runs, folder, arguments, "methods")
     folder.publish(curves, arguments.out / "curves.parquet")
     rows, alarm = summarise(curves, steps), score_alarm(curves)
-    print_tables(rows, tuned, alarm)
+    tables = [by_lag(rows), all_numbers(rows)]
+    if tuned:
+        tables.insert(0, learning_rates(tuned, chosen))
+    show(tables, alarm)
     if arguments.figures:
         from scripts.bench.stability_figures import draw_all
 
         for file in draw_all(curves, arguments.figures):
             print(f"Figure: {file}")
+        write_whole(arguments.figures / "tables.md", markdown(tables, alarm))
     rule = f"the smallest that is at lag {arguments.tune_lag} within a standard error of the best"
     tuning = {"grid": rates, "rule": rule, "seeds": list(arguments.tune_seeds) if tuned else []}
     report = {

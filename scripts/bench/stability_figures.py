@@ -2,11 +2,12 @@
 
 predictors.png   accuracy, ESS ratio, KL and gradient norm: synchronous, TIS and VCPO at the largest lag (the paper's)
 lags.png         VCPO's accuracy over the steps, a line per lag (the paper's)
-methods.png      final accuracy over the lag, a line per method
+methods.png      final accuracy of every method at every lag
 """
 
 import argparse
 import os
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,23 +70,34 @@ def lags(curves: pd.DataFrame) -> Any:
 
 
 def methods(curves: pd.DataFrame) -> Any:
-    """Final accuracy over the lag with 95 % intervals, a line per method, VCPO's thick; dotted: before training."""
-    figure, axes = _figure(1, 1)
+    """Final accuracy, a line per method, the best at the largest lag on top, and a colour per lag.
+
+    Mean over the seeds and 95 % interval; a cross where runs collapsed; dotted: before training.
+    """
+    steps, lags = int(curves["step"].max()), sorted(set(curves["lag"]))
+    cells: dict[tuple[str, int], tuple[float, float, bool]] = {}  # mean, half of the interval, whether runs collapsed
+    for (method, lag), runs in curves.groupby(["method", "lag"], sort=False):
+        outcomes = [outcome(curve, steps) for _, curve in runs.groupby("seed")]
+        finals, fallen = [o.final_accuracy for o in outcomes], any(o.collapse_step is not None for o in outcomes)
+        cells[str(method), int(lag)] = statistics.mean(finals), interval(finals), fallen
+    order = sorted(set(curves["method"]), key=lambda m: [cells.get((m, lag), (0.0,))[0] for lag in reversed(lags)])
+
+    figure, axes = _figure(1, 1, figsize=(6.5, 1.5 + 0.26 * len(order)))
     axis = axes[0, 0]
-    steps, every = int(curves["step"].max()), sorted(set(curves["lag"]))
-    for number, (method, runs) in enumerate(curves.groupby("method", sort=False)):
-        points = []
-        for lag, cell in runs.groupby("lag"):
-            finals = [outcome(curve, steps).final_accuracy for _, curve in cell.groupby("seed")]
-            points.append((every.index(lag), sum(finals) / len(finals), interval(finals)))
-        x, y, error = zip(*points, strict=True)
-        ours = {"linewidth": 2.5, "zorder": 3} if method.startswith("vcpo") else {"linewidth": 1, "alpha": 0.7}
-        axis.errorbar(x, y, yerr=error, label=method, marker="osv^D"[number // 10 % 5], capsize=2, **ours)
-    axis.axhline(curves.loc[curves["step"] == 0, "val_accuracy"].mean(), color="0.5", linestyle=":", linewidth=1)
-    axis.set_xticks(range(len(every)), [str(lag) for lag in every])
-    axis.set_xlabel("lag k")
-    axis.set_title("Final accuracy (held out)")
-    axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    shades = [f"C{number}" for number in range(len(lags))]
+    for (method, lag), (mean, error, fallen) in cells.items():
+        number = lags.index(lag)
+        y = order.index(method) + 0.5 * (0.5 - (number + 0.5) / len(lags))  # the lags of a method one below the other
+        axis.errorbar(mean, y, xerr=error, color=shades[number], marker="x" if fallen else "o", ms=5, elinewidth=0.8)
+    axis.axvline(curves.loc[curves["step"] == 0, "val_accuracy"].mean(), color="0.5", linestyle=":", linewidth=1)
+    axis.set_yticks(range(len(order)), order)
+    for label in axis.get_yticklabels():
+        label.set_fontweight("bold" if label.get_text().startswith("vcpo") else "normal")
+    axis.set(xlim=(0, None), ylim=(-0.6, len(order) - 0.4), title="Final accuracy (held out); x: runs collapsed")
+    marks = [
+        axis.plot([], [], "o", color=shade, label=f"k = {lag}")[0] for shade, lag in zip(shades, lags, strict=True)
+    ]
+    axis.legend(handles=marks, frameon=False, loc="upper left")
     return figure
 
 
@@ -115,9 +127,8 @@ def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(5.5 * columns + 1, 3.5 * rows + 0.5), squeeze=False, layout="constrained", **options
-    )
+    options = {"figsize": (5.5 * columns + 1, 3.5 * rows + 0.5)} | options
+    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure, axes

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from recipe.lag_simulator.analysis import collapse_step, interval, outcome, steps_to
-from scripts.bench.stability import choose, summarise, tuning_results
+from scripts.bench.stability import choose, tuning_results
 from scripts.bench.stability_alarm import score_alarm
 from scripts.bench.stability_figures import beside, draw_all
+from scripts.bench.stability_tables import all_numbers, by_lag, learning_rates, markdown, summarise
 
 
 def curve(accuracies: list[float], ess: float = 0.8, low_from: int | None = None, **run: object) -> pd.DataFrame:
@@ -53,9 +54,16 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
         for method, end in (("tis_seq", 0), ("vcpo", 1))
     ]
     curves = pd.concat(runs, ignore_index=True)
-    rows = {(row.method, row.lag): row for row in summarise(curves, 30)}
+    listed = summarise(curves, 30)
+    rows = {(row.method, row.lag): row for row in listed}
     assert rows["tis_seq", 32].collapsed == 1 and rows["tis_seq", 32].collapse_step == 20
     assert rows["vcpo", 32].collapsed == 0 and rows["vcpo", 32].steps_to_sync == 20
+    text = markdown([by_lag(listed), all_numbers(listed)], score_alarm(curves))
+    assert "| vcpo | 0.001 | - | 50.0% ± 0.0 |\n" in text and "| tis_seq | 0.001 | - | 0.0% ± 0.0 [2 of 2] |\n" in text
+    assert text.index("| vcpo |") < text.index("| tis_seq |"), "the best at the largest lag first"
+    assert "| vcpo | 32 | 0.001 | 50.0% ± 0.0 | 50.0% | 0 of 2 | - | 0.800 | 20 |\n" in text
+    tuned = learning_rates({"vcpo": {1e-3: [0.2, 0.4], 1e-4: [0.5, 0.6]}}, {"vcpo": 1e-4})
+    assert tuned.markdown().splitlines()[-1] == "| vcpo | 55.0% | 30.0% | 0.0001 |"
     assert {file.name for file in draw_all(curves, tmp_path)} == {"predictors.png", "lags.png", "methods.png"}
     stacks = pd.concat([curve([0.2, 0.3], stack=stack) for stack in ("simulator", "real stack")], ignore_index=True)
     assert beside(stacks, tmp_path / "real_stack.png") == tmp_path / "real_stack.png"
