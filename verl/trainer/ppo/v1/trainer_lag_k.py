@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
@@ -219,8 +219,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         asked_for = token_baseline.asked_for(batch) if self._has_token_baseline else contextlib.nullcontext()
-        with asked_for:
-            return super()._compute_old_log_prob(batch, metrics)
+        with asked_for:  # the parent would copy the model, for steps that do not end in a weight update: here all do
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         given = token_baseline.given_to_estimator(batch) if self._has_token_baseline else contextlib.nullcontext()
