@@ -154,18 +154,25 @@ def run_layout(layout: Layout, checkpoint: Path, of: list[Method]) -> dict[str, 
         return {name: Result(**result) for name, result in results.items()}
 
 
-def run_processes(name: str, world_size: int, worker: str, arguments: tuple[Any, ...], folder: Path) -> None:
+def run_processes(
+    name: str,
+    world_size: int,
+    worker: str,
+    arguments: tuple[Any, ...],
+    folder: Path,
+    timeout_s: float = _TIMEOUT_S,
+) -> None:
     """Call `run(*arguments, folder, rank)` of the module `worker` in processes of their own.
 
     Raises:
-        RuntimeError: a process failed, with the end of its output.
+        RuntimeError: a process failed or did not end in time, with the end of its output.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([worker])  # import once, fork for every process
     processes = [context.Process(target=_start, args=(worker, arguments, folder, rank)) for rank in range(world_size)]
     for process in processes:
         process.start()
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
         if any(p.exitcode not in (None, 0) for p in processes):
             break  # the others would wait for it for ever
@@ -177,7 +184,7 @@ def run_processes(name: str, world_size: int, worker: str, arguments: tuple[Any,
     if codes != [0] * world_size:
         failed = next((rank for rank, code in enumerate(codes) if code), 0)
         raise RuntimeError(
-            f"{name!r}: exit codes {codes} (None: no answer within {_TIMEOUT_S} s); rank {failed}:\n"
+            f"{name!r}: exit codes {codes} (None: no answer within {timeout_s:.0f} s); rank {failed}:\n"
             + (folder / f"rank{failed}.log").read_text()[-4000:]
         )
 

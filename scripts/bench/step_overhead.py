@@ -30,6 +30,9 @@ METHODS: dict[str, dict[str, Any]] = {
 SLOW = ("packed, two backward passes", "per trajectory")
 """Measured in a third of the rounds: their ratios need no second digit."""
 
+_STEPS_OF_A_ROUND_S = 600.0
+"""A round that takes longer hangs."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -80,30 +83,30 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     """The row of one case: per method {seconds, ratio, peak_bytes, parts}."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_checkpoint("untied", Path(folder), **MODELS[case.model])
-        run_processes(case.name, case.tp, "scripts.bench.step_worker", (case, rounds, checkpoint), Path(folder))
+        arguments, limit_s = (case, rounds, checkpoint), (rounds + 5) * _STEPS_OF_A_ROUND_S  # 5: warm-up, parts, peaks
+        run_processes(case.name, case.tp, "scripts.bench.step_worker", arguments, Path(folder), limit_s)
         return {"case": asdict(case), "methods": torch.load(Path(folder) / "result", weights_only=True)}
 
 
-def print_tables(rows: list[dict[str, Any]]) -> None:
+def print_table(row: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(
         "case", "method", "s/step", "time", "peak memory", "forward", "norms, sums", "accum.", "optimizer", "rest"
     )
-    for row in rows:
-        plain = row["methods"]["plain"]
-        for name, result in row["methods"].items():
-            total = sum(result["parts"].values())
-            parts = ("forward", "norms and sums", "accumulation", "optimizer", "backward and rest")
-            table.add_row(
-                Case(**row["case"]).name,
-                name,
-                f"{result['seconds']:.2f}",
-                f"{result['ratio']:.2f}",
-                f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
-                *(f"{result['parts'][part] / total:.0%}" for part in parts),
-            )
+    plain = row["methods"]["plain"]
+    for name, result in row["methods"].items():
+        total = sum(result["parts"].values())
+        parts = ("forward", "norms and sums", "accumulation", "optimizer", "backward and rest")
+        table.add_row(
+            Case(**row["case"]).name,
+            name,
+            f"{result['seconds']:.2f}",
+            f"{result['ratio']:.2f}",
+            f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
+            *(f"{result['parts'][part] / total:.0%}" for part in parts),
+        )
     Console(width=150).print(table)
 
 
@@ -117,8 +120,10 @@ def main() -> int:
     cases = [case for case in CASES if (arguments.only or "") in case.name and arguments.tp in (None, case.tp)]
     if not cases or arguments.rounds < 1:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in CASES)}")
-    rows = [measure(case, arguments.rounds) for case in tqdm(cases, file=sys.stderr)]
-    print_tables(rows)
+    rows = []
+    for case in tqdm(cases, file=sys.stderr):
+        rows.append(measure(case, arguments.rounds))
+        print_table(rows[-1])  # what is measured is seen, whatever becomes of the next case
     if arguments.json:
         print(json.dumps({"rounds": arguments.rounds, "rows": rows}))
     return 0
