@@ -149,7 +149,8 @@ def show(tables: Iterable[Table], alarm: AlarmScore) -> None:
 
 def markdown(tables: Iterable[Table], alarm: AlarmScore) -> str:
     """The same as a page."""
-    return "\n\n".join([*(f"## {table.title}\n\n{table.markdown()}" for table in tables), alarm.line()]) + "\n"
+    sections = [f"## {table.title}\n\n{table.markdown()}" for table in tables]
+    return "\n\n".join(["# All numbers of `python -m scripts.bench.stability`", *sections, alarm.line()]) + "\n"
 
 
 def _number(value: float, form: str) -> str:
