@@ -7,7 +7,6 @@ methods.png      final accuracy of every method at every lag
 
 import argparse
 import os
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from recipe.lag_simulator.analysis import interval, outcome
+from scripts.bench.stability_tables import by_method, summarise
 
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
@@ -74,21 +73,16 @@ def methods(curves: pd.DataFrame) -> Any:
 
     Mean over the seeds and 95 % interval; a cross where runs collapsed; dotted: before training.
     """
-    steps, lags = int(curves["step"].max()), sorted(set(curves["lag"]))
-    cells: dict[tuple[str, int], tuple[float, float, bool]] = {}  # mean, half of the interval, whether runs collapsed
-    for (method, lag), runs in curves.groupby(["method", "lag"], sort=False):
-        outcomes = [outcome(curve, steps) for _, curve in runs.groupby("seed")]
-        finals, fallen = [o.final_accuracy for o in outcomes], any(o.collapse_step is not None for o in outcomes)
-        cells[str(method), int(lag)] = statistics.mean(finals), interval(finals), fallen
-    order = sorted(set(curves["method"]), key=lambda m: [cells.get((m, lag), (0.0,))[0] for lag in reversed(lags)])
-
+    rows = summarise(curves, int(curves["step"].max()))
+    lags, order = sorted({row.lag for row in rows}), list(reversed(by_method(rows)))
     figure, axes = _figure(1, 1, figsize=(6.5, 1.5 + 0.26 * len(order)))
     axis = axes[0, 0]
     shades = [f"C{number}" for number in range(len(lags))]
-    for (method, lag), (mean, error, fallen) in cells.items():
-        number = lags.index(lag)
-        y = order.index(method) + 0.5 * (0.5 - (number + 0.5) / len(lags))  # the lags of a method one below the other
-        axis.errorbar(mean, y, xerr=error, color=shades[number], marker="x" if fallen else "o", ms=5, elinewidth=0.8)
+    for row in rows:
+        number = lags.index(row.lag)
+        y = order.index(row.method) + 0.5 * (0.5 - (number + 0.5) / len(lags))  # a method's lags one below the other
+        style = {"color": shades[number], "marker": "x" if row.collapsed else "o", "ms": 5, "elinewidth": 0.8}
+        axis.errorbar(row.final_accuracy, y, xerr=row.interval, **style)
     axis.axvline(curves.loc[curves["step"] == 0, "val_accuracy"].mean(), color="0.5", linestyle=":", linewidth=1)
     axis.set_yticks(range(len(order)), order)
     for label in axis.get_yticklabels():

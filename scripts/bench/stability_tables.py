@@ -90,15 +90,23 @@ def learning_rates(tuned: Finals, chosen: dict[str, float]) -> Table:
     return Table("Final accuracy on the tuning seeds", ["method", *(f"{lr:g}" for lr in rates), "chosen"], rows)
 
 
-def by_lag(rows: Iterable[Row]) -> Table:
-    """Final accuracies, a line per method, the best at the largest lag first; in brackets how many runs collapsed."""
+def by_method(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
+    """Each method's rows by lag; the method that is best at the largest lag comes first."""
     of: dict[str, dict[int, Row]] = {}
     for row in rows:
         of.setdefault(row.method, {})[row.lag] = row
-    lags = sorted({lag for cells in of.values() for lag in cells})
+    lags = sorted({lag for cells in of.values() for lag in cells}, reverse=True)
 
-    def accuracies(cells: dict[int, Row]) -> list[float]:
-        return [cells[lag].final_accuracy if lag in cells else -1.0 for lag in reversed(lags)]
+    def accuracies(method: str) -> list[float]:
+        return [of[method][lag].final_accuracy if lag in of[method] else -1.0 for lag in lags]
+
+    return {method: of[method] for method in sorted(of, key=accuracies, reverse=True)}
+
+
+def by_lag(rows: Iterable[Row]) -> Table:
+    """Final accuracies, a line per method, the best at the largest lag first; in brackets how many runs collapsed."""
+    of = by_method(rows)
+    lags = sorted({lag for cells in of.values() for lag in cells})
 
     def cell(row: Row | None) -> str:
         if row is None:
@@ -108,7 +116,7 @@ def by_lag(rows: Iterable[Row]) -> Table:
 
     lines = [
         [method, f"{max(row.lr for row in cells.values()):g}", *(cell(cells.get(lag)) for lag in lags)]
-        for method, cells in sorted(of.items(), key=lambda item: accuracies(item[1]), reverse=True)
+        for method, cells in of.items()
     ]
     return Table("Final accuracy by lag", ["method", "learning rate", *(f"k = {lag}" for lag in lags)], lines)
 
@@ -136,13 +144,14 @@ def all_numbers(rows: Iterable[Row]) -> Table:
 def show(tables: Iterable[Table], alarm: AlarmScore) -> None:
     """Print."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table as ConsoleTable
 
     console = Console(width=130)
     for table in tables:
         printed = ConsoleTable(*table.columns, title=table.title)
         for row in table.rows:
-            printed.add_row(*(cell.replace("[", r"\[") for cell in row))
+            printed.add_row(*map(escape, row))
         console.print(printed)
     console.print(alarm.line())
 
