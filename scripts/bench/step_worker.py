@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scripts.bench.layout_worker import adamw, build_engine, loss_function  # ap
 import torch  # noqa: E402  isort: skip
 import torch.distributed as dist  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from scripts.bench.layout_run import Layout  # noqa: E402
@@ -121,17 +123,26 @@ def _parts(engine: Any, clock: Clock) -> Iterator[None]:
         yield
 
 
-def _peak_bytes(step: Callable[[], None]) -> int:
-    """The highest memory in use while `step` runs."""
+def _held_bytes() -> int:
+    """Of all tensors that live on the CPU."""
     gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _peak_bytes(step: Callable[[], None]) -> int:
+    """The most that tensors hold at a time while `step` runs, without what libraries and allocators keep for later."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         step()
         return torch.cuda.max_memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts anew
-    step()
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    held = _held_bytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiled:
+        step()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return held + max(accumulate(changes))
 
 
 def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
