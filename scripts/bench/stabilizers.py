@@ -40,7 +40,7 @@ class Execution:
 
 
 def execute(name: str, assets: Path, run_dir: Path) -> Execution:
-    """Run one method to its end; the end of what it prints goes to stderr where it fails."""
+    """Run one method to its end, and say on stderr how it went."""
     start = time.perf_counter()
     run = Run(assets, run_dir, f"stabilizer={name}", f"async.lag={LAG}", f"trainer.total_training_steps={STEPS}")
     exit_code = run.wait()
@@ -52,8 +52,8 @@ def execute(name: str, assets: Path, run_dir: Path) -> Execution:
         max_lag=max((line["lag_max"] for line in steps), default=0.0),
         seconds=time.perf_counter() - start,
     )
-    if not execution.ok:
-        tqdm.write(f"{name}:\n{run.tail()}", file=sys.stderr)
+    verdict = "ok" if execution.ok else f"WRONG:\n{run.tail()}"
+    tqdm.write(f"{name}: {execution.seconds:.0f} s, {verdict}", file=sys.stderr)  # the table comes only after the last
     return execution
 
 
