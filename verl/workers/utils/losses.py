@@ -79,7 +79,7 @@ def importance_weighted_score_loss(
     log_prob, rollout, mask = padded_rows(model_output["log_probs"], data)
     log_weight = log_used_weights(config, sequence_log_weights(log_prob, rollout, mask)).clamp(min=SMALLEST_LOG_WEIGHT)
     weight = torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
-    score = scores(model_output["log_probs"], data, loss_agg_mode, loss_scale_factor)
+    score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
     coefficient = weight * data["vcpo_coefficient"]
     return -(coefficient * torch.where(coefficient != 0, score, 0.0)).sum() * data["dp_size"], {}
 
