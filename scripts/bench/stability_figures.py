@@ -69,7 +69,7 @@ def lags(curves: pd.DataFrame) -> Any:
 
 
 def methods(curves: pd.DataFrame) -> Any:
-    """Final accuracy, a line per method, the best at the largest lag on top, and a colour per lag.
+    """Final accuracy, a line per method, the best over the lags on top, and a colour per lag.
 
     Mean over the seeds and 95 % interval; a cross where runs collapsed; dotted: before training.
     """

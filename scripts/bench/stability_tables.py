@@ -22,7 +22,10 @@ class Row:
     lag: int
     lr: float
     seeds: int
+    by_seed: dict[int, float]
+    """Final accuracy of each run."""
     final_accuracy: float
+    """Mean over the seeds."""
     interval: float
     """Half of the 95 % confidence interval; NaN for one seed."""
     best_accuracy: float
@@ -43,18 +46,19 @@ def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
         for method, runs in curves[curves["lag"] == 0].groupby("method")
     }
     for (method, lag, lr), runs in curves.groupby(["method", "lag", "lr"], sort=False):
-        each = [curve for _, curve in runs.groupby("seed")]
-        outcomes = [outcome(curve, steps) for curve in each]
+        each = {int(seed): curve for seed, curve in runs.groupby("seed")}
+        outcomes = [outcome(curve, steps) for curve in each.values()]
         finals = [o.final_accuracy for o in outcomes]
         collapses = [o.collapse_step for o in outcomes if o.collapse_step is not None]
         goal = 0.9 * synchronous.get("none", synchronous.get(str(method), math.nan))
-        reached = [steps_to(curve, goal) for curve in each]
+        reached = [steps_to(curve, goal) for curve in each.values()]
         rows.append(
             Row(
                 method=str(method),
                 lag=int(lag),
                 lr=float(lr),
                 seeds=len(each),
+                by_seed=dict(zip(each, finals, strict=True)),
                 final_accuracy=statistics.mean(finals),
                 interval=interval(finals),
                 best_accuracy=max(o.best_accuracy for o in outcomes),
@@ -91,20 +95,26 @@ def learning_rates(tuned: Finals, chosen: dict[str, float]) -> Table:
 
 
 def by_method(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
-    """Each method's rows by lag; the method that is best at the largest lag comes first."""
+    """Each method's rows by lag; the method that is best over the lags comes first."""
     of: dict[str, dict[int, Row]] = {}
     for row in rows:
         of.setdefault(row.method, {})[row.lag] = row
-    lags = sorted({lag for cells in of.values() for lag in cells}, reverse=True)
 
-    def accuracies(method: str) -> list[float]:
-        return [of[method][lag].final_accuracy if lag in of[method] else -1.0 for lag in lags]
+    def accuracy(method: str) -> float:
+        return statistics.mean(over_lags(of[method]) or [-1.0])
 
-    return {method: of[method] for method in sorted(of, key=accuracies, reverse=True)}
+    return {method: of[method] for method in sorted(of, key=accuracy, reverse=True)}
+
+
+def over_lags(cells: dict[int, Row]) -> list[float]:
+    """Per seed that was run at every lag above 0, the mean final accuracy over these lags."""
+    stale = [row.by_seed for lag, row in cells.items() if lag]
+    seeds = set[int].intersection(*(set(finals) for finals in stale)) if stale else set()
+    return [statistics.mean(finals[seed] for finals in stale) for seed in sorted(seeds)]
 
 
 def by_lag(rows: Iterable[Row]) -> Table:
-    """Final accuracies, a line per method, the best at the largest lag first; in brackets how many runs collapsed."""
+    """Final accuracies, a line per method, the best over the lags first; in brackets how many runs collapsed."""
     of = by_method(rows)
     lags = sorted({lag for cells in of.values() for lag in cells})
 
@@ -112,13 +122,18 @@ def by_lag(rows: Iterable[Row]) -> Table:
         if row is None:
             return "-"
         collapses = f" [{row.collapsed * row.seeds:.0f} of {row.seeds}]" if row.collapsed else ""
-        return f"{row.final_accuracy:.1%} ± {_number(100 * row.interval, '.1f')}{collapses}"
+        return _accuracy(row.final_accuracy, row.interval) + collapses
+
+    def mean(cells: dict[int, Row]) -> str:
+        finals = over_lags(cells)
+        return _accuracy(statistics.mean(finals), interval(finals)) if finals else "-"
 
     lines = [
-        [method, f"{max(row.lr for row in cells.values()):g}", *(cell(cells.get(lag)) for lag in lags)]
+        [method, f"{max(row.lr for row in cells.values()):g}", *(cell(cells.get(lag)) for lag in lags), mean(cells)]
         for method, cells in of.items()
     ]
-    return Table("Final accuracy by lag", ["method", "learning rate", *(f"k = {lag}" for lag in lags)], lines)
+    columns = ["method", "learning rate", *(f"k = {lag}" for lag in lags), "mean of k > 0"]
+    return Table("Final accuracy by lag", columns, lines)
 
 
 def all_numbers(rows: Iterable[Row]) -> Table:
@@ -129,7 +144,7 @@ def all_numbers(rows: Iterable[Row]) -> Table:
             row.method,
             str(row.lag),
             f"{row.lr:g}",
-            f"{row.final_accuracy:.1%} ± {_number(100 * row.interval, '.1f')}",
+            _accuracy(row.final_accuracy, row.interval),
             f"{row.best_accuracy:.1%}",
             f"{row.collapsed * row.seeds:.0f} of {row.seeds}",
             _number(row.collapse_step, ".0f"),
@@ -164,3 +179,7 @@ def markdown(tables: Iterable[Table], alarm: AlarmScore) -> str:
 
 def _number(value: float, form: str) -> str:
     return "-" if math.isnan(value) else format(value, form)
+
+
+def _accuracy(mean: float, half: float) -> str:
+    return f"{mean:.1%} ± {_number(100 * half, '.1f')}"
