@@ -22,16 +22,23 @@ def padded_responses(log_probs: Tensor, data: TensorDict) -> Tensor:
     return no_padding_2_padding(log_probs, data)
 
 
-def scores(log_probs: Tensor, data: TensorDict, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
-    """[B] scores (1/L_i) sum_t m_t log pi_theta(t); the other modes have another factor, or none. 0 if empty."""
-    mask = data["response_mask"]
-    mask = (mask.to_padded_tensor(0) if mask.is_nested else mask).bool()  # [B, T]
-    log_prob = padded_responses(log_probs, data)[:, : mask.shape[1]]
-    return aggregated(log_prob, mask[:, : log_prob.shape[1]], loss_agg_mode, loss_scale_factor)
+def response_rows(log_probs: Tensor, data: TensorDict) -> tuple[Tensor, Tensor]:
+    """(log-probs under the policy, mask) of the response tokens, [B, T] each; the mask is bool."""
+    mask = _padded(data["response_mask"]).bool()
+    log_prob = padded_responses(log_probs, data)
+    missing = max(0, mask.shape[1] - log_prob.shape[1])
+    return torch.nn.functional.pad(log_prob, (0, missing))[:, : mask.shape[1]], mask
+
+
+def _padded(rows: Tensor) -> Tensor:
+    return rows.to_padded_tensor(0) if rows.is_nested else rows
 
 
 def aggregated(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
-    """[B, T] log-probs of response tokens, [B, T] bool -> [B] scores."""
+    """[B, T] log-probs of response tokens, [B, T] bool -> [B] scores (1/L_i) sum_t m_t log pi_theta(t); 0 if empty.
+
+    The other modes have another factor, or none.
+    """
     total = torch.where(mask, log_prob, 0.0).sum(dim=-1)
     if loss_agg_mode == TOKEN_MEAN:
         return total / mask.sum(dim=-1).clamp(min=1)
@@ -53,7 +60,7 @@ def weighted_score_loss(
     The coefficients contain 1/B of the global mini-batch. Times the data-parallel size, because Megatron
     averages gradients over data-parallel ranks.
     """
-    score = scores(model_output["log_probs"], data, loss_agg_mode, loss_scale_factor)
+    score = aggregated(*response_rows(model_output["log_probs"], data), loss_agg_mode, loss_scale_factor)
     # A coefficient of 0 excludes a sequence even where its score is not finite.
     used = torch.where(data["vcpo_coefficient"] != 0, score, 0.0)
     return -(data["vcpo_coefficient"] * used).sum() * data["dp_size"], {}
@@ -76,19 +83,10 @@ def importance_weighted_score_loss(
 
     A sequence whose weight is NaN has none, and no gradient; the caller finds out when it gathers the weights.
     """
-    log_prob, rollout, mask = padded_rows(model_output["log_probs"], data)
+    log_prob, mask = response_rows(model_output["log_probs"], data)
+    rollout = _padded(data["rollout_log_probs"])
     log_weight = log_used_weights(config, sequence_log_weights(log_prob, rollout, mask)).clamp(min=SMALLEST_LOG_WEIGHT)
     weight = torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
-    score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
+    score = aggregated(log_prob, mask, loss_agg_mode, loss_scale_factor)
     coefficient = weight * data["vcpo_coefficient"]
     return -(coefficient * torch.where(coefficient != 0, score, 0.0)).sum() * data["dp_size"], {}
-
-
-def padded_rows(log_probs: Tensor, data: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probs under the policy, those that the sampler recorded, mask) of the response tokens, each [B, T]."""
-    rollout, mask = (
-        x.to_padded_tensor(0) if x.is_nested else x for x in (data["rollout_log_probs"], data["response_mask"])
-    )
-    log_prob = padded_responses(log_probs, data)
-    log_prob = torch.nn.functional.pad(log_prob, (0, max(0, mask.shape[1] - log_prob.shape[1])))[:, : mask.shape[1]]
-    return log_prob, rollout, mask
