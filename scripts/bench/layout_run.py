@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from verl_vcpo.cpu import environment
-
 STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
 _TIMEOUT_S = 1200
 
@@ -95,7 +93,7 @@ class Result:
     """Median seconds of a step on rank 0, the first one left out."""
 
 
-def make_checkpoint(model: str, folder: Path, **of_shape: int) -> Path:
+def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     """A small random Qwen2 (or Qwen3-MoE) checkpoint with a tokenizer of one token per character.
 
     Args:
@@ -167,8 +165,9 @@ def run_processes(
     Raises:
         RuntimeError: a process failed or did not end in time, with the end of its output.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([worker])  # import once, fork for every process
+    # a process that has asked for a GPU must not fork
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    context.set_forkserver_preload([worker])  # import once, fork for every process; no matter for "spawn"
     processes = [context.Process(target=_start, args=(worker, arguments, folder, rank)) for rank in range(world_size)]
     for process in processes:
         process.start()
@@ -190,7 +189,6 @@ def run_processes(
 
 
 def _start(worker: str, arguments: tuple[Any, ...], folder: Path, rank: int) -> None:
-    environment.apply()
     module = importlib.import_module(worker)
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)

@@ -4,25 +4,19 @@ import random
 import statistics
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from verl_vcpo.cpu import environment
+from scripts.bench.actor import adamw, build_engine, join_processes, loss_function  # applies the environment first
 
-environment.apply()
-
-import torch  # noqa: E402
+import torch  # noqa: E402  isort: skip
 import torch.distributed as dist  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig  # noqa: E402
-from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
 from scripts.bench.layout_run import (  # noqa: E402
     GROUP_SIZE,
     GROUPS,
-    LEARNING_RATE,
     STEPS,
     VOCABULARY,
     Layout,
@@ -30,58 +24,6 @@ from scripts.bench.layout_run import (  # noqa: E402
     Result,
 )
 from vcpo import VCPOConfig  # noqa: E402
-from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
-from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine  # noqa: E402
-from verl_vcpo.cpu.megatron_shims import megatron_on_cpu  # noqa: E402
-from verl_vcpo.workers.config.actor import VCPOActorConfig  # noqa: E402
-
-
-def adamw() -> McoreOptimizerConfig:
-    """What the layouts are trained with."""
-    return McoreOptimizerConfig(
-        lr=LEARNING_RATE,
-        weight_decay=0.1,
-        clip_grad=0.1,  # reached: clipping comes after the baseline on every layout
-        lr_warmup_steps=0,
-        total_training_steps=100,
-        # at 1e-8 Adam turns the rounding of tiny gradients into full steps
-        override_optimizer_config={"adam_eps": 1e-4},
-    )
-
-
-def engine_settings(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig) -> dict[str, Any]:
-    """The engine's configurations, under the names that verl gives them."""
-    transformer: dict[str, Any] = {"attention_backend": "auto"}
-    if layout.tp > 1:
-        transformer["sequence_parallel"] = layout.sequence_parallel
-    if layout.recompute:
-        transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return dict(
-        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True),
-        engine_config=CPUMcoreEngineConfig(
-            dtype="float32",
-            vanilla_mbridge=True,
-            use_remove_padding=layout.packed,
-            use_distributed_optimizer=layout.distributed_optimizer,
-            tensor_model_parallel_size=layout.tp,
-            sequence_parallel=layout.sequence_parallel,
-            pipeline_model_parallel_size=layout.pp,
-            virtual_pipeline_model_parallel_size=layout.vpp,
-            context_parallel_size=layout.cp,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=layout.etp,
-            override_transformer_config=transformer,
-        ),
-        optimizer_config=optimizer,
-        checkpoint_config=McoreCheckpointConfig(),
-    )
-
-
-def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig) -> Any:
-    """The patched actor, loaded."""
-    engine = CPUVCPOMegatronEngine(**engine_settings(layout, checkpoint, optimizer))
-    engine.initialize()
-    return engine
 
 
 def order_of_rows(whole_groups: bool) -> list[int]:
@@ -140,24 +82,9 @@ def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1, who
     )
 
 
-def loss_function(vcpo: VCPOConfig, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
-    """verl's loss as the engine receives it: a partial that carries the actor's configuration."""
-    config = VCPOActorConfig(
-        strategy="megatron",
-        rollout_n=GROUP_SIZE,
-        ppo_micro_batch_size_per_gpu=2,
-        loss_agg_mode=loss_agg_mode,
-        vcpo=vcpo,
-        **actor,
-    )
-    return partial(ppo_loss, config=config)
-
-
 def run(layout: Layout, of: list[Method], checkpoint: Path, folder: Path, rank: int) -> None:
     """Train `STEPS` steps with each method as rank `rank`; rank 0 writes `folder/result`."""
-    torch.set_num_threads(1)
-    rendezvous = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=layout.world_size)
+    join_processes(rank, layout.world_size, folder)
     results = {method.name: asdict(_train(layout, method, checkpoint)) for method in of}
     if rank == 0:
         torch.save(results, folder / "result")
@@ -180,8 +107,8 @@ def _train(layout: Layout, method: Method, checkpoint: Path) -> Result:
         norms.append(mini_batch.squared_norm[canonical])
         ratios.append(estimate.ess_ratio)
         baselines.append(estimate.baseline[canonical])
-    with megatron_on_cpu(), torch.no_grad():
-        parameters = {name: p.detach().clone() for name, p in engine.bridge.export_weights(engine.module)}
+    with torch.no_grad():
+        parameters = {name: p.detach().clone() for name, p in engine.get_per_tensor_param()[0]}
     return Result(
         torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
     )

@@ -3,13 +3,17 @@
 The same mini-batch through verl's own packed update (GRPO), the packed VCPO update in each of its forms, and one
 backward per sequence, on the real Megatron actor. Methods take turns; times are medians of ratios to the plain update
 of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
-processes by the clock.
+processes, and a GPU, by the clock. Norms are checked against those of one backward per sequence, gradients against a
+plain packed step with the same coefficients; exits with 1 where they differ by more than rounding.
+
+Where there is a GPU it is measured, on the shapes of Qwen2.5-1.5B and 7B: with as many layers as fit.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +23,24 @@ from tqdm import tqdm
 
 from scripts.bench.layout_run import make_checkpoint, run_processes
 
+PLAIN, TWO_PASSES, PER_TRAJECTORY = "plain", "packed, two backward passes", "per trajectory"
+
 METHODS: dict[str, dict[str, Any]] = {
-    "plain": {"enable": False},
+    PLAIN: {"enable": False},
     "packed, gradients": {"packed_keep": "gradients"},
     "packed, activations": {"packed_keep": "activations"},
-    "packed, two backward passes": {"packed_keep": "nothing"},
-    "per trajectory": {"gradient_norms": "per_trajectory"},
+    TWO_PASSES: {"packed_keep": "nothing"},
+    PER_TRAJECTORY: {"gradient_norms": "per_trajectory"},
 }
 
-SLOW = ("packed, two backward passes", "per trajectory")
+SLOW = (TWO_PASSES, PER_TRAJECTORY)
 """Measured in a third of the rounds: their ratios need no second digit."""
+
+ERROR_LIMITS = {
+    "float32": {"norms": 1e-5, "gradient": 1e-5},
+    "bfloat16": {"norms": 1e-2, "gradient": 1e-2},
+}
+"""Of squared norms and of the whole gradient, relative."""
 
 _STEPS_OF_A_ROUND_S = 600.0
 """A round that takes longer hangs."""
@@ -39,66 +51,117 @@ class Case:
     """A model and a mini-batch."""
 
     model: str
+    layers: int
     shortest: int
     longest: int
     groups: int
     group_size: int
     tp: int = 1
+    dtype: str = "float32"
     micro_batch_tokens: int = 8192
 
     @property
     def name(self) -> str:
-        return f"{self.model}, {self.shortest}-{self.longest} tokens" + (f", TP{self.tp}" if self.tp > 1 else "")
+        tp, dtype = (f", TP{self.tp}" if self.tp > 1 else ""), ("" if self.dtype == "float32" else f", {self.dtype}")
+        return f"{self.model}, {self.shortest}-{self.longest} tokens{tp}{dtype}"
 
     @property
     def vocabulary(self) -> int:
         return int(MODELS[self.model]["vocab_size"])
 
 
-def _shape(hidden: int, intermediate: int, layers: int, vocabulary: int) -> dict[str, int]:
+def _shape(hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> dict[str, Any]:
     return dict(
         hidden_size=hidden,
         intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 256,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         vocab_size=vocabulary,
         eos_token_id=vocabulary - 2,
         pad_token_id=vocabulary - 1,
         max_position_embeddings=4096,
+        tie_word_embeddings=tied,
     )
 
 
-MODELS = {"d512": _shape(512, 1408, 4, 4096), "d1024": _shape(1024, 2816, 2, 4096)}
+MODELS = {
+    "d512": _shape(512, 1408, 8, 2, 4096, tied=False),
+    "d1024": _shape(1024, 2816, 16, 4, 4096, tied=False),
+    "Qwen2.5-1.5B": _shape(1536, 8960, 12, 2, 151936, tied=True) | {"initializer_range": 0.02},
+    "Qwen2.5-7B": _shape(3584, 18944, 28, 4, 152064, tied=False) | {"initializer_range": 0.02},
+}
+_LENGTHS = ((64, 256), (256, 1024), (2048, 2048))
 
-CASES = [
-    Case(model, shortest, longest, groups, group_size, tp)
-    for model in MODELS
-    for shortest, longest, groups, group_size in ((64, 256, 2, 8), (256, 1024, 2, 4), (2048, 2048, 2, 2))
-    for tp in (1, 2)
-]
+
+def cpu_cases() -> list[Case]:
+    """Two small models, in float32."""
+    return [
+        Case(model, layers, *lengths, groups=2, group_size=size, tp=tp)
+        for model, layers in (("d512", 4), ("d1024", 2))
+        for lengths, size in zip(_LENGTHS, (8, 4, 2), strict=True)
+        for tp in ((1, 2) if model == "d512" else (1,))
+    ]
 
 
-def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """The row of one case: per method {seconds, ratio, peak_bytes, parts}."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = make_checkpoint("untied", Path(folder), **MODELS[case.model])
-        arguments, limit_s = (case, rounds, checkpoint), (rounds + 5) * _STEPS_OF_A_ROUND_S  # 5: warm-up, parts, peaks
-        run_processes(case.name, case.tp, "scripts.bench.step_worker", arguments, Path(folder), limit_s)
-        return {"case": asdict(case), "methods": torch.load(Path(folder) / "result", weights_only=True)}
+def gpu_cases(gpus: int, memory_bytes: int) -> list[Case]:
+    """Real shapes, in both precisions, on one GPU and on two if there are."""
+    return [
+        Case(model, layers_that_fit(model, 28, memory_bytes, dtype), *lengths, groups, group_size=8, tp=tp, dtype=dtype)
+        for model in ("Qwen2.5-1.5B", "Qwen2.5-7B")
+        for dtype in ("bfloat16", "float32")
+        for lengths, groups in zip(_LENGTHS, (8, 4, 2), strict=True)
+        for tp in (1, 2)
+        if tp <= gpus
+    ]
+
+
+def layers_that_fit(model: str, layers: int, memory_bytes: int, dtype: str) -> int:
+    """At most `layers`: weights, gradients, a second buffer and Adam's state may fill half of the memory."""
+    shape = MODELS[model]
+    hidden, heads, kv_heads = (shape[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    attention = hidden * hidden * 2 * (1 + kv_heads / heads)  # q and o; k and v
+    of_a_layer = attention + 3 * hidden * shape["intermediate_size"]
+    of_embeddings = hidden * shape["vocab_size"] * (1 if shape["tie_word_embeddings"] else 2)
+    # two gradients and Adam's two moments in float32; a bfloat16 weight has a float32 copy
+    bytes_each = 16 + (6 if dtype == "bfloat16" else 4)
+    return max(1, min(layers, int((memory_bytes / 2 / bytes_each - of_embeddings) / of_a_layer)))
+
+
+def measure(cases: list[Case], rounds: int) -> Iterator[dict[str, Any]]:
+    """The row of every case: per method {seconds, ratio, peak_bytes, parts, errors}."""
+    checkpoints: dict[tuple[str, int], Path] = {}
+    with tempfile.TemporaryDirectory() as root:
+        for case in cases:
+            if (key := (case.model, case.layers)) not in checkpoints:
+                folder, shape = Path(root) / f"{case.model}-{case.layers}", MODELS[case.model]
+                kind = "tied" if shape["tie_word_embeddings"] else "untied"
+                checkpoints[key] = make_checkpoint(kind, folder, num_hidden_layers=case.layers, **shape)
+            with tempfile.TemporaryDirectory() as folder_of_case:
+                arguments, limit_s = (case, rounds, checkpoints[key]), (rounds + 5) * _STEPS_OF_A_ROUND_S
+                folder = Path(folder_of_case)
+                run_processes(case.name, case.tp, "scripts.bench.step_worker", arguments, folder, limit_s)
+                methods = torch.load(folder / "result", weights_only=True)
+            yield {"case": asdict(case), "methods": methods}
+
+
+def exact(row: dict[str, Any]) -> bool:
+    """Whether norms and gradients are within ERROR_LIMITS."""
+    limits = ERROR_LIMITS[row["case"]["dtype"]]
+    errors = [result["errors"] for result in row["methods"].values() if "errors" in result]
+    return all(error[name] <= limit for error in errors for name, limit in limits.items())
 
 
 def print_table(row: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "case", "method", "s/step", "time", "peak memory", "forward", "norms, sums", "accum.", "optimizer", "rest"
-    )
-    plain = row["methods"]["plain"]
+    columns = ("case", "method", "s/step", "time", "peak", "forward", "norms, sums", "accum.", "optimizer", "rest")
+    table = Table(*columns, "norms' error", "gradient's", title=f"{row['case']['layers']} layers")
+    plain = row["methods"][PLAIN]
     for name, result in row["methods"].items():
         total = sum(result["parts"].values())
         parts = ("forward", "norms and sums", "accumulation", "optimizer", "backward and rest")
+        errors = [f"{error:.0e}" for error in result["errors"].values()] if "errors" in result else ["", ""]
         table.add_row(
             Case(**row["case"]).name,
             name,
@@ -106,27 +169,33 @@ def print_table(row: dict[str, Any]) -> None:
             f"{result['ratio']:.2f}",
             f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
             *(f"{result['parts'][part] / total:.0%}" for part in parts),
+            *errors,
         )
-    Console(width=150).print(table)
+    Console(width=170).print(table)
 
 
 def main() -> int:
+    on_gpu = torch.cuda.is_available()
+    cases = cpu_cases()
+    if on_gpu:
+        cases = gpu_cases(torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of every method")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    cases = [case for case in CASES if (arguments.only or "") in case.name and arguments.tp in (None, case.tp)]
-    if not cases or arguments.rounds < 1:
-        parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in CASES)}")
+    chosen = [case for case in cases if (arguments.only or "") in case.name and arguments.tp in (None, case.tp)]
+    if not chosen or arguments.rounds < 1:
+        parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
     rows = []
-    for case in tqdm(cases, file=sys.stderr):
-        rows.append(measure(case, arguments.rounds))
-        print_table(rows[-1])  # what is measured is seen, whatever becomes of the next case
+    for row in tqdm(measure(chosen, arguments.rounds), total=len(chosen), file=sys.stderr):
+        rows.append(row)
+        print_table(row)  # what is measured is seen, whatever becomes of the next case
     if arguments.json:
-        print(json.dumps({"rounds": arguments.rounds, "rows": rows}))
-    return 0
+        device = torch.cuda.get_device_name() if on_gpu else "CPU, one thread per process"
+        print(json.dumps({"device": device, "torch": torch.__version__, "rounds": arguments.rounds, "rows": rows}))
+    return 0 if all(map(exact, rows)) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -11,19 +12,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.layout_worker import adamw, build_engine, loss_function  # applies the environment first
+from scripts.bench.actor import adamw, build_engine, join_processes, loss_function  # applies the environment first
 
 import torch  # noqa: E402  isort: skip
 import torch.distributed as dist  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
+from torch import Tensor  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.utils.device import get_device_id  # noqa: E402
 
 from scripts.bench.layout_run import Layout  # noqa: E402
-from scripts.bench.step_overhead import METHODS, SLOW, Case  # noqa: E402
+from scripts.bench.step_overhead import METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWO_PASSES, Case  # noqa: E402
 from vcpo import VCPOConfig  # noqa: E402
 from verl_vcpo.workers.engine.megatron.packed import update as packed_update  # noqa: E402
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector  # noqa: E402
+from verl_vcpo.workers.utils.losses import padded_responses  # noqa: E402
 
 _PROMPT = 16
 
@@ -38,7 +42,6 @@ def make_batch(case: Case, seed: int = 0) -> TensorDict:
         length = total - _PROMPT
         reward = torch.zeros(length)
         reward[-1] = torch.rand(1, generator=generator)
-        rollout = torch.full((length,), -torch.tensor(float(case.vocabulary)).log().item())
         columns["uid"].append(f"{i // case.group_size:032x}")
         for name, value in {
             "prompts": ids[:_PROMPT],
@@ -47,8 +50,8 @@ def make_batch(case: Case, seed: int = 0) -> TensorDict:
             "position_ids": torch.arange(total),
             "response_mask": torch.ones(length, dtype=torch.int64),
             "loss_mask": torch.ones(length, dtype=torch.int64),
-            "rollout_log_probs": rollout,
-            "old_log_probs": rollout.clone(),
+            "rollout_log_probs": torch.zeros(length),
+            "old_log_probs": torch.zeros(length),
             "rm_scores": reward,
             "advantages": torch.full((length,), float(i % 2) - 0.5),
         }.items():
@@ -145,30 +148,106 @@ def _peak_bytes(step: Callable[[], None]) -> int:
     return held + max(accumulate(changes))
 
 
-def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
-    """Measure every method as rank `rank`; rank 0 writes `folder/result`: {method: {seconds, peak_bytes, parts}}."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=case.tp)
-    engine = build_engine(Layout(case.name, tp=case.tp, sequence_parallel=case.tp > 1), checkpoint, adamw())
-    batch = make_batch(case)
+def _record_log_probs(engine: Any, batch: TensorDict) -> None:
+    """Log-probs under which every importance weight of `batch` is the truncation; on all ranks the same.
 
-    def step(method: str) -> None:
-        with engine.train_mode():
-            engine.train_batch(batch.copy(), loss_function(VCPOConfig(**METHODS[method])))
+    A weight below it is as uncertain as the sum of its tokens' log-probs, whose rounding changes with the micro-batch:
+    errors of the gradient would be those of the weights.
+    """
+    with engine.eval_mode():
+        out = engine.infer_batch(batch.copy())
+    recorded: list[Any] = [None]
+    if engine.is_mp_src_rank_with_outputs():
+        rows = padded_responses(out["model_output"]["log_probs"], batch).cpu()
+        lengths = batch["responses"].offsets().diff().tolist()
+        margin = math.log(VCPOConfig().truncation or 1.0) + 2.0
+        recorded = [[row[:n] - margin / n for row, n in zip(rows, lengths, strict=True)]]
+    dist.broadcast_object_list(recorded)
+    for name in ("rollout_log_probs", "old_log_probs"):
+        batch[name] = torch.nested.as_nested_tensor(recorded[0], layout=torch.jagged)
 
-    parts: dict[str, dict[str, float]] = {}
-    peaks: dict[str, int] = {}
+
+def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]]) -> None:
+    """Every method takes a step, to warm up and for its `errors`: of the packed ones, relative.
+
+    norms: the largest of a squared norm, beside one backward per sequence.
+    gradient: of the whole gradient, beside a plain packed step with the coefficients that these norms lead to, which is
+        what the second of `two backward passes` is.
+    """
+    step(PLAIN)
+    norms = step(PER_TRAJECTORY, lambda: _squared_norms(engine))
+    gradient: list[Tensor] = []
+
+    def keep_gradient() -> None:
+        gradient.extend(parameter.main_grad.cpu().clone() for parameter in _trained(engine))
+
+    def errors() -> dict[str, float]:
+        error = (_squared_norms(engine) / norms - 1).abs().max().item()
+        return {"norms": error, "gradient": _relative_difference(_trained(engine), gradient)}
+
+    step(TWO_PASSES, keep_gradient)
     for method in METHODS:
-        step(method)  # warm
-        clock = Clock()
-        start = now()
-        with _parts(engine, clock):
-            step(method)
-        total = now() - start
-        named = {"forward": 0.0, "norms and sums": 0.0, "accumulation": 0.0, "optimizer": 0.0, **clock.seconds}
-        parts[method] = {**named, "backward and rest": total - sum(named.values())}
+        if method.startswith("packed"):
+            rows[method]["errors"] = step(method, errors)
+
+
+def _squared_norms(engine: Any) -> Tensor:
+    return engine.last_update[0].squared_norm
+
+
+def _relative_difference(parameters: list[torch.nn.Parameter], expected: list[Tensor]) -> float:
+    """|difference| / |expected| of the gradients of all ranks."""
+    parts = torch.zeros(2, dtype=torch.float64, device=get_device_id())
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        whole = gradient.to(parameter.device)
+        parts += torch.stack([(parameter.main_grad - whole).norm(), whole.norm()]).double().square()
+    dist.all_reduce(parts)
+    return (parts[0] / parts[1]).sqrt().item()
+
+
+def _trained(engine: Any) -> list[torch.nn.Parameter]:
+    return [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
+
+
+def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
+    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method."""
+    join_processes(rank, case.tp, folder)
+    layout = Layout(case.name, tp=case.tp, sequence_parallel=case.tp > 1)
+    # at a learning rate of 0 a step costs what it costs, and every method has the same weights
+    engine = build_engine(layout, checkpoint, adamw(learning_rate=0.0), case.dtype)
+    batch = make_batch(case)
+    _record_log_probs(engine, batch)
+
+    def step(method: str, look: Callable[[], Any] = lambda: None) -> Any:
+        with engine.train_mode():  # which ends with gradients of zero
+            engine.train_batch(batch.copy(), loss_function(VCPOConfig(**METHODS[method])))
+            return look()
+
+    rows: dict[str, dict[str, Any]] = {method: {} for method in METHODS}
+    _check(engine, step, rows)
+    for method, row in rows.items():
+        row["parts"] = _seconds_by_part(engine, partial(step, method))
         engine._second_buffers.clear()
-        peaks[method] = _peak_bytes(partial(step, method))
+        row["peak_bytes"] = _peak_bytes(partial(step, method))
+    for method, seconds in _in_turns(step, rounds).items():
+        rows[method] |= seconds
+    if rank == 0:
+        torch.save(rows, folder / "result")
+    dist.barrier()
+
+
+def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
+    clock = Clock()
+    start = now()
+    with _parts(engine, clock):
+        step()
+    total = now() - start
+    named = {"forward": 0.0, "norms and sums": 0.0, "accumulation": 0.0, "optimizer": 0.0, **clock.seconds}
+    return {**named, "backward and rest": total - sum(named.values())}
+
+
+def _in_turns(step: Callable[[str], None], rounds: int) -> dict[str, dict[str, float]]:
+    """Per method {seconds: the median step's, ratio: to the plain step of the same round, the median}."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for method in METHODS:
@@ -177,18 +256,11 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
             start = now()
             step(method)
             seconds[method].append(now() - start)
-    if rank == 0:
-        torch.save(
-            {
-                method: {
-                    "seconds": statistics.median(seconds[method]),
-                    # within a round methods follow each other: what slows the machine down slows all of them
-                    "ratio": statistics.median(a / b for a, b in zip(seconds[method], seconds["plain"], strict=False)),
-                    "peak_bytes": peaks[method],
-                    "parts": parts[method],
-                }
-                for method in METHODS
-            },
-            folder / "result",
-        )
-    dist.barrier()
+    return {
+        method: {
+            "seconds": statistics.median(times),
+            # within a round methods follow each other: what slows the machine down slows all of them
+            "ratio": statistics.median(a / b for a, b in zip(times, seconds[PLAIN], strict=False)),
+        }
+        for method, times in seconds.items()
+    }

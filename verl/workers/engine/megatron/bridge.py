@@ -2,16 +2,19 @@
 
 `actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` makes `vcpo.gradient_norms=packed`
 possible, which it is not with the layers of Transformer Engine that mbridge builds. Attention is Transformer Engine's
-in both.
+in both; torch's, in the first, where that is not installed.
 """
 
 from mbridge.core import register_model
 from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3 import Qwen3Bridge
-from megatron.core.extensions.transformer_engine import TEDotProductAttention
+from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames, block_spec, layer_spec
+from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
+
+ATTENTION: type = TEDotProductAttention if HAVE_TE else VarlenAttention
 
 
 class _LocalLayers(UnfusedNames):
@@ -19,7 +22,7 @@ class _LocalLayers(UnfusedNames):
         if self.config.transformer_impl != "local":
             return super()._get_transformer_layer_spec(vp_stage)  # type: ignore[misc]
         self.has_vp_stage = True
-        return block_spec(layer_spec(self.config, TEDotProductAttention), self.config, vp_stage)
+        return block_spec(layer_spec(self.config, ATTENTION), self.config, vp_stage)
 
 
 @register_model("qwen2")

@@ -9,7 +9,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from verl_vcpo.cpu.layer_spec import VarlenAttention
+from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 
@@ -36,7 +36,7 @@ def test_packed_equals_one_by_one(lengths: list[int]) -> None:
     shapes = [(sum(lengths), heads, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
     qkv = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
-    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets)
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=max(lengths))
     got = attention()(*qkv, packed_seq_params=packed)
 
     expected = []
@@ -61,3 +61,13 @@ def test_padded_batches_have_the_sequence_first() -> None:
 def test_what_it_lacks_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="sliding window"):
         attention(window_size=(4, 0))
+
+
+def test_everything_is_on_the_device_and_nothing_waits_for_it() -> None:
+    """On the meta device a value that the host asks for, and a tensor made elsewhere, are errors."""
+    qkv = [torch.empty(11, heads, SIZE, device="meta", requires_grad=True) for heads in (HEADS, GROUPS, GROUPS)]
+    offsets = torch.empty(4, dtype=torch.int32, device="meta")
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=7)
+    out = attention()(*qkv, packed_seq_params=packed)
+    assert out.shape == (11, HEADS * SIZE)
+    assert all(gradient.is_meta for gradient in torch.autograd.grad(out.sum(), qkv))
