@@ -15,6 +15,7 @@ from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
 from vcpo import VCPOConfig
 from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+from verl_vcpo.workers.engine.megatron.packed import update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
 
@@ -125,24 +126,26 @@ class NoWaiting(TorchDispatchMode):
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     called: list[str] = []
 
-    def guard(name: str) -> None:
-        original = getattr(Collector, name)
+    def guard(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             called.append(name)
             with NoWaiting():
                 return original(*args, **kwargs)
 
-        monkeypatch.setattr(Collector, name, guarded)
+        monkeypatch.setattr(owner, name, guarded)
 
     for name in ("linear", "vector", "embedding", "squared_norms", "add_weighted"):
-        guard(name)
+        guard(Collector, name)
+    for name in ("importance_weighted_score_loss", "weighted_score_loss"):
+        guard(update, name)
     yield called
 
 
 @pytest.mark.parametrize("keep", ["gradients", "activations"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_nothing_in_the_backward_waits_for_a_device(
+def test_nothing_in_loss_and_backward_waits_for_a_device(
     make_engine: Callable[..., Any], no_waiting: list[str], monkeypatch: pytest.MonkeyPatch, keep: str, batched: bool
 ) -> None:
     from vcpo.gradnorm import linear
@@ -150,9 +153,8 @@ def test_nothing_in_the_backward_waits_for_a_device(
     if batched:  # as on a GPU
         monkeypatch.setattr(linear, "_is_batched", lambda x: True)
     train(make_engine("tied"), make_batch(ONE_PROCESS), VCPOConfig(packed_keep=keep))
-    expected = {"linear", "vector", "embedding", "squared_norms"} | (
-        {"add_weighted"} if keep == "activations" else set()
-    )
+    expected = {"linear", "vector", "embedding", "squared_norms"}
+    expected |= {"weighted_score_loss", "add_weighted"} if keep == "activations" else {"importance_weighted_score_loss"}
     assert set(no_waiting) == expected
 
 

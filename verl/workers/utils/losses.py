@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from vcpo import VCPOConfig
@@ -22,16 +23,32 @@ def padded_responses(log_probs: Tensor, data: TensorDict) -> Tensor:
     return no_padding_2_padding(log_probs, data)
 
 
-def response_rows(log_probs: Tensor, data: TensorDict) -> tuple[Tensor, Tensor]:
-    """(log-probs under the policy, mask) of the response tokens, [B, T] each; the mask is bool."""
-    mask = _padded(data["response_mask"]).bool()
-    log_prob = padded_responses(log_probs, data)
-    missing = max(0, mask.shape[1] - log_prob.shape[1])
-    return torch.nn.functional.pad(log_prob, (0, missing))[:, : mask.shape[1]], mask
+def note_longest_response(data: TensorDict) -> None:
+    """Tell the losses, and verl's padding, the length of the longest response, while it is on the host."""
+    tu.assign_non_tensor(data, max_response_len=int(data["responses"].offsets().diff().max()))
 
 
-def _padded(rows: Tensor) -> Tensor:
-    return rows.to_padded_tensor(0) if rows.is_nested else rows
+def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Tensor]:
+    """Of the response tokens: log-probs under the policy, then `fields` of `data`. [n, T] each, 0 beyond the end.
+
+    verl's padding has a GPU's host wait for every sequence; with T noted (`note_longest_response`) nothing waits here.
+
+    Args:
+        log_probs: nested, over whole sequences; of a token, at the place of the token before it.
+        data: a micro-batch of n sequences, with `prompts`, `responses` and `fields`, all nested.
+        fields: of the response tokens.
+    """
+    prompt, response = (data[name].offsets().diff() for name in ("prompts", "responses"))
+    width = tu.get_non_tensor_data(data, "max_response_len", None)
+    at = torch.arange(int(response.max()) if width is None else width, device=response.device)
+    inside = at < response[:, None]  # [n, T]
+
+    def rows(values: Tensor, start: Tensor) -> Tensor:
+        place = (start[:, None] + at).masked_fill(~inside, 0)
+        return torch.where(inside, values[place], 0) if len(values) else values.new_zeros(place.shape)
+
+    of_policy = rows(log_probs.values(), (prompt + response).cumsum(0) - response - 1)
+    return [of_policy, *(rows(data[name].values(), data[name].offsets()[:-1]) for name in fields)]
 
 
 def aggregated(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
@@ -60,7 +77,8 @@ def weighted_score_loss(
     The coefficients contain 1/B of the global mini-batch. Times the data-parallel size, because Megatron
     averages gradients over data-parallel ranks.
     """
-    score = aggregated(*response_rows(model_output["log_probs"], data), loss_agg_mode, loss_scale_factor)
+    log_prob, mask = response_rows(model_output["log_probs"], data, "response_mask")
+    score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
     # A coefficient of 0 excludes a sequence even where its score is not finite.
     used = torch.where(data["vcpo_coefficient"] != 0, score, 0.0)
     return -(data["vcpo_coefficient"] * used).sum() * data["dp_size"], {}
@@ -83,10 +101,9 @@ def importance_weighted_score_loss(
 
     A sequence whose weight is NaN has none, and no gradient; the caller finds out when it gathers the weights.
     """
-    log_prob, mask = response_rows(model_output["log_probs"], data)
-    rollout = _padded(data["rollout_log_probs"])
+    log_prob, mask, rollout = response_rows(model_output["log_probs"], data, "response_mask", "rollout_log_probs")
     log_weight = log_used_weights(config, sequence_log_weights(log_prob, rollout, mask)).clamp(min=SMALLEST_LOG_WEIGHT)
     weight = torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
-    score = aggregated(log_prob, mask, loss_agg_mode, loss_scale_factor)
+    score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
     coefficient = weight * data["vcpo_coefficient"]
     return -(coefficient * torch.where(coefficient != 0, score, 0.0)).sum() * data["dp_size"], {}

@@ -39,7 +39,7 @@ from verl_vcpo.workers.engine.megatron.packed.update import (
     forward_step,
 )
 from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
-from verl_vcpo.workers.utils.losses import padded_responses, weighted_score_loss
+from verl_vcpo.workers.utils.losses import note_longest_response, padded_responses, weighted_score_loss
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             batch = self._gather(data, outputs)
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
+        note_longest_response(data)
         aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
         packed = self._packed_update(data, vcpo, aggregation)
         loss = partial(weighted_score_loss, **aggregation)
