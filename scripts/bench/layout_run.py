@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from verl_vcpo.cpu import environment
+
 STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
 _TIMEOUT_S = 1200
 
@@ -165,6 +167,8 @@ def run_processes(
     Raises:
         RuntimeError: a process failed or did not end in time, with the end of its output.
     """
+    if not torch.cuda.is_available():
+        environment.apply()  # before they start, which is when the memory allocator reads it
     # a process that has asked for a GPU must not fork
     context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
     context.set_forkserver_preload([worker])  # import once, fork for every process; no matter for "spawn"

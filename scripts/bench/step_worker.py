@@ -249,8 +249,10 @@ def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
 def _in_turns(step: Callable[[str], None], rounds: int) -> dict[str, dict[str, float]]:
     """Per method {seconds: the median step's, ratio: to the plain step of the same round, the median}."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
-        for method in METHODS:
+    methods = list(METHODS)
+    for turn in range(rounds):
+        first = turn % len(methods)  # each comes after each: what one leaves in caches and memory, the next one finds
+        for method in methods[first:] + methods[:first]:
             if method in SLOW and len(seconds[method]) >= max(1, rounds // 3):
                 continue
             start = now()
