@@ -1,5 +1,6 @@
 """One process of `layout_run`: importing it imports the whole training stack."""
 
+import contextlib
 import random
 import statistics
 import time
@@ -7,7 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.actor import adamw, build_engine, join_processes, loss_function  # applies the environment first
+from scripts.bench.actor import (  # applies the environment first
+    ON_GPU,
+    adamw,
+    build_engine,
+    join_processes,
+    loss_function,
+)
 
 import torch  # noqa: E402  isort: skip
 import torch.distributed as dist  # noqa: E402
@@ -24,6 +31,7 @@ from scripts.bench.layout_run import (  # noqa: E402
     Result,
 )
 from vcpo import VCPOConfig  # noqa: E402
+from verl_vcpo.cpu.megatron_shims import megatron_on_cpu  # noqa: E402
 
 
 def order_of_rows(whole_groups: bool) -> list[int]:
@@ -107,8 +115,8 @@ def _train(layout: Layout, method: Method, checkpoint: Path) -> Result:
         norms.append(mini_batch.squared_norm[canonical])
         ratios.append(estimate.ess_ratio)
         baselines.append(estimate.baseline[canonical])
-    with torch.no_grad():
-        parameters = {name: p.detach().clone() for name, p in engine.get_per_tensor_param()[0]}
+    with contextlib.nullcontext() if ON_GPU else megatron_on_cpu(), torch.no_grad():
+        parameters = {name: p.detach().clone() for name, p in engine.bridge.export_weights(engine.module)}
     return Result(
         torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
     )
