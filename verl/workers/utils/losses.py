@@ -31,16 +31,21 @@ def note_longest_response(data: TensorDict) -> None:
 def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Tensor]:
     """Of the response tokens: log-probs under the policy, then `fields` of `data`. [n, T] each, 0 beyond the end.
 
-    verl's padding has a GPU's host wait for every sequence; with T noted (`note_longest_response`) nothing waits here.
+    T is what `note_longest_response` noted: no GPU's host waits. In verl's padding it waits for every
+    sequence.
 
     Args:
         log_probs: nested, over whole sequences; of a token, at the place of the token before it.
         data: a micro-batch of n sequences, with `prompts`, `responses` and `fields`, all nested.
         fields: of the response tokens.
+
+    Raises:
+        RuntimeError: `log_probs` has not as many tokens as `data`.
     """
     prompt, response = (data[name].offsets().diff() for name in ("prompts", "responses"))
-    width = tu.get_non_tensor_data(data, "max_response_len", None)
-    at = torch.arange(int(response.max()) if width is None else width, device=response.device)
+    if len(log_probs.values()) != len(data["prompts"].values()) + len(data["responses"].values()):
+        raise RuntimeError("log-probs of other sequences than those of the micro-batch")
+    at = torch.arange(data["max_response_len"], device=response.device)
     inside = at < response[:, None]  # [n, T]
 
     def rows(values: Tensor, start: Tensor) -> Tensor:
