@@ -1,6 +1,7 @@
 """Weights through a shared-memory file: whole or absent, one per run, gone afterwards."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,23 @@ def test_a_run_without_a_name_is_refused_and_the_backend_is_registered(tmp_path:
     with pytest.raises(ValueError, match="run_id"):
         engine(tmp_path, run_id="")
     assert CheckpointEngineRegistry.get(BACKEND) is WeightFileCheckpointEngine
+
+
+def test_other_users_can_read_the_file_at_no_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+
+    def save(tensors: object, path: Path) -> None:
+        modes.append(path.stat().st_mode & 0o777)
+        real_save(tensors, path)
+
+    real_save = torch.save
+    monkeypatch.setattr("verl_vcpo.cpu.weight_file.torch.save", save)
+    sender = engine(tmp_path, is_master=True)
+    (tmp_path / "vcpo-run-weights-v1.partial").write_bytes(b"of a writer that died")
+    before = os.umask(0)
+    try:
+        asyncio.run(sender.send_weights(iter(weights(1.0).items()), global_steps=1))
+    finally:
+        os.umask(before)
+    modes += [path.stat().st_mode & 0o777 for path in weight_files("run", str(tmp_path))]
+    assert modes == [0o600, 0o600]

@@ -106,6 +106,9 @@ class WeightFileCheckpointEngine(CheckpointEngine):
             return
         path = self._file(global_steps)
         partial = path.with_name(f"{path.name}.partial")
+        partial.unlink(missing_ok=True)
+        # Other users of the machine can enter the folder: no moment passes in which they can open the file.
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         torch.save(tensors, partial)
         os.replace(partial, path)
 
