@@ -1,11 +1,16 @@
 """verl's entry point into this package (entry point group `verl.plugins`): loaded at every `import verl`.
 
-Kept light, because every Ray process imports it. On a GPU machine it does nothing: the trainer registers
-itself and its workers (`verl_vcpo.trainer.ppo.v1.trainer_lag_k`). With VERL_PLATFORM=cpu it makes verl run
-without an accelerator, in this process and in every process that inherits the variable.
+Kept light, because every Ray process imports it. On a GPU machine it only keeps torch's stores on loopback, where they
+are named so: the trainer registers itself and its workers (`verl_vcpo.trainer.ppo.v1.trainer_lag_k`). With
+VERL_PLATFORM=cpu it makes verl run without an accelerator, in this process and in every process that inherits the
+variable.
 """
 
 import os
+
+from verl_vcpo.utils import distributed
+
+distributed.keep_stores_on_loopback()
 
 CPU_REQUESTED = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
