@@ -105,7 +105,6 @@ def prepare_environment(overrides: list[str]) -> None:
     os.environ["VCPO_HARDWARE"] = hardware
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     if hardware == "cpu":
         from verl_vcpo.cpu import environment
 
@@ -158,18 +157,20 @@ def packaged_file(path: str | None) -> str | None:
 
 
 def check(config: "DictConfig", files: bool = True) -> None:
-    """Our checks, then verl's; `files=False`: data, model and sandbox need not be there.
+    """Our checks, then verl's; `files=False`: data, model, sandbox and Ray cluster need not be there.
 
     Raises:
         SettingError: the first thing that is wrong.
     """
     import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
+    from recipe.fully_async_policy.ray_access import check_access
     from recipe.fully_async_policy.validate import SettingError, validate
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
     validate(config, files=files)
+    check_access(config.ray_kwargs.ray_init, connect=files)
 
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -200,6 +201,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+    from recipe.fully_async_policy import ray_access
     from recipe.fully_async_policy.processes import catch_sigterm, cleaned_up
     from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
@@ -220,17 +222,17 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     with cleaned_up(run_id) as run, open(run_dir / "verl.log", "w") as log, contextlib.redirect_stdout(log):
         init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
         runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), init.pop("runtime_env", None) or {})
-        ray.init(**init, runtime_env=OmegaConf.to_container(runtime_env))
-        catch_sigterm()
-        try:
-            yield run
-        except Exception:
-            logs = ray._private.worker.global_worker.node.get_logs_dir_path()
-            print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
-            raise
-        finally:
-            run.observe()
-            ray.shutdown()
+        init["runtime_env"] = OmegaConf.to_container(runtime_env)
+        with ray_access.started(init):
+            catch_sigterm()
+            try:
+                yield run
+            except Exception:
+                logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+                print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
+                raise
+            finally:
+                run.observe()
 
 
 if __name__ == "__main__":

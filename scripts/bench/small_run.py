@@ -1,12 +1,13 @@
 """The real stack on CPU, small: a task and a model that take seconds a step. For the benchmarks and the e2e tests."""
 
 import contextlib
+import ipaddress
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -48,6 +49,30 @@ def abandoned_memory() -> set[str]:
     """The shared-memory files of this machine that no process has mapped."""
     files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
     return files - {file.name for file in shared_memory_of(list(psutil.process_iter()))}
+
+
+class Listener(NamedTuple):
+    """A TCP port on which a process takes connections."""
+
+    process: str
+    address: str
+    port: int
+
+    @property
+    def on_loopback(self) -> bool:
+        address = ipaddress.ip_address(self.address)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def listening(processes: list[psutil.Process]) -> list[Listener]:
+    """Where the processes take connections from other processes, and from other machines unless `on_loopback`."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it ended while we looked
+            name = process.name()
+            ports = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            found |= {Listener(name, local.ip, local.port) for local in ports}
+    return sorted(found)
 
 
 def run_id_of(launcher: psutil.Process) -> str:

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from recipe.fully_async_policy import main
+from recipe.fully_async_policy import main, ray_access
 from vcpo.stabilizers.group_replay import GroupReplay
 from verl_vcpo.trainer.ppo.v1.group_replay import PARTITION, ReplayedGroups
 from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
@@ -21,13 +20,10 @@ def queue() -> Iterator[None]:
     main.prepare_environment(["hardware=cpu"])
     config = main.compose(["+task=countdown_lag", "hardware=cpu"]).transfer_queue
     config.enable = True
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    try:
+    with ray_access.started({"num_cpus": 8, "include_dashboard": False, "log_to_driver": False}):
         tq.init(config)
         yield
         tq.close()
-    finally:
-        ray.shutdown()
 
 
 def put(uids: list[str], step: int) -> KVBatchMeta:

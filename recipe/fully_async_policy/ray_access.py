@@ -1,0 +1,205 @@
+"""Who can reach the Ray of a run: whoever has its token, and on one machine nobody from outside it.
+
+Ray runs any code for whoever it lets in. So every run asks for a token: the user's, where Ray finds one
+(RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token); otherwise a random one of the run's own, which is in the
+environment of its processes and nowhere else. A Ray that the run starts itself listens on loopback, and keeps its
+sockets and logs in a folder that other users cannot enter. docs/security.md says what that does not cover.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from recipe.fully_async_policy.validate import SettingError
+
+LOOPBACK = {
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+# Where Ray keeps to one machine it takes 127.0.0.1 for the node's address, which verl and TransferQueue then bind to.
+# `_node_ip_address="127.0.0.1"` does not do that: Ray replaces it by the address that others see.
+_ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
+_CONNECT_TIMEOUT_S = 10.0
+
+
+def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
+    """Refuse what would leave Ray open; `connect=False`: a running cluster is not asked.
+
+    Raises:
+        SettingError: authentication is off or has no usable token, other users can reach the sockets, or the cluster
+            does not answer, asks for no token or for another one.
+    """
+    if os.environ.get(_MODE, "token").lower() != "token":
+        raise SettingError(
+            f"{_MODE}={os.environ[_MODE]}: whoever reaches Ray's ports could run code as you; unset it, or set it to "
+            "token, here and where the cluster is started"
+        )
+    token = _given_token()
+    if address := _cluster_address(ray_init):
+        if token is None:
+            raise SettingError(
+                f"the Ray cluster at {address} needs its token here: {_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token "
+                "(docs/cluster.md)"
+            )
+        if connect:
+            _check_cluster(address, token)
+    elif (folder := ray_init.get("_temp_dir")) and not _is_private(Path(folder)):
+        raise SettingError(
+            f"ray_kwargs.ray_init._temp_dir={folder}: Ray would let every user change its sockets there; give a folder "
+            "inside one of mode 0700"
+        )
+
+
+@contextlib.contextmanager
+def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
+    """Ray for the block: the cluster that `ray_init` or RAY_ADDRESS names, otherwise one of our own on this machine.
+
+    Args:
+        ray_init: arguments of `ray.init`. `_node_ip_address` replaces loopback.
+
+    Raises:
+        PermissionError: the private folder belongs to someone else.
+    """
+    import ray
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    arguments, environment = dict(ray_init), {_MODE: "token"}
+    if _cluster_address(ray_init) is None:
+        folder = private_folder()
+        arguments |= {"address": "local", "_temp_dir": ray_init.get("_temp_dir") or f"{folder}/ray"}
+        environment["VLLM_RPC_BASE_PATH"] = str(folder)  # vLLM's sockets
+        if ray_init.get("_node_ip_address") is None:
+            environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()} | {_ONE_MACHINE: "0"}
+        if _given_token() is None:
+            environment[_TOKEN] = secrets.token_hex(32)
+    loader, had_clusters = AuthenticationTokenLoader.instance(), ray_constants.ENABLE_RAY_CLUSTER
+    with _environment(environment):
+        Config.initialize("")  # this process has read the mode already, and may have read a token
+        loader.reset_cache()
+        ray_constants.ENABLE_RAY_CLUSTER = had_clusters and _ONE_MACHINE not in environment
+        try:
+            ray.init(**arguments)
+            yield
+        finally:
+            ray.shutdown()
+            ray_constants.ENABLE_RAY_CLUSTER = had_clusters
+    loader.reset_cache()
+
+
+def private_folder() -> Path:
+    """This user's folder for the sockets and logs of runs on this machine, of mode 0700. Ray opens its own to everyone.
+
+    Raises:
+        PermissionError: somebody else made it, or others can enter it.
+    """
+    from ray._common.utils import get_default_system_temp_dir
+
+    folder = Path(get_default_system_temp_dir()) / f"vcpo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or _others_can(found):
+        raise PermissionError(f"{folder} is not a folder of yours with mode 0700; set RAY_TMPDIR to a folder that is")
+    return folder
+
+
+def _given_token() -> str | None:
+    """The token that Ray finds for this user.
+
+    Raises:
+        SettingError: the file that should hold it does not, or other users can read it.
+    """
+    from ray._raylet import AuthenticationTokenLoader
+    from ray.exceptions import AuthenticationError
+
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    try:
+        if not loader.has_token(ignore_auth_mode=True):
+            return None
+        token = loader.get_raw_token(ignore_auth_mode=True)
+    except AuthenticationError:
+        raise SettingError(f"{_TOKEN_FILE}={os.environ.get(_TOKEN_FILE)}: no token in that file") from None
+    if not os.environ.get(_TOKEN):
+        file = Path(os.environ.get(_TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
+        if _others_can(file.stat()):
+            raise SettingError(f"{file}: other users may read this token; chmod 600 {file}")
+    return token
+
+
+def _others_can(found: os.stat_result) -> bool:
+    return bool(stat.S_IMODE(found.st_mode) & 0o077)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether some folder above it keeps other users out. Its own mode says nothing: Ray makes it 0777."""
+    return any(above.exists() and not _others_can(above.stat()) for above in folder.absolute().parents)
+
+
+def _cluster_address(ray_init: Mapping[str, Any]) -> str | None:
+    """The running cluster that was named. None: the run starts a Ray of its own, also where one is running."""
+    address = ray_init.get("address")
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address
+    return None if address in (None, "local") else str(address)
+
+
+def _check_cluster(address: str, token: str) -> None:
+    import grpc
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError) as error:
+        raise SettingError(f"Ray cluster {address}: {str(error).splitlines()[0]}") from None
+    denied = grpc.StatusCode.UNAUTHENTICATED
+    without, with_token = (_status(found, metadata) for metadata in ([], [("authorization", f"Bearer {token}")]))
+    if without == grpc.StatusCode.OK:
+        raise SettingError(
+            f"the Ray cluster at {address} asks for no token, so whoever reaches it could run code as you; start it "
+            f"with {_MODE}=token on every node (docs/cluster.md)"
+        )
+    if with_token == denied:
+        raise SettingError(f"the Ray cluster at {address} has another token than this machine's ({_TOKEN_FILE})")
+    if with_token != grpc.StatusCode.OK:
+        raise SettingError(f"no Ray cluster answers at {address} ({with_token.name.lower()})")
+
+
+def _status(address: str, metadata: list[tuple[str, str]]) -> Any:
+    """What Ray's control store answers to a question that changes nothing, with the given credentials."""
+    import grpc
+    from ray._common.tls_utils import load_certs_from_env
+
+    options = [("grpc.enable_http_proxy", 0)]
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        chain, key, root = load_certs_from_env()
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(root, key, chain), options)
+    else:
+        channel = grpc.insecure_channel(address, options)
+    with channel:
+        alive = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
+        try:
+            alive(b"", timeout=_CONNECT_TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

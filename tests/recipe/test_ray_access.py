@@ -1,0 +1,181 @@
+"""A run's Ray is closed: another user of the machine, without its token, gets nothing from it."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import ray
+
+from recipe.fully_async_policy import main, ray_access
+from recipe.fully_async_policy.validate import SettingError
+from scripts.bench.small_run import listening
+
+TOKEN = ray_access._TOKEN
+NOBODY = 65534
+# The interpreter may lie where others cannot go: everything is imported before the user changes.
+ANOTHER_USER = """
+import json, os, sys
+from ray._raylet import GcsClient
+os.setgroups([]); os.setgid({nobody}); os.setuid({nobody})
+address, folder, driver = sys.argv[1:]
+def attempt(name, function):
+    try:
+        function()
+        return "works"
+    except Exception as error:
+        return type(error).__name__
+attempts = {{
+    "store": lambda: GcsClient(address=address).internal_kv_keys(b"", None, timeout=8),
+    "folder": lambda: os.listdir(folder),
+    "environment": lambda: open(f"/proc/{{driver}}/environ").read(),
+}}
+print(json.dumps({{name: attempt(name, function) for name, function in attempts.items()}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Ray as the launcher starts it, with a value in its store; the address of its control store."""
+    main.prepare_environment(["hardware=cpu"])
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))  # without a token of the user's
+        patch.delenv(TOKEN, raising=False)
+        with ray_access.started({"num_cpus": 1, "include_dashboard": False, "log_to_driver": False}):
+            secret = ray.put("the run's data")
+            yield ray.get_runtime_context().gcs_address
+            del secret
+        assert not list(home.iterdir()), "Ray wrote a token of its own"
+    assert TOKEN not in os.environ
+
+
+def another_user(address: str, token: str | None) -> dict[str, str]:
+    """What another user of this machine gets from it: "works", or the kind of error."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    given = {"HOME": "/nonexistent", "RAY_AUTH_MODE": "token"} | ({TOKEN: token} if token else {})
+    if token is None:
+        given["RAY_AUTH_MODE"] = "disabled"  # otherwise its own Ray refuses already
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_USER.format(nobody=NOBODY), address, session_folder(), str(os.getpid())],
+        env=inherited | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def session_folder() -> str:
+    return ray._private.worker.global_worker.node.get_session_dir_path()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_reads_the_store_with_the_token_only(own_ray: str) -> None:
+    denied = {"folder": "PermissionError", "environment": "PermissionError"}
+    assert another_user(own_ray, None) == {"store": "AuthenticationError", **denied}
+    assert another_user(own_ray, "0" * 64) == {"store": "AuthenticationError", **denied}
+    assert another_user(own_ray, os.environ[TOKEN]) == {"store": "works", **denied}
+
+
+def test_it_listens_on_loopback_only(own_ray: str) -> None:
+    own = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    addresses = listening(own)
+    assert len(addresses) > 5, "Ray's listeners are not found, so their absence elsewhere proves nothing"
+    assert [found for found in addresses if not found.on_loopback] == []
+    assert ray.util.get_node_ip_address() == "127.0.0.1", "what verl and TransferQueue bind to"
+
+
+def test_the_token_is_in_no_command_line_and_no_file(own_ray: str) -> None:
+    token = os.environ[TOKEN]
+    assert len(token) == 64
+    for process in psutil.process_iter(["cmdline"]):
+        assert token not in " ".join(process.info["cmdline"] or [])
+    files = [file for file in Path(session_folder()).rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if token.encode() in file.read_bytes()]
+
+
+def test_a_cluster_is_joined_with_its_token_only(own_ray: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = {"address": own_ray}
+    ray_access.check_access(joined)
+    monkeypatch.setenv(TOKEN, "0" * 64)
+    with pytest.raises(SettingError, match=f"{own_ray} has another token"):
+        ray_access.check_access(joined)
+    monkeypatch.delenv(TOKEN)
+    with pytest.raises(SettingError, match=f"{own_ray} needs its token here"):
+        ray_access.check_access(joined)
+    monkeypatch.setenv("RAY_ADDRESS", own_ray)
+    with pytest.raises(SettingError, match="needs its token here"):
+        ray_access.check_access({})
+    ray_access.check_access({"address": "local"})
+
+
+def test_a_cluster_without_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "0" * 64)
+    answer = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("ray.rpc.NodeInfoGcsService", {"CheckAlive": answer})]
+    )
+    port = server.add_insecure_port("[::]:0")
+    server.start()
+    with pytest.raises(SettingError, match="asks for no token"):
+        ray_access.check_access({"address": f"127.0.0.1:{port}"})
+    server.stop(None).wait()
+    with pytest.raises(SettingError, match=r"no Ray cluster answers at .* \(unavailable\)"):
+        ray_access.check_access({"address": f"127.0.0.1:{port}"})
+
+
+def test_authentication_cannot_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(SettingError, match="RAY_AUTH_MODE=disabled: whoever reaches"):
+        ray_access.check_access({})
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    file = tmp_path / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(file))
+    with pytest.raises(SettingError, match="no token in that file"):
+        ray_access.check_access({})
+    file.write_text("0" * 64)
+    file.chmod(0o640)
+    with pytest.raises(SettingError, match=f"chmod 600 {file}"):
+        ray_access.check_access({})
+    file.chmod(0o600)
+    ray_access.check_access({})
+
+
+def test_ray_is_not_given_a_folder_that_others_can_enter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    ray_access.check_access({"_temp_dir": str(tmp_path / "ray")})
+    with pytest.raises(SettingError, match="_temp_dir=/tmp/anyone: .*mode 0700"):
+        ray_access.check_access({"_temp_dir": "/tmp/anyone"})
+
+
+@pytest.mark.parametrize("squatted", ["open to others", "a link"])
+def test_a_private_folder_that_is_not_ours_is_refused(
+    squatted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = tmp_path / f"vcpo-{os.getuid()}"
+    if squatted == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o755)
+    with pytest.raises(PermissionError, match="set RAY_TMPDIR"):
+        ray_access.private_folder()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "other"))
+    (tmp_path / "other").mkdir()
+    made = ray_access.private_folder()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700 and ray_access.private_folder() == made
