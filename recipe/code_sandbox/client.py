@@ -22,12 +22,14 @@ class SandboxClient:
 
     Args:
         url: the server, without a path.
+        token: what the server's `--token-file` holds; None: it has none.
         patience_s: how long a service that fails is tried again, with growing pauses, before giving up.
         queue_s: how long an accepted program may wait for its turn.
     """
 
-    def __init__(self, url: str, patience_s: float = 60.0, queue_s: float = 600.0) -> None:
+    def __init__(self, url: str, patience_s: float = 60.0, queue_s: float = 600.0, token: str | None = None) -> None:
         self._url = f"{url.rstrip('/')}/run_code"
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._patience_s, self._queue_s = patience_s, queue_s
 
     async def run(self, code: str, run_timeout: float, stdin: str = "") -> CommandResult:
@@ -52,7 +54,10 @@ class SandboxClient:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def _ask(self, request: dict[str, object], limit: aiohttp.ClientTimeout) -> CommandResult:
-        async with aiohttp.ClientSession(timeout=limit) as session, session.post(self._url, json=request) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=limit, headers=self._headers) as session,
+            session.post(self._url, json=request) as answer,
+        ):
             if answer.status >= 500:
                 raise _ServerError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
             if answer.status != 200:

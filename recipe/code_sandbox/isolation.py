@@ -1,85 +1,50 @@
-"""Runs one untrusted Python program, isolated by the kernel (bubblewrap: namespaces; seccomp; limits)."""
+"""Starts interpreters for untrusted programs, isolated by the kernel (bubblewrap: namespaces; seccomp; limits)."""
 
 import asyncio
 import contextlib
-import json
+import ctypes
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from recipe.code_sandbox.cgroups import ControlGroups
-from recipe.code_sandbox.environment import Staging, base_packages, package_paths, system_paths
+from recipe.code_sandbox import interpreter
+from recipe.code_sandbox.cgroups import ControlGroup, ControlGroups
+from recipe.code_sandbox.environment import (
+    PACKAGES,
+    PYTHON,
+    Staging,
+    interpreter_places,
+    links_of_the_root,
+    package_paths,
+    packages_of_the_system,
+)
+from recipe.code_sandbox.limits import IsolationError, Limits, Outcome
+from recipe.code_sandbox.sandboxed import SandboxedInterpreter
 from recipe.code_sandbox.seccomp import filter_program
 
-# Nobody's: systemd keeps 61184 to 65519 for users that exist while a service runs, so no file belongs to it.
-_HOST_USER = 61184
+# Nobody's: systemd keeps 61184 to 65519 for users that exist while a service runs, so no file belongs to them.
+_HOST_USERS = range(61184, 65520)
 _TOOLS = "/usr/bin:/bin:/usr/local/bin:/usr/sbin"
 _SPARE_MB = 64
-_PROGRAM, _PACKAGES = "/tmp/main.py", Path("/packages")
+_IMPORTED_MB = 256
+_INTERPRETER = Path("/interpreter.py")
 _INSTALL = "install it: apt-get install bubblewrap (0.8 or newer)"
 _ENABLE = "allow user namespaces: sysctl -w user.max_user_namespaces=10000 (in a container: --privileged)"
-
-
-class IsolationError(RuntimeError):
-    """Programs cannot be isolated here. One line: what is missing, and how to get it."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one program may use. Raises ValueError naming the one that is out of range."""
-
-    time_s: float = 10.0
-    memory_mb: int = 1024
-    """Of address space, per process. Where there are control groups, all its processes and files together have it once,
-    plus twice `files_mb` and 64 MiB."""
-    processes: int = 32
-    """Processes and threads."""
-    files_mb: int = 64
-    """In /tmp, which is in memory; as much again in /dev/shm."""
-    output_kb: int = 256
-    """On standard output, and as much again on standard error. A program that writes more is ended."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("time_s", 0.1), ("memory_mb", 64), ("processes", 1), ("files_mb", 1), ("output_kb", 1)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name}={getattr(self, name)} is out of range: use {least} or more")
-
-
-@dataclass
-class Outcome:
-    """How a program ended."""
-
-    stdout: str
-    stderr: str
-    duration_s: float
-    return_code: int | None = None
-    """None: it was ended at its time limit. 128 + n: signal n ended it."""
-
-
-class _Pipes:
-    """What a program writes, up to a limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.stdout, self.stderr = bytearray(), bytearray()
-        self.full = asyncio.Event()
-        self._limit = limit
-
-    async def follow(self, stream: asyncio.StreamReader, kept: bytearray) -> None:
-        """To its end, whatever is kept: `Process.wait` waits for that."""
-        while chunk := await stream.read(1 << 16):
-            kept += chunk[: self._limit - len(kept)]
-            if len(kept) >= self._limit:
-                self.full.set()
+_PR_SET_CHILD_SUBREAPER = 36
+# The first to go where the machine runs out of memory, and slow where it runs out of cores (a session is a group for
+# the scheduler, with a priority of its own). Then into the control groups, whose files are the next arguments.
+_ENTER = """echo 1000 >/proc/self/oom_score_adj || exit 125
+[ ! -w /proc/self/autogroup ] || echo 5 >/proc/self/autogroup
+while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done
+shift; exec "$@"
+"""
 
 
 class Sandbox:
-    """A way to run programs. One per process: as root it gives this process a mount namespace of its own.
+    """A way to run programs. One per process: it makes this process the reaper of the programs' processes and, where it
+    is root's, gives it a mount namespace of its own.
 
     Args:
         packages: distributions that programs may import, with all that these require.
@@ -89,20 +54,24 @@ class Sandbox:
         ValueError: a package is not installed.
     """
 
+    users = len(_HOST_USERS)
+    """Programs at a time, at most: as root each has a user id of its own."""
+
     def __init__(self, packages: tuple[str, ...] = ("numpy", "scipy", "sympy")) -> None:
         self._bwrap = _tool("bwrap")
         if "--disable-userns" not in subprocess.run([self._bwrap, "--help"], capture_output=True, text=True).stdout:
             raise IsolationError(f"{self._bwrap} is too old; {_INSTALL}")
-        self._prlimit = _tool("prlimit")
         try:
             self._filter = filter_program()
         except OSError as error:
             raise IsolationError(str(error)) from None
-        self._staging, self._as_user, self._groups = None, [], None
-        places = {path: path for path in system_paths()}
-        places |= {path: _PACKAGES / path.name for path in package_paths(list(packages))}
+        self._staging, self._groups, self._setpriv = None, None, ""
+        places, self._python = interpreter_places()
+        places |= {path: PACKAGES / path.name for path in package_paths(list(packages))}
+        places[Path(interpreter.__file__)] = _INTERPRETER
         sources = {path: path for path in places}
         if os.geteuid() == 0:
+            self._setpriv = _tool("setpriv")
             try:
                 self._staging = Staging(list(places))
             except OSError as error:
@@ -110,16 +79,28 @@ class Sandbox:
                     f"root without CAP_SYS_ADMIN ({error}): run as another user, or {_ENABLE}"
                 ) from None
             sources = self._staging.source_of
-            drop = [f"--reuid={_HOST_USER}", f"--regid={_HOST_USER}", "--clear-groups", "--"]
-            self._as_user = [_tool("setpriv"), *drop]
-        with contextlib.suppress(OSError):
+        self.no_groups = ""
+        """Why there are none, where there are none."""
+        try:
             self._groups = ControlGroups()
-        self._view = _view({sources[path]: place for path, place in places.items()})
+        except OSError as error:
+            self.no_groups = str(error)
+        self._free_users = list(reversed(_HOST_USERS))
+        self._view = _view({sources[path]: place for path, place in places.items()}, packages_of_the_system(places))
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     @property
     def limits_whole_programs(self) -> bool:
         """Whether memory and processes are limited for a program as a whole, by control groups."""
         return self._groups is not None
+
+    @property
+    def isolation(self) -> str:
+        """Who runs programs, and what limits their memory: for people."""
+        user = "a user id for each program" if self._staging else "one user id for all programs"
+        if self._groups is None:
+            return f"{user}, no control groups ({self.no_groups})"
+        return f"{user}, control groups of version {self._groups.version}"
 
     async def check(self) -> None:
         """Run a program. Raises IsolationError where that fails."""
@@ -131,134 +112,125 @@ class Sandbox:
             raise IsolationError(f"a first program failed in the sandbox: {outcome}")
 
     def close(self) -> None:
-        """Give back what `__init__` took."""
+        """Give back what `__init__` took, once no interpreter is left."""
+        if self._groups is not None:
+            self._groups.close()
         if self._staging is not None:
             self._staging.close()
 
     async def run(self, code: str, stdin: str, limits: Limits) -> Outcome:
-        """Run `code` as `__main__`, until it ends or a limit ends it. No process of it is left afterwards.
+        """Run `code` as `__main__` in a new interpreter, until it ends or a limit ends it. Nothing of it is left then.
 
         Raises:
             IsolationError: the program was not started.
         """
-        async with self._joined_group(limits) as join:
-            with (
-                _memory_files(code.encode(errors="replace"), self._filter) as (program, seccomp),
-                _status_pipe() as (status, report),
-            ):
-                command = [
-                    *join,
-                    *self._as_user,
-                    *(self._bwrap, "--seccomp", str(seccomp), "--json-status-fd", str(report)),
-                    *(*self._view, *_files(limits.files_mb), "--ro-bind-data", str(program), _PROGRAM),
-                    *("--remount-ro", "/", "--", self._prlimit, *_prlimits(limits)),
-                    *(os.path.realpath(sys.executable), "-B", _PROGRAM),
-                ]
-                start = time.perf_counter()
+        return await (await self.start(limits)).run(code, stdin, limits)
+
+    async def start(self, limits: Limits, modules: tuple[str, ...] = ()) -> SandboxedInterpreter:
+        """An interpreter that is ready for its program, with the modules imported.
+
+        Raises:
+            IsolationError: it does not start.
+        """
+        starting = asyncio.create_task(self._start(limits, modules))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A start that is broken off could leave processes that nobody knows: it is ended when it is complete.
+            with contextlib.suppress(IsolationError):
+                await (await starting).end()
+            raise
+
+    async def _start(self, limits: Limits, modules: tuple[str, ...]) -> SandboxedInterpreter:
+        enter, release = self._admitted(limits, bool(modules))
+        try:
+            started = await self._spawn([*enter, self._bwrap], limits, modules, release)
+        except BaseException:
+            await release()
+            raise
+        try:
+            await started.ready()
+        except BaseException:
+            await started.end()
+            raise
+        return started
+
+    def _admitted(self, limits: Limits, imports: bool) -> tuple[list[str], Callable[[], Awaitable[None]]]:
+        """(the start of a command, for a user and a control group of its own; what gives both back)."""
+        # More than one process may have, so that the first to notice is the program, by a MemoryError.
+        total_mb = limits.memory_mb + 2 * limits.files_mb + _SPARE_MB + (_IMPORTED_MB if imports else 0)
+        group: ControlGroup | None = None
+        if self._groups is not None:
+            try:
+                group = self._groups.group(total_mb, limits.processes)
+            except OSError as error:
+                raise IsolationError(f"no control group for a program: {error}") from None
+        user = self._free_users.pop() if self._staging else None
+        drop = [self._setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
+
+        async def release() -> None:
+            if group is not None:
+                await group.remove()
+            if user is not None:
+                self._free_users.append(user)
+
+        return ["/bin/sh", "-c", _ENTER, "enter", *(group.files if group else []), "--", *drop], release
+
+    async def _spawn(
+        self, enter: list[str], limits: Limits, modules: tuple[str, ...], release: Callable[[], Awaitable[None]]
+    ) -> SandboxedInterpreter:
+        options = "\0".join([*self._view, *_files(limits.files_mb), "--remount-ro", "/"]).encode()
+        ours, theirs = os.pipe()
+        status = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(status), os.fdopen(ours, "rb", 0)
+        )
+        try:
+            with _memory_files(options, self._filter) as (arguments, seccomp):
+                # Not on the command line, which a program could see: where things are on this machine.
+                bwrap = ["--args", str(arguments), "--seccomp", str(seccomp), "--json-status-fd", str(theirs), "--"]
                 process = await asyncio.create_subprocess_exec(
-                    *command,
+                    *(*enter, *bwrap, str(self._python), "-B", str(_INTERPRETER), *modules),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env={},
-                    pass_fds=(program, seccomp, report),
+                    pass_fds=(arguments, seccomp, theirs),
                     start_new_session=True,
                 )
-                os.close(report)
-                outcome = await _finished(process, stdin.encode(errors="replace"), limits, start)
-                if outcome.return_code is not None:
-                    outcome.return_code = _exit_code(status, outcome)
-                return outcome
-
-    @contextlib.asynccontextmanager
-    async def _joined_group(self, limits: Limits) -> AsyncIterator[list[str]]:
-        """The start of a command that puts itself under the program's limits."""
-        if self._groups is None:
-            yield []
-            return
-        # More than one process may have, so that the first to notice is the program, by a MemoryError.
-        total_mb = limits.memory_mb + 2 * limits.files_mb + _SPARE_MB
-        async with self._groups.group(total_mb, limits.processes) as files:
-            join = " && ".join(f'echo $$ >"${i + 1}"' for i in range(len(files)))
-            yield ["/bin/sh", "-c", f'{join} && shift {len(files)} && exec "$@"', "join", *files]
+        finally:
+            os.close(theirs)
+        return SandboxedInterpreter(process, status, limits, release)
 
 
-async def _finished(process: asyncio.subprocess.Process, stdin: bytes, limits: Limits, start: float) -> Outcome:
-    """Feed and watch the process. Kills its process group whatever happens: bwrap takes all the others along."""
-    assert process.stdin and process.stdout and process.stderr
-    pipes = _Pipes(limits.output_kb << 10)
-    end, full = asyncio.create_task(process.wait()), asyncio.create_task(pipes.full.wait())
-    others = [
-        asyncio.create_task(pipes.follow(process.stdout, pipes.stdout)),
-        asyncio.create_task(pipes.follow(process.stderr, pipes.stderr)),
-        asyncio.create_task(_feed(process.stdin, stdin)),
-    ]
-    try:
-        left = start + limits.time_s - time.perf_counter()
-        await asyncio.wait({end, full}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        timed_out = not end.done() and not full.done()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.gather(end, *others)
-        full.cancel()
-    outcome = Outcome(_text(pipes.stdout), _text(pipes.stderr), time.perf_counter() - start)
-    if not timed_out:
-        outcome.return_code = end.result()
-    if pipes.full.is_set():
-        outcome.stderr += f"\n[ended: more than {limits.output_kb} KiB of output]"
-    return outcome
+def _view(place_of: dict[Path, Path], hidden: list[Path]) -> list[str]:
+    """bwrap's options: namespaces, and what a program sees. `place_of`: a path here -> where it is inside.
 
-
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read
-        stream.write(data)
-        await stream.drain()
-    stream.close()
-
-
-def _exit_code(status: int, outcome: Outcome) -> int:
-    """The program's own exit code, from bwrap's report; where that is missing, bwrap failed or was killed."""
-    lines = [json.loads(line) for line in os.read(status, 1 << 16).decode().splitlines()]
-    codes = [line["exit-code"] for line in lines if "exit-code" in line]
-    if codes:
-        return codes[0]
-    if outcome.return_code == -signal.SIGKILL:
-        return 128 + signal.SIGKILL  # at a limit
-    raise IsolationError(f"bwrap: {outcome.stderr.strip() or outcome.return_code}")
-
-
-def _view(place_of: dict[Path, Path]) -> list[str]:
-    """bwrap's options: namespaces, and what a program sees. `place_of`: a path here -> where it is inside."""
-    view = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
-    view += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--cap-drop", "ALL", "--proc", "/proc"]
+    There is no /proc: it would show the machine, and by /proc/1/mem a program could change the process it ends with.
+    """
+    view = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--hostname", "sandbox"]
+    view += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
     for source, place in place_of.items():
         view += ["--ro-bind", str(source), str(place)]
-    for folder in base_packages():
+    for folder in hidden:
         view += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
-    for name in ("bin", "lib", "lib64"):
-        if os.path.islink(f"/{name}"):
-            view += ["--symlink", f"usr/{name}", f"/{name}"]
-        elif os.path.isdir(f"/{name}"):
-            view += ["--ro-bind", f"/{name}", f"/{name}"]
-    variables = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONPATH": str(_PACKAGES)}
+    for name, target in links_of_the_root().items():
+        view += ["--symlink", target, f"/{name}"]
+    view += ["--tmpfs", "/dev"]
+    for name in ("null", "zero", "full", "random", "urandom"):
+        view += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    variables = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONPATH": str(PACKAGES)}
+    variables["LD_LIBRARY_PATH"] = str(PYTHON / "lib")  # libpython's place inside is not where it was linked for
     variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    variables["MALLOC_ARENA_MAX"] = "1"  # every further one takes 64 MiB of address space
     for name, value in variables.items():
         view += ["--setenv", name, value]
-    return [*view, "--dev", "/dev", "--chdir", "/tmp"]
+    return view
 
 
 def _files(megabytes: int) -> list[str]:
     size = ["--size", str(megabytes << 20)]
-    return [*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-
-
-def _prlimits(limits: Limits) -> list[str]:
-    """Set inside the sandbox: processes are counted per user namespace, so other programs' do not count."""
-    memory, files = limits.memory_mb << 20, limits.files_mb << 20
-    cpu = int(limits.time_s) + 2
-    numbers = {"as": memory, "nproc": limits.processes + 2, "fsize": files, "cpu": cpu, "nofile": 256, "core": 0}
-    return [f"--{name}={value}:{value}" for name, value in numbers.items()]
+    return [*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--chdir", "/tmp"]
 
 
 @contextlib.contextmanager
@@ -275,23 +247,9 @@ def _memory_files(*contents: bytes) -> Iterator[list[int]]:
             os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _status_pipe() -> Iterator[tuple[int, int]]:
-    """(what bwrap reports is read from here, its end); the block closes the second."""
-    ours, theirs = os.pipe()
-    try:
-        yield ours, theirs
-    finally:
-        os.close(ours)
-
-
 def _tool(name: str) -> str:
     path = shutil.which(name, path=_TOOLS)
     if path is None:
         hint = _INSTALL if name == "bwrap" else f"install it: apt-get install util-linux (it has {name})"
         raise IsolationError(f"{name} is not on this machine; {hint}")
     return path
-
-
-def _text(data: bytearray) -> str:
-    return data.decode("utf-8", errors="replace")

@@ -1,10 +1,21 @@
 """What goes over the wire: the JSON of SandboxFusion's `/run_code` (github.com/bytedance/SandboxFusion)."""
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
-MAX_CODE_BYTES = 1 << 20
+MAX_TEXT_BYTES = 1 << 20
+
+
+def _short(text: str) -> str:
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        raise ValueError(f"it is longer than {MAX_TEXT_BYTES} bytes")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_short)]
+"""A program, or its input."""
 
 
 class RunStatus(StrEnum):
@@ -33,7 +44,7 @@ class CommandResult(BaseModel):
 
     status: CommandStatus
     execution_time: float
-    """Seconds, the sandbox's own start included."""
+    """Seconds from when an interpreter in the sandbox got the program."""
     return_code: int | None = None
     """128 + n where signal n ended it; null at the time limit."""
     stdout: str = ""
@@ -43,12 +54,12 @@ class CommandResult(BaseModel):
 class RunRequest(BaseModel):
     """A program, and what it may use. What the server does not offer is refused, not ignored."""
 
-    code: str = Field(max_length=MAX_CODE_BYTES)
+    code: Text
     language: str = "python"
-    stdin: str | None = Field(default=None, max_length=MAX_CODE_BYTES)
-    run_timeout: float = Field(default=10, gt=0)
+    stdin: Text | None = None
+    run_timeout: float = Field(default=10, gt=0, allow_inf_nan=False)
     """Seconds of wall-clock time, at most the server's."""
-    compile_timeout: float = 10
+    compile_timeout: float = Field(default=10, allow_inf_nan=False)
     """Python is not compiled."""
     memory_limit_MB: int = -1
     """At most the server's; -1: the server's."""

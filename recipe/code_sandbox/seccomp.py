@@ -1,115 +1,80 @@
-"""A seccomp filter: system calls that a numerical program never needs and that kernel exploits are made of.
+"""A seccomp filter: the system calls that numerical Python makes, and no others.
 
-Namespaces already take from these calls what they could reach. The filter takes the calls themselves, so that a flaw in
-one of them is out of reach, and closes what network namespaces leave open (AF_VSOCK reaches a virtual machine's host).
-The program is classic BPF as in Documentation/userspace-api/seccomp_filter.rst, handed to `bwrap --seccomp`.
+Namespaces take from a program what is not its own; the filter takes the calls themselves, so that a flaw of the kernel
+in one of the others is out of reach. The list was recorded from the programs of `scripts/bench/sandbox_programs.py` by
+`python -m scripts.bench.sandbox_calls`, and has the older and newer forms of the recorded calls. libseccomp writes the
+filter.
 """
 
 import errno
-import platform
 import socket
-import struct
+import tempfile
 
-# linux/filter.h, linux/seccomp.h
-_LOAD, _JUMP_EQUAL, _JUMP_AND, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; the low 32 bits of an argument
-_X32_BIT = 0x40000000
-_NEW_NAMESPACE = 0x7E020080  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWTIME
+_FILES = """
+access chdir chmod chown close close_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate fchdir fchmod
+fchmodat fchmodat2 fchown fchownat fdatasync fgetxattr flistxattr flock fstat fstatfs fsync ftruncate getcwd getdents
+getdents64 getxattr lchown lgetxattr link linkat listxattr llistxattr lseek lstat mkdir mkdirat newfstatat open openat
+openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat renameat2 rmdir
+sendfile copy_file_range stat statfs statx symlink symlinkat truncate umask unlink unlinkat utime utimensat utimes write
+writev
+"""
+_MEMORY = "brk get_mempolicy madvise mbind membarrier mincore mmap mprotect mremap msync munmap"
+_PROCESSES = """
+arch_prctl execve exit exit_group fork vfork wait4 waitid kill tgkill tkill getpid getppid gettid getpgid getpgrp getsid
+setpgid setsid getuid geteuid getgid getegid getresuid getresgid getgroups getpriority setpriority getrlimit setrlimit
+prlimit64 getrusage times uname sysinfo getcpu getrandom futex futex_waitv set_robust_list get_robust_list rseq
+set_tid_address sched_getaffinity sched_get_priority_max sched_get_priority_min sched_getparam sched_getscheduler
+sched_yield restart_syscall
+"""
+_SIGNALS_AND_TIME = """
+rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait sigaltstack pause
+alarm getitimer setitimer clock_getres clock_gettime clock_nanosleep nanosleep gettimeofday time
+"""
+# Not sendmsg: a message takes open descriptors along, and what they hold is memory that no limit counts.
+_WAITING = """
+poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2
+pipe pipe2 accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom sendto setsockopt shutdown
+"""
+ALLOWED = frozenset(f"{_FILES} {_MEMORY} {_PROCESSES} {_SIGNALS_AND_TIME} {_WAITING}".split())
+"""The calls that are allowed whatever their arguments. A call that this architecture has not got stays unknown."""
 
-_SOCKETS = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
-"""The only address families. Their sockets end at the sandbox's own, empty network."""
-
-# asm/unistd_64.h and asm-generic/unistd.h: name -> (x86_64, aarch64)
-DENIED = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-    "fanotify_init": (300, 262),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "personality": (135, 92),
-}
-_CLONE, _SOCKET, _CLONE3 = (56, 220), (41, 198), (435, 435)
-_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
+# linux/fcntl.h: duplicates, flags, locks. Not F_SETPIPE_SZ (a user's pipes share 64 MiB), leases, notifications, seals.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+# asm-generic/ioctls.h: TCGETS, TIOCGWINSZ (is it a terminal?), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# linux/prctl.h: PR_SET_NAME, PR_GET_NAME. Not PR_SET_PDEATHSIG, by which processes end with bubblewrap.
+_PRCTL = (15, 16)
+# A flag of clone: CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWTIME
+_NEW_NAMESPACE = 0x7E020080
 
 
-def filter_program(machine: str = platform.machine()) -> bytes:
-    """The filter as struct sock_filter[].
+def filter_program() -> bytes:
+    """The filter as struct sock_filter[], for `bwrap --seccomp`.
+
+    A call that is not allowed fails as on a kernel that does not have it (ENOSYS): libraries are prepared for that. A
+    call of another architecture (32-bit, x32) ends the process.
 
     Raises:
-        OSError: no filter is written for this machine's architecture.
+        OSError: libseccomp is not installed here.
     """
-    if machine not in _MACHINES:
-        raise OSError(f"the sandbox's system call filter knows {' and '.join(_MACHINES)}, not {machine}")
-    column, architecture = _MACHINES[machine]
-    refused = _ERRNO | errno.EPERM
-    # Each block ends by returning or falls through to the next one; jumps count instructions.
-    program = [
-        _instruction(_LOAD, _ARCHITECTURE),
-        _instruction(_JUMP_EQUAL, architecture, 1, 0),
-        _instruction(_RETURN, _KILL_PROCESS),  # 32-bit calls have other numbers
-        _instruction(_LOAD, _NUMBER),
-        _instruction(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1),
-        _instruction(_RETURN, _KILL_PROCESS),
-    ]
-    for numbers in DENIED.values():
-        program += [_instruction(_JUMP_EQUAL, numbers[column], 0, 1), _instruction(_RETURN, refused)]
-    # clone3's flags lie in memory, where a filter cannot look: glibc falls back to clone on ENOSYS.
-    program += [
-        _instruction(_JUMP_EQUAL, _CLONE3[column], 0, 1),
-        _instruction(_RETURN, _ERRNO | errno.ENOSYS),
-        _instruction(_JUMP_EQUAL, _CLONE[column], 0, 4),
-        _instruction(_LOAD, _FIRST_ARGUMENT),
-        _instruction(_JUMP_AND, _NEW_NAMESPACE, 0, 1),
-        _instruction(_RETURN, refused),
-        _instruction(_RETURN, _ALLOW),
-        _instruction(_JUMP_EQUAL, _SOCKET[column], 0, 2 + len(_SOCKETS)),
-        _instruction(_LOAD, _FIRST_ARGUMENT),
-    ]
-    program += [_instruction(_JUMP_EQUAL, family, len(_SOCKETS) - i, 0) for i, family in enumerate(_SOCKETS)]
-    program += [_instruction(_RETURN, refused), _instruction(_RETURN, _ALLOW)]
-    return b"".join(program)
+    try:
+        import pyseccomp as library
+    except RuntimeError as error:
+        raise OSError(f"{error}: install it: apt-get install libseccomp2") from None
 
-
-def _instruction(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, constant)
+    rules = library.SyscallFilter(library.ERRNO(errno.ENOSYS))
+    rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
+    for name in sorted(ALLOWED):
+        rules.add_rule(library.ALLOW, name)
+    for name, argument, values in (("fcntl", 1, _FCNTL), ("ioctl", 1, _IOCTL), ("prctl", 0, _PRCTL)):
+        for value in values:
+            rules.add_rule(library.ALLOW, name, library.Arg(argument, library.MASKED_EQ, 0xFFFFFFFF, value))
+    for name in ("socket", "socketpair"):
+        rules.add_rule(library.ALLOW, name, library.Arg(0, library.EQ, socket.AF_UNIX))
+        rules.add_rule(library.ERRNO(errno.EAFNOSUPPORT), name, library.Arg(0, library.NE, socket.AF_UNIX))
+    # clone3's flags lie in memory, where a filter cannot look: without it libc uses clone.
+    rules.add_rule(library.ALLOW, "clone", library.Arg(0, library.MASKED_EQ, _NEW_NAMESPACE, 0))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
