@@ -35,6 +35,7 @@ GPU = [
     "matplotlib==3.11.2",
     "rich==15.0.0",
     "math-verify==0.9.0",
+    "regex==2026.11.15",  # a time limit for expressions that users give; transformers needs it too
     "pandas==3.1.1",
     "pyarrow==26.0.1",
     "scipy==1.17.1",  # for programs in recipe/code_sandbox

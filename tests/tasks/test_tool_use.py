@@ -12,9 +12,9 @@ from verl.workers.rollout.replica import TokenOutput
 from recipe.code_sandbox.client import SandboxClient, SandboxUnavailable
 from recipe.code_sandbox.protocol import CommandResult
 from recipe.tasks.countdown.problems import Difficulty
-from recipe.tasks.tool_use.agent_loop import SimpleTIRAgentLoop
+from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from recipe.tasks.tool_use.turns import read_turn
+from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
 from scripts.bench.sandbox_bait import served
 from verl_vcpo.trainer.ppo.v1.tool_metrics import summed
@@ -46,9 +46,12 @@ class ScriptedPolicy(ResumingLLMClient):
         self.tokenizer, self.script = tokenizer, {name: list(parts) for name, parts in script.items()}
         self.read: list[str] = []
         """The whole prompt of every request."""
+        self.stops: list[bool] = []
+        """Whether each was to stop at a fence."""
 
     async def _attempt(self, request_id: str, prompt_ids: list[int], sampling_params: Any, kwargs: Any) -> TokenOutput:
         self.read.append(self.tokenizer.decode(prompt_ids))
+        self.stops.append(CLOSING_FENCE in sampling_params.get("stop", []))
         name = next(name for name in self.script if name in self.read[-1])
         text, version, *stop = self.script[name].pop(0)
         tokens = self.tokenizer.encode(text)[: sampling_params["max_tokens"]]
@@ -137,6 +140,33 @@ def test_another_languages_block_is_text(runner: Runner) -> None:
     assert runner.text(output, sampled=True) == "```text\nplan\n```\n" + CODE.rstrip("\n") + ANSWER
     assert output.extra_fields["tool_use"]["calls"] == 1
     assert output.extra_fields["min_global_steps"] == 1, "its first part counts"
+
+
+NOWHERE = "http://127.0.0.1:9"  # no program is run
+FENCED = "```text\nplan\n```\n"
+
+
+def test_a_model_stuck_in_fences_costs_a_few_requests(tokenizer: Any) -> None:
+    """Each is sent the whole prompt again, and there could be one for every few tokens."""
+    runner = Runner(tokenizer, NOWHERE, response_length=2000, drop_void_turns=False)
+    output = runner.run(*[(FENCED, 1)] * _STOPS_PER_TURN, (FENCED * 20 + TURN_END, 1), (ANSWER, 1))
+    assert len(runner.policy.read) == _STOPS_PER_TURN + 1
+    assert runner.policy.stops == [True] * _STOPS_PER_TURN + [False], "the last one goes on to the end of the turn"
+    assert runner.text(output, sampled=True) == FENCED * (_STOPS_PER_TURN + 20) + TURN_END
+
+
+def test_the_program_after_many_fences_ends_the_turn(tokenizer: Any) -> None:
+    runner = Runner(tokenizer, NOWHERE, max_turns=1)
+    output = runner.run(*[(FENCED, 1)] * _STOPS_PER_TURN, (CODE + "The result is 41." + TURN_END, 1))
+    assert runner.text(output, sampled=True) == FENCED * _STOPS_PER_TURN + CODE.rstrip("\n")
+    assert output.extra_fields["tool_use"]["void_trajectories"] == 0
+
+
+def test_the_time_limit_counts_inside_a_turn(tokenizer: Any) -> None:
+    runner = Runner(tokenizer, NOWHERE, max_time_s=1e-9, drop_void_turns=False)
+    output = runner.run((FENCED, 1), (FENCED, 1))
+    assert len(runner.policy.read) == 1
+    assert runner.text(output, sampled=True) == FENCED
 
 
 def test_programs_of_a_trajectory_run_in_order_and_know_nothing_of_each_other(runner: Runner) -> None:

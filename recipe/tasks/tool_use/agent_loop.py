@@ -28,6 +28,10 @@ from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, observation, read_t
 
 _OBSERVATION = "\nCode execution result: {}\n"
 _LEFT_OUT = "\n...\n"
+# Closing fences of other blocks (text, JSON, ...) that a turn is interrupted at. Each costs a request with the whole
+# prompt; a model that repeats fences would make one for every few tokens. From then on the turn is written to its end,
+# and what follows its program is cut off.
+_STOPS_PER_TURN = 4
 
 
 @dataclass
@@ -97,7 +101,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         deadline = time.monotonic() + self.settings.max_time_s
         request_id = uuid4().hex  # one for all turns: they go to the server that has the prefix in its cache
         while True:
-            turn = await self._sample_turn(trajectory, sampling_params, request_id, int(priority))
+            turn = await self._sample_turn(trajectory, sampling_params, request_id, int(priority), deadline)
             trajectory.void |= turn.void
             at_limit = trajectory.turns >= self.settings.max_turns or time.monotonic() >= deadline
             if turn.code is None or turn.answers or at_limit:
@@ -109,19 +113,25 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         return self._output(trajectory)
 
     async def _sample_turn(
-        self, trajectory: _Trajectory, sampling_params: dict[str, Any], request_id: str, priority: int
+        self,
+        trajectory: _Trajectory,
+        sampling_params: dict[str, Any],
+        request_id: str,
+        priority: int,
+        deadline: float,
     ) -> Turn:
         """One turn, cut after its first complete code block."""
         tokens: list[int] = []
         log_probs: list[float] = []
         text = ""
-        while True:
+        for stops_left in range(_STOPS_PER_TURN, -1, -1):
             budget = self.response_length - len(trajectory.tokens) - len(tokens)
+            stop = {"stop": [CLOSING_FENCE]} if stops_left else {}
             with simple_timer("generate_sequences", trajectory.metrics):
                 output = await self.server_manager.generate(
                     request_id=request_id,
                     prompt_ids=trajectory.prompt + trajectory.tokens + tokens,
-                    sampling_params={**sampling_params, "max_tokens": budget, "stop": [CLOSING_FENCE]},
+                    sampling_params={**sampling_params, "max_tokens": budget, **stop},
                     priority=priority,
                 )
             trajectory.note(output)
@@ -131,7 +141,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             turn = read_turn(text, self.settings.answer_pattern)
             stopped_at_a_fence = CLOSING_FENCE in text[max(0, len(before) - len(CLOSING_FENCE) + 1) :]
             ended = tokens[-1:] == [self.tokenizer.eos_token_id] or len(output.token_ids) >= budget
-            if turn.code is not None or ended or not stopped_at_a_fence:
+            if turn.code is not None or ended or not stopped_at_a_fence or time.monotonic() >= deadline:
                 break  # otherwise the fence was some other block's
         if turn.end is not None:
             kept = self._tokens_up_to(tokens, turn.end)

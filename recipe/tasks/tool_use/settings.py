@@ -1,9 +1,10 @@
 """The settings of a tool-use run: `tool_use.*` of the configuration (config/agent/simpletir.yaml)."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+import regex
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class ToolUseSettings:
     max_turns: int = 5
     """Turns of a trajectory. The last one's code is not run: nobody would read the result."""
     max_time_s: float = 600.0
-    """No turn starts later than this after the trajectory did."""
+    """No turn, and no part of one, starts later than this after the trajectory did."""
     call_timeout_s: float = 10.0
     """Of one program."""
     max_observation_tokens: int = 256
@@ -24,7 +25,8 @@ class ToolUseSettings:
     """Whether a trajectory with a turn that has neither a complete code block nor an answer is left out of the update
     (SimpleTIR, arXiv 2509.02479)."""
     answer_pattern: str = r"\\boxed\{|<answer>"
-    """A regular expression: where it is found outside code, the turn gives the final answer."""
+    """A regular expression (of the package `regex`): where it is found outside code, the turn gives the final answer.
+    One that takes more than 2 s on a text fails the trajectory."""
 
     def __post_init__(self) -> None:
         if not str(self.sandbox_url).startswith(("http://", "https://")):
@@ -39,8 +41,8 @@ class ToolUseSettings:
         if not isinstance(self.drop_void_turns, bool):
             raise ValueError(f"tool_use.drop_void_turns={self.drop_void_turns}: give true or false")
         try:
-            re.compile(self.answer_pattern)
-        except (re.error, TypeError) as error:
+            regex.compile(self.answer_pattern)
+        except (regex.error, TypeError) as error:
             raise ValueError(
                 f"tool_use.answer_pattern={self.answer_pattern}: no regular expression ({error})"
             ) from None

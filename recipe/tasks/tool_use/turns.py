@@ -3,10 +3,15 @@
 import re
 from dataclasses import dataclass
 
+import regex
+
 from recipe.code_sandbox.protocol import CommandResult, CommandStatus
 
-# Fences stand at the start of a line; the closing one alone on its line.
-_BLOCK = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+# Fences stand at the start of a line; the closing one alone on its line. Two searches, each once through the text: a
+# single expression for the whole block looks for its end again after every opening fence, which is quadratic.
+_OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
+_CLOSING = re.compile(r"^```[ \t]*$", re.MULTILINE)
+_ANSWER_LIMIT_S = 2.0
 CLOSING_FENCE = "\n```\n"
 """The sampler stops here. Not relied on: an update may come in the middle of it."""
 
@@ -29,12 +34,28 @@ class Turn:
 
 
 def read_turn(text: str, answer_pattern: str) -> Turn:
-    """Read all that the model wrote in one turn."""
-    block = _BLOCK.search(text)
-    if block is None:
-        return Turn(None, None, re.search(answer_pattern, text) is not None)
-    answers = re.search(answer_pattern, text[: block.start()]) is not None
-    return Turn(block[1], block.end(), answers)
+    """Read all that the model wrote in one turn, in time linear in it.
+
+    Raises:
+        RuntimeError: `tool_use.answer_pattern` takes more than 2 s on this text, so it cannot be used.
+    """
+    opening = _OPENING.search(text)
+    closing = _CLOSING.search(text, opening.end()) if opening else None  # a later opening has no other end
+    if opening is None or closing is None:
+        return Turn(None, None, _answers(text, answer_pattern))
+    answers = _answers(text[: opening.start()], answer_pattern)
+    return Turn(text[opening.end() : closing.start()], closing.end(), answers)
+
+
+def _answers(text: str, pattern: str) -> bool:
+    # The pattern is the user's: `re` has no limit for one that is exponential on some text, `regex` has.
+    try:
+        return regex.search(pattern, text, timeout=_ANSWER_LIMIT_S) is not None
+    except TimeoutError:
+        raise RuntimeError(
+            f"tool_use.answer_pattern={pattern}: takes more than {_ANSWER_LIMIT_S:g} s on {len(text)} characters that "
+            f"start with {text[:80]!r}; give a pattern whose parts cannot match the same text in several ways"
+        ) from None
 
 
 def observation(result: CommandResult, time_limit_s: float) -> str:
