@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import zmq
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from verl_vcpo.cpu.weight_file import weights_of
+from verl_vcpo.workers.rollout.vllm_worker import LagKWorkerExtension
 
 _RECEIVE_TIMEOUT_MS = 300_000
 
@@ -35,8 +35,8 @@ class _Receiver(BucketedWeightReceiver):
             ) from None
 
 
-class CPUWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's worker extension with the reload that CPU weights need."""
+class CPUWorkerExtension(LagKWorkerExtension):
+    """The worker extension with the reload that CPU weights need."""
 
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = True
@@ -45,6 +45,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
 
         Raises:
             NotImplementedError: LoRA adapters.
+            PermissionError: the sender is another user.
             TimeoutError: the sender stopped.
         """
         if peft_config:

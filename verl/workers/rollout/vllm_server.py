@@ -31,6 +31,9 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
 
+    def _get_worker_extension_cls(self) -> str:
+        return "verl_vcpo.workers.rollout.vllm_worker.LagKWorkerExtension"
+
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
         self.engine.generate = self._salted(self.engine.generate)
