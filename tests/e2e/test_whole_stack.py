@@ -5,13 +5,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.small_run import small_task
+from scripts.bench.small_run import listening, small_task
 from tests.e2e.conftest import prepared
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
@@ -36,7 +37,18 @@ def trainer_weights(trainer: Any, run_id: str) -> dict[str, torch.Tensor]:
     import ray
 
     ray.get(trainer.actor_rollout_wg.update_weights(global_steps=SYNC_VERSION, mode="weight_file"))
-    return torch.load(f"/dev/shm/vcpo-{run_id}-weights-v{SYNC_VERSION}", weights_only=True)
+    file = Path(f"/dev/shm/vcpo-{run_id}-weights-v{SYNC_VERSION}")
+    assert file.stat().st_mode & 0o777 == 0o600
+    return torch.load(file, weights_only=True)
+
+
+def assert_on_loopback(processes: list[psutil.Process]) -> None:
+    """No other machine can connect to any of the run's processes."""
+    found = listening(processes)
+    listeners = ("gcs_server", "raylet", "ray::TransferQueueController", "ray::WorkerDict", "ray::CPUvLLMHttpServer")
+    for name in listeners:
+        assert any(one.process.startswith(name) for one in found), f"{name} is not found, so it may listen anywhere"
+    assert not [one for one in found if not one.on_loopback]
 
 
 def log_probs(model: torch.nn.Module, prompt: list[int], response: list[int]) -> torch.Tensor:
@@ -58,6 +70,7 @@ def test_three_steps_at_lag_2(assets: Path, tmp_path: Path) -> None:
         runner = LagKTaskRunner()
         runner.run(config)
         assert len(processes_of(run_id)) > 5, "the run's processes are not found, so their absence proves nothing"
+        assert_on_loopback([psutil.Process(), *processes_of(run_id)])
         response, served = served_response(runner.trainer, prompt)
         weights = trainer_weights(runner.trainer, run_id)
 
