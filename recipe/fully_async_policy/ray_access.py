@@ -25,6 +25,7 @@ LOOPBACK = {
 # `_node_ip_address="127.0.0.1"` does not do that: Ray replaces it by the address that others see.
 _ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
+_PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -43,10 +44,7 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
     token = _given_token()
     if address := _cluster_address(ray_init):
         if token is None:
-            raise SettingError(
-                f"the Ray cluster at {address} needs its token here: {_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token "
-                "(docs/cluster.md)"
-            )
+            raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/cluster.md)")
         if connect:
             _check_cluster(address, token)
     elif (folder := ray_init.get("_temp_dir")) and not _is_private(Path(folder)):
@@ -166,7 +164,7 @@ def _check_cluster(address: str, token: str) -> None:
             f"with {_MODE}=token on every node (docs/cluster.md)"
         )
     if with_token == denied:
-        raise SettingError(f"the Ray cluster at {address} has another token than this machine's ({_TOKEN_FILE})")
+        raise SettingError(f"the Ray cluster at {address} has another token than the one here: {_PLACES}")
     if with_token != grpc.StatusCode.OK:
         raise SettingError(f"no Ray cluster answers at {address} ({with_token.name.lower()})")
 
