@@ -154,7 +154,7 @@ def _check(sandbox: Sandbox, unbounded: bool) -> None:
         if not unbounded:
             raise IsolationError(
                 f"no control groups ({sandbox.no_groups}), so a program could take all of the machine's memory: "
-                "run it as root, or add --allow-unbounded-memory"
+                "run it as root or in a control group of your own (docs/sandbox.md), or add --allow-unbounded-memory"
             )
         logging.warning("no control groups here: memory is limited per process, not per program (docs/sandbox.md)")
     asyncio.run(sandbox.check())

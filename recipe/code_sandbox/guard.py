@@ -54,8 +54,9 @@ class Guard:
             return 401, "send the server's token: Authorization: Bearer TOKEN (--token-file)"
         if method == "POST":
             length = headers.get("content-length", "")
-            if not (length.isascii() and length.isdecimal()):
-                return 411, "give a Content-Length"
+            # With both headers the length is not the body's.
+            if not (length.isascii() and length.isdecimal()) or "transfer-encoding" in headers:
+                return 411, "give a Content-Length, and no Transfer-Encoding"
             if int(length[:20]) > MAX_BODY_BYTES:
                 return 413, f"the body is larger than {MAX_BODY_BYTES} bytes"
             if self._held + int(length) > _ALL_BODIES_BYTES:

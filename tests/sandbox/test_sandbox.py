@@ -322,3 +322,12 @@ def test_wrong_settings(option: str, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit, match="2"):
         main([option])
     assert option.split("=")[0].strip("-").split("-")[0] in capsys.readouterr().err
+
+
+def test_a_body_without_its_length_is_refused(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    request = "POST /run_code HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for header in ("Transfer-Encoding: chunked\r\n", "Transfer-Encoding: chunked\r\nContent-Length: 2\r\n", ""):
+        with socket.create_connection((host, int(port)), timeout=10) as s:
+            s.sendall((request + header + "\r\n2\r\n{}\r\n0\r\n\r\n").encode())
+            assert s.recv(100).split()[1] in (b"411", b"400")
