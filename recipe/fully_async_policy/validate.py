@@ -38,7 +38,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
     if config.actor_rollout_ref.rollout.agent.default_agent_loop == "simpletir":
         settings = _check_tool_use(config, vcpo)
         if files:
-            _check_sandbox(settings.sandbox_url)
+            _check_sandbox(settings)
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         raise SettingError(
             "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or vcpo.enable=false"
@@ -93,14 +93,22 @@ def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> ToolUseSettings:
     return settings
 
 
-def _check_sandbox(url: str) -> None:
+def _check_sandbox(settings: ToolUseSettings) -> None:
+    url, token = settings.sandbox_url, settings.sandbox_token()
     try:
         requests.get(f"{url.rstrip('/')}/v1/ping", timeout=10).raise_for_status()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        refused = requests.get(f"{url.rstrip('/')}/stats", headers=headers, timeout=10).status_code == 401
     except requests.RequestException as error:
         raise SettingError(
             f"tool_use.sandbox_url={url}: no sandbox answers ({type(error).__name__}); start one with "
             "`python -m recipe.code_sandbox`"
         ) from None
+    if refused:
+        file = settings.sandbox_token_file
+        raise SettingError(
+            f"tool_use.sandbox_token_file={file}: the sandbox at {url} asks for another token; give its --token-file"
+        )
 
 
 def _check_data(config: DictConfig) -> None:

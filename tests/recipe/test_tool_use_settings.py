@@ -1,6 +1,7 @@
 """Tool use that cannot work is refused before a process starts."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.recipe.test_bad_input import run
 
 @pytest.fixture(scope="module")
 def sandbox_url() -> Iterator[str]:
-    with served() as (url, _):
+    with served("--warm", "0") as (url, _):
         yield url
 
 
@@ -24,6 +25,16 @@ def test_no_sandbox(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]
     error = run({**tool_use, "tool_use.sandbox_url": "http://127.0.0.1:9"}, capsys)
     assert "tool_use.sandbox_url=http://127.0.0.1:9: no sandbox answers" in error
     assert "python -m recipe.code_sandbox" in error
+
+
+def test_a_sandbox_with_a_token(tool_use: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, setting = tmp_path / "token", "tool_use.sandbox_token_file"
+    file.write_text("a-token-of-many-characters\n")
+    assert f"{setting}={tmp_path}/none: it cannot be read" in run({**tool_use, setting: f"{tmp_path}/none"}, capsys)
+    with served("--warm", "0", "--token-file", str(file)) as (url, _):
+        asked = {**tool_use, "tool_use.sandbox_url": url, "algorithm.use_kl_in_reward": "true"}
+        assert f"{setting}=None: the sandbox at {url} asks for another token" in run(asked, capsys)
+        assert "algorithm.use_kl_in_reward=true" in run({**asked, setting: str(file)}, capsys)
 
 
 def test_a_wrong_setting(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

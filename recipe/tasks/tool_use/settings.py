@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import regex
@@ -13,6 +14,8 @@ class ToolUseSettings:
 
     sandbox_url: str = "http://127.0.0.1:8080"
     """A server that speaks SandboxFusion's `/run_code`, without that path: `python -m recipe.code_sandbox`."""
+    sandbox_token_file: str | None = None
+    """Holds the server's token, where it asks for one (`--token-file`): a path that every node has."""
     max_turns: int = 5
     """Turns of a trajectory. The last one's code is not run: nobody would read the result."""
     max_time_s: float = 600.0
@@ -31,6 +34,7 @@ class ToolUseSettings:
     def __post_init__(self) -> None:
         if not str(self.sandbox_url).startswith(("http://", "https://")):
             raise ValueError(f"tool_use.sandbox_url={self.sandbox_url}: give a URL, like http://127.0.0.1:8080")
+        self.sandbox_token()
         for name, least in (("max_turns", 1), ("max_observation_tokens", 16)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -45,6 +49,17 @@ class ToolUseSettings:
         except (regex.error, TypeError) as error:
             raise ValueError(
                 f"tool_use.answer_pattern={self.answer_pattern}: no regular expression ({error})"
+            ) from None
+
+    def sandbox_token(self) -> str | None:
+        """What `sandbox_token_file` holds. Raises ValueError where it cannot be read."""
+        if self.sandbox_token_file is None:
+            return None
+        try:
+            return Path(self.sandbox_token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError, TypeError) as error:
+            raise ValueError(
+                f"tool_use.sandbox_token_file={self.sandbox_token_file}: it cannot be read ({error})"
             ) from None
 
     @classmethod
