@@ -30,11 +30,11 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
-    """Refuse what would leave Ray open; `connect=False`: a running cluster is not asked.
+    """Refuse what would leave Ray open; `connect=False`: no cluster is asked and no folder is made.
 
     Raises:
         SettingError: authentication is off or has no usable token, other users can reach the sockets, or the cluster
-            does not answer, asks for no token or for another one.
+            that was named does not answer, asks for no token or for another one.
     """
     if os.environ.get(_MODE, "token").lower() != "token":
         raise SettingError(
@@ -47,11 +47,18 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
             raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/cluster.md)")
         if connect:
             _check_cluster(address, token)
-    elif (folder := ray_init.get("_temp_dir")) and not _is_private(Path(folder)):
+        return
+    folder = ray_init.get("_temp_dir")
+    if folder and not _is_private(Path(folder)):
         raise SettingError(
             f"ray_kwargs.ray_init._temp_dir={folder}: Ray would let every user change its sockets there; give a folder "
             "inside one of mode 0700"
         )
+    if connect:
+        try:
+            private_folder()
+        except OSError as error:
+            raise SettingError(str(error)) from None
 
 
 @contextlib.contextmanager

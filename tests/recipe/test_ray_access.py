@@ -173,8 +173,8 @@ def test_a_private_folder_that_is_not_ours_is_refused(
     else:
         folder.mkdir()
         folder.chmod(0o755)
-    with pytest.raises(PermissionError, match="set RAY_TMPDIR"):
-        ray_access.private_folder()
+    with pytest.raises(SettingError, match="set RAY_TMPDIR"):
+        ray_access.check_access({})
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
     made = ray_access.private_folder()
