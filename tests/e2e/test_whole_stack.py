@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_three_steps_at_lag_2(assets: Path, tmp_path: Path) -> None:
         runner.run(config)
         assert len(processes_of(run_id)) > 5, "the run's processes are not found, so their absence proves nothing"
         assert_on_loopback([psutil.Process(), *processes_of(run_id)])
+        token = os.environ["RAY_AUTH_TOKEN"]
         response, served = served_response(runner.trainer, prompt)
         weights = trainer_weights(runner.trainer, run_id)
 
@@ -95,6 +97,7 @@ def test_three_steps_at_lag_2(assets: Path, tmp_path: Path) -> None:
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
     assert steps[0]["ess_ratio"] > 0.99, "the first batch is on policy"
     assert list((tmp_path / "tensorboard").iterdir())
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and token.encode() in file.read_bytes()]
 
     assert not processes_of(run_id)
     assert not list(Path("/dev/shm").glob(f"vcpo-{run_id}-*"))
