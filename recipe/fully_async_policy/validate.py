@@ -31,6 +31,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
     if files:
         _check_data(config)
         _check_model(config.actor_rollout_ref.model.path)
+    _check_reward(config.reward, files)
     _check_groups(config, vcpo)
     _check_layout(config)
     _check_schedule(config)
@@ -62,8 +63,10 @@ def _check_async(config: DictConfig) -> None:
             "async.kv_cache=keep: actor_rollout_ref.rollout.free_cache_engine=true frees the cache at every update; "
             "set it to false"
         )
-    if not isinstance(settings.sampler_timeout_s, int | float) or not settings.sampler_timeout_s > 0:
-        raise SettingError(f"async.sampler_timeout_s={settings.sampler_timeout_s}: give a number of seconds above 0")
+    for name in ("sampler_timeout_s", "reward_timeout_s"):
+        seconds = settings[name]
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise SettingError(f"async.{name}={seconds}: give a number of seconds above 0")
     for name in ("exact_lag", "deterministic"):
         if not isinstance(settings[name], bool):
             raise SettingError(f"async.{name}={settings[name]}: give true or false")
@@ -145,6 +148,21 @@ def _check_model(path: str | None) -> None:
     if not hub_name:
         raise SettingError(
             f"{setting}: no such folder; give a Hugging Face checkpoint's folder (quickstart.sh makes a small one)"
+        )
+
+
+def _check_reward(reward: DictConfig, files: bool) -> None:
+    path = reward.custom_reward_function.path
+    if not path:
+        return
+    if files and not str(path).startswith("pkg://") and not Path(str(path).removeprefix("file://")).is_file():
+        raise SettingError(
+            f"reward.custom_reward_function.path={path}: no such file; give a Python file, or pkg://package.module"
+        )
+    if reward.reward_manager.name == "remote":
+        raise SettingError(
+            "reward.reward_manager.name=remote: a custom reward function has processes of its own already, which end "
+            "at async.reward_timeout_s; use naive"
         )
 
 

@@ -34,7 +34,7 @@ from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from verl_vcpo.trainer.ppo.v1 import trainer_lag_k  # noqa: E402
+from verl_vcpo.trainer.ppo.v1 import replay_buffer, trainer_lag_k  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer, prompt_of  # noqa: E402
 
@@ -280,6 +280,7 @@ def run(schedule: Schedule) -> Outcome:
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "tq", queue))
+        stack.enter_context(mock.patch.object(replay_buffer, "say"))  # of every prompt that fails
         trainer.global_steps = 1
         try:
             trainer.on_train_begin()

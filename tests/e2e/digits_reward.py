@@ -1,8 +1,23 @@
 """A dense reward, so that three steps of a random model have something to learn: the share of digits."""
 
+import contextlib
+import os
+import re
 from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwargs: Any) -> dict[str, float]:
     share = sum(c.isdigit() for c in solution_str) / max(1, len(solution_str))
     return {"score": share, "acc": share}
+
+
+def fails_twice(marks: str, **kwargs: Any) -> dict[str, float]:
+    """The same; but its first call holds the interpreter's lock for ever, and its second ends the process.
+
+    marks: a folder that remembers what was done.
+    """
+    for name, fail in (("hang", lambda: re.fullmatch("(a|aa)+", "a" * 99 + "!")), ("die", lambda: os._exit(1))):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{marks}/{name}", os.O_CREAT | os.O_EXCL))
+            fail()
+    return compute_score(**kwargs)

@@ -77,13 +77,41 @@ def test_a_late_prompt_is_issued_again_once_and_then_waited_for() -> None:
     assert choose(buffer, step=5, batch_size=1) is None and reissued == ["slow"]
 
 
-def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails() -> None:
+def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     reissued: list[str] = []
     buffer = buffer_with(2, {"bad": 1}, set(), reissued=reissued)
+    buffer.reason_fn = lambda uids, partition_id: [f"{partition_id}: the reward of {uid} hangs" for uid in uids]
     for _ in range(MAX_ATTEMPTS - 1):
         buffer.failure_keys["train"] = {"bad"}
         assert not any(buffer._terminal_eviction_reasons(2, "train")[:3]), "nothing is thrown away"
     assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
     buffer.failure_keys["train"] = {"bad"}
-    with pytest.raises(RuntimeError, match=r"1 prompts failed 4 times each \(bad, ...\)"):
+    with pytest.raises(
+        RuntimeError, match="1 prompts failed 4 times each, .*: prompt bad, train: the reward of bad hangs"
+    ):
         buffer._terminal_eviction_reasons(2, "train")
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == ["Prompt bad failed, and is sampled again: train: the reward of bad hangs"] * (MAX_ATTEMPTS - 1)
+
+
+def test_of_many_failures_the_first_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    buffer = buffer_with(2, dict.fromkeys("abcdef", 1), set())
+    buffer.reason_fn = lambda uids, partition_id: ["why"] * len(uids)
+    buffer.failure_keys["train"] = set("abcdef")
+    buffer._terminal_eviction_reasons(2, "train")
+    assert [line[:8] for line in capfd.readouterr().out.splitlines()] == [
+        "Prompt a",
+        "Prompt b",
+        "Prompt c",
+        "... and ",
+    ]
+
+
+def test_a_validation_prompt_that_fails_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    buffer = buffer_with(2, {}, set())
+    for _ in range(2):
+        buffer.failure_keys["val"] = {"bad"}
+        assert not any(buffer._terminal_eviction_reasons(2, "val")[:3])
+    assert capfd.readouterr().out == "Prompt bad failed in the validation, which leaves it out: bad\n"

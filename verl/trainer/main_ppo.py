@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from verl_vcpo.trainer.ppo.reward import bound_custom_reward
 from verl_vcpo.trainer.ppo.v1 import trainer_lag_k as trainer_lag_k  # registers the trainer
 from verl_vcpo.trainer.ppo.v1.actor_watch import ActorWatch
 
@@ -27,6 +28,7 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         """
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
+        bound_custom_reward(config)
         self.config = config
         tq.init(config.transfer_queue)
         succeeded, watch = False, ActorWatch()

@@ -5,7 +5,19 @@ import zlib
 from typing import Any
 
 import ray
+import transfer_queue as tq
+from ray.exceptions import RayTaskError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+REASON = "reason"
+"""The tag of a failed prompt that says why, in one line."""
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, without the traceback, wherever it was raised."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[-1].strip()}"
 
 
 class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
@@ -30,7 +42,13 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             place = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, place))).encode())
             sampling_params = {**sampling_params, "seed": seed}
-        return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        try:
+            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        except Exception as error:
+            # The worker's log is a file among many. With the prompt it reaches the trainer, which says it.
+            partition_id = "val" if trajectory["validate"] else "train"
+            await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag={REASON: one_line(error)})
+            raise
 
     async def cancel(self, uids: list[str]) -> None:
         """Stop these prompts, those that run here: when this returns nothing more will be written of them."""

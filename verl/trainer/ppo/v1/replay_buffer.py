@@ -10,10 +10,12 @@ from typing import Any
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold
+from verl_vcpo.trainer.ppo.v1.run_log import say
 
 _POLL_S = 0.05
 # A prompt whose generation or reward fails this often fails for a reason of its own.
 MAX_ATTEMPTS = 4
+_SAID_AT_ONCE = 3
 
 
 def prompt_of(key: str) -> str:
@@ -29,6 +31,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         reissue_fn: submits prompts again, by uid, cancelling what runs of them.
         on_deadline: what happens to a prompt that is due and not finished.
         exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
+        reason_fn: why prompts failed: (uids, partition) -> one line for each.
         **kwargs: verl's.
     """
 
@@ -38,6 +41,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         reissue_fn: Callable[[list[str]], None],
         on_deadline: OnDeadline = OnDeadline.WAIT,
         exact: bool = False,
+        reason_fn: Callable[[list[str], str], list[str]] = lambda uids, partition_id: uids,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -45,6 +49,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.reissue_fn = reissue_fn
         self.on_deadline = on_deadline
         self.exact = exact
+        self.reason_fn = reason_fn
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
@@ -52,6 +57,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._count_submitted = itertools.count()
         self._attempts: Counter[str] = Counter()
         self._reissued: set[str] = set()
+        self._left_out: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
         self.ages: Counter[int] = Counter()
@@ -132,20 +138,33 @@ class LagKReplayBuffer(ReplayBufferAsync):
             RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
         """
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
+        if partition_id == "val":
+            left_out = self.failure_keys["val"] - self._left_out
+            self._left_out |= left_out
+            self._say(left_out, "val", "failed in the validation, which leaves it out")
         if failed:
             self._attempts.update(failed)
             hopeless = [uid for uid in sorted(failed) if self._attempts[uid] >= MAX_ATTEMPTS]
             if hopeless:
                 raise RuntimeError(
-                    f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each ({hopeless[0]}, ...): their generation "
-                    "or reward function raises (reward.custom_reward_function); the agent loop workers' logs say why"
+                    f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
+                    f"{hopeless[0]}, {self.reason_fn(hopeless[:1], partition_id)[0]}"
                 )
+            self._say(failed, partition_id, "failed, and is sampled again")
             self._counts["retried_prompts"] += len(failed)
             self.failure_keys[partition_id] -= failed
             self.pending_keys[partition_id] |= failed
             self.prompt_global_steps[partition_id].update(dict.fromkeys(failed, global_steps))
             self.reissue_fn(sorted(failed))
         return stale, filtered, set(), counts
+
+    def _say(self, uids: set[str], partition_id: str, what: str) -> None:
+        """A line for each of these prompts; of many, for the first."""
+        shown = sorted(uids)[:_SAID_AT_ONCE]
+        for uid, reason in zip(shown, self.reason_fn(shown, partition_id), strict=True):
+            say(f"Prompt {uid} {what}: {reason}")
+        if len(uids) > len(shown):
+            say(f"... and so did {len(uids) - len(shown)} others.")
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""

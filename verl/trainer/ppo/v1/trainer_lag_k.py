@@ -27,6 +27,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline
+from verl_vcpo.trainer.ppo.v1.agent_loop import REASON
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.group_replay import ReplayedGroups
 from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
@@ -64,6 +65,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return LagKReplayBuffer(
             lag=self.lag,
             reissue_fn=self._reissue,
+            reason_fn=self._why_failed,
             on_deadline=OnDeadline(self.config["async"].on_deadline),
             exact=self.config["async"].exact_lag,
             trainer_mode=self.trainer_mode,
@@ -197,6 +199,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps} for _ in uids]
         tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
         self.agent_loop_manager.generate_sequences(prompts)
+
+    def _why_failed(self, uids: list[str], partition_id: str) -> list[str]:
+        tags = tq.kv_list(partition_id)[partition_id]
+        return [tags[uid].get(REASON, "for a reason that is in the agent loop workers' logs") for uid in uids]
 
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()

@@ -1,0 +1,41 @@
+"""A reward that hangs, and one whose process dies: the run says so, samples the prompts again, and goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.small_run import BATCH, Run
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 3
+
+
+def test_a_reward_that_hangs_and_dies(assets: Path, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    run = Run(
+        assets,
+        tmp_path / "run",
+        "reward.custom_reward_function.name=fails_twice",
+        f"+reward.custom_reward_function.reward_kwargs.marks={marks}",
+        "async.reward_timeout_s=5",
+        "async.lag=1",
+        f"trainer.total_training_steps={STEPS}",
+    )
+    run.wait_for_step(1)
+    assert run.wait() == 0, run.tail()
+    assert {mark.name for mark in marks.iterdir()} == {"hang", "die"}
+    said = [line for line in run.tail().splitlines() if "sampled again" in line]
+    steps = run.lines()
+    retried = sum(line["vcpo/async/retried_prompts"] for line in steps)
+    assert len(said) == retried and retried in (1, 2), "both calls may be of the same prompt: it says the last reason"
+    for complaint in ("took longer than 5 s", "its process ended with exit code 1")[:retried]:
+        assert any(complaint in line and ":fails_twice" in line and "on row " in line for line in said), run.tail()
+
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
+    rows = [row for line in steps for row in line["trained_rows"]]
+    assert len(rows) == len(set(rows)) == STEPS * BATCH, "nothing is lost, nothing trained twice"
+    assert all(line["lag_max"] <= 1 for line in steps)
+    assert not processes_of(run.run_id)

@@ -1,0 +1,261 @@
+"""A reward of the user's in processes of its own, which are ended where it hangs (extends verl/trainer/ppo/reward.py).
+
+verl calls a custom reward function in threads of its reward workers. One that never returns there, or holds Python's
+global lock in an endless expression, stops the worker and with it the run. Here the reward workers load `compute_score`
+of this module instead, which hands every call to a process. A process that does not answer in time is killed; what
+fails is an error that names the reward and its prompt, never a score.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_vcpo.trainer.ppo import reward_process
+from verl_vcpo.trainer.ppo.reward_process import LENGTH, Reward, packed
+
+_START_LIMIT_S = 300.0  # a reward may load a model
+# A reward that takes milliseconds needs one process, one that waits for a judge as many as verl has threads.
+_MOMENT_S = 0.2
+_MOST_PROCESSES = min(32, (os.cpu_count() or 1) + 4)
+_MOST_COROUTINES = 1024  # in one process
+_GRACE_S = 5.0  # a process ends its own coroutines in time, unless one of them blocks it
+_SHOWN_CHARS = 80
+
+
+class RewardError(RuntimeError):
+    """A reward did not give a score: it hangs, its process died, it raises, or it does not load. One line."""
+
+
+def bound_custom_reward(config: DictConfig) -> None:
+    """Let verl's reward workers call the configured custom reward function through this module, if there is one."""
+    custom = config.reward.custom_reward_function
+    if not custom.get("path"):
+        return
+    own = OmegaConf.to_container(custom, resolve=True)
+    with open_dict(config):
+        config.reward.custom_reward_function = {
+            "path": f"pkg://{__name__}",
+            "name": compute_score.__name__,
+            "reward_kwargs": {
+                "reward_path": own["path"],
+                "reward_name": own["name"],
+                "reward_fixed": own.get("reward_kwargs") or {},
+                "reward_timeout_s": config["async"].reward_timeout_s,
+            },
+        }
+
+
+async def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    reward_path: str,
+    reward_name: str,
+    reward_fixed: Mapping[str, Any],
+    reward_timeout_s: float,
+    **more_fixed: Any,
+) -> Any:
+    """Score one response (verl's custom reward function) with the function `reward_name` of `reward_path`.
+
+    more_fixed: verl's, the same at every call: the address of a reward model, and its tokenizer.
+    Raises RewardError naming the reward, the row of the data and the response.
+    """
+    key = (reward_path, reward_name)
+    if key not in _pools:  # one of each in a reward worker
+        fixed = {**OmegaConf.to_container(OmegaConf.create(dict(reward_fixed))), **more_fixed}
+        reward = Reward(reward_path, reward_name, fixed, reward_timeout_s, sys.path)
+        _pools[key] = RewardPool(reward)
+    arguments = {
+        "data_source": data_source,
+        "solution_str": solution_str,
+        "ground_truth": ground_truth,
+        "extra_info": extra_info,
+    }
+    try:
+        return await _pools[key].score(arguments)
+    except RewardError as error:
+        row = (extra_info or {}).get("index")
+        raise RewardError(
+            f"the reward {reward_path}:{reward_name} {error}, on row {row} of {data_source!r}, for the response that "
+            f"starts with {solution_str[:_SHOWN_CHARS]!r}"
+        ) from None
+
+
+class RewardPool:
+    """Processes that have loaded a reward: each runs one call at a time, or very many where it is a coroutine."""
+
+    def __init__(self, reward: Reward, most: int = _MOST_PROCESSES) -> None:
+        self._reward, self._most = reward, most
+        self._slots: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
+        self._growing = asyncio.Lock()
+        self._processes: list[_Process] = []
+        self._does_not_load = ""
+
+    async def score(self, arguments: dict[str, Any]) -> Any:
+        """What the reward returns. Waits for a free process as long as it takes; the limit is the call's.
+
+        Raises:
+            RewardError: there is no score.
+        """
+        process = await self._take()
+        try:
+            return await process.ask(arguments)
+        finally:
+            if process.alive:
+                self._slots.put_nowait(process)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+
+    async def _take(self) -> "_Process":
+        while True:
+            try:
+                async with asyncio.timeout(_MOMENT_S if self._processes else 0):
+                    process = await self._slots.get()
+            except TimeoutError:
+                await self._grow()
+                continue
+            if process.alive:
+                return process
+
+    async def _grow(self) -> None:
+        async with self._growing:
+            self._processes = [process for process in self._processes if process.alive]
+            if not self._slots.empty() or len(self._processes) >= self._most:
+                return
+            if self._does_not_load:
+                raise RewardError(self._does_not_load)
+            try:
+                process = await _Process.started(self._reward)
+            except RewardError as error:
+                if not self._processes:
+                    self._does_not_load = str(error)  # those who wait would each try again, one after the other
+                raise
+            self._processes.append(process)
+            for _ in range(process.room):
+                self._slots.put_nowait(process)
+
+
+class _Process:
+    """One process and the calls that it runs."""
+
+    def __init__(self, reward: Reward) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", reward_process.__name__],
+                stdin=theirs,
+                stdout=2,  # what a reward prints is for the worker's log
+                start_new_session=True,  # it is killed with all that it starts
+            )
+        self._connection = ours
+        self._timeout_s = self._limit_s = reward.timeout_s
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self.alive, self.room = True, 1
+
+    @classmethod
+    async def started(cls, reward: Reward) -> "_Process":
+        self = cls(reward)
+        try:
+            async with asyncio.timeout(_START_LIMIT_S):
+                self._reader, self._writer = await asyncio.open_connection(sock=self._connection)
+                self._writer.write(packed(reward))
+                is_async = await self._message()
+        except TimeoutError:
+            self.kill()
+            raise RewardError(f"does not load: it takes longer than {_START_LIMIT_S:g} s") from None
+        except (OSError, asyncio.IncompleteReadError):
+            raise RewardError(f"does not load: its process {await self._end()}") from None
+        except BaseException:
+            self.kill()
+            raise
+        if isinstance(is_async, str):
+            self.kill()
+            raise RewardError(f"does not load: it {is_async}")
+        if is_async:
+            self.room, self._limit_s = _MOST_COROUTINES, self._limit_s + _GRACE_S
+        self._listener = asyncio.create_task(self._listen())
+        return self
+
+    async def ask(self, arguments: dict[str, Any]) -> Any:
+        """The reward's result. Raises RewardError; then, unless it is the reward's own, the process is dead."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            async with asyncio.timeout(self._limit_s):
+                self._writer.write(packed((number, arguments)))
+                result, complaint = await answer
+        except TimeoutError:
+            self.kill()
+            raise RewardError(f"took longer than {self._timeout_s:g} s{self._company()}") from None
+        except asyncio.CancelledError:
+            if self.room == 1:
+                self.kill()  # it still works for nobody
+            raise
+        finally:
+            self._answers.pop(number, None)
+        if complaint:
+            raise RewardError(complaint)
+        try:
+            return pickle.loads(result)
+        except Exception as error:  # a class of its own module, which is not loaded here
+            raise RewardError(f"returns what cannot be sent to another process: {error}") from None
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                number, result, complaint = await self._message()
+                answer = self._answers.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result((result, complaint))
+        was_alive, self.alive = self.alive, False
+        ended = await self._end() if was_alive else "was killed, because another call in it did not return"
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result((None, f"gave no score: its process {ended}{self._company()}"))
+
+    async def _message(self) -> Any:
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return pickle.loads(await self._reader.readexactly(length))
+
+    def _company(self) -> str:
+        others = len(self._answers) - 1
+        return f" (it, or one of {others} other calls in the same process)" if others > 0 else ""
+
+    async def _end(self) -> str:
+        """How the process ended, which has closed its socket."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it lives on, with its socket closed
+            await asyncio.to_thread(self._process.wait, _GRACE_S)
+        code = self._process.returncode
+        self.kill()
+        if code is None:
+            return "closed its connection"
+        return f"ended with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        self.alive = False
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if writer := getattr(self, "_writer", None):
+            writer.close()
+        else:
+            self._connection.close()
+
+
+_pools: dict[tuple[str, str], RewardPool] = {}

@@ -1,0 +1,145 @@
+"""The process in which a reward runs, so that it can be ended: started by `verl_vcpo.trainer.ppo.reward` only.
+
+Messages are pickles on a socket, which is standard input: first a `Reward`, answered by whether it is a coroutine
+function or why it does not load; then calls (number, arguments), each answered by (number, pickled result, complaint).
+"""
+
+import asyncio
+import ctypes
+import importlib
+import importlib.util
+import inspect
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+LENGTH = struct.Struct("!Q")
+"""Before every message, its length in bytes."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What to load, and where."""
+
+    path: str
+    """pkg://package.module, or a file: verl's `reward.custom_reward_function.path`."""
+    name: str
+    fixed: dict[str, Any]
+    """Arguments of every call."""
+    timeout_s: float
+    """Of one call of a coroutine function. Other calls are ended from outside."""
+    sys_path: list[str]
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises what importing its module raises, AttributeError where it has no such name."""
+        sys.path[:] = self.sys_path
+        if self.path.startswith("pkg://"):
+            return getattr(importlib.import_module(self.path.removeprefix("pkg://").replace("/", ".")), self.name)
+        spec = importlib.util.spec_from_file_location("custom_reward", self.path.removeprefix("file://"))
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, self.name)
+
+
+def packed(message: object) -> bytes:
+    """The bytes of a message on the socket."""
+    data = pickle.dumps(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def main() -> None:
+    """Serve calls until the other side closes the socket."""
+    # A call that never returns must not outlive the worker that waits for it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    connection = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    stream = connection.makefile("rwb")
+    reward: Reward = _read(stream)
+    try:
+        function = reward.load()
+    except BaseException as error:  # sys.exit at the top of a module, too
+        traceback.print_exc()
+        stream.write(packed(_complaint(error)))
+        stream.flush()
+        return
+    is_async = inspect.iscoroutinefunction(function)
+    stream.write(packed(is_async))
+    stream.flush()
+    if is_async:
+        asyncio.run(_serve_all_at_once(connection, function, reward))
+    else:
+        _serve_one_by_one(stream, function, reward.fixed)
+
+
+def _serve_one_by_one(stream: Any, function: Callable[..., Any], fixed: dict[str, Any]) -> None:
+    while True:
+        try:
+            number, arguments = _read(stream)
+        except EOFError:
+            return
+        try:
+            reply = packed((number, _checked(function(**arguments, **fixed)), None))
+        except BaseException as error:  # sys.exit in a reward, too: the reward's failure, whatever it is
+            traceback.print_exc()
+            reply = packed((number, None, _complaint(error)))
+        stream.write(reply)
+        stream.flush()
+
+
+async def _serve_all_at_once(connection: socket.socket, function: Callable[..., Any], reward: Reward) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    async def serve(number: int, arguments: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(reward.timeout_s) as clock:
+                result = await function(**arguments, **reward.fixed)
+            reply = packed((number, _checked(result), None))
+        except BaseException as error:
+            traceback.print_exc()
+            late = isinstance(error, TimeoutError) and clock.expired()
+            reply = packed((number, None, f"took longer than {reward.timeout_s:g} s" if late else _complaint(error)))
+        writer.write(reply)
+
+    tasks: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+            number, arguments = pickle.loads(await reader.readexactly(length))
+        except asyncio.IncompleteReadError:
+            return
+        task = asyncio.create_task(serve(number, arguments))
+        tasks.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(tasks.discard)
+
+
+def _read(stream: Any) -> Any:
+    header = stream.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        raise EOFError
+    return pickle.loads(stream.read(*LENGTH.unpack(header)))
+
+
+def _checked(result: Any) -> bytes:
+    """The result, pickled. Raises TypeError, KeyError or ValueError if verl cannot take a score from it."""
+    float(result["score"] if isinstance(result, dict) else result)
+    return pickle.dumps(result)
+
+
+def _complaint(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"raises {type(error).__name__}" + (f": {lines[0]}" if lines else "")
+
+
+if __name__ == "__main__":
+    main()
