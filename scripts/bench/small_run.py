@@ -69,7 +69,7 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):  # it ended while we looked
-            name = process.name()
+            name = (process.cmdline() or [""])[0].strip()  # Ray's actors write theirs there
             ports = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
             found |= {Listener(name, local.ip, local.port) for local in ports}
     return sorted(found)
