@@ -17,7 +17,6 @@ from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
 from scripts.bench.sandbox_bait import served
-from verl_vcpo.trainer.ppo.v1.tool_metrics import summed
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 
 ANSWER = "<answer>42</answer>" + TURN_END
@@ -289,13 +288,3 @@ def test_where_a_block_begins_and_ends() -> None:
 def test_wrong_settings(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"tool_use\.{setting}"):
         ToolUseSettings.of({setting: value})
-
-
-def test_the_counts_of_a_batch() -> None:
-    count = {"calls": 2, "void_trajectories": 1}
-    assert summed([count, None, count | {"calls": 4}]) == {
-        "tool_use/calls": 6,
-        "tool_use/void_trajectories": 2,
-        "tool_use/calls/mean": 3.0,
-    }
-    assert summed([None]) == {}

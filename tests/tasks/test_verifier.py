@@ -79,6 +79,32 @@ def test_an_answer_that_kills_a_fresh_process_too_is_over_the_limit(pool: Verifi
     assert pool.compare("1", "crash") is Verdict.OVER_LIMIT
 
 
+def test_the_second_process_has_the_time_that_the_first_left(monkeypatch) -> None:
+    limits: list[float] = []
+
+    def work_and_die(self: verifier._Process, question: dict[str, str], limit_s: float) -> dict:
+        limits.append(limit_s)
+        raise verifier._Died(used_s=0.2)
+
+    monkeypatch.setattr(verifier._Process, "ask", work_and_die)
+    monkeypatch.setattr(verifier._Process, "__init__", lambda self: None)
+    monkeypatch.setattr(verifier._Process, "kill", lambda self: None)
+    assert Verifier(limit_s=0.5).compare("1", "2") is Verdict.OVER_LIMIT
+    assert limits == pytest.approx([0.5, 0.3])
+    limits.clear()
+    assert Verifier(limit_s=0.1).compare("1", "2") is Verdict.OVER_LIMIT
+    assert limits == [0.1], "nothing was left"
+
+
+def test_the_time_of_a_process_that_died_is_known() -> None:
+    process = verifier._Process()
+    threading.Timer(1.0, process._process.kill).start()
+    with pytest.raises(verifier._Died) as died:
+        process.ask({"truth": "18", "answer": ENDLESS}, limit_s=30.0)
+    process.kill()
+    assert died.value.used_s > 0
+
+
 def test_a_verifier_that_does_not_start_is_an_error(monkeypatch) -> None:
     monkeypatch.setattr(verifier.verifier_process, "__name__", "recipe.tasks.no_such_module")
     with pytest.raises(VerifierError, match="does not start: .*no_such_module"):

@@ -33,7 +33,7 @@ from verl_vcpo.trainer.ppo.v1.group_replay import ReplayedGroups
 from verl_vcpo.trainer.ppo.v1.mini_batches import whole_groups_order
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer, prompt_of
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, say
-from verl_vcpo.trainer.ppo.v1.tool_metrics import tool_metrics
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import trajectory_metrics
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
@@ -247,7 +247,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        metrics |= tool_metrics(batch)
+        metrics |= trajectory_metrics(batch)
         ages = self.replay_buffer.ages
         rows = sorted(self._row_of.pop(uid) for uid in {prompt_of(key) for key in batch.keys} if uid in self._row_of)
         tables = {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
