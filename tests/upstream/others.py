@@ -1,0 +1,146 @@
+"""What we depend on in vLLM, Ray, TransferQueue and torch."""
+
+from tests.upstream.reach import How, Place, Reach
+
+VLLM = Place(
+    "verl/verl_vcpo/workers/rollout (vLLM)",
+    "What a pause does to requests on their way, and whether prefixes are still shared by `cache_salt` only.",
+    (
+        Reach("_pausing", How.REPLACES, "vllm.v1.engine.async_llm:AsyncLLM.pause_generation", "", "kv_cache=keep"),
+        Reach(
+            "_pausing",
+            How.CALLS,
+            "vllm.v1.engine.async_llm:AsyncLLM.pause_generation",
+            "mode, clear_cache",
+            "pause, not abort",
+        ),
+        Reach(
+            "_salted",
+            How.CALLS,
+            "vllm.v1.engine.async_llm:AsyncLLM.generate",
+            "prompt, sampling_params, request_id",
+            "replaced: salts every prompt with the policy version",
+        ),
+        Reach("_salted", How.USES, "vllm.inputs:TokensPrompt.cache_salt", "", "a key of the prompt"),
+        Reach(
+            "probe", How.CALLS, "vllm.v1.engine.async_llm:AsyncLLM.is_sleeping", "", "any call that the engine answers"
+        ),
+        Reach("is_server_failure", How.USES, "vllm.v1.engine.exceptions:EngineDeadError", "", "by its name"),
+        Reach("is_server_failure", How.USES, "vllm.v1.engine.exceptions:EngineGenerateError", "", "by its name"),
+        Reach("ray_access", How.NAMES, "vllm.envs", "VLLM_RPC_BASE_PATH", "its sockets' folder"),
+        Reach("ray_access", How.NAMES, "vllm.envs", "VLLM_HOST_IP", "loopback"),
+        Reach("cpu/environment", How.NAMES, "vllm.envs", "VLLM_CPU_KVCACHE_SPACE", "GiB"),
+        Reach("cpu/environment", How.NAMES, "vllm.envs", "VLLM_CPU_OMP_THREADS_BIND", "no pinning"),
+        Reach(
+            "config/hardware/gpu.yaml",
+            How.USES,
+            "verl.checkpoint_engine.nccl_checkpoint_engine",
+            "",
+            "nccl",
+            only="cupy",
+        ),
+    ),
+)
+
+RAY = Place(
+    "recipe/fully_async_policy/ray_access.py and others (Ray)",
+    "Everything under `ray._private`, `ray._raylet` and `ray._common`: none of it is a promise.",
+    (
+        Reach("started", How.CALLS, "ray:init", "address, _temp_dir", ""),
+        Reach("started", How.CALLS, "ray:shutdown", "", ""),
+        Reach("(several files)", How.CALLS, "ray:get", "object_refs, timeout", ""),
+        Reach("(several files)", How.CALLS, "ray:remote", "", "a decorator; `options` of what it makes"),
+        Reach("(several files)", How.CALLS, "ray:kill", "actor", ""),
+        Reach("probe", How.CALLS, "ray:get_runtime_context", "", "`get_node_id`"),
+        Reach(
+            "_remove", How.CALLS, "ray.util:remove_placement_group", "placement_group", "frees a dead sampler's devices"
+        ),
+        Reach(
+            "_remove",
+            How.CALLS,
+            "ray.util.scheduling_strategies:NodeAffinitySchedulingStrategy",
+            "node_id, soft",
+            "a node",
+        ),
+        Reach("(several files)", How.USES, "ray.exceptions:RayError", "", "the base of what Ray raises"),
+        Reach("(several files)", How.USES, "ray.exceptions:RayActorError", "", "a dead actor"),
+        Reach("is_server_failure", How.USES, "ray.exceptions:RayTaskError.cause", "", "what was raised over there"),
+        Reach(
+            "_given_token", How.CALLS, "ray.exceptions:AuthenticationError", "message", "raised for a bad token file"
+        ),
+        Reach("ActorWatch", How.CALLS, "ray._private.state:actors", "", "all actors of the cluster"),
+        *(
+            Reach("ActorWatch", How.NAMES, "ray._private.state", f'"{name}"', "a key of an actor's row")
+            for name in ("ActorClassName", "State", "Pid")
+        ),
+        Reach("ray_session", How.USES, "ray._private.worker:global_worker", "", "its `node`"),
+        Reach("ray_session", How.CALLS, "ray._private.node:Node.get_logs_dir_path", "", "where the logs are"),
+        Reach("started", How.REPLACES, "ray._private.ray_constants:ENABLE_RAY_CLUSTER", "", "loopback; restored"),
+        Reach("started", How.CALLS, "ray._raylet:Config.initialize", "config_list", "reads the environment again"),
+        Reach("started", How.CALLS, "ray._raylet:AuthenticationTokenLoader.instance", "", "the token"),
+        Reach("started", How.USES, "ray._raylet:AuthenticationTokenLoader.reset_cache", "", "reads it again"),
+        Reach("_given_token", How.USES, "ray._raylet:AuthenticationTokenLoader.has_token", "", "whether Ray finds one"),
+        Reach("_given_token", How.USES, "ray._raylet:AuthenticationTokenLoader.get_raw_token", "", "the token"),
+        Reach(
+            "private_folder", How.CALLS, "ray._common.utils:get_default_system_temp_dir", "", "RAY_TMPDIR, TMPDIR, /tmp"
+        ),
+        Reach(
+            "_check_cluster", How.CALLS, "ray._private.services:canonicalize_bootstrap_address", "addr", "an address"
+        ),
+        Reach("_status", How.CALLS, "ray._common.tls_utils:load_certs_from_env", "", "with RAY_USE_TLS"),
+        Reach(
+            "_status",
+            How.USES,
+            "ray.core.generated.gcs_service_pb2:CheckAliveRequest",
+            "",
+            "the question that is asked",
+        ),
+        Reach("_ONE_MACHINE", How.NAMES, "ray._private.ray_constants", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "loopback"),
+    ),
+)
+
+QUEUE = Place(
+    "verl/verl_vcpo/trainer (TransferQueue)",
+    "Whether tags of one key are still merged, and what a checkpoint of the queue holds.",
+    (
+        Reach("LagKTaskRunner.run", How.CALLS, "transfer_queue:init", "conf", "starts it"),
+        Reach("LagKTaskRunner.run", How.CALLS, "transfer_queue:close", "", "ends it"),
+        Reach("(several files)", How.CALLS, "transfer_queue:kv_list", "partition_id=None", "tags by key, by partition"),
+        Reach("(several files)", How.CALLS, "transfer_queue:kv_clear", "keys, partition_id", ""),
+        Reach(
+            "(several files)", How.CALLS, "transfer_queue:kv_batch_get", "keys, partition_id, select_fields=None", ""
+        ),
+        Reach("(several files)", How.CALLS, "transfer_queue:kv_batch_put", "keys, partition_id, fields, tags", ""),
+        Reach(
+            "_run_agent_loop", How.CALLS, "transfer_queue:async_kv_put", "key, partition_id, tag", "why a prompt failed"
+        ),
+        Reach(
+            "ReplayedGroups",
+            How.CALLS,
+            "transfer_queue:KVBatchMeta",
+            "keys, tags, partition_id, fields, extra_info",
+            "a batch",
+        ),
+        Reach("(several files)", How.CALLS, "transfer_queue:KVBatchMeta.reorder", "indexes", "the order of rows"),
+    ),
+)
+
+TORCH = Place(
+    "verl/verl_vcpo/utils/distributed.py (torch)",
+    "Where `torch.distributed` makes its store, in `rendezvous`.",
+    (
+        Reach(
+            "keep_stores_on_loopback", How.NAMES, "torch.distributed.rendezvous", "TCPStore(", "a global of the module"
+        ),
+        Reach("_store", How.USES, "torch.distributed:TCPStore", "", "what ours makes, with `master_listen_fd`"),
+        Reach(
+            "_accept_repeated_gloo",
+            How.CALLS,
+            "torch.distributed.distributed_c10d:init_process_group",
+            "backend",
+            "replaced on a CPU: verl asks for gloo twice",
+        ),
+    ),
+)
+
+PLACES = (VLLM, RAY, QUEUE, TORCH)

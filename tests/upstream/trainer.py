@@ -1,0 +1,388 @@
+"""The driver: what our trainer, replay buffer, agent-loop workers and launcher depend on in verl's."""
+
+from tests.upstream.reach import How, Place, Reach
+
+V1 = "verl.trainer.ppo.v1"
+BASE, ASYNC = f"{V1}.trainer_base:PPOTrainer", f"{V1}.trainer_separate_async:PPOTrainerSeparateAsync"
+BUFFER, BUFFER_ASYNC = f"{V1}.replay_buffer:ReplayBuffer", f"{V1}.replay_buffer:ReplayBufferAsync"
+LOOP = f"{V1}.agent_loop_tq"
+CORR = "verl.trainer.ppo.rollout_corr_helper"
+SYNC = "trainer.v1.separate_async"
+
+TRAINER = Place(
+    "verl/verl_vcpo/trainer/ppo/v1/trainer_lag_k.py",
+    "The order of calls in `PPOTrainer.fit` and `_step_once`, and `on_step_end` of the separate-async trainer.",
+    (
+        Reach("LagKTrainer", How.SUBCLASSES, ASYNC, "", "the trainer with samplers on devices of their own"),
+        Reach("LagKTrainer", How.REGISTERS, f"{V1}.trainer_base:register_trainer", "name", "trainer_mode=lag_k"),
+        Reach("LagKTrainer.__init__", How.OVERRIDES, f"{ASYNC}.__init__", "", "settings of ours; several mini-batches"),
+        Reach("LagKTrainer._build_replay_buffer", How.OVERRIDES, f"{BASE}._build_replay_buffer", "", "our buffer"),
+        Reach(
+            "LagKTrainer._init_resource_pool_mgr",
+            How.OVERRIDES,
+            f"{ASYNC}._init_resource_pool_mgr",
+            "",
+            "our workers in `role_worker_mapping`",
+        ),
+        Reach("LagKTrainer._load_checkpoint", How.OVERRIDES, f"{BASE}._load_checkpoint", "", "whole checkpoints only"),
+        Reach("LagKTrainer._save_checkpoint", How.OVERRIDES, f"{BASE}._save_checkpoint", "", "written aside, sealed"),
+        Reach(
+            "LagKTrainer._submit_batch_to_rollout",
+            How.OVERRIDES,
+            f"{BASE}._submit_batch_to_rollout",
+            "",
+            "remembers the order of submission",
+        ),
+        Reach(
+            "LagKTrainer.on_init_end", How.OVERRIDES, f"{ASYNC}.on_init_end", "", "watches the samplers from here on"
+        ),
+        Reach("LagKTrainer.get_llm_client", How.OVERRIDES, f"{ASYNC}.get_llm_client", "", "our client"),
+        Reach("LagKTrainer.on_train_begin", How.OVERRIDES, f"{ASYNC}.on_train_begin", "", "k batches ahead"),
+        Reach("LagKTrainer.on_step_end", How.OVERRIDES, f"{ASYNC}.on_step_end", "", "stages weights; dead samplers"),
+        Reach("LagKTrainer._validate", How.OVERRIDES, f"{BASE}._validate", "", "line 0 of metrics.jsonl"),
+        Reach("LagKTrainer._balance_batch", How.OVERRIDES, f"{BASE}._balance_batch", "", "prompt groups stay whole"),
+        Reach(
+            "LagKTrainer._compute_old_log_prob",
+            How.OVERRIDES,
+            f"{ASYNC}._compute_old_log_prob",
+            "",
+            "calls the grandparent: the parent copies the model for weight updates that do not follow a step",
+        ),
+        Reach(
+            "LagKTrainer._compute_old_log_prob",
+            How.CALLS,
+            f"{BASE}._compute_old_log_prob",
+            "batch, metrics",
+            "as above",
+        ),
+        Reach("LagKTrainer._compute_advantage", How.OVERRIDES, f"{BASE}._compute_advantage", "", "method otb"),
+        Reach("LagKTrainer._update_actor", How.OVERRIDES, f"{BASE}._update_actor", "", "tells the engine the lag"),
+        Reach("LagKTrainer._compute_metrics", How.OVERRIDES, f"{BASE}._compute_metrics", "", "our metrics and log"),
+        Reach(
+            "LagKTrainer.on_train_begin",
+            How.CALLS,
+            f"{BASE}._add_async_warmup_batches",
+            "num_warmup_batches",
+            "feeds k",
+        ),
+        Reach(
+            "LagKTrainer._build_replay_buffer", How.CALLS, f"{BASE}._add_prompts_to_generate", "num_prompts", "refill"
+        ),
+        Reach(
+            "LagKTrainer._build_replay_buffer", How.CALLS, f"{BASE}._resolve_filter_groups_metric", "", "DAPO's filter"
+        ),
+        Reach(
+            "(order of a step)", How.CALLS, f"{BASE}.fit", "agent_loop_manager", "one weight update after every step"
+        ),
+        Reach(
+            "(order of a step)", How.CALLS, f"{BASE}._step_once", "metrics, timing_raw, sample_batch_size", "its hooks"
+        ),
+        Reach("(order of a step)", How.CALLS, f"{BASE}.prepare_step", "", "one new batch for each step"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.global_steps", "", "the step; the version is the step before"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.trainer_mode", "", "anything but `sync`: data go to TransferQueue"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.replay_buffer", "", "ours"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.agent_loop_manager", "", "ours; `cancel` is not theirs"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.actor_rollout_wg", "", "`stage_weights` is a method of our worker"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.role_worker_mapping", "", "our workers"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.timing_raw", "", "seconds by name"),
+        Reach("LagKTrainer", How.USES, f"{ASYNC}.standalone_server_manager", "", "the samplers"),
+        Reach("LagKTrainer", How.USES, f"{ASYNC}.standalone_checkpoint_manager", "", "their weights"),
+        Reach(
+            "LagKTrainer._balance_batch",
+            How.USES,
+            "verl.single_controller.ray.base:RayWorkerGroup._dispatch_info",
+            "",
+            "data-parallel size: the largest rank of the mesh `actor`",
+        ),
+        Reach("LagKTrainer", How.USES, "verl.trainer.ppo.utils:Role.Actor", "", "a key of `role_worker_mapping`"),
+        Reach("LagKTrainer", How.USES, "verl.trainer.ppo.utils:Role.RefPolicy", "", "as above"),
+        Reach("LagKTrainer", How.USES, "verl.trainer.ppo.utils:Role.Critic", "", "as above"),
+        Reach("LagKTrainer.on_step_end", How.CALLS, "verl.utils.debug:marked_timer", "name, timing_raw", "times"),
+        Reach(
+            "on_step_end", How.NAMES, f"{ASYNC}.on_step_end", '"update_weights", self.timing_raw', "seconds of a sync"
+        ),
+        Reach(
+            "_compute_metrics", How.NAMES, f"{BASE}._step_once", '"gen", timing_raw', "the trainer waits for rollouts"
+        ),
+        Reach("_compute_metrics", How.NAMES, f"{BASE}.fit", '"step", self.timing_raw', "seconds of the whole step"),
+        Reach(
+            "(module)",
+            How.NAMES,
+            f"{ASYNC}._setup",
+            "flush=True",
+            "their logger raises at level INFO; ours sets it to WARNING. Gone: remove our line",
+        ),
+        Reach(
+            "_one_mini_batch",
+            How.NAMES,
+            f"{ASYNC}.__init__",
+            "parameter_sync_step * ppo_mini_batch_size",
+            "an assertion",
+        ),
+        Reach("_one_mini_batch", How.SETTING, f"{SYNC}.parameter_sync_step", "", "1"),
+        Reach(
+            "_compute_old_log_prob", How.SETTING, "algorithm.rollout_correction.bypass_mode", "", "what is recomputed"
+        ),
+        Reach("_reissue", How.NAMES, f"{BASE}._submit_batch_to_rollout", '"is_prompt": True', "the tag of a prompt"),
+        Reach("_reissue", How.NAMES, f"{BASE}._submit_batch_to_rollout", '"status": "pending"', "the tag of a prompt"),
+        Reach("_reissue", How.NAMES, f"{BASE}._submit_batch_to_rollout", 'partition_id="train"', "where prompts lie"),
+        Reach("_balance_batch", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", '"seq_len"', "the tag of a trajectory"),
+        Reach("_update_actor", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", '"min_global_steps"', "the tag of a trajectory"),
+        Reach(
+            "_update_actor",
+            How.NAMES,
+            "verl.trainer.ppo.padding_utils",
+            "is_padding=True",
+            "the tag of a filled-in row",
+        ),
+    ),
+)
+
+STORED = Place(
+    "verl/verl_vcpo/trainer/ppo/v1/checkpoint.py, run_log.py, mini_batches.py, actor_watch.py",
+    "Names of metrics and files; how the driver's rows are dealt out to ranks and mini-batches.",
+    (
+        Reach(
+            "TRACKER", How.NAMES, f"{BASE}._save_checkpoint", '"latest_checkpointed_iteration.txt"', "verl's pointer"
+        ),
+        Reach(
+            "checkpoints",
+            How.NAMES,
+            f"{BASE}._save_checkpoint",
+            'f"global_step_{self.global_steps}"',
+            "a folder's name",
+        ),
+        Reach("HEADLINES", How.NAMES, "verl.trainer.ppo.metric_utils", '"critic/score/mean"', "`reward`"),
+        Reach("HEADLINES", How.NAMES, BASE, "training/off_policy/trajectory_staleness_worst/max", "`lag_max`"),
+        Reach(
+            "HEADLINES", How.NAMES, "verl.trainer.ppo.metric_utils", 'f"timing_s/{name}"', "`weight_sync_s`, `step_s`"
+        ),
+        Reach("HEADLINES", How.NAMES, "verl.trainer.ppo.metric_utils", '"perf/total_num_tokens"', "`tokens_per_s`"),
+        Reach("HEADLINES", How.NAMES, f"{BASE}._update_actor", '"actor/"', "the prefix of the engine's metrics"),
+        Reach("validation_accuracy", How.NAMES, BASE, '"val-core"', "`val_accuracy`"),
+        Reach(
+            "_shares",
+            How.CALLS,
+            "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
+            "seqlen_list, k_partitions, equal_size",
+            "as many tokens on every rank",
+        ),
+        Reach(
+            "whole_groups_order",
+            How.NAMES,
+            "verl.workers.engine_workers:TrainingWorker.train_mini_batch",
+            "mini_batch_size // self.engine.get_data_parallel_size()",
+            "a mini-batch is the next slice of every rank's rows",
+        ),
+        Reach("_REPLACEABLE", How.USES, "verl.checkpoint_engine.base:CheckpointEngineWorker", "", "the class's name"),
+    ),
+)
+
+REPLAY = Place(
+    "verl/verl_vcpo/trainer/ppo/v1/replay_buffer.py",
+    "`ReplayBufferAsync.wait_for_sampleable` and `sample`: which of the overridden methods they call, and when.",
+    (
+        Reach("LagKReplayBuffer", How.SUBCLASSES, BUFFER_ASYNC, "", "reads TransferQueue's tags"),
+        Reach("LagKReplayBuffer.__init__", How.OVERRIDES, f"{BUFFER}.__init__", "", "k, and the rule at a deadline"),
+        Reach(
+            "LagKReplayBuffer._select_prompt_uids", How.OVERRIDES, f"{BUFFER}._select_prompt_uids", "", "oldest first"
+        ),
+        Reach(
+            "LagKReplayBuffer._materialize_batch", How.OVERRIDES, f"{BUFFER}._materialize_batch", "", "in that order"
+        ),
+        Reach(
+            "LagKReplayBuffer._has_enough_samples",
+            How.OVERRIDES,
+            f"{BUFFER_ASYNC}._has_enough_samples",
+            "",
+            "the bound",
+        ),
+        Reach(
+            "LagKReplayBuffer._terminal_eviction_reasons",
+            How.OVERRIDES,
+            f"{BUFFER_ASYNC}._terminal_eviction_reasons",
+            "",
+            "what failed is sampled again, not replaced by another prompt",
+        ),
+        Reach("LagKReplayBuffer.sample", How.OVERRIDES, f"{BUFFER_ASYNC}.sample", "", "metrics"),
+        Reach(
+            "LagKReplayBuffer._wait_for_next_poll", How.OVERRIDES, f"{BUFFER}._wait_for_next_poll", "", "often; mends"
+        ),
+        Reach(
+            "LagKReplayBuffer.wait_until_finished",
+            How.CALLS,
+            f"{BUFFER}._sync_metadata_from_transfer_queue",
+            "",
+            "polls",
+        ),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.pending_keys", "", "prompts by partition"),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.running_keys", "", "as above"),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.failure_keys", "", "as above"),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.prompt_global_steps", "", "the step of a prompt's submission"),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.poll_interval", "", "seconds"),
+        Reach("prompt_of", How.NAMES, BUFFER, 'key.split("_")[0]', "a trajectory's key is uid_session_index"),
+    ),
+)
+
+LOOPS = Place(
+    "verl/verl_vcpo/trainer/ppo/v1/agent_loop.py",
+    "How `AgentLoopWorkerTQ._run_prompt` ends where its task is cancelled: nothing may be written of it afterwards.",
+    (
+        Reach("LagKAgentLoopWorker", How.SUBCLASSES, f"{LOOP}:AgentLoopWorkerTQ", "", "the class inside the Ray actor"),
+        Reach(
+            "LagKAgentLoopWorker.__init__", How.OVERRIDES, f"{LOOP}:AgentLoopWorkerTQ.__init__", "", "tasks by prompt"
+        ),
+        Reach(
+            "LagKAgentLoopWorker._run_prompt", How.OVERRIDES, f"{LOOP}:AgentLoopWorkerTQ._run_prompt", "", "its task"
+        ),
+        Reach(
+            "LagKAgentLoopWorker._run_agent_loop",
+            How.OVERRIDES,
+            f"{LOOP}:AgentLoopWorkerTQ._run_agent_loop",
+            "",
+            "random seeds; why a prompt failed",
+        ),
+        Reach("LagKAgentLoopManager", How.SUBCLASSES, f"{LOOP}:AgentLoopManagerTQ", "", "cancels prompts"),
+        Reach("LagKAgentLoopManager.__init__", How.OVERRIDES, f"{LOOP}:AgentLoopManagerTQ.__init__", "", "our workers"),
+        Reach(
+            "LagKAgentLoopManager.generate_sequences",
+            How.OVERRIDES,
+            f"{LOOP}:AgentLoopManagerTQ.generate_sequences",
+            "",
+            "keeps the prompts of a validation",
+        ),
+        Reach(
+            "LagKAgentLoopManager",
+            How.USES,
+            f"{LOOP}:AgentLoopManagerTQ.agent_loop_workers_class",
+            "",
+            "set after theirs has set it",
+        ),
+        Reach("LagKAgentLoopManager", How.USES, f"{LOOP}:AgentLoopManagerTQ.agent_loop_workers", "", "actors"),
+        Reach(
+            "LagKTrainer",
+            How.CALLS,
+            f"{LOOP}:AgentLoopManagerTQ.generate_sequences",
+            "prompts",
+            "submits; does not wait",
+        ),
+        Reach("_run_agent_loop", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", "session_id=i", "the place of a sample"),
+        Reach(
+            "_run_agent_loop",
+            How.NAMES,
+            "verl.experimental.agent_loop.agent_loop:get_trajectory_info",
+            '"sample_index"',
+            "the place of a sample",
+        ),
+    ),
+)
+
+METHODS = Place(
+    "verl/verl_vcpo/trainer/ppo/core_algos.py, rollout_corr_helper.py, v1/token_baseline.py, v1/group_replay.py, "
+    "v1/tool_metrics.py",
+    "Whether the two faults that ours mend are still there: an all-zero mask, and `sum_pi_squared` in the V1 trainer.",
+    (
+        Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),
+        Reach(
+            "_policy_loss",
+            How.CALLS,
+            "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla",
+            "old_log_prob, log_prob, advantages, response_mask, loss_agg_mode='token-mean', config, rollout_is_weights",
+            "the signature of a policy loss; ours has the same",
+        ),
+        Reach(
+            "_policy_loss",
+            How.CALLS,
+            "verl.trainer.ppo.core_algos:agg_loss",
+            "loss_mat, loss_mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor",
+            "the mean over the global mini-batch",
+        ),
+        Reach(
+            "_policy_loss", How.USES, "verl.workers.config:ActorConfig.global_batch_info", "", "sizes for `agg_loss`"
+        ),
+        Reach(
+            "rollout_corr_helper", How.REPLACES, f"{CORR}:compute_is_metrics", "", "divides by zero; defined at import"
+        ),
+        Reach(
+            "given_to_estimator",
+            How.REPLACES,
+            f"{V1}.trainer_base:compute_advantage_for_multi_trajectories",
+            "",
+            "the estimator sees `sum_pi_squared`; for one call",
+        ),
+        Reach(
+            "asked_for",
+            How.NAMES,
+            "verl.workers.engine.megatron.transformer_impl",
+            'key="calculate_sum_pi_squared"',
+            "asks",
+        ),
+        Reach("FIELD", How.NAMES, "verl.trainer.ppo.core_algos", "sum_pi_squared", "what the estimator looks for"),
+        Reach(
+            "given_to_estimator",
+            How.CALLS,
+            "verl.workers.utils.padding:response_from_nested",
+            "tensor, response_mask",
+            "whole sequences to responses",
+        ),
+        Reach("given_to_estimator", How.USES, "verl:DataProto.batch", "", "what estimators read"),
+        Reach("_policy_loss", How.SETTING, "algorithm.adv_estimator", "", "an estimator of verl's by name"),
+    ),
+)
+
+LAUNCH = Place(
+    "verl/verl_vcpo/trainer/main_ppo.py",
+    "`TaskRunnerV1.run`, of which `LagKTaskRunner.run` is a copy that does not need its Ray actor.",
+    (
+        Reach(
+            "LagKTaskRunner", How.SUBCLASSES, "verl.trainer.main_ppo:TaskRunnerV1", "", "the class inside the Ray actor"
+        ),
+        Reach("LagKTaskRunner.run", How.OVERRIDES, "verl.trainer.main_ppo:TaskRunnerV1.run", "", "in the driver"),
+        Reach(
+            "LagKTaskRunner.run",
+            How.CALLS,
+            "verl.trainer.main_ppo:TaskRunnerV1.init_agent_loop_manager",
+            "",
+            "our manager",
+        ),
+        Reach("LagKTaskRunner.run", How.CALLS, "verl.trainer.ppo.v1:get_trainer_cls", "name", "trainer_mode=lag_k"),
+        Reach("LagKTaskRunner.run", How.CALLS, f"{BASE}.init", "", "starts all workers"),
+        Reach("LagKTaskRunner.run", How.USES, f"{BASE}.logger", "", "`finish` at the end"),
+        Reach("LagKTaskRunner.run", How.SETTING, "transfer_queue.enable", "", "set to true"),
+    ),
+)
+
+PLUGIN = Place(
+    "verl/verl_vcpo/plugin.py, recipe/fully_async_policy/main.py",
+    "That verl still loads the entry point in every process, and which errors it keeps to itself.",
+    (
+        Reach("setup.py", How.NAMES, "verl", 'group="verl.plugins"', "the entry point's group"),
+        Reach(
+            "CPU_REQUESTED", How.NAMES, "verl.plugin.platform.platform_manager", '"VERL_PLATFORM"', "asks for a CPU run"
+        ),
+        Reach("prepare_environment", How.NAMES, f"{V1}.trainer_base", '"VERL_LOGGING_LEVEL"', "quiet"),
+        Reach("prepare_environment", How.NAMES, "transfer_queue.utils.logging_utils", "TQ_LOGGING_LEVEL", "quiet"),
+        Reach(
+            "check",
+            How.CALLS,
+            "verl.utils.config:validate_config",
+            "config, use_reference_policy, use_critic",
+            "verl's own checks; they raise AssertionError or ValueError",
+        ),
+        Reach("check", How.CALLS, "verl.trainer.ppo.utils:need_critic", "config", "an argument of it"),
+        Reach("check", How.CALLS, "verl.trainer.ppo.utils:need_reference_policy", "config", "an argument of it"),
+        Reach(
+            "ray_session",
+            How.CALLS,
+            "verl.trainer.constants_ppo:get_ppo_ray_runtime_env",
+            "config",
+            "the workers' environment",
+        ),
+        Reach("compose", How.SETTING, "actor_rollout_ref.rollout.router_config_path", "= None", "our balancer"),
+        Reach(
+            "compose", How.SETTING, "actor_rollout_ref.rollout.agent.agent_loop_config_path", "= None", "agent loops"
+        ),
+    ),
+)
+
+PLACES = (TRAINER, REPLAY, LOOPS, STORED, METHODS, LAUNCH, PLUGIN)
