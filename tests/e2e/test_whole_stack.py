@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.small_run import listening, small_task
+from scripts.bench.small_run import Listener, listening, small_task
 from tests.e2e.conftest import prepared
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
@@ -43,14 +43,6 @@ def trainer_weights(trainer: Any, run_id: str) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
-def assert_on_loopback(processes: list[psutil.Process]) -> None:
-    """No other machine can connect to any of the run's processes."""
-    found = listening(processes)
-    for name in ("gcs_server", "raylet", "TransferQueueController", "WorkerDict", "CPUvLLMHttpServer"):
-        assert any(name in one.process for one in found), f"{name} is not found, so it may listen anywhere"
-    assert not [one for one in found if not one.on_loopback]
-
-
 def log_probs(model: torch.nn.Module, prompt: list[int], response: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
@@ -66,14 +58,18 @@ def test_three_steps_at_lag_2(assets: Path, tmp_path: Path) -> None:
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": PROMPT}], add_generation_prompt=True, return_dict=False
     )
+    listeners: list[Listener] = []
     with main.ray_session(config, run_id):
         runner = LagKTaskRunner()
-        runner.run(config)
+        runner.run(config, lambda: listeners.extend(listening([psutil.Process(), *processes_of(run_id)])))
         assert len(processes_of(run_id)) > 5, "the run's processes are not found, so their absence proves nothing"
-        assert_on_loopback([psutil.Process(), *processes_of(run_id)])
         token = os.environ["RAY_AUTH_TOKEN"]
         response, served = served_response(runner.trainer, prompt)
         weights = trainer_weights(runner.trainer, run_id)
+
+    for name in ("gcs_server", "raylet", "TransferQueueController", "WorkerDict", "CPUvLLMHttpServer"):
+        assert any(name in one.process for one in listeners), f"{name} is not found, so it may listen anywhere"
+    assert not [one for one in listeners if not one.on_loopback], "other machines can connect"
 
     model = AutoModelForCausalLM.from_pretrained(f"{assets}/model")
     before = log_probs(model, prompt, response)
