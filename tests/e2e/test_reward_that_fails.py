@@ -23,16 +23,21 @@ def test_a_reward_that_hangs_and_dies(assets: Path, tmp_path: Path) -> None:
         "async.reward_timeout_s=5",
         "async.lag=1",
         f"trainer.total_training_steps={STEPS}",
+        "trainer.val_before_train=true",
     )
     run.wait_for_step(1)
     assert run.wait() == 0, run.tail()
-    assert {mark.name for mark in marks.iterdir()} == {"hang", "die"}
+    assert {mark.name for mark in marks.iterdir()} == {"val-hang", "val-die", "train-hang", "train-die"}
     said = [line for line in run.tail().splitlines() if "sampled again" in line]
-    steps = run.lines()
-    retried = sum(line["vcpo/async/retried_prompts"] for line in steps)
-    assert len(said) == retried and retried in (1, 2), "both calls may be of the same prompt: it says the last reason"
+    validation, *steps = run.lines()
+    (accuracy,) = (value for name, value in validation.items() if "/acc_success_only/mean@" in name)
+    assert validation["val_accuracy"] == accuracy > 0, "no answer counts as wrong because its reward failed"
+    retried = int(sum(line["vcpo/async/retried_prompts"] for line in steps))
+    assert retried in (1, 2), "both calls may be of the same prompt: it says the last reason"
+    assert len(said) in (retried + 1, retried + 2), "those of the validation come first"
     for complaint in ("took longer than 5 s", "its process ended with exit code 1")[:retried]:
-        assert any(complaint in line and ":fails_twice" in line and "on row " in line for line in said), run.tail()
+        named = [line for line in said[-retried:] if complaint in line and ":fails_twice" in line and "on row " in line]
+        assert named, run.tail()
 
     assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     rows = [row for line in steps for row in line["trained_rows"]]

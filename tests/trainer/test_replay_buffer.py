@@ -18,7 +18,7 @@ def buffer_with(
     buffer = LagKReplayBuffer(
         lag=lag,
         on_deadline=on_deadline,
-        reissue_fn=(reissued if reissued is not None else []).extend,
+        reissue_fn=lambda uids, partition_id: (reissued if reissued is not None else []).extend(uids),
         trainer_mode="lag_k",
         trainer_config={},
         max_off_policy_threshold=None,
@@ -109,9 +109,16 @@ def test_of_many_failures_the_first_are_named(capfd: pytest.CaptureFixture[str])
     ]
 
 
-def test_a_validation_prompt_that_fails_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
-    buffer = buffer_with(2, {}, set())
-    for _ in range(2):
+def test_a_validation_prompt_that_fails_is_sampled_again(capfd: pytest.CaptureFixture[str]) -> None:
+    """verl would count it as a wrong answer."""
+    reissued: list[str] = []
+    buffer = buffer_with(2, {}, set(), reissued=reissued)
+    for _ in range(MAX_ATTEMPTS - 1):
         buffer.failure_keys["val"] = {"bad"}
-        assert not any(buffer._terminal_eviction_reasons(2, "val")[:3])
-    assert capfd.readouterr().out == "Prompt bad failed in the validation, which leaves it out: bad\n"
+        reasons = buffer._terminal_eviction_reasons(2, "val")
+        assert not buffer._sampleable_terminal_keys("val", reasons), "the validation waits for it"
+    assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
+    assert capfd.readouterr().out == "Prompt bad failed, and is sampled again: bad\n" * (MAX_ATTEMPTS - 1)
+    buffer.failure_keys["val"] = {"bad"}
+    with pytest.raises(RuntimeError, match="1 prompts failed 4 times each"):
+        buffer._terminal_eviction_reasons(2, "val")

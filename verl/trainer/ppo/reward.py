@@ -88,8 +88,8 @@ async def compute_score(
     except RewardError as error:
         row = (extra_info or {}).get("index")
         raise RewardError(
-            f"the reward {reward_path}:{reward_name} {error}, on row {row} of {data_source!r}, for the response that "
-            f"starts with {solution_str[:_SHOWN_CHARS]!r}"
+            f"the reward {reward_path}:{reward_name} {error}, on row {row} of {str(data_source)!r}, for the response "
+            f"that starts with {solution_str[:_SHOWN_CHARS]!r}"
         ) from None
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from ray.exceptions import RayTaskError
+from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils import tensordict_utils as tu
 
 REASON = "reason"
 """The tag of a failed prompt that says why, in one line."""
@@ -64,6 +66,18 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(LagKAgentLoopWorker)
+        self._row_in_validation: dict[str, int] = {}
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """As verl's. A validation's prompts, which nothing stores, are kept until the next ones."""
+        if "validate" in prompts and str(prompts["uid"][0]) not in self._row_in_validation:
+            self._in_validation = prompts
+            self._row_in_validation = {str(uid): row for row, uid in enumerate(prompts["uid"])}
+        super().generate_sequences(prompts)
+
+    def prompts_in_validation(self, uids: list[str]) -> TensorDict:
+        """The rows of these prompts, which are being validated on."""
+        return tu.index_select_tensor_dict(self._in_validation, [self._row_in_validation[uid] for uid in uids])
 
     def cancel(self, uids: list[str]) -> None:
         """Stop these prompts on whichever worker runs them. Blocks until they have stopped."""

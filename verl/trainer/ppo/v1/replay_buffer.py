@@ -28,7 +28,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     Args:
         lag: k; the bound of a trajectory is k rounded up. 0 waits for the batch that was submitted at this step.
-        reissue_fn: submits prompts again, by uid, cancelling what runs of them.
+        reissue_fn: (uids, partition) submits these prompts again, cancelling what runs of them.
         on_deadline: what happens to a prompt that is due and not finished.
         exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
         reason_fn: why prompts failed: (uids, partition) -> one line for each.
@@ -38,7 +38,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def __init__(
         self,
         lag: float,
-        reissue_fn: Callable[[list[str]], None],
+        reissue_fn: Callable[[list[str], str], None],
         on_deadline: OnDeadline = OnDeadline.WAIT,
         exact: bool = False,
         reason_fn: Callable[[list[str], str], list[str]] = lambda uids, partition_id: uids,
@@ -57,7 +57,6 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._count_submitted = itertools.count()
         self._attempts: Counter[str] = Counter()
         self._reissued: set[str] = set()
-        self._left_out: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
         self.ages: Counter[int] = Counter()
@@ -127,21 +126,19 @@ class LagKReplayBuffer(ReplayBufferAsync):
         if late:
             self._reissued.update(late)
             self._counts["reissued_prompts"] += len(late)
-            self.reissue_fn(late)
+            self.reissue_fn(late, partition_id)
 
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str
     ) -> tuple[set[str], set[str], set[str], Counter]:
-        """verl replaces a failed prompt by another one; here the same prompt is sampled again, so none is lost.
+        """verl replaces a failed prompt by another one, and counts it as wrong in a validation. Here the same prompt is
+        sampled again, so none is lost.
 
         Raises:
             RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
         """
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
-        if partition_id == "val":
-            left_out = self.failure_keys["val"] - self._left_out
-            self._left_out |= left_out
-            self._say(left_out, "val", "failed in the validation, which leaves it out")
+        failed = failed or set(self.failure_keys[partition_id])  # of a validation, too
         if failed:
             self._attempts.update(failed)
             hopeless = [uid for uid in sorted(failed) if self._attempts[uid] >= MAX_ATTEMPTS]
@@ -150,19 +147,19 @@ class LagKReplayBuffer(ReplayBufferAsync):
                     f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
                     f"{hopeless[0]}, {self.reason_fn(hopeless[:1], partition_id)[0]}"
                 )
-            self._say(failed, partition_id, "failed, and is sampled again")
+            self._say_failed(failed, partition_id)
             self._counts["retried_prompts"] += len(failed)
             self.failure_keys[partition_id] -= failed
             self.pending_keys[partition_id] |= failed
             self.prompt_global_steps[partition_id].update(dict.fromkeys(failed, global_steps))
-            self.reissue_fn(sorted(failed))
+            self.reissue_fn(sorted(failed), partition_id)
         return stale, filtered, set(), counts
 
-    def _say(self, uids: set[str], partition_id: str, what: str) -> None:
+    def _say_failed(self, uids: set[str], partition_id: str) -> None:
         """A line for each of these prompts; of many, for the first."""
         shown = sorted(uids)[:_SAID_AT_ONCE]
         for uid, reason in zip(shown, self.reason_fn(shown, partition_id), strict=True):
-            say(f"Prompt {uid} {what}: {reason}")
+            say(f"Prompt {uid} failed, and is sampled again: {reason}")
         if len(uids) > len(shown):
             say(f"... and so did {len(uids) - len(shown)} others.")
 

@@ -187,17 +187,20 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             say(f"{len(broken)} sampler(s) restarted, with policy version {self._served_version}.")
         return len(broken)
 
-    def _reissue(self, uids: list[str]) -> None:
+    def _reissue(self, uids: list[str], partition_id: str) -> None:
         """Sample these prompts again from the start, as if submitted at this step."""
         self.agent_loop_manager.cancel(uids)
-        known, again = tq.kv_list("train")["train"], set(uids)
+        known, again = tq.kv_list(partition_id)[partition_id], set(uids)
         stale = [key for key, tag in known.items() if not tag.get("is_prompt") and prompt_of(key) in again]
         if stale:
-            tq.kv_clear(keys=stale, partition_id="train")
-        prompts = tq.kv_batch_get(keys=uids, partition_id="train")
+            tq.kv_clear(keys=stale, partition_id=partition_id)
+        if partition_id == "val":  # verl does not store its prompts
+            prompts = self.agent_loop_manager.prompts_in_validation(uids)
+        else:
+            prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)
         tu.assign_non_tensor_data(prompts, "global_steps", self.global_steps)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps} for _ in uids]
-        tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
+        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
         self.agent_loop_manager.generate_sequences(prompts)
 
     def _why_failed(self, uids: list[str], partition_id: str) -> list[str]:
