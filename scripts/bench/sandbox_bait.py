@@ -1,9 +1,8 @@
-"""What the attacks of scripts/bench/sandbox_attacks.py look for, laid out on the host; and a server to attack."""
+"""What the attacks of scripts/bench/sandbox_attacks look for, laid out on the host; and a server to attack."""
 
 import contextlib
 import ctypes
 import os
-import platform
 import secrets
 import shutil
 import signal
@@ -18,45 +17,83 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipe.code_sandbox.seccomp import DENIED
+import psutil
+
 from scripts.bench import sandbox_attacks
+from scripts.bench.sandbox_modes import OWN, Mode
 from scripts.bench.small_run import ROOT
 
 _START_S = 60
 
 
-def _free_port() -> int:
+class NotStarted(RuntimeError):
+    """The server ended: with `code`, saying `text`."""
+
+    def __init__(self, code: int | None, text: str) -> None:
+        super().__init__(f"the sandbox did not start (exit code {code}):\n{text}")
+        self.code, self.text = code, text
+
+
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 @contextlib.contextmanager
-def served(*options: str, environment: dict[str, str] | None = None) -> Iterator[tuple[str, int]]:
+def served(
+    *options: str, environment: dict[str, str] | None = None, mode: Mode = OWN, bounded: bool = False
+) -> Iterator[tuple[str, int]]:
     """A sandbox server in a process of its own: (its URL, its process id).
 
+    Args:
+        options: of the server.
+        environment: variables that it gets besides this process's.
+        mode: how it is started.
+        bounded: it is not to start where it cannot limit a program's memory.
+
     Raises:
-        RuntimeError: it did not start; says why.
+        NotStarted: says why.
     """
-    port = _free_port()
-    command = [sys.executable, "-m", "recipe.code_sandbox", "--port", str(port), *options]
+    port = free_port()
+    allow = [] if bounded else ["--allow-unbounded-memory"]
+    command = [*mode.prefix, sys.executable, "-m", "recipe.code_sandbox", "--port", str(port), *allow, *options]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(command, cwd=ROOT, stderr=log, env={**os.environ, **(environment or {})})
+        process = subprocess.Popen(command, cwd=ROOT, stderr=log, env={**os.environ, **(environment or {})})
         try:
-            deadline = time.monotonic() + _START_S
-            while True:
-                with contextlib.suppress(OSError):
-                    urllib.request.urlopen(f"{url}/v1/ping", timeout=5).close()
-                    break
-                if server.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise RuntimeError(f"the sandbox did not start:\n{log.read()}")
-                time.sleep(0.1)
+            _wait(process, url, log)
+            server = psutil.Process(process.pid)
+            if mode.first:
+                server = server.children()[0]
             yield url, server.pid
         finally:
-            server.terminate()
-            server.wait(30)
+            _stop(process, mode)
+
+
+def _stop(process: subprocess.Popen[bytes], mode: Mode) -> None:
+    """End the server in order: in a process namespace of its own it is the child of what was started."""
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+        server = psutil.Process(process.pid).children()[0] if mode.first else psutil.Process(process.pid)
+        server.terminate()
+    try:
+        process.wait(45)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Any) -> None:
+    """Until the server answers. Raises NotStarted."""
+    deadline = time.monotonic() + _START_S
+    while True:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/v1/ping", timeout=5).close()
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            log.seek(0)
+            raise NotStarted(process.poll(), log.read())
+        time.sleep(0.1)
 
 
 def _listen(bait: dict[str, Any], stack: contextlib.ExitStack, folder: Path) -> None:
@@ -64,8 +101,13 @@ def _listen(bait: dict[str, Any], stack: contextlib.ExitStack, folder: Path) -> 
     bait["unix"] = str(folder / "socket")
     tcp, udp = stack.enter_context(socket.socket()), stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
     tcp.bind(("0.0.0.0", 0))
-    bait["port"] = tcp.getsockname()[1]
+    bait["port"] = bait["port_6"] = tcp.getsockname()[1]
     udp.bind(("0.0.0.0", bait["port"]))
+    with contextlib.suppress(OSError):  # a machine without version 6
+        six = stack.enter_context(socket.socket(socket.AF_INET6))
+        six.bind(("::1", 0))
+        six.listen(64)
+        bait["port_6"] = six.getsockname()[1]
     for address in (bait["unix"], "\0" + bait["mark"]):
         unix = stack.enter_context(socket.socket(socket.AF_UNIX))
         unix.bind(address)
@@ -88,9 +130,13 @@ def _listen(bait: dict[str, Any], stack: contextlib.ExitStack, folder: Path) -> 
 
 
 @contextlib.contextmanager
-def laid_out(server_port: int, secret: str) -> Iterator[dict[str, Any]]:
-    """What programs get to know as `BAIT`. Nothing of it is left afterwards."""
-    mark = f"vcpo-bait-{secrets.token_hex(4)}"
+def laid_out(server_port: int, secret: str, user: int | None = None) -> Iterator[dict[str, Any]]:
+    """What programs get to know as `BAIT`, and "untold", a secret that they do not. Nothing of it is left afterwards.
+
+    Args:
+        user: whose the files and the process are, if not this process's user's.
+    """
+    mark, untold = f"vcpo-bait-{secrets.token_hex(4)}", secrets.token_hex(8)
     libc = ctypes.CDLL(None)
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="vcpo-bait-", dir="/var/tmp"))
@@ -98,28 +144,34 @@ def laid_out(server_port: int, secret: str) -> Iterator[dict[str, Any]]:
         folder.chmod(0o777)
         home, shared = Path.home() / f".{mark}", Path("/dev/shm") / mark
         for file in (folder / "secret", home, shared):
-            file.write_text(secret)
+            file.write_text(f"1 / 0  # {secret} {untold}\n")
             stack.callback(file.unlink)
+            if user is not None:
+                os.chown(file, user, user)
         key = secrets.randbelow(1 << 30) + 1
         segment = libc.shmget(key, 16, 0o1666)
         stack.callback(libc.shmctl, segment, 0, None)
-        victim = subprocess.Popen(["sleep", "600"])
+        victim = subprocess.Popen(["sleep", "3600"], user=user)
         stack.callback(victim.wait)
         stack.callback(victim.kill)
-        column = 0 if platform.machine() == "x86_64" else 1
+        here = {str(ROOT), sys.prefix, sys.base_prefix, str(Path.home()), str(Path(sys.executable).resolve().parent)}
         bait: dict[str, Any] = {
             "mark": mark,
             "secret": secret,
+            "untold": untold,
             "file": str(folder / "secret"),
             "home_file": str(home),
             "project": str(ROOT),
             "places": [str(folder)],
+            "host_paths": sorted(path for path in here if len(Path(path).parts) > 2 and not path.startswith("/usr")),
             "server_port": server_port,
             "host": socket.gethostname(),
             "victim": victim.pid,
+            "victim_user": os.getuid() if user is None else user,
             "shm_key": key,
-            "calls": {"clone": (56, 220)[column], "clone3": 435, **{name: n[column] for name, n in DENIED.items()}},
+            "core_pattern": Path("/proc/sys/kernel/core_pattern").read_text(),
             "memory_mb": sandbox_attacks.LIMIT_MB,
+            "too_much_mb": sandbox_attacks.TOO_MUCH_MB,
             "files_mb": sandbox_attacks.FILES_MB,
             "processes": sandbox_attacks.PROCESSES,
         }
@@ -127,16 +179,32 @@ def laid_out(server_port: int, secret: str) -> Iterator[dict[str, Any]]:
         yield bait
 
 
-_INSIDE = ["/", "/usr", "/usr/lib", "/usr/bin", "/packages", "/packages/numpy", "/dev", "/etc", "/var", "/proc", "/sys"]
+# None of them names a package: a program that does gets a warm interpreter.
+_INSIDE = [
+    "/",
+    "/usr",
+    "/usr/lib",
+    "/usr/bin",
+    "/packages",
+    "/python",
+    "/python/lib",
+    "/dev",
+    "/etc",
+    "/var",
+    "/proc",
+    "/sys",
+]
 
 
 def program(code: str, bait: dict[str, Any], inside: bool) -> str:
     """An attack's or a neighbour's whole program."""
-    known = {**bait, "places": bait["places"] + _INSIDE} if inside else bait
-    return f"BAIT = {known!r}\n{sandbox_attacks.PRELUDE}\n{code}\n"
+    known = {name: value for name, value in bait.items() if name != "untold"} | {"inside": inside}
+    if inside:
+        known["places"] = bait["places"] + _INSIDE
+    return sandbox_attacks.program(code, known)
 
 
-def run_unsandboxed(code: str, environment: dict[str, str], time_s: float = 60.0) -> str:
+def run_unsandboxed(code: str, environment: dict[str, str], time_s: float = 60.0, stdin: str = "") -> str:
     """What the program prints as an ordinary process, its children included; it is killed after `time_s`."""
     spare = os.open("/dev/null", os.O_RDONLY)
     try:
@@ -144,7 +212,7 @@ def run_unsandboxed(code: str, environment: dict[str, str], time_s: float = 60.0
             [sys.executable, "-c", code],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             env={**os.environ, **environment},
             pass_fds=(spare,),  # a descriptor to inherit
             start_new_session=True,
@@ -152,7 +220,9 @@ def run_unsandboxed(code: str, environment: dict[str, str], time_s: float = 60.0
             errors="replace",
         )
         try:
-            return process.communicate(timeout=time_s)[0]
+            return process.communicate(stdin, timeout=time_s)[0]
+        except subprocess.TimeoutExpired as error:
+            return (error.stdout or b"").decode(errors="replace")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -163,8 +233,6 @@ def run_unsandboxed(code: str, environment: dict[str, str], time_s: float = 60.0
 
 def kill_marked(mark: str) -> None:
     """End the daemons that carry the mark."""
-    import psutil
-
     for process in psutil.process_iter(["cmdline"]):
         if mark in (process.info["cmdline"] or []):
             process.kill()
