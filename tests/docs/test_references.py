@@ -1,0 +1,47 @@
+"""What a page calls `file.py:name` is in such a file of ours."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("architecture.md", "differences.md")
+# path/file.py:name.name
+REFERENCE = re.compile(r"`((?:\w+/)*\w+\.py):(\w+(?:\.\w+)*)`")
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Functions, classes and assignments of a file, and what is in its classes as Class.name."""
+
+    def names(body: list[ast.stmt], above: str = "") -> list[str]:
+        found = []
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.append(above + node.name)
+                if isinstance(node, ast.ClassDef):
+                    found += names(node.body, f"{above}{node.name}.")
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found += [above + target.id for target in targets if isinstance(target, ast.Name)]
+        return found
+
+    return frozenset(names(ast.parse(path.read_text()).body))
+
+
+def files(shown: str) -> list[Path]:
+    """Our files whose path ends so."""
+    everything = (path for folder in ("vcpo", "verl", "recipe", "scripts") for path in (ROOT / folder).rglob("*.py"))
+    ends = shown.removeprefix("verl/verl_vcpo/")
+    return [path for path in everything if f"/{path.relative_to(ROOT)}".endswith(f"/{ends}")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_and_name_on_the_page_exists(page: str) -> None:
+    references = REFERENCE.findall((ROOT / "docs" / page).read_text())
+    assert references, "no references found: has their form changed?"
+    wrong = [f"{file}:{name}" for file, name in references if not any(name in names_in(path) for path in files(file))]
+    assert not wrong, f"docs/{page}: {wrong}"
