@@ -105,9 +105,9 @@ def _source(found: Any) -> str:
 
 def _check_attribute(reach: Reach) -> None:
     symbol, _, name = reach.theirs.rpartition(".") if "." in reach.theirs.partition(":")[2] else (reach.theirs, "", "")
-    owner = _plain_class(resolve(symbol))
+    owner: Any = _plain_class(resolve(symbol))
     if inspect.isclass(owner) and name:
-        if not (hasattr(owner, name) or name in _instance_attributes(owner)):
+        if not (hasattr(owner, name) or name in _instance_attributes(owner)):  # type: ignore[arg-type]
             raise LookupError(f"has no {name}")
         value = getattr(owner, name, dataclasses.MISSING)
     else:
@@ -117,7 +117,7 @@ def _check_attribute(reach: Reach) -> None:
 
 
 @cache
-def _instance_attributes(owner: type) -> frozenset[str]:
+def _instance_attributes(owner: Any) -> frozenset[str]:
     """Names that a class annotates, or that its methods or those of its bases assign to `self`."""
     names = set(getattr(owner, "__dataclass_fields__", ())) | set(getattr(owner, "model_fields", ()))
     for base in owner.__mro__:
@@ -153,7 +153,7 @@ def parameters(function: Any) -> list[inspect.Parameter]:
     return [parameter for parameter in found if parameter.name != _RAYS_OWN]
 
 
-_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def as_shape(found: list[inspect.Parameter]) -> str:
@@ -282,8 +282,8 @@ def has_setting(name: str) -> bool:
 
 def _dataclass_of(hint: Any) -> type | None:
     """The dataclass in a type hint, also in `X | None`."""
-    found = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
-    return found[0] if found else None
+    kinds = (kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind) and dataclasses.is_dataclass(kind))
+    return next(kinds, None)
 
 
 def _check_setting(reach: Reach) -> None:

@@ -17,9 +17,9 @@ When a pinned version moves, run
 python -m tests.upstream
 ```
 
-It compares the tables of these pages with what is installed and prints every difference, in half a minute. None
-means that names, base classes, parameters and strings are as we know them. Behaviour can still differ: "look at" says
-where. The tests run the same comparison.
+It compares the tables of these pages with what is installed and prints every difference, in half a minute. Where
+nothing differs, names, base classes, parameters and strings are as we know them. Behaviour can differ all the same:
+"look at" says where. The tests run the same comparison.
 
 The tables are `tests/upstream/*.py`. `python -m tests.upstream --write` writes these pages from them, and what the
 parameters of overridden methods are into `tests/upstream/signatures.txt`. Read the differences first.
@@ -49,7 +49,9 @@ def pages() -> dict[Path, str]:
     texts = {}
     for name, (title, places) in PAGES.items():
         file = PAGE.with_suffix("") / f"{name}.md"
-        texts[file] = f"# {title}\n\n[What the columns mean](../{PAGE.name})\n\n" + "\n".join(map(_section, places))
+        texts[file] = f"# {title.removesuffix('.')}\n\n[What the columns mean](../{PAGE.name})\n\n" + "\n".join(
+            map(_section, places)
+        )
         for place in places:
             index.append(f"| [{_shown(place)}]({PAGE.stem}/{name}.md) | {place.look_at} |\n")
     return {PAGE: "".join(index), **texts}
