@@ -20,8 +20,7 @@ from typing import Any
 import psutil
 
 from scripts.bench import sandbox_attacks
-from scripts.bench.sandbox_modes import OWN, Mode
-from scripts.bench.small_run import ROOT
+from scripts.bench.sandbox_modes import OWN, ROOT, Mode
 
 _START_S = 60
 
@@ -234,5 +233,5 @@ def run_unsandboxed(code: str, environment: dict[str, str], time_s: float = 60.0
 def kill_marked(mark: str) -> None:
     """End the daemons that carry the mark."""
     for process in psutil.process_iter(["cmdline"]):
-        if mark in (process.info["cmdline"] or []):
+        if any(argument.startswith(mark) for argument in process.info["cmdline"] or []):
             process.kill()

@@ -65,7 +65,7 @@ class Target:
         except (TimeoutError, RuntimeError, aiohttp.ClientError) as error:
             return f"print(6 * 7) was not answered ({type(error).__name__} {error})"
         took = time.perf_counter() - start
-        if answer["run_result"]["stdout"] != "42\n":
+        if (answer["run_result"]["stdout"], answer["run_result"]["stderr"]) != ("42\n", ""):
             return f"print(6 * 7) gave {answer}"
         return f"print(6 * 7) took {took:.1f} s" if took > _PROMPT_S else ""
 

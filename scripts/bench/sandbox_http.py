@@ -15,8 +15,7 @@ import aiohttp
 
 from scripts.bench.sandbox_bait import free_port
 from scripts.bench.sandbox_health import Target
-from scripts.bench.sandbox_modes import Mode
-from scripts.bench.small_run import ROOT
+from scripts.bench.sandbox_modes import ROOT, Mode
 
 Act = Callable[[Target], Awaitable[str]]
 OwnAct = Callable[[Mode, bool], Awaitable[str]]

@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.bench.small_run import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
+"""The project's folder."""
 _USERS = range(60706, 61184)  # systemd gives these to nobody
 _SHELL = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec"]
 

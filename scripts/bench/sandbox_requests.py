@@ -6,8 +6,8 @@ from typing import Any
 from scripts.bench.sandbox_floods import FLOODS
 from scripts.bench.sandbox_health import Target
 from scripts.bench.sandbox_http import RequestAttack, against_naive, ask, body, exchange, head, ran
+from scripts.bench.sandbox_modes import ROOT
 from scripts.bench.sandbox_starts import STARTS
-from scripts.bench.small_run import ROOT
 
 _SECRET = "an-echo-that-nobody-asked-for"
 _DEEP = 100_000

@@ -17,8 +17,7 @@ import psutil
 from scripts.bench.sandbox_bait import served
 from scripts.bench.sandbox_health import Target, own_folders
 from scripts.bench.sandbox_http import RequestAttack, ask, body, exchange, head, ran
-from scripts.bench.sandbox_modes import Mode
-from scripts.bench.small_run import ROOT
+from scripts.bench.sandbox_modes import ROOT, Mode
 
 _FEW = ("--concurrency", "2", "--warm", "0", "--time-s", "60")
 
@@ -158,7 +157,9 @@ async def _forty(mode: Mode, bounded: bool) -> str:
         async with aiohttp.ClientSession() as session:
             target = _target(url, pid, session)
             for _ in range(20):
-                await asyncio.gather(target.run("print(1)"), target.run("while True: pass", 0.1))
+                good, _ = await asyncio.gather(target.run("print(1)"), target.run("while True: pass", 0.1))
+                if (good["run_result"]["stdout"], good["run_result"]["stderr"]) != ("1\n", ""):
+                    return f"DEGRADED: print(1) gave {good['run_result']}"
             await asyncio.sleep(0.5)
             left = [f"{p.name()} {p.status()}" for p in target.processes()]
             return f"DEGRADED: after 40 programs there are {left}" if left else ""

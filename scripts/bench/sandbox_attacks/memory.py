@@ -243,7 +243,17 @@ attack(
     """,
 )
 attack("raise a limit", "resource.setrlimit(resource.RLIMIT_NPROC, (10**6, 10**6)); degraded()")
-attack("no limits", "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (10**4, 10**4)); degraded()", control=False)
+attack(
+    "limits of the first process",  # which reports how the program ended
+    """
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_AS):
+        with contextlib.suppress(OSError): resource.prlimit(1, limit, (0, 0))
+    os._exit(7)
+    """,
+    control=False,
+    alone=True,
+    told=lambda answer: answer["run_result"]["return_code"] not in (7, 137),
+)
 attack(
     "limits that are missing",  # of what is counted per user, or holds memory that nothing else counts
     """

@@ -1,6 +1,7 @@
 """Attacks: to get rights, namespaces or users that the program has not got; to reach other processes."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from scripts.bench.sandbox_attacks.attack import Attacks
@@ -8,11 +9,16 @@ from scripts.bench.sandbox_attacks.attack import Attacks
 RIGHTS = attack = Attacks()
 
 
-def daemon_lives(bait: dict[str, Any]) -> bool:
-    """Whether a process with the daemon's mark is there."""
-    import psutil
+def daemon_lives(number: int) -> Callable[[dict[str, Any]], bool]:
+    """Whether a process with the mark of this daemon is there."""
 
-    return any(bait["mark"] in (p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+    def lives(bait: dict[str, Any]) -> bool:
+        import psutil
+
+        mark = f"{bait['mark']}-{number}"
+        return any(mark in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+
+    return lives
 
 
 def victim_is_dead(bait: dict[str, Any]) -> bool:
@@ -173,11 +179,11 @@ attack(
         os.setsid()
         if os.fork() == 0:
             for fd in range(3): os.close(fd)
-            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(30)", BAIT["mark"]])
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(30)", BAIT["mark"] + "-1"])
         os._exit(0)
     time.sleep(0.5)
     """,
-    trace=daemon_lives,
+    trace=daemon_lives(1),
 )
 attack(
     "survive as a daemon of another group",  # one that does not need a session of its own
@@ -186,10 +192,10 @@ attack(
         os.setpgid(0, 0)
         if os.fork() == 0:
             for fd in range(3): os.close(fd)
-            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(30)", BAIT["mark"]])
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(30)", BAIT["mark"] + "-2"])
         os._exit(0)
     time.sleep(0.5)
     """,
-    trace=daemon_lives,
+    trace=daemon_lives(2),
 )
 attack("keep the answer waiting", "if os.fork() == 0:\n    os.setpgid(0, 0); time.sleep(4); escaped()")

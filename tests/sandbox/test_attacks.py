@@ -1,0 +1,55 @@
+"""Attacks on the code sandbox: nothing gets out of it, and nothing takes more than its share."""
+
+import os
+
+import pytest
+
+from scripts.bench.sandbox_attacks import ATTACKS
+from scripts.bench.sandbox_modes import Mode, modes, not_here
+from scripts.bench.sandbox_requests import REQUESTS
+from scripts.bench.sandbox_trial import HELD, Trial, controls, run_attacks
+
+# One of each kind, for the modes that are not this machine's first.
+SAMPLE = (
+    *("tcp to the loopback", "the server's environment: own", "a secret file", "write outside /tmp", "chroot"),
+    *("sleep", "without input and output", "zombies", "clone: user namespace", "call: memfd_create"),
+    *("slow down the user's processes", "files that the last program left", "warm: inherited descriptors"),
+    *("request: the origin of another site", "flood: a body of 200 MB", "flood: 80 limits of 0.1 to 0.3 s"),
+    *("start: without the token", "start: killed, and started again", "start: zombies of 40 programs"),
+)
+# Those that succeed without a sandbox wherever there is Python.
+REAL = (
+    *("tcp to the loopback", "the server's environment: own", "a secret file", "write outside /tmp", "sleep"),
+    *("processes that the last program left", "call: pidfd_open", "slow: clients that hang up"),
+    *("request: the origin of another site", "request: a body in chunks"),
+)
+
+
+def worse(trial: Trial) -> dict[str, list[str]]:
+    """Attack -> what it did, of those that did not fail."""
+    return {verdict.name: verdict.reasons for verdict in trial.verdicts if verdict.outcome != HELD}
+
+
+def test_there_are_enough_attacks() -> None:
+    names = [attack.name for attack in ATTACKS] + [request.name for request in REQUESTS]
+    assert len(set(names)) == len(names) >= 130
+    assert set(SAMPLE) | set(REAL) <= set(names)
+    assert {mode.name for mode in modes()} | set(not_here())
+
+
+def test_nothing_escapes_or_degrades() -> None:
+    trial = run_attacks(modes()[0], show=False)
+    assert worse(trial) == {}
+    assert len(trial.verdicts) + len(trial.left_out) >= len(ATTACKS) + len(REQUESTS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the server in these ways")
+@pytest.mark.parametrize("mode", modes()[1:], ids=lambda mode: mode.name)
+def test_the_other_ways_to_start_it(mode: Mode) -> None:
+    attacks = [attack for attack in ATTACKS if attack.name in SAMPLE]
+    assert worse(run_attacks(mode, attacks, [r for r in REQUESTS if r.name in SAMPLE], show=False)) == {}
+
+
+def test_the_attacks_are_real() -> None:
+    attacks, requests = ([a for a in all_of_them if a.name in REAL] for all_of_them in (ATTACKS, REQUESTS))
+    assert controls(attacks, requests, show=False) == dict.fromkeys(REAL, True)
