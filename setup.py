@@ -1,6 +1,6 @@
-"""Packaging: three packages at the root, and the folder verl/ under the import name verl_vcpo.
+"""Packaging: three packages at the root, and verl_vcpo below the source root verl/.
 
-verl/ has no __init__.py at its top, so that a checkout on sys.path never shadows the installed verl.
+verl/ itself is no package, so that a checkout on sys.path never shadows the installed verl.
 """
 
 from setuptools import find_namespace_packages, setup
@@ -9,9 +9,7 @@ ROOT = find_namespace_packages(
     include=["vcpo", "vcpo.*", "recipe", "recipe.*", "scripts", "scripts.*"],
     exclude=["*.__pycache__", "*.__pycache__.*"],
 )
-PATCH = ["verl_vcpo"] + [
-    f"verl_vcpo.{name}" for name in find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
-]
+PATCH = find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
 
 # torch, vllm, transformers and flash-attn are the versions that verl 0.9.1's own extras pin; torch 2.11.0 is a
 # CUDA 13 build, hence the cu13/13x variants. transformer-engine: megatron-core 0.16.1 asks for >=2.9,<2.12.
@@ -50,7 +48,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE", "NOTICE"],
     python_requires=">=3.11,<3.13",
-    package_dir={"verl_vcpo": "verl"},
+    package_dir={"verl_vcpo": "verl/verl_vcpo"},
     packages=ROOT + PATCH,
     package_data={
         "vcpo": ["py.typed"],

@@ -1,7 +1,7 @@
 """One run: sample, wait k updates in the queue, train. The lag is exact and the same seed gives the same numbers.
 
-The schedule is the lag-k trainer's (verl/trainer/ppo/v1/trainer_lag_k.py): k+1 batches are drawn before step 1 and one
-after each step, so step s trains on version max(0, s-1-k) of the policy.
+The schedule is the lag-k trainer's (verl/verl_vcpo/trainer/ppo/v1/trainer_lag_k.py): k+1 batches are drawn before step
+1 and one after each step, so step s trains on version max(0, s-1-k) of the policy.
 """
 
 from collections import deque

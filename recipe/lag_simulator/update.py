@@ -113,7 +113,7 @@ class LossMethod:
     def __init__(self, actor: Any, algorithm: DictConfig) -> None:
         from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
-        import verl_vcpo.trainer.ppo.core_algos  # noqa: F401  # registers ours
+        import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers ours
 
         self._actor, self._algorithm = actor, algorithm
         self._loss = get_policy_loss_fn(actor.policy_loss.loss_mode)

@@ -278,8 +278,8 @@ LOOPS = Place(
 )
 
 METHODS = Place(
-    "verl/verl_vcpo/trainer/ppo/core_algos.py, rollout_corr_helper.py, v1/token_baseline.py, v1/group_replay.py, "
-    "v1/trajectory_metrics.py",
+    "verl/verl_vcpo/workers/utils/policy_losses.py, rollout_corr_helper.py, trainer/ppo/v1/token_baseline.py, "
+    "v1/group_replay.py, v1/trajectory_metrics.py",
     "Whether the two faults that ours mend are still there: an all-zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),

@@ -1,4 +1,7 @@
-"""Our stabilisers among verl's policy losses (extends verl/trainer/ppo/core_algos.py); registered by the import."""
+"""Our stabilizers among verl's policy losses (extends verl/trainer/ppo/core_algos.py); registered by the import.
+
+Here and not below trainer/, because losses are computed in the workers.
+"""
 
 import inspect
 from functools import partial
@@ -7,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
-import verl_vcpo.trainer.ppo.rollout_corr_helper  # noqa: F401  # a fix in verl's
+import verl_vcpo.workers.utils.rollout_corr_helper  # noqa: F401  # a fix in verl's
 from vcpo.stabilizers import TOKEN_LOSSES
 from vcpo.stabilizers.tba import tba_tokens
 
@@ -42,7 +45,7 @@ def _policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A stabiliser in verl's signature; `old_log_prob` are the sampler's (bypass mode; tba ignores them)."""
+    """A stabilizer in verl's signature; `old_log_prob` are the sampler's (bypass mode; tba ignores them)."""
     losses = _LOSSES[name](log_prob, old_log_prob, advantages, response_mask, **config.stabilizer)
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights

@@ -12,6 +12,8 @@ from verl.utils.device import get_device_name
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
+from verl_vcpo.workers.engine.base import ENGINES_OF
+
 
 class VCPOActorWorker(DetachActorWorker):
     """Builds `VCPOMegatronEngine` (its CPU form on CPU) where verl would build its own Megatron engine."""
@@ -40,9 +42,6 @@ class VCPOCriticWorker(TrainingWorker):
 
 def _choose_engines() -> None:
     """Have verl's engine registry, and mbridge's of models, find ours: importing the modules registers them."""
-    if get_device_name() == "cpu":
-        importlib.import_module("verl_vcpo.cpu.engine")
-    else:
-        importlib.import_module("verl_vcpo.workers.engine.megatron.bridge")
+    importlib.import_module(ENGINES_OF[get_device_name()])
     engine = importlib.import_module("verl_vcpo.workers.engine.megatron.transformer_impl")
     os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR

@@ -16,6 +16,8 @@ Active where VERL_PLATFORM=cpu, and nowhere else. Imports are local: this module
 def activate() -> None:
     """Make this process's verl run on CPU. Called once, by the plugin, before verl asks for a platform."""
     from verl_vcpo.cpu import distribution, platform
+    from verl_vcpo.workers.engine.base import ENGINES_OF
 
     distribution.install()
     platform.install()
+    ENGINES_OF["cpu"] = "verl_vcpo.cpu.engine"

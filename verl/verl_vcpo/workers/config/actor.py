@@ -6,8 +6,8 @@ from typing import Any
 from verl.workers.config import McoreActorConfig
 
 from vcpo import VCPOConfig
-from verl_vcpo.trainer.ppo.core_algos import check_settings
 from verl_vcpo.workers.utils.losses import LOSS_AGG_MODES, TOKEN_SUM_NORM
+from verl_vcpo.workers.utils.policy_losses import check_settings
 
 
 @dataclass
