@@ -9,6 +9,7 @@ import site
 import sys
 import sysconfig
 from pathlib import Path
+from typing import cast
 
 from recipe.code_sandbox.owned_folder import OwnedFolder, abandoned
 
@@ -39,13 +40,13 @@ def package_paths(names: list[str]) -> list[Path]:
         except importlib.metadata.PackageNotFoundError:
             raise ValueError(f"--packages: {name} is not installed here; `pip install {name}`") from None
         names += [
-            re.match(r"[\w.-]+", requirement).group()  # type: ignore[union-attr]
+            re.match(r"[\w.-]+", requirement).group()  # type: ignore[union-attr]  # it begins with a name
             for requirement in distribution.requires or []
             if ";" not in requirement
         ]
         for file in distribution.files or []:
             if file.parts[0] not in ("..", "__pycache__") and not file.is_absolute():
-                paths[Path(distribution.locate_file(file.parts[0])).resolve()] = None
+                paths[Path(cast(Path, distribution.locate_file(file.parts[0]))).resolve()] = None
     return list(paths)
 
 
@@ -55,7 +56,7 @@ _PARTS = {"scipy": ("scipy.integrate", "scipy.linalg", "scipy.optimize", "scipy.
 
 def modules_of(names: list[str]) -> tuple[str, ...]:
     """What programs import of these distributions."""
-    modules = []
+    modules: list[str] = []
     for name in names:
         for file in importlib.metadata.distribution(name).files or []:
             if len(file.parts) == 2 and file.parts[1] == "__init__.py" and file.parts[0].isidentifier():

@@ -206,10 +206,13 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
-        from verl_vcpo.cpu import vllm_server
+        from verl_vcpo.cpu import vllm_server as vllm_server_on_cpu
+
+        vllm_server_on_cpu.register()
     else:
         from verl_vcpo.workers.rollout import vllm_server
-    vllm_server.register()
+
+        vllm_server.register()
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.trainer.resume_mode == "disable":

@@ -73,7 +73,7 @@ def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
     """
     import ray
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # not in its stub
 
     arguments, environment = dict(ray_init), {_MODE: "token"}
     if _cluster_address(ray_init) is None:
@@ -120,7 +120,7 @@ def _given_token() -> str | None:
     Raises:
         SettingError: the file that should hold it does not, or other users can read it.
     """
-    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # not in its stub
     from ray.exceptions import AuthenticationError
 
     loader = AuthenticationTokenLoader.instance()

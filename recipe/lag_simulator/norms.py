@@ -6,6 +6,8 @@ for sequences: X. Li et al., arXiv 2110.05679). The same a and b make the update
 be: no second backward is needed.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,8 @@ def output_gradients(score: Tensor, taps: list[Tap]) -> list[Tensor]:
 @torch.no_grad()
 def squared_norms(gradients: list[Tensor], taps: list[Tap]) -> Tensor:
     """[B] float64: ||g_i||^2 of g_i = grad score_i with respect to all parameters."""
-    return sum(_squared_norm(tap, gradient).double() for tap, gradient in zip(taps, gradients, strict=True))
+    norms = (_squared_norm(tap, gradient).double() for tap, gradient in zip(taps, gradients, strict=True))
+    return cast(Tensor, sum(norms))  # not 0: a model has parameters
 
 
 @torch.no_grad()
@@ -45,28 +48,32 @@ def weighted_gradients(coefficient: Tensor, gradients: list[Tensor], taps: list[
 
 def _squared_norm(tap: Tap, gradient: Tensor) -> Tensor:
     """[B], of the parameters behind one tap; `gradient` [B, S, d_out]."""
+    if tap.kind == "bias":
+        return gradient.sum(dim=1).square().sum(dim=-1)
+    taken = tap.taken
+    assert taken is not None  # all others take something in
     match tap.kind:
-        case "bias":
-            return gradient.sum(dim=1).square().sum(dim=-1)
         case "scale":
-            return (gradient * tap.taken).sum(dim=1).square().sum(dim=-1)
+            return (gradient * taken).sum(dim=1).square().sum(dim=-1)
         case "embedding":
-            same = tap.taken[:, :, None] == tap.taken[:, None, :]  # [B, S, S]
+            same = taken[:, :, None] == taken[:, None, :]  # [B, S, S]
             return (same * (gradient @ gradient.mT)).sum(dim=(1, 2))
-    length, d_in, d_out = gradient.shape[1], tap.taken.shape[2], gradient.shape[2]
+    length, d_in, d_out = gradient.shape[1], taken.shape[2], gradient.shape[2]
     if length * (d_in + d_out) < d_in * d_out:
-        return ((tap.taken @ tap.taken.mT) * (gradient @ gradient.mT)).sum(dim=(1, 2))
-    return (gradient.mT @ tap.taken).square().sum(dim=(1, 2))
+        return ((taken @ taken.mT) * (gradient @ gradient.mT)).sum(dim=(1, 2))
+    return (gradient.mT @ taken).square().sum(dim=(1, 2))
 
 
 def _gradient(tap: Tap, gradient: Tensor) -> Tensor:
     """The gradient of the parameters behind one tap, summed over the batch; `gradient` [B, S, d_out]."""
+    if tap.kind == "bias":
+        return gradient.sum(dim=(0, 1))
+    taken = tap.taken
+    assert taken is not None
     match tap.kind:
-        case "bias":
-            return gradient.sum(dim=(0, 1))
         case "scale":
-            return (gradient * tap.taken).sum(dim=(0, 1))
+            return (gradient * taken).sum(dim=(0, 1))
         case "embedding":
             rows = gradient.new_zeros(tap.sizes[0], gradient.shape[-1])
-            return rows.index_add_(0, tap.taken.flatten(), gradient.flatten(0, 1))
-    return gradient.flatten(0, 1).mT @ tap.taken.flatten(0, 1)
+            return rows.index_add_(0, taken.flatten(), gradient.flatten(0, 1))
+    return gradient.flatten(0, 1).mT @ taken.flatten(0, 1)

@@ -152,12 +152,12 @@ class Policy:
         causal = torch.ones(length, length, dtype=torch.bool).tril()
         attended = ((causal & mask[:, None, :]) | torch.eye(length, dtype=torch.bool))[:, None]
         rotation = self._rotation((mask.long().cumsum(dim=1) - 1).clamp(min=0))
-        x, cache = F.embedding(prompt, self.parameters[EMBEDDING]), []
+        x = F.embedding(prompt, self.parameters[EMBEDDING])
+        cache: list[tuple[Tensor, Tensor]] = []
         for layer in range(self.shape.layers):
             query, key, value = self._attention_inputs(layer, x, rotation, None)
-            cache.append(
-                tuple(F.pad(part, (0, 0, 0, max_tokens)).repeat_interleave(samples, 0) for part in (key, value))
-            )
+            keys, values = (F.pad(part, (0, 0, 0, max_tokens)).repeat_interleave(samples, 0) for part in (key, value))
+            cache.append((keys, values))
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attended, enable_gqa=True)
             x = self._after_attention(layer, x, mixed, None)
         return self._norm(x[:, -1], FINAL_NORM, None).repeat_interleave(samples, 0), cache

@@ -123,7 +123,7 @@ class LossMethod:
         """What verl's trainer computes before the mini-batches: `old_log_probs`, `advantages`, maybe weights."""
         correction = self._algorithm.rollout_correction
         fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": batch.mask}
-        extra: dict[str, Tensor] = {}
+        extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
                 every = policy.log_probs(batch.prompt, batch.prompt_mask, batch.response)
@@ -140,7 +140,7 @@ class LossMethod:
         )[0].float()
         return fields
 
-    def _estimator_arguments(self, old_log_prob: Tensor, extra: dict[str, Tensor]) -> dict[str, Any]:
+    def _estimator_arguments(self, old_log_prob: Tensor, extra: dict[str, Tensor | None]) -> dict[str, Any]:
         if self._algorithm.adv_estimator == "grpo":
             return {"norm_adv_by_std_in_grpo": self._algorithm.norm_adv_by_std_in_grpo}
         return {"old_log_probs": old_log_prob, **extra} if extra else {}

@@ -17,7 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import IO, Any, cast
 
 import psutil
 
@@ -156,6 +156,7 @@ class _Process:
             stderr=self._errors,
             bufsize=0,
         )
+        self._stdin, self._stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)  # pipes
         try:
             ready = self.ask({"truth": "\\frac{1}{2}", "answer": "0.5"}, _START_LIMIT_S)
         except (TimeoutError, _Died) as error:
@@ -172,16 +173,16 @@ class _Process:
         deadline, before_s = time.monotonic() + _PATIENCE * limit_s, self._used_s()
         reply = b""
         try:
-            self._process.stdin.write(json.dumps({**question, "limit_s": limit_s}).encode() + b"\n")
+            self._stdin.write(json.dumps({**question, "limit_s": limit_s}).encode() + b"\n")
         except OSError as error:
             raise _Died(0.0) from error
         while not reply.endswith(b"\n"):
-            readable, _, _ = select.select([self._process.stdout], [], [], _LOOK_EVERY_S)
+            readable, _, _ = select.select([self._stdout], [], [], _LOOK_EVERY_S)
             if not readable:
                 if time.monotonic() > deadline or self._used_s() - before_s > limit_s:
                     raise TimeoutError
                 continue
-            part = os.read(self._process.stdout.fileno(), 65536)
+            part = os.read(self._stdout.fileno(), 65536)
             if not part:
                 raise _Died(self._used_s() - before_s)  # not waited for yet: its times are known
             reply += part
@@ -198,7 +199,7 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
+        for stream in (self._stdin, self._stdout, self._errors):
             with contextlib.suppress(OSError):  # what was not written is of no use any more
                 stream.close()
 

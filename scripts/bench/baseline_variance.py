@@ -168,6 +168,7 @@ def from_the_group(groups: Groups, truncation: float | None) -> dict[str, Tensor
     }
     baselines = {}
     for name, form in forms.items():
+        # it takes the baseline's name as well
         config = VCPOConfig(baseline=name.split(",")[0], truncation=truncation, norm_by_std=False, **form)  # type: ignore[arg-type]
         baselines[name] = estimate(config, log_weight, reward, group, squared_norm=norm).baseline
     published = groups.log_weight + groups.weight.log()

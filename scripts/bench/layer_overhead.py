@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def _expected(x: Tensor, dy: Tensor, segments: Segments) -> Tensor:
 
 def measure(
     model: str, lengths: str, layer: str, device: torch.device, dtype: torch.dtype, rounds: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The row of one layer: error of the norms and time relative to the plain product, by form."""
     generator = torch.Generator(device).manual_seed(0)
     low, high, sequences = LENGTHS[lengths]
@@ -110,14 +111,14 @@ def main() -> int:
             for layer in MODELS[model]:
                 row = measure(model, lengths, layer, device, dtype, arguments.rounds)
                 rows.append(row)
-                two, one = row["ratio"]["norms and two sums"], row["ratio"]["norms, then one sum"]  # type: ignore[index]
-                error = max(row["errors"].values())  # type: ignore[attr-defined]
-                plain = f"{row['plain_s'] * 1e3:9.2f}"  # type: ignore[operator]
+                two, one = row["ratio"]["norms and two sums"], row["ratio"]["norms, then one sum"]
+                error = max(row["errors"].values())
+                plain = f"{row['plain_s'] * 1e3:9.2f}"
                 print(f"{model:14} {lengths:9} {layer:5} {row['form']:7} {plain} {two:9.2f} {one:9.2f} {error:8.0e}")
     if arguments.json:
         name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, 1 thread"
         print(json.dumps({"device": name, "torch": torch.__version__, "dtype": arguments.dtype, "rows": rows}))
-    return 0 if all(max(row["errors"].values()) <= LIMIT[dtype] for row in rows) else 1  # type: ignore[attr-defined]
+    return 0 if all(max(row["errors"].values()) <= LIMIT[dtype] for row in rows) else 1
 
 
 if __name__ == "__main__":

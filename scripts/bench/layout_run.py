@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,9 @@ def run_processes(
     if not torch.cuda.is_available():
         environment.apply()  # before they start, which is when the memory allocator reads it
     # a process that has asked for a GPU must not fork
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    context: SpawnContext | ForkServerContext = (
+        multiprocessing.get_context("spawn") if torch.cuda.is_available() else multiprocessing.get_context("forkserver")
+    )
     context.set_forkserver_preload([worker])  # import once, fork for every process; no matter for "spawn"
     processes = [context.Process(target=_start, args=(worker, arguments, folder, rank)) for rank in range(world_size)]
     for process in processes:

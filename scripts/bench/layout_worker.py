@@ -42,7 +42,7 @@ def order_of_rows(whole_groups: bool) -> list[int]:
 def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1, whole_groups: bool = False) -> TensorDict:
     """Data-parallel rank `rank`'s part of a batch that depends on `seed` only."""
     rng = random.Random(seed)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for i in range(GROUPS * GROUP_SIZE):
         length = rng.randint(2, 12)
         prompt, response = (torch.tensor([rng.randrange(VOCABULARY - 2) for _ in range(n)]) for n in (5, length))

@@ -132,7 +132,8 @@ def comparisons(layouts: list[Layout]) -> Iterator[list[Comparison]]:
                 yield compare_all(layout, checkpoints[layout.model], references[layout.model], methods(layout))
             except RuntimeError as error:  # the other layouts are still worth knowing
                 tqdm.write(str(error), file=sys.stderr)
-                yield [Comparison(layout.name, "", layout.world_size, *[math.inf] * 4, step_s=math.nan)]
+                errors = {name: math.inf for name in ("norms", "ess_ratio", "baselines", "parameters")}
+                yield [Comparison(layout.name, "", layout.world_size, **errors, step_s=math.nan)]
 
 
 def print_table(rows: list[Comparison]) -> None:

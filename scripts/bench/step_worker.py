@@ -179,7 +179,10 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
     gradient: list[Tensor] = []
 
     def keep_gradient() -> None:
-        gradient.extend(parameter.main_grad.cpu().clone() for parameter in _trained(engine))
+        gradient.extend(
+            parameter.main_grad.cpu().clone()  # type: ignore[attr-defined]
+            for parameter in _trained(engine)
+        )
 
     def errors() -> dict[str, float]:
         error = (_squared_norms(engine) / norms - 1).abs().max().item()
@@ -200,7 +203,8 @@ def _relative_difference(parameters: list[torch.nn.Parameter], expected: list[Te
     parts = torch.zeros(2, dtype=torch.float64, device=get_device_id())
     for parameter, gradient in zip(parameters, expected, strict=True):
         whole = gradient.to(parameter.device)
-        parts += torch.stack([(parameter.main_grad - whole).norm(), whole.norm()]).double().square()
+        difference = parameter.main_grad - whole  # type: ignore[attr-defined]
+        parts += torch.stack([difference.norm(), whole.norm()]).double().square()
     dist.all_reduce(parts)
     return (parts[0] / parts[1]).sqrt().item()
 

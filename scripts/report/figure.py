@@ -1,9 +1,13 @@
 """The paper's figure: accuracy and the three predictors of collapse over the steps; accuracy over the lag."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.report.runs import Run
 from verl_vcpo.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # (metric, title, logarithmic) in reading order. Accuracy is drawn by itself.
 PANELS = (
@@ -55,7 +59,7 @@ def _title(runs: list[Run]) -> str:
     return f"{run.method}, policy lag bounded by k = {run.lag:g}{largest}"
 
 
-def _accuracy(axis, runs: list[Run], palette: list) -> None:
+def _accuracy(axis: "Axes", runs: list[Run], palette: list) -> None:
     from matplotlib.ticker import PercentFormatter
 
     for run, colour in zip(runs, palette, strict=True):
@@ -72,7 +76,7 @@ def _accuracy(axis, runs: list[Run], palette: list) -> None:
     axis.grid(alpha=0.3)
 
 
-def _panel(axis, runs: list[Run], palette: list, name: str, logarithmic: bool) -> None:
+def _panel(axis: "Axes", runs: list[Run], palette: list, name: str, logarithmic: bool) -> None:
     positive = False
     for run, colour in zip(runs, palette, strict=True):
         steps, values = run.series(name)
@@ -85,7 +89,7 @@ def _panel(axis, runs: list[Run], palette: list, name: str, logarithmic: bool) -
     axis.grid(alpha=0.3)
 
 
-def _sweep(axis, runs: list[Run], palette: list) -> None:
+def _sweep(axis: "Axes", runs: list[Run], palette: list) -> None:
     """Accuracy at the end over the lag bound, a line per method and task."""
     from matplotlib.ticker import PercentFormatter
 

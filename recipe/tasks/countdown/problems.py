@@ -82,7 +82,9 @@ def problem_key(numbers: tuple[int, ...] | list[int], target: int) -> ProblemKey
 
 def random_expression(numbers: tuple[int, ...], operators: str, rng: random.Random) -> str:
     """A random well-formed expression that uses each number once; its value may be anything, or undefined."""
-    return _grow(numbers, operators, rng, exact=False).text
+    term = _grow(numbers, operators, rng, exact=False)
+    assert term is not None  # without `exact` it never is
+    return term.text
 
 
 def random_problem(difficulty: Difficulty, rng: random.Random) -> Problem | None:

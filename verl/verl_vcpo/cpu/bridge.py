@@ -1,5 +1,7 @@
 """mbridge for layers without Transformer Engine."""
 
+from typing import Any
+
 from mbridge.core import register_model
 from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
@@ -26,6 +28,8 @@ class CPUQwen2Bridge(_UnfusedLayers, Qwen2Bridge):
 @register_model("qwen3_moe")
 class CPUQwen3MoEBridge(_UnfusedLayers, Qwen3MoEBridge):
     """Qwen3-MoE <-> Megatron with the experts of `layer_spec`."""
+
+    extra_args: dict[str, Any]
 
     def _build_config(self) -> TransformerConfig:
         self.extra_args = {**self.extra_args, "moe_grouped_gemm": False}

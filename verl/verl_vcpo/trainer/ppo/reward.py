@@ -153,12 +153,17 @@ class RewardPool:
 class _Process:
     """One process and the calls that it runs."""
 
+    # from `started`
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _listener: asyncio.Task[None]
+
     def __init__(self, reward: Reward) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", reward_process.__name__],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=2,  # what a reward prints is for the worker's log
                 start_new_session=True,  # it is killed with all that it starts
             )

@@ -85,7 +85,7 @@ def damage(folder: Path) -> str | None:
 
 def newest_whole(root: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, and a line for each newer one that is damaged."""
-    complaints = []
+    complaints: list[str] = []
     for folder in checkpoints(root):
         wrong = damage(folder)
         if wrong is None:

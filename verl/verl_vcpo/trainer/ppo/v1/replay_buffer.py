@@ -199,7 +199,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _stop_waiting(self) -> None:
         if self._held_back_since is not None:
-            self._counts["deadline_wait_s"] += self.clock() - self._held_back_since  # type: ignore[assignment]
+            self._counts["deadline_wait_s"] += self.clock() - self._held_back_since  # type: ignore[assignment]  # not int
             self._held_back_since = None
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:

@@ -92,7 +92,8 @@ def _squared_norms(modules: list[torch.nn.Module]) -> tuple[Tensor | float, Tens
                 and param_is_not_tensor_parallel_duplicate(parameter)
             ):
                 continue
-            squared = torch.linalg.vector_norm(parameter.main_grad, dtype=torch.float64).square()
+            gradient: Tensor = parameter.main_grad  # type: ignore[attr-defined]
+            squared = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
             if _is_expert(parameter):
                 expert = expert + squared
             else:

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ ENGINE_VENDOR = "vcpo"
 STATE_FILE = "vcpo.json"
 
 # With vcpo.enable=false the update is verl's; the ESS ratio is watched all the same.
-_WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]
+_WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]  # it takes strings as well
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
@@ -70,7 +70,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         self.tap = plug_in(self.module)
         self._unpackable = self._why_not_packed()
 
-    def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> dict[str, Any]:
+    def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
         """One optimizer step on one mini-batch; none where no sequence of it is usable.
 
         Args:

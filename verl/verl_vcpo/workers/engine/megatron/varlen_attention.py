@@ -58,8 +58,8 @@ class VarlenAttention(MegatronModule):
                 offsets = packed_seq_params.cu_seqlens_q
             return self._packed(query, key, value, offsets.diff() // ranks, packed_seq_params.max_seqlen_q // ranks)
         steps, batch = query.shape[:2]
-        flat = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # [B*S, H, D]
-        out = self._packed(*flat, torch.full((batch,), steps, device=query.device), steps)
+        q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # [B*S, H, D]
+        out = self._packed(q, k, v, torch.full((batch,), steps, device=query.device), steps)
         return out.unflatten(0, (batch, steps)).transpose(0, 1)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor, longest: int) -> Tensor:
@@ -82,7 +82,9 @@ class VarlenAttention(MegatronModule):
             at[sequence, index] = positions.chunk(ranks)[rank]
             mask = (at[:, :, None] >= torch.arange(longest * ranks, device=device))[:, None]  # [B, 1, Sq, Sk]
         out = F.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)),
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
             attn_mask=mask,
             is_causal=mask is None,
             scale=self.scale,

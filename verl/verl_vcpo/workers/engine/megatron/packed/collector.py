@@ -119,7 +119,7 @@ class Collector:
             self._tied_head(micro_batch, weight, whole_x, whole_dy, mine)
         if self.keep is PackedKeep.GRADIENTS:
             main, second = weight.main_grad[mine], self._second[weight][mine]  # type: ignore[attr-defined]
-            coefficient = self._coefficient[:, micro_batch.rows]  # type: ignore[index]
+            coefficient = self._coefficient[:, micro_batch.rows]  # type: ignore[index]  # given with this `keep`
             norms = add_weighted_per_sequence(whole_x, whole_dy, micro_batch.whole, coefficient, [main, second])
         else:
             norms = squared_norms(whole_x, whole_dy, micro_batch.whole)
@@ -164,7 +164,7 @@ class Collector:
         if self.keep is PackedKeep.ACTIVATIONS:
             self._shares.append(share)
         elif self.keep is PackedKeep.GRADIENTS:
-            main, second = self._coefficient  # type: ignore[misc]
+            main, second = self._coefficient  # type: ignore[misc]  # given with this `keep`
             share.add_to(share.parameter.main_grad, main)  # type: ignore[attr-defined]
             share.add_to(self._second[share.parameter], second)
 

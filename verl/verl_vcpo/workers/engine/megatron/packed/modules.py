@@ -68,6 +68,8 @@ class ColumnParallelLinear(_Linear, layers.ColumnParallelLinear):
 class RowParallelLinear(_Linear, layers.RowParallelLinear):
     """Megatron's, tapped."""
 
+    skip_bias_add: bool
+
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.collector is None or self.bias is None:
             return super().forward(input_)

@@ -66,7 +66,7 @@ def plan_passes(config: VCPOConfig, keep: PackedKeep, prompts: Prompts, interlea
 def _rows(prompts: Prompts, rows: Tensor, local: Tensor) -> list[int]:
     mine = torch.zeros_like(rows)
     mine[prompts.mine] = True
-    return local[rows & mine].tolist()  # type: ignore[no-any-return]
+    return local[rows & mine].tolist()
 
 
 def _some_rank_idle(rows: Tensor, prompts: Prompts) -> bool:

@@ -209,7 +209,7 @@ class PackedUpdate:
 def buffers_like_gradients(modules: list[torch.nn.Module], dtype: torch.dtype) -> dict[Tensor, Tensor]:
     """A buffer of zeros for every trained parameter."""
     return {
-        parameter: torch.zeros_like(parameter.main_grad, dtype=dtype)
+        parameter: torch.zeros_like(parameter.main_grad, dtype=dtype)  # type: ignore[attr-defined]
         for chunk in modules
         for parameter in chunk.parameters()
         if parameter.requires_grad
