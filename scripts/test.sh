@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs into .venv and runs every check: ruff, mypy, and the tests, those of the whole stack included.
+# Installs into .venv and runs every check: ruff, mypy, the import contract (pyproject.toml), and the tests, those of
+# the whole stack included.
 #   bash scripts/test.sh [pytest arguments]     e.g. -m "not e2e"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,5 +11,6 @@ source .venv/bin/activate
 
 ruff check .
 ruff format --check .
-mypy vcpo
+mypy
+lint-imports --no-logo
 python -m pytest "$@"

@@ -39,12 +39,22 @@ class Guard:
         if refused:
             await _answer(send, *refused)
             return
-        size = int(headers.get("content-length", 0))
-        self._held += size
+        body, gone = bytearray(), False
         try:
-            await self._served(scope, receive, send)
+            while True:
+                message = await receive()
+                gone = message["type"] == "http.disconnect"
+                part = message.get("body", b"")
+                self._held += len(part)
+                body += part
+                if gone or not message.get("more_body") or self._held > _ALL_BODIES_BYTES:
+                    break
+            if self._held > _ALL_BODIES_BYTES:
+                await _answer(send, 503, f"requests of {_ALL_BODIES_BYTES} bytes are waiting")
+            elif not gone:
+                await self._served(scope, bytes(body), receive, send)
         finally:
-            self._held -= size
+            self._held -= len(body)
 
     def _refusal(self, path: str, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """(the status, why) of a request that the application does not get to see."""
@@ -53,27 +63,16 @@ class Guard:
                 return 403, "this server has no token, and answers programs of this machine only"
         elif path != "/v1/ping" and not _same(headers.get("authorization", ""), f"Bearer {self._token}"):
             return 401, "send the server's token: Authorization: Bearer TOKEN (--token-file)"
-        if method == "POST":
-            length = headers.get("content-length", "")
-            # With both headers the length is not the body's.
-            if not (length.isascii() and length.isdecimal()) or "transfer-encoding" in headers:
-                return 411, "give a Content-Length, and no Transfer-Encoding"
-            if int(length[:20]) > MAX_BODY_BYTES:
-                return 413, f"the body is larger than {MAX_BODY_BYTES} bytes"
-            if self._held + int(length) > _ALL_BODIES_BYTES:
-                return 503, f"requests of {_ALL_BODIES_BYTES} bytes are waiting"
+        length = headers.get("content-length", "" if method == "POST" else "0")
+        # With both headers the length is not the body's.
+        if not (length.isascii() and length.isdecimal()) or "transfer-encoding" in headers:
+            return 411, "give a Content-Length, and no Transfer-Encoding"
+        if int(length[:20]) > MAX_BODY_BYTES:
+            return 413, f"the body is larger than {MAX_BODY_BYTES} bytes"
         return None
 
-    async def _served(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _served(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         """Let the application answer, unless the client goes away before: then it is cancelled."""
-        body = b""
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         gone = asyncio.create_task(_until_gone(receive))
 

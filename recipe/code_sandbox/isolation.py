@@ -34,9 +34,10 @@ _INSTALL = "install it: apt-get install bubblewrap (0.8 or newer)"
 _ENABLE = "allow user namespaces: sysctl -w user.max_user_namespaces=10000 (in a container: --privileged)"
 _PR_SET_CHILD_SUBREAPER = 36
 # The first to go where the machine runs out of memory, and slow where it runs out of cores (a session is a group for
-# the scheduler, with a priority of its own). Then into the control groups, whose files are the next arguments.
+# the scheduler, with a priority of its own; the kernel lets a user set ten in a second). Then into the control groups,
+# whose files are the next arguments.
 _ENTER = """echo 1000 >/proc/self/oom_score_adj || exit 125
-[ ! -w /proc/self/autogroup ] || echo 5 >/proc/self/autogroup
+{ echo 5 >/proc/self/autogroup; } 2>/dev/null
 while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done
 shift; exec "$@"
 """

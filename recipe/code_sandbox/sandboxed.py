@@ -187,7 +187,8 @@ class SandboxedInterpreter:
             "RLIMIT_NPROC": limits.processes + 2,
             "RLIMIT_FSIZE": limits.files_mb << 20,
             "RLIMIT_NOFILE": 256,
-            "RLIMIT_CORE": 0,
+            "RLIMIT_SIGPENDING": 256,
+            "RLIMIT_CORE": 1,  # with 0 a handler of core dumps would be started
         }
 
     def _address_space(self) -> int:

@@ -19,9 +19,10 @@ sendfile copy_file_range stat statfs statx symlink symlinkat truncate umask unli
 writev
 """
 _MEMORY = "brk get_mempolicy madvise mbind membarrier mincore mmap mprotect mremap msync munmap"
+# Not setsid: a session is a group for the scheduler, and a new one has an ordinary priority.
 _PROCESSES = """
 arch_prctl execve exit exit_group fork vfork wait4 waitid kill tgkill tkill getpid getppid gettid getpgid getpgrp getsid
-setpgid setsid getuid geteuid getgid getegid getresuid getresgid getgroups getpriority setpriority getrlimit setrlimit
+setpgid getuid geteuid getgid getegid getresuid getresgid getgroups getpriority setpriority getrlimit setrlimit
 prlimit64 getrusage times uname sysinfo getcpu getrandom futex futex_waitv set_robust_list get_robust_list rseq
 set_tid_address sched_getaffinity sched_get_priority_max sched_get_priority_min sched_getparam sched_getscheduler
 sched_yield restart_syscall
