@@ -103,8 +103,8 @@ def _counts(trials: list[Trial], missing: dict[str, str], freely: dict[str, bool
     }
     return {
         "attacks": attacks,
-        "escaped": sum(len(mode["escaped"]) for mode in of_modes.values()),
-        "degraded": sum(len(mode["degraded"]) for mode in of_modes.values()),
+        "escaped": sum(len(trial.named(ESCAPED)) for trial in trials),
+        "degraded": sum(len(trial.named(DEGRADED)) for trial in trials),
         "modes": of_modes,
         "modes_left_out": missing,
         "succeed_without": sum(freely.values()),

@@ -66,9 +66,9 @@ async def _held(target: Target, start: bytes, count: int) -> AsyncIterator[list[
         for _ in range(count):
             reader, writer = await connect(target)
             connections.append((reader, writer))
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, TimeoutError):
                 writer.write(start)
-                await writer.drain()
+                await asyncio.wait_for(writer.drain(), 2)
         yield [reader for reader, _ in connections]
     finally:
         for _, writer in connections:
@@ -182,6 +182,11 @@ async def _announced(target: Target) -> str:
     return await _slow(head(4 * _MB), 40)(target)
 
 
+async def _nearly_sent(target: Target) -> str:
+    """Clients that send the largest body that is allowed, but for its end."""
+    return await _slow(head(4 * _MB) + b" " * (4 * _MB - 1), 40)(target)
+
+
 async def _short_limits(target: Target) -> str:
     """Harmless programs whose limit comes while they start: a slot must not be lost by it."""
     gate = asyncio.Semaphore(12)
@@ -273,6 +278,7 @@ FLOODS = [
     RequestAttack("slow: 300 clients that do not end the body", _slow(head(1000) + b"{")),
     RequestAttack("slow: 300 clients that keep the connection", _kept_alive, control=False),
     RequestAttack("slow: 40 clients that announce 4 MB", _announced),
+    RequestAttack("slow: 40 clients that send 4 MB but for the end", _nearly_sent),
     RequestAttack("slow: 40 clients that do not read", _unread, control=False),
     RequestAttack("slow: requests in a row", _pipelined, control=False),
     RequestAttack("slow: clients that hang up", _hang_ups),

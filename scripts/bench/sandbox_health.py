@@ -12,7 +12,7 @@ import psutil
 
 _PROMPT_S = 5.0
 _SETTLED_S = 30.0
-_SPARE_DESCRIPTORS = 8
+_SPARE_DESCRIPTORS = 16  # connections that are about to be closed
 _GROWTH_MB = 400
 _COUNTERS = (Path("/proc/sys/fs/aio-nr"), Path("/proc/sys/kernel/pty/nr"))
 _SANDBOX_USERS = range(60706, 65520)

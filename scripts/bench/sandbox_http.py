@@ -27,6 +27,7 @@ class RequestAttack:
 
     name, act: what it tries, and how: "" or, of the attacks that succeeded, "DEGRADED: why" or "ESCAPED: why".
     control: try it on a server without any defence too, where it must succeed.
+    light: it is one request, or a few: all of these run at once, and the server is looked at after all of them.
     slow: it takes long, and takes little while it lasts: other attacks run meanwhile.
     own_server: it starts servers itself: `act` gets the mode to start them in, and whether memory is limited there.
     """
@@ -34,6 +35,7 @@ class RequestAttack:
     name: str
     act: Act | OwnAct
     control: bool = True
+    light: bool = False
     slow: bool = False
     own_server: bool = False
 

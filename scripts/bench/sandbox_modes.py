@@ -52,7 +52,7 @@ def modes() -> list[Mode]:
 
 def not_here() -> dict[str, str]:
     """The ways that cannot be tried here, and why not."""
-    missing = {}
+    missing: dict[str, str] = {}
     if os.geteuid() != 0:
         reason = "only root can start it so"
         missing |= dict.fromkeys(("root, control groups", "root, no control groups", "root, first process"), reason)

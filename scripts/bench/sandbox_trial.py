@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +14,9 @@ from tqdm import tqdm
 from scripts.bench.sandbox_attacks import ATTACKS, FILES_MB, LIMIT_MB, PROCESSES, TIME_S, Attack
 from scripts.bench.sandbox_bait import kill_marked, laid_out, program, run_unsandboxed, served
 from scripts.bench.sandbox_health import Health, Target, followed
+from scripts.bench.sandbox_http import RequestAttack, against_naive
 from scripts.bench.sandbox_modes import OWN, Mode
-from scripts.bench.sandbox_requests import REQUESTS, RequestAttack, against_naive
+from scripts.bench.sandbox_requests import REQUESTS
 
 CONCURRENCY, WARM = 4, 2
 SERVER = [
@@ -114,23 +115,32 @@ def _worse(verdict: Verdict, outcome: str, reason: str) -> None:
         verdict.outcome = outcome
 
 
+async def _together(
+    target: Target, attacks: Sequence[Attack] | Sequence[RequestAttack], bait: dict[str, Any]
+) -> list[Verdict]:
+    """At once, but for those that wait for a warm interpreter."""
+    verdicts = [await _one(target, attack, bait) for attack in attacks if isinstance(attack, Attack) and attack.warm]
+    at_once = [attack for attack in attacks if not (isinstance(attack, Attack) and attack.warm)]
+    return verdicts + await asyncio.gather(*[_one(target, attack, bait) for attack in at_once])
+
+
+async def _one(target: Target, attack: Attack | RequestAttack, bait: dict[str, Any]) -> Verdict:
+    start = time.perf_counter()
+    if isinstance(attack, Attack):
+        verdict = await _tried(target, attack, bait)
+    else:
+        verdict = _of_request(attack, await attack.tried(target))
+    verdict.took_s = time.perf_counter() - start
+    return verdict
+
+
 async def _one_by_one(
-    target: Target,
-    attacks: list[Attack],
-    requests: list[RequestAttack],
-    health: Health,
-    bait: dict[str, Any],
-    show: bool,
+    target: Target, attacks: list[Attack | RequestAttack], health: Health, bait: dict[str, Any], show: bool
 ) -> list[Verdict]:
     """Those after which the server is looked at."""
     verdicts = []
-    for attack in tqdm([*attacks, *requests], desc="one after another", disable=None if show else True, leave=False):
-        start = time.perf_counter()
-        if isinstance(attack, Attack):
-            verdict = await _tried(target, attack, bait)
-        else:
-            verdict = _of_request(attack, await attack.tried(target))
-        verdict.took_s = time.perf_counter() - start
+    for attack in tqdm(attacks, desc="one after another", disable=None if show else True, leave=False):
+        verdict = await _one(target, attack, bait)
         for problem in await health.problems():
             _worse(verdict, DEGRADED, f"afterwards: {problem}")
         verdicts.append(verdict)
@@ -144,25 +154,23 @@ async def _against(
 ) -> tuple[list[Verdict], Target, Health]:
     async with _attacked(url, pid) as target:
         health = Health(target, bait["mark"])
-        verdicts = []
-        for name, together in (
-            ("all of those that run at once", [a for a in attacks if not a.alone and not a.warm]),
-            ("all of those in warm interpreters", [a for a in attacks if a.warm and not a.alone]),
-        ):
-            if together and "warm" in name:
-                verdicts += [await _tried(target, attack, bait) for attack in together]
-            else:
-                verdicts += await asyncio.gather(*[_tried(target, attack, bait) for attack in together])
-            if problems := await health.problems() if together else []:
-                verdicts.append(Verdict(name, DEGRADED, problems))
         slow = [request for request in requests if request.slow]
         waiting = asyncio.gather(*[request.tried(target) for request in slow])
-        quick = [request for request in requests if not request.slow]
-        verdicts += await _one_by_one(target, [a for a in attacks if a.alone], quick, health, bait, show)
-        for request, reason in zip(slow, await waiting, strict=True):
-            verdicts.append(
-                Verdict(request.name, reason.split(":")[0].lower() if reason else HELD, [reason] * bool(reason))
-            )
+        verdicts = []
+        for name, some in (
+            ("all of those that run at once", [a for a in attacks if not a.alone and not a.warm]),
+            ("all of those in warm interpreters", [a for a in attacks if a.warm and not a.alone]),
+            ("all of the wrong requests", [request for request in requests if request.light]),
+        ):
+            verdicts += await _together(target, some, bait)
+            if problems := await health.problems() if some else []:
+                verdicts.append(Verdict(name, DEGRADED, problems))
+        one_by_one: list[Attack | RequestAttack] = [
+            *[a for a in attacks if a.alone],
+            *[r for r in requests if not (r.light or r.slow)],
+        ]
+        verdicts += await _one_by_one(target, one_by_one, health, bait, show)
+        verdicts += [_of_request(request, found) for request, found in zip(slow, await waiting, strict=True)]
         return verdicts, target, health
 
 

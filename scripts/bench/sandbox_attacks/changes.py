@@ -125,7 +125,7 @@ attack(
     """,
     before="""
     if os.fork() == 0:
-        os.setsid()
+        with contextlib.suppress(OSError): os.setsid()
         if os.fork() == 0:
             s = socket.socket(socket.AF_UNIX); s.bind("\\0left" + BAIT["mark"]); s.listen()
             for fd in range(3): os.close(fd)

@@ -176,7 +176,7 @@ attack(
     "survive as a daemon",
     """
     if os.fork() == 0:
-        os.setsid()
+        with contextlib.suppress(OSError): os.setsid()
         if os.fork() == 0:
             for fd in range(3): os.close(fd)
             os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(30)", BAIT["mark"] + "-1"])

@@ -9,7 +9,7 @@ _NEEDS_CORE = """
     sum(i * i for i in range(3_000_000))
     assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, timeout=8).stdout == b"1\\n"
     print(took := time.time() - start)
-    if took > 6: degraded()
+    if took > 4: degraded()
     """
 _BURN = """
     end = time.time() + 8
