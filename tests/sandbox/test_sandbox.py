@@ -86,6 +86,25 @@ def test_programs_that_fail(url: str) -> None:
     assert "SyntaxError" in run(url, "print('\0')").stderr
 
 
+def test_a_program_ends_as_it_would_elsewhere(url: str) -> None:
+    code = """
+import atexit, os, sys, threading, time
+atexit.register(print, "at exit")
+threading.Timer(0.2, print, ["a thread"]).start()
+unwritten = os.fdopen(os.dup(1), "w"); unwritten.write("a file\\n")
+class Thing:
+    def __del__(self): os.write(1, b"a thing\\n")
+thing = Thing()
+print("the program"); sys.exit("because")
+"""
+    result = run(url, code)
+    assert (result.return_code, result.stderr) == (1, "because\n")
+    assert sorted(result.stdout.splitlines()) == ["a file", "a thing", "a thread", "at exit", "the program"]
+    for end, exit_code in (("None", 0), ("7", 7), ("-1", 255), ("True", 1), ("[]", 1)):
+        assert run(url, f"import sys; sys.exit({end})").return_code == exit_code
+    assert run(url, "import sys; sys.stdout.close()").return_code == 0
+
+
 def test_time_limit(url: str) -> None:
     start = time.perf_counter()
     result = run(url, "print('before', flush=True)\nimport time; time.sleep(60)", run_timeout=1.0)
