@@ -80,7 +80,7 @@ def _leave(module: types.ModuleType, exit_code: int) -> None:
         vars(module).pop(name, None)  # a file that the program has left open is written
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]  # None too is an AttributeError
         except (AttributeError, ValueError):
             continue  # replaced by something else, or closed
         except OSError:
