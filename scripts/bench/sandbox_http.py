@@ -75,7 +75,7 @@ async def connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection("127.0.0.1", target.port)
 
 
-async def exchange(target: Target, *parts: bytes, repeat: int = 1, timeout_s: float = 40.0) -> tuple[int, bytes]:
+async def exchange(target: Target, *parts: bytes, repeat: int = 1, timeout_s: float = 20.0) -> tuple[int, bytes]:
     """(the status, the body) that answer these bytes, the last part sent `repeat` times; status 0: nothing did."""
     reader, writer = await connect(target)
     sending = asyncio.create_task(_send(writer, [*parts[:-1], *[parts[-1]] * repeat]))

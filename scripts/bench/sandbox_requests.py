@@ -185,15 +185,19 @@ _WRONG_ONES = [
     RequestAttack("request: two lengths", _smuggled(_TWO, body())),
     RequestAttack("request: a length with a sign", _smuggled(head(None, Content_Length=f"+{_LENGTH}"), body())),
     RequestAttack("request: a negative length", _smuggled(head(None, Content_Length="-1"), body()), control=False),
-    RequestAttack("request: a length of 5000 digits", _smuggled(head(None, Content_Length="9" * 5000), body())),
+    RequestAttack(
+        "request: a length of 5000 digits", _smuggled(head(None, Content_Length="9" * 5000), body()), control=False
+    ),
     RequestAttack("request: no length", _smuggled(head(None), body()), control=False),
-    RequestAttack("request: 10,000 headers", _smuggled(head(0, **{f"x{i}": "y" for i in range(10_000)}), b"")),
-    RequestAttack("request: a header of 1 MB", _smuggled(head(_LENGTH, x="y" * 1_000_000), body())),
+    RequestAttack(
+        "request: 10,000 headers", _smuggled(head(0, **{f"x{i}": "y" for i in range(10_000)}), b""), control=False
+    ),
+    RequestAttack("request: a header of 1 MB", _smuggled(head(_LENGTH, x="y" * 1_000_000), body()), control=False),
     RequestAttack("request: no HTTP", _smuggled(b"\x16\x03\x01" + bytes(range(256)) * 40, b"\r\n\r\n"), control=False),
     RequestAttack("request: what describes the server", _described),
     RequestAttack("request: paths that climb", _paths, control=False),
     RequestAttack("request: other methods", _methods),
     RequestAttack("request: an upgrade", _upgrade, control=False),
-    RequestAttack("request: where the server is", _told_paths),
+    RequestAttack("request: where the server is", _told_paths, control=False),
 ]
 REQUESTS = [*[dataclasses.replace(request, light=True) for request in _WRONG_ONES], *FLOODS, *STARTS]

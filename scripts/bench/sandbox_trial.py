@@ -153,7 +153,7 @@ async def _against(
     url: str, pid: int, attacks: list[Attack], requests: list[RequestAttack], bait: dict[str, Any], show: bool
 ) -> tuple[list[Verdict], Target, Health]:
     async with _attacked(url, pid) as target:
-        health = Health(target, bait["mark"])
+        health = Health(target)
         slow = [request for request in requests if request.slow]
         waiting = asyncio.gather(*[request.tried(target) for request in slow])
         verdicts = []

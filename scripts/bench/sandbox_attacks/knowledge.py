@@ -122,15 +122,7 @@ attack(
     + """
     import sysconfig
     known = sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, sys.path, sys.argv, sys.orig_argv, sys.flags
-    look(repr((known, sys.modules, os.environ, sysconfig.get_paths(), os.getcwd(), __file__)).encode())
-    """,
-)
-attack(
-    "host paths: how the interpreter was built",
-    _FIND
-    + """
-    import sysconfig
-    look(repr(sysconfig.get_config_vars()).encode())
+    look(repr((known, sys.modules, os.environ, sysconfig.get_paths(), os.getcwd(), globals().get('__file__'))).encode())
     """,
 )
 attack(
@@ -140,16 +132,6 @@ attack(
     import json, traceback
     try: json.loads("{")
     except ValueError: look(traceback.format_exc().encode())
-    """,
-)
-attack(
-    "host paths: byte code",
-    _FIND
-    + """
-    import importlib.util, glob
-    for name in ("numpy", "scipy", "sympy", "json", "asyncio"):
-        for folder in importlib.util.find_spec(name).submodule_search_locations:
-            for file in glob.glob(folder + "/__pycache__/*.pyc"): look(open(file, "rb").read())
     """,
 )
 attack(

@@ -173,10 +173,6 @@ attack(
     if child.stdout != b"1\\n" or time.time() - start > 5: degraded()
     """,
 )
-attack(
-    "locks on devices of the host",
-    "import fcntl\nfcntl.lockf(os.open('/dev/null', os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB); degraded()",
-)
 
 # ---- priority
 attack("priority: nice", "os.nice(-5); degraded()")

@@ -112,7 +112,14 @@ attack(
     """,
 )
 attack("warm: time", "import numpy\nend = time.time() + 6\nwhile time.time() < end: pass\ndegraded()", time_s=1.0)
-attack("warm: user namespace", "import numpy\nassert libc.unshare(0x10000000) == 0; escaped()")
+attack(
+    "warm: user namespace",  # by a child, because only a process of one thread can have a new one
+    """
+    import numpy
+    if os.fork() == 0: assert libc.unshare(0x10000000) == 0; escaped()
+    else: os.wait()
+    """,
+)
 attack(
     "warm: limits",
     """
@@ -168,7 +175,7 @@ attack(
     """,
     time_s=1.0,
 )
-attack("a program that nests too deep", "eval('(' * 100_000 + ')' * 100_000); degraded()")
+attack("a program that nests too deep", "eval('(' * 100_000 + ')' * 100_000); degraded()", control=False)
 attack(
     "a program that takes long to compile",
     "compile('x = ' + ' + '.join(['(1 << 60) ** 2'] * 200_000), '', 'exec'); time.sleep(6); degraded()",
