@@ -13,7 +13,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 4 << 20
-_ALL_BODIES_BYTES = 64 << 20
+_SMALL_BYTES, _LARGE_BODIES_BYTES = 64 << 10, 64 << 20  # a small request is taken whatever the large ones hold
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -39,22 +39,27 @@ class Guard:
         if refused:
             await _answer(send, *refused)
             return
-        body, gone = bytearray(), False
+        body, held, room = bytearray(), 0, True
         try:
             while True:
                 message = await receive()
-                gone = message["type"] == "http.disconnect"
-                part = message.get("body", b"")
-                self._held += len(part)
-                body += part
-                if gone or not message.get("more_body") or self._held > _ALL_BODIES_BYTES:
+                if message["type"] == "http.disconnect":
+                    return
+                if room:
+                    body += message.get("body", b"")
+                large = max(0, len(body) - _SMALL_BYTES)
+                if self._held - held + large > _LARGE_BODIES_BYTES:
+                    # What still comes of it is read and dropped: a client that sends does not see an early answer.
+                    body, large, room = bytearray(), 0, False
+                self._held, held = self._held - held + large, large
+                if not message.get("more_body"):
                     break
-            if self._held > _ALL_BODIES_BYTES:
-                await _answer(send, 503, f"requests of {_ALL_BODIES_BYTES} bytes are waiting")
-            elif not gone:
+            if room:
                 await self._served(scope, bytes(body), receive, send)
+            else:
+                await _answer(send, 503, f"large requests, {_LARGE_BODIES_BYTES} bytes of them, are waiting")
         finally:
-            self._held -= len(body)
+            self._held -= held
 
     def _refusal(self, path: str, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """(the status, why) of a request that the application does not get to see."""
