@@ -135,16 +135,16 @@ def laid_out(server_port: int, secret: str, user: int | None = None) -> Iterator
     Args:
         user: whose the files and the process are, if not this process's user's.
     """
-    mark, untold = f"vcpo-bait-{secrets.token_hex(4)}", secrets.token_hex(8)
+    mark, untold = f"sandbox-bait-{secrets.token_hex(4)}", secrets.token_hex(8)
     libc = ctypes.CDLL(None)
     with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="vcpo-bait-", dir="/var/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix="sandbox-bait-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, folder)
         folder.chmod(0o777)
         home, shared = Path.home() / f".{mark}", Path("/dev/shm") / mark
         for file in (folder / "secret", home, shared):
             file.write_text(f"1 / 0  # {secret} {untold}\n")
-            stack.callback(file.unlink)
+            stack.callback(file.unlink, missing_ok=True)
             if user is not None:
                 os.chown(file, user, user)
         key = secrets.randbelow(1 << 30) + 1

@@ -177,7 +177,7 @@ class Health:
 
     def _is_left(self, path: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            return path.stat().st_uid in _SANDBOX_USERS and not path.name.startswith("vcpo-bait-")
+            return path.stat().st_uid in _SANDBOX_USERS and not path.name.startswith("sandbox-bait-")
         return False
 
 
