@@ -106,9 +106,9 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(lines[0].split()[1]), content
 
 
-async def ask(target: Target, content: bytes, timeout_s: float = 60.0, **headers: str) -> tuple[int, bytes]:
+async def ask(target: Target, content: bytes, **headers: str) -> tuple[int, bytes]:
     """(the status, the body) that answer this body of `POST /run_code`."""
-    return await exchange(target, head(len(content), **headers), content, timeout_s=timeout_s)
+    return await exchange(target, head(len(content), **headers), content, timeout_s=60.0)
 
 
 def ran(status: int, content: bytes) -> bool:
