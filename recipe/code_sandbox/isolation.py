@@ -29,6 +29,8 @@ _HOST_USERS = range(61184, 65520)
 _TOOLS = "/usr/bin:/bin:/usr/local/bin:/usr/sbin"
 _SPARE_MB = 64
 _IMPORTED_MB = 256
+# Of a process. All pipes of a user share 64 MiB: where programs share a user id, one must not take them all.
+_DESCRIPTORS, _DESCRIPTORS_OF_ONE_USER = 256, 64
 _INTERPRETER = Path("/interpreter.py")
 _INSTALL = "install it: apt-get install bubblewrap (0.8 or newer)"
 _ENABLE = "allow user namespaces: sysctl -w user.max_user_namespaces=10000 (in a container: --privileged)"
@@ -201,7 +203,8 @@ class Sandbox:
                 )
         finally:
             os.close(theirs)
-        return SandboxedInterpreter(process, status, limits, release)
+        descriptors = _DESCRIPTORS if self._staging else _DESCRIPTORS_OF_ONE_USER
+        return SandboxedInterpreter(process, status, limits, descriptors, release)
 
 
 def _view(place_of: dict[Path, Path], hidden: list[Path]) -> list[str]:

@@ -51,6 +51,7 @@ class SandboxedInterpreter:
         process: bubblewrap, its pipes open.
         status: what bubblewrap reports (`--json-status-fd`).
         limits: of the program, but for those that come with it.
+        descriptors: that a process may have open.
         release: called once all processes have ended.
     """
 
@@ -59,10 +60,12 @@ class SandboxedInterpreter:
         process: asyncio.subprocess.Process,
         status: asyncio.StreamReader,
         limits: Limits,
+        descriptors: int,
         release: Callable[[], Awaitable[None]],
     ) -> None:
         assert process.stdin and process.stdout and process.stderr
         self._process, self._stdin, self._limits, self._release = process, process.stdin, limits, release
+        self._descriptors = descriptors
         # Descriptors of processes: a signal by number could reach another process that has got the number since.
         self._bubblewrap = _opened(process.pid)
         self._first: int | None = None
@@ -186,7 +189,7 @@ class SandboxedInterpreter:
             "RLIMIT_AS": self._address_space() + (limits.memory_mb << 20),
             "RLIMIT_NPROC": limits.processes + 2,
             "RLIMIT_FSIZE": limits.files_mb << 20,
-            "RLIMIT_NOFILE": 256,
+            "RLIMIT_NOFILE": self._descriptors,
             "RLIMIT_SIGPENDING": 256,
             "RLIMIT_CORE": 1,  # with 0 a handler of core dumps would be started
         }

@@ -7,7 +7,7 @@ import pytest
 from scripts.bench.sandbox_attacks import ATTACKS
 from scripts.bench.sandbox_modes import Mode, modes, not_here
 from scripts.bench.sandbox_requests import REQUESTS
-from scripts.bench.sandbox_trial import HELD, Trial, controls, run_attacks
+from scripts.bench.sandbox_trial import DEGRADED, HELD, Trial, controls, run_attacks
 
 # One of each kind, for the modes that are not this machine's first.
 SAMPLE = (
@@ -25,9 +25,20 @@ REAL = (
 )
 
 
-def worse(trial: Trial) -> dict[str, list[str]]:
-    """Attack -> what it did, of those that did not fail."""
-    return {verdict.name: verdict.reasons for verdict in trial.verdicts if verdict.outcome != HELD}
+def worse(mode: Mode, trial: Trial) -> dict[str, list[str]]:
+    """Attack -> what it did, of those that did not fail.
+
+    A busy machine makes a neighbour late too: what degraded is tried once more, nothing beside it. What escaped is not.
+    """
+    found = {verdict.name: verdict for verdict in trial.verdicts if verdict.outcome != HELD}
+    degraded = {name for name, verdict in found.items() if verdict.outcome == DEGRADED}
+    attacks, requests = ([a for a in all_of_them if a.name in degraded] for all_of_them in (ATTACKS, REQUESTS))
+    if attacks or requests:
+        again = run_attacks(mode, attacks, requests, show=False).verdicts
+        tried = {attack.name for attack in (*attacks, *requests)}
+        found = {name: verdict for name, verdict in found.items() if name not in tried}
+        found |= {verdict.name: verdict for verdict in again if verdict.outcome != HELD}
+    return {name: verdict.reasons for name, verdict in found.items()}
 
 
 def test_there_are_enough_attacks() -> None:
@@ -39,7 +50,7 @@ def test_there_are_enough_attacks() -> None:
 
 def test_nothing_escapes_or_degrades() -> None:
     trial = run_attacks(modes()[0], show=False)
-    assert worse(trial) == {}
+    assert worse(modes()[0], trial) == {}
     assert len(trial.verdicts) + len(trial.left_out) >= len(ATTACKS) + len(REQUESTS)
 
 
@@ -47,7 +58,7 @@ def test_nothing_escapes_or_degrades() -> None:
 @pytest.mark.parametrize("mode", modes()[1:], ids=lambda mode: mode.name)
 def test_the_other_ways_to_start_it(mode: Mode) -> None:
     attacks = [attack for attack in ATTACKS if attack.name in SAMPLE]
-    assert worse(run_attacks(mode, attacks, [r for r in REQUESTS if r.name in SAMPLE], show=False)) == {}
+    assert worse(mode, run_attacks(mode, attacks, [r for r in REQUESTS if r.name in SAMPLE], show=False)) == {}
 
 
 def test_the_attacks_are_real() -> None:
