@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from verl.workers.rollout.replica import TokenOutput
 from recipe.code_sandbox.client import SandboxClient, SandboxUnavailable
 from recipe.code_sandbox.protocol import CommandResult
 from recipe.tasks.countdown.problems import Difficulty
+from recipe.tasks.tool_use import agent_loop
 from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
@@ -266,7 +268,7 @@ def test_a_program_cannot_write_special_tokens(runner: Runner) -> None:
 
 def test_a_sandbox_that_is_away_fails_the_trajectory(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(tokenizer, "http://127.0.0.1:9")
-    monkeypatch.setattr(SandboxClient.__init__, "__defaults__", (0.5, 1.0))
+    monkeypatch.setattr(agent_loop, "SandboxClient", partial(SandboxClient, patience_s=0.5, queue_s=1.0))
     with pytest.raises(SandboxUnavailable, match=r"tool_use\.sandbox_url"):
         runner.run((CODE, 1), (ANSWER, 1))
 
