@@ -1,4 +1,4 @@
-"""Packaging: three packages at the root, and verl_vcpo below the source root verl/.
+"""Packaging: four packages at the root, and verl_vcpo below the source root verl/.
 
 verl/ itself is no package, so that a checkout on sys.path never shadows the installed verl.
 """
@@ -6,7 +6,7 @@ verl/ itself is no package, so that a checkout on sys.path never shadows the ins
 from setuptools import find_namespace_packages, setup
 
 ROOT = find_namespace_packages(
-    include=["vcpo", "vcpo.*", "recipe", "recipe.*", "scripts", "scripts.*"],
+    include=["vcpo", "vcpo.*", "recipe", "recipe.*", "scripts", "scripts.*", "testkit"],
     exclude=["*.__pycache__", "*.__pycache__.*"],
 )
 PATCH = find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
@@ -60,7 +60,7 @@ setup(
     package_data={
         "vcpo": ["py.typed"],
         "recipe": ["**/*.yaml", "**/*.sh"],
-        "scripts": ["**/*.sh"],
+        "scripts": ["**/*.sh", "**/*.yaml"],
         "verl_vcpo": ["**/*.yaml"],
     },
     entry_points={"verl.plugins": ["vcpo = verl_vcpo.plugin"]},

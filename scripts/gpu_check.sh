@@ -30,7 +30,7 @@ done
 mv "$out-layers.part" "$out-layers.jsonl"
 echo "written: $out-layers.jsonl"
 
-if ! missing=$(python -c "import scripts.bench.step_worker" 2>&1); then
+if ! missing=$(python -c "import scripts.bench.cost.step_worker" 2>&1); then
     echo "gpu_check: no whole steps: $(tail -n 1 <<< "$missing")" >&2
     exit 1
 fi

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON_FOLDERS = ("vcpo", "verl", "recipe", "scripts", "tests")
+PYTHON_FOLDERS = ("vcpo", "verl", "recipe", "scripts", "testkit", "tests")
 MAX_LINES = 450
 
 

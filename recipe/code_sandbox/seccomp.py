@@ -1,7 +1,7 @@
 """A seccomp filter: the system calls that numerical Python makes, and no others.
 
 Namespaces take from a program what is not its own; the filter takes the calls themselves, so that a flaw of the kernel
-in one of the others is out of reach. The list was recorded from the programs of `scripts/bench/sandbox_programs.py` by
+in one of the others is out of reach. The list was recorded from the programs of `testkit/ordinary_programs.py` by
 `python -m scripts.bench.sandbox_calls`, and has the older and newer forms of the recorded calls. libseccomp writes the
 filter.
 """

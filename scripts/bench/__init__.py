@@ -1,0 +1,10 @@
+"""Benchmarks: `python -m scripts.bench.NAME [--json]`; `--help` says what each measures and how long that takes.
+
+A command's own file has its options and what it prints. What it measures with lies in the folder of its question:
+
+    exactness/    baseline_variance, layouts
+    cost/         layer_overhead, overlap, step_overhead
+    reliability/  faults, launch_scripts, schedules, stabilizers
+    stability/    stability, stability_figures, stability_real
+    sandbox/      sandbox, sandbox_calls
+"""

@@ -1,6 +1,6 @@
 """Which system calls do ordinary programs make? `python -m scripts.bench.sandbox_calls`; needs strace.
 
-Runs scripts/bench/sandbox_programs.py without a sandbox and compares with recipe/code_sandbox/seccomp.py's allow-list.
+Runs testkit/ordinary_programs.py without a sandbox and compares with recipe/code_sandbox/seccomp.py's allow-list.
 Calls that are not allowed are no error: in the sandbox, where those calls fail, the programs end well too. About a
 minute.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipe.code_sandbox.seccomp import ALLOWED
-from scripts.bench.sandbox_programs import PROGRAMS
+from testkit.ordinary_programs import PROGRAMS
 
 _BY_ARGUMENT = {"clone", "fcntl", "ioctl", "prctl", "socket", "socketpair"}
 _CALL = re.compile(r"^\d+ +(\w+)\(", re.MULTILINE)

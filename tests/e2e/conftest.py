@@ -7,7 +7,7 @@ import pytest
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import new_run_id
-from scripts.bench.small_run import make_assets
+from testkit.small_run import make_assets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

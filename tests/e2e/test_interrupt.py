@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.small_run import ROOT, abandoned_memory, run_id_of, small_task
+from testkit import ROOT
+from testkit.small_run import abandoned_memory, run_id_of, small_task
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from scripts.bench.small_run import ROOT, small_task
+from testkit import ROOT
+from testkit.small_run import small_task
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.small_run import BATCH, Run
+from testkit.small_run import BATCH, Run
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.faults import FAULTS, try_fault
+from scripts.bench.reliability.faults import FAULTS, try_fault
 
 pytestmark = pytest.mark.e2e
 

@@ -13,8 +13,8 @@ from recipe.fully_async_policy import main
 from recipe.warm_start.model import build_model
 from recipe.warm_start.tokenizer import train_tokenizer
 from recipe.warm_start.train import Settings, examples, fit, load_held_out
-from scripts.bench.sandbox_bait import served
-from scripts.bench.small_run import BATCH, small_task
+from testkit.sandbox_server import served
+from testkit.small_run import BATCH, small_task
 from tests.e2e.conftest import prepared
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 

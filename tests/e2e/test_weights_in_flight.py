@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
-from scripts.bench.small_run import small_task
+from testkit.small_run import small_task
 from tests.e2e.conftest import prepared
 from tests.e2e.test_whole_stack import PROMPT, log_probs
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.small_run import Listener, listening, small_task
+from testkit.small_run import Listener, listening, small_task
 from tests.e2e.conftest import prepared
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 

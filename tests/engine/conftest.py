@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from verl.workers.config import McoreOptimizerConfig
 
-from scripts.bench.layout_run import Layout, make_checkpoint
+from testkit.layout_run import Layout, make_checkpoint
 
 LEARNING_RATE = 10.0
 ONE_PROCESS = Layout("one process", distributed_optimizer=False)  # Megatron's distributed optimizer has no SGD
@@ -43,7 +43,7 @@ def sgd() -> McoreOptimizerConfig:
 @pytest.fixture
 def make_engine(process_group: None, checkpoints: Callable[[str], Path]) -> Callable[..., Any]:
     """Builds a freshly loaded engine, with SGD unless told otherwise."""
-    from scripts.bench.actor import build_engine
+    from testkit.actor import build_engine
 
     def make(model: str = "untied", optimizer: McoreOptimizerConfig | None = None, layout: Layout = ONE_PROCESS) -> Any:
         return build_engine(layout, checkpoints(model), optimizer or sgd())

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.bench.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, Result, make_checkpoint
-from scripts.bench.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
-from scripts.bench.layouts import Layout as LayoutCase
+from scripts.bench.exactness.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
+from testkit.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, Result, make_checkpoint
+from testkit.layout_run import Layout as LayoutCase
 
 # The other two share their code with these; `python -m scripts.bench.layouts` runs all of them.
 TESTED = [PER_TRAJECTORY, ACTIVATIONS, GRADIENTS]

@@ -11,9 +11,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config.engine import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
-from scripts.bench.actor import engine_settings, loss_function
-from scripts.bench.layout_run import GROUP_SIZE, GROUPS
-from scripts.bench.layout_worker import make_batch
+from testkit.actor import engine_settings, loss_function
+from testkit.layout_run import GROUP_SIZE, GROUPS
+from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS, sgd
 from tests.engine.test_vcpo_engine import exported, train
 from vcpo import VCPOConfig

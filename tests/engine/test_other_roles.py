@@ -15,8 +15,8 @@ from verl.workers.config import McoreCriticConfig
 from verl.workers.utils.losses import value_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from scripts.bench.actor import adamw, engine_settings
-from scripts.bench.layout_worker import make_batch
+from testkit.actor import adamw, engine_settings
+from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS
 from verl_vcpo.cpu.engine import CPUValueEngine, CPUVCPOMegatronEngine
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import tensordict_utils as tu
 
-from scripts.bench.layout_run import GROUP_SIZE, GROUPS, Layout
-from scripts.bench.layout_worker import make_batch
+from testkit.layout_run import GROUP_SIZE, GROUPS, Layout
+from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
 from vcpo import VCPOConfig

@@ -17,9 +17,9 @@ from recipe.lag_simulator.batch import Batch
 from recipe.lag_simulator.optimizer import Optimizer
 from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
-from scripts.bench.actor import adamw, loss_function
-from scripts.bench.layout_worker import make_batch
-from scripts.bench.stability import METHODS
+from scripts.bench.stability.preset import METHODS
+from testkit.actor import adamw, loss_function
+from testkit.layout_worker import make_batch
 from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
 from tests.engine.test_vcpo_engine import exported, train
 from vcpo import VCPOConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.step_overhead import METHODS, PLAIN, Case, exact, gpu_cases, layers_that_fit, measure
+from scripts.bench.cost.steps import METHODS, PLAIN, Case, exact, gpu_cases, layers_that_fit, measure
 
 GIB = 1 << 30
 

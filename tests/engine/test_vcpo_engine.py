@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
-from scripts.bench.actor import adamw, loss_function
-from scripts.bench.layout_run import Layout
-from scripts.bench.layout_worker import make_batch
+from testkit.actor import adamw, loss_function
+from testkit.layout_run import Layout
+from testkit.layout_worker import make_batch
 from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
 from vcpo import VCPOConfig, estimate
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu

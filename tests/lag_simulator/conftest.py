@@ -46,5 +46,5 @@ def overrides(assets: Path, tmp_path: Path) -> list[str]:
         "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
         # the untrained policy solves nothing; digits it can learn
-        f"reward.custom_reward_function.path={Path(__file__).parents[1]}/e2e/digits_reward.py",
+        "reward.custom_reward_function.path=pkg://testkit.digits_reward",
     ]

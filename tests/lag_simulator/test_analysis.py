@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from recipe.lag_simulator.analysis import collapse_step, interval, outcome, steps_to
-from scripts.bench.stability import choose, tuning_results
-from scripts.bench.stability_alarm import score_alarm
-from scripts.bench.stability_figures import beside, draw_all
-from scripts.bench.stability_tables import all_numbers, by_lag, learning_rates, markdown, over_lags, summarise
+from scripts.bench.stability.alarm import score_alarm
+from scripts.bench.stability.figures import beside, draw_all
+from scripts.bench.stability.tables import all_numbers, by_lag, learning_rates, markdown, over_lags, summarise
+from scripts.bench.stability.tuning import choose, tuning_results
 
 
 def curve(accuracies: list[float], ess: float = 0.8, low_from: int | None = None, **run: object) -> pd.DataFrame:

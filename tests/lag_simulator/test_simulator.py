@@ -11,7 +11,7 @@ import torch
 from recipe.lag_simulator import main
 from recipe.lag_simulator.grid import Folder, Run, run_all
 from recipe.lag_simulator.simulator import Simulator
-from scripts.bench.stability import METHODS
+from scripts.bench.stability.preset import METHODS
 
 
 def rows(overrides: list[str], *more: str) -> list[dict[str, float]]:

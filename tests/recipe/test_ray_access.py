@@ -16,7 +16,7 @@ import ray
 
 from recipe.fully_async_policy import main, ray_access
 from recipe.fully_async_policy.validate import SettingError
-from scripts.bench.small_run import listening
+from testkit.small_run import listening
 
 TOKEN = ray_access._TOKEN
 NOBODY = 65534

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.sandbox_bait import served
+from testkit.sandbox_server import served
 from tests.recipe.test_bad_input import good as good
 from tests.recipe.test_bad_input import run
 

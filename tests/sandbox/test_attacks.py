@@ -4,10 +4,11 @@ import os
 
 import pytest
 
-from scripts.bench.sandbox_attacks import ATTACKS
-from scripts.bench.sandbox_modes import Mode, modes, not_here
-from scripts.bench.sandbox_requests import REQUESTS
-from scripts.bench.sandbox_trial import DEGRADED, HELD, Trial, controls, run_attacks
+from scripts.bench.sandbox.attacks import ATTACKS
+from scripts.bench.sandbox.modes import modes, not_here
+from scripts.bench.sandbox.requests import REQUESTS
+from scripts.bench.sandbox.trial import DEGRADED, HELD, Trial, controls, run_attacks
+from testkit.sandbox_server import Mode
 
 # One of each kind, for the modes that are not this machine's first.
 SAMPLE = (

@@ -23,8 +23,8 @@ from recipe.code_sandbox.__main__ import main
 from recipe.code_sandbox.client import SandboxClient, SandboxUnavailable
 from recipe.code_sandbox.environment import package_paths
 from recipe.code_sandbox.protocol import CommandResult
-from scripts.bench.sandbox_bait import served
-from scripts.bench.sandbox_programs import PROGRAMS
+from testkit.ordinary_programs import PROGRAMS
+from testkit.sandbox_server import served
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
-from scripts.bench.sandbox_bait import served
+from testkit.sandbox_server import served
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 
 ANSWER = "<answer>42</answer>" + TURN_END

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.bench.schedules import Outcome, Schedule, run
+from scripts.bench.reliability.schedules import Outcome, Schedule, run
 from verl_vcpo.trainer.ppo.v1 import replay_buffer
 
 

@@ -14,7 +14,7 @@ from tests.upstream.reach import How, Place
 
 ROOT = Path(__file__).parents[2]
 UPSTREAM = ("verl", "megatron", "vllm", "mbridge", "ray", "transfer_queue")
-_BASES, _OURS = (*UPSTREAM, "torch"), ("verl_vcpo", "recipe", "scripts")
+_BASES, _OURS = (*UPSTREAM, "torch"), ("verl_vcpo", "recipe", "scripts", "testkit")
 # Settings of ours among verl's, in our yaml files.
 _OUR_SETTINGS = ("run_dir", "async", "vcpo", "tool_use", "method", "sandbox")
 _OUR_SETTINGS_INSIDE = ("actor_rollout_ref.actor.vcpo", "actor_rollout_ref.actor.stabilizer")
@@ -23,7 +23,9 @@ _OUR_SETTINGS_INSIDE = ("actor_rollout_ref.actor.vcpo", "actor_rollout_ref.actor
 @cache
 def sources() -> tuple[Path, ...]:
     """Our Python files, without the tests and `vcpo`, which knows no other package but torch."""
-    return tuple(sorted(path for part in ("verl", "recipe", "scripts") for path in (ROOT / part).rglob("*.py")))
+    return tuple(
+        sorted(path for part in ("verl", "recipe", "scripts", "testkit") for path in (ROOT / part).rglob("*.py"))
+    )
 
 
 def taken() -> dict[str, Path]:

@@ -199,7 +199,7 @@ TASKS = Place(
 
 SIMULATOR = Place(
     "recipe/lag_simulator, scripts/bench",
-    "Signatures of losses and estimators; the attributes that `scripts/bench/schedules.py` gives a trainer by hand.",
+    "Signatures of losses and estimators; the trainer of `scripts/bench/reliability/schedules.py`.",
     (
         Reach("LossMethod", How.CALLS, "verl.trainer.ppo.core_algos:get_policy_loss_fn", "name", "verl's losses"),
         Reach(
@@ -261,7 +261,7 @@ SIMULATOR = Place(
 )
 
 SLOW_TOOL = Place(
-    "scripts/bench/slow_tool.py",
+    "scripts/bench/cost/slow_tool.py",
     "As `recipe/tasks/tool_use/agent_loop.py`.",
     (
         Reach(

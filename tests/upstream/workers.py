@@ -117,7 +117,7 @@ BATCH = Place(
         ),
         Reach("note_longest_response", How.NAMES, "verl.workers.utils.padding", '"max_response_len"', "spares a wait"),
         Reach(
-            "scripts/bench/actor",
+            "testkit/actor",
             How.CALLS,
             "verl.workers.utils.losses:ppo_loss",
             "config, model_output, data",
@@ -129,9 +129,7 @@ BATCH = Place(
         Reach("(several files)", How.CALLS, f"{TU}:assign_non_tensor_data", "tensor_dict, key, val", ""),
         Reach("(several files)", How.CALLS, f"{TU}:assign_non_tensor_stack", "tensor_dict, key, val", ""),
         Reach("(several files)", How.CALLS, f"{TU}:index_select_tensor_dict", "batch, indices", ""),
-        Reach(
-            "scripts/bench", How.CALLS, f"{TU}:get_tensordict", "tensor_dict, non_tensor_dict", "batches for one engine"
-        ),
+        Reach("testkit", How.CALLS, f"{TU}:get_tensordict", "tensor_dict, non_tensor_dict", "batches for one engine"),
         Reach("scripts/bench", How.CALLS, f"{TU}:concat_tensordict", "data", ""),
         Reach(
             "(several files)", How.CALLS, "verl.utils.device:get_device_id", "", "the device's number; `cpu` on a CPU"
@@ -210,10 +208,10 @@ CONFIG = Place(
         Reach(
             "config/*.yaml", How.CALLS, "verl.utils.config:omega_conf_to_dataclass", "config", "`_target_` of a setting"
         ),
-        Reach("scripts/bench/actor", How.CALLS, "verl.workers.config:HFModelConfig", "path, load_tokenizer", ""),
-        Reach("scripts/bench/actor", How.CALLS, "verl.workers.config:McoreCheckpointConfig", "", ""),
+        Reach("testkit/actor", How.CALLS, "verl.workers.config:HFModelConfig", "path, load_tokenizer", ""),
+        Reach("testkit/actor", How.CALLS, "verl.workers.config:McoreCheckpointConfig", "", ""),
         Reach(
-            "scripts/bench/actor",
+            "testkit/actor",
             How.CALLS,
             "verl.workers.config:McoreOptimizerConfig",
             "lr, total_training_steps, weight_decay, lr_warmup_steps, clip_grad, override_optimizer_config",

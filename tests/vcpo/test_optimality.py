@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.bench.baseline_variance import SETTINGS, measure
+from scripts.bench.exactness.baselines import SETTINGS, measure
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting[0])

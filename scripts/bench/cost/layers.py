@@ -1,0 +1,81 @@
+"""The forms of one linear layer's per-sequence norms and sums, checked and timed."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcpo.gradnorm import Segments, add_weighted, add_weighted_per_sequence, squared_norms
+from vcpo.gradnorm.linear import gram_costs_less
+
+# (in, out) of the linear layers of Qwen2.5-1.5B and -7B, and of a model for a CPU
+MODELS = {
+    "d512": {"qkv": (512, 768), "o": (512, 512), "fc1": (512, 2816), "fc2": (1408, 512)},
+    "Qwen2.5-1.5B": {"qkv": (1536, 2048), "o": (1536, 1536), "fc1": (1536, 17920), "fc2": (8960, 1536)},
+    "Qwen2.5-7B": {"qkv": (3584, 4608), "o": (3584, 3584), "fc1": (3584, 37888), "fc2": (18944, 3584)},
+}
+LENGTHS = {"64-256": (64, 256, 16), "256-1024": (256, 1024, 8), "2048": (2048, 2048, 4)}
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()  # other programs on the machine don't take it
+
+
+def _forms(x: Tensor, dy: Tensor, segments: Segments) -> dict[str, Callable[[], Tensor | None]]:
+    shape = dy.shape[1], x.shape[1]
+    main, second = torch.zeros(2, *shape, device=x.device).unbind()
+    coefficient = torch.rand(2, len(segments), device=x.device)
+
+    def plain() -> None:
+        main.add_(dy.T @ x)
+
+    def norms_then_sum() -> Tensor:
+        norms = squared_norms(x, dy, segments)
+        add_weighted(x, dy, segments, coefficient[0], main)
+        return norms
+
+    return {
+        "plain": plain,
+        "norms and two sums": lambda: add_weighted_per_sequence(x, dy, segments, coefficient, [main, second]),
+        "norms, then one sum": norms_then_sum,
+    }
+
+
+def _expected(x: Tensor, dy: Tensor, segments: Segments) -> Tensor:
+    parts = zip(x.double().split(segments.lengths), dy.double().split(segments.lengths), strict=True)
+    return torch.stack([(b.T @ a).square().sum() for a, b in parts])
+
+
+def measure(
+    model: str, lengths: str, layer: str, device: torch.device, dtype: torch.dtype, rounds: int
+) -> dict[str, Any]:
+    """The row of one layer: error of the norms and time relative to the plain product, by form."""
+    generator = torch.Generator(device).manual_seed(0)
+    low, high, sequences = LENGTHS[lengths]
+    picked = torch.randint(low, high + 1, (sequences,), generator=torch.Generator().manual_seed(0)).tolist()
+    segments = Segments.of_lengths(picked, device)
+    inputs, outputs = MODELS[model][layer]
+    x, dy = (torch.randn(sum(picked), d, device=device, generator=generator).to(dtype) for d in (inputs, outputs))
+    expected = _expected(x, dy, segments)
+    forms = _forms(x, dy, segments)
+    errors = {name: ((n / expected) - 1).abs().max().item() for name, f in forms.items() if (n := f()) is not None}
+    seconds: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(rounds):
+        for name, form in forms.items():
+            start = _now(device)
+            form()
+            seconds[name].append(_now(device) - start)
+    ratio = {
+        name: statistics.median(a / b for a, b in zip(times, seconds["plain"], strict=True))
+        for name, times in seconds.items()
+    }
+    gram = gram_costs_less(segments, inputs, outputs)
+    shape = {"model": model, "lengths": lengths, "layer": layer, "form": "gram" if gram else "direct"}
+    return {**shape, "plain_s": statistics.median(seconds["plain"]), "errors": errors, "ratio": ratio}

@@ -1,0 +1,138 @@
+"""Models, mini-batches and methods whose steps are timed, each case in processes that `step_worker` runs in."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testkit.layout_run import make_checkpoint, run_processes
+
+PLAIN, TWO_PASSES, PER_TRAJECTORY = "plain", "packed, two backward passes", "per trajectory"
+
+METHODS: dict[str, dict[str, Any]] = {
+    PLAIN: {"enable": False},
+    "packed, gradients": {"packed_keep": "gradients"},
+    "packed, activations": {"packed_keep": "activations"},
+    TWO_PASSES: {"packed_keep": "nothing"},
+    PER_TRAJECTORY: {"gradient_norms": "per_trajectory"},
+}
+
+SLOW = (TWO_PASSES, PER_TRAJECTORY)
+"""Measured in a third of the rounds: their ratios need no second digit."""
+
+ERROR_LIMITS = {
+    "float32": {"norms": 1e-5, "gradient": 1e-5},
+    "bfloat16": {"norms": 1e-2, "gradient": 1e-2},
+}
+"""Of squared norms and of the whole gradient, relative."""
+
+_STEPS_OF_A_ROUND_S = 600.0
+"""A round that takes longer hangs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a mini-batch."""
+
+    model: str
+    layers: int
+    shortest: int
+    longest: int
+    groups: int
+    group_size: int
+    tp: int = 1
+    dtype: str = "float32"
+    micro_batch_tokens: int = 8192
+
+    @property
+    def name(self) -> str:
+        tp, dtype = (f", TP{self.tp}" if self.tp > 1 else ""), ("" if self.dtype == "float32" else f", {self.dtype}")
+        return f"{self.model}, {self.shortest}-{self.longest} tokens{tp}{dtype}"
+
+    @property
+    def vocabulary(self) -> int:
+        return int(MODELS[self.model]["vocab_size"])
+
+
+def _shape(hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> dict[str, Any]:
+    return dict(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        eos_token_id=vocabulary - 2,
+        pad_token_id=vocabulary - 1,
+        max_position_embeddings=4096,
+        tie_word_embeddings=tied,
+    )
+
+
+MODELS = {
+    "d512": _shape(512, 1408, 8, 2, 4096, tied=False),
+    "d1024": _shape(1024, 2816, 16, 4, 4096, tied=False),
+    "Qwen2.5-1.5B": _shape(1536, 8960, 12, 2, 151936, tied=True) | {"initializer_range": 0.02},
+    "Qwen2.5-7B": _shape(3584, 18944, 28, 4, 152064, tied=False) | {"initializer_range": 0.02},
+}
+_LENGTHS = ((64, 256), (256, 1024), (2048, 2048))
+
+
+def cpu_cases() -> list[Case]:
+    """Two small models, in float32."""
+    return [
+        Case(model, layers, *lengths, groups=2, group_size=size, tp=tp)
+        for model, layers in (("d512", 4), ("d1024", 2))
+        for lengths, size in zip(_LENGTHS, (8, 4, 2), strict=True)
+        for tp in ((1, 2) if model == "d512" else (1,))
+    ]
+
+
+def gpu_cases(gpus: int, memory_bytes: int) -> list[Case]:
+    """Real shapes, in both precisions, on one GPU and on two if there are."""
+    return [
+        Case(model, layers_that_fit(model, 28, memory_bytes, dtype), *lengths, groups, group_size=8, tp=tp, dtype=dtype)
+        for model in ("Qwen2.5-1.5B", "Qwen2.5-7B")
+        for dtype in ("bfloat16", "float32")
+        for lengths, groups in zip(_LENGTHS, (8, 4, 2), strict=True)
+        for tp in (1, 2)
+        if tp <= gpus
+    ]
+
+
+def layers_that_fit(model: str, layers: int, memory_bytes: int, dtype: str) -> int:
+    """At most `layers`: weights, gradients, a second buffer and Adam's state may fill half of the memory."""
+    shape = MODELS[model]
+    hidden, heads, kv_heads = (shape[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    attention = hidden * hidden * 2 * (1 + kv_heads / heads)  # q and o; k and v
+    of_a_layer = attention + 3 * hidden * shape["intermediate_size"]
+    of_embeddings = hidden * shape["vocab_size"] * (1 if shape["tie_word_embeddings"] else 2)
+    # two gradients and Adam's two moments in float32; a bfloat16 weight has a float32 copy
+    bytes_each = 16 + (6 if dtype == "bfloat16" else 4)
+    return max(1, min(layers, int((memory_bytes / 2 / bytes_each - of_embeddings) / of_a_layer)))
+
+
+def measure(cases: list[Case], rounds: int) -> Iterator[dict[str, Any]]:
+    """The row of every case: per method {seconds, ratio, peak_bytes, parts, errors}."""
+    checkpoints: dict[tuple[str, int], Path] = {}
+    with tempfile.TemporaryDirectory() as root:
+        for case in cases:
+            if (key := (case.model, case.layers)) not in checkpoints:
+                folder, shape = Path(root) / f"{case.model}-{case.layers}", MODELS[case.model]
+                kind = "tied" if shape["tie_word_embeddings"] else "untied"
+                checkpoints[key] = make_checkpoint(kind, folder, num_hidden_layers=case.layers, **shape)
+            with tempfile.TemporaryDirectory() as folder_of_case:
+                arguments, limit_s = (case, rounds, checkpoints[key]), (rounds + 5) * _STEPS_OF_A_ROUND_S
+                folder = Path(folder_of_case)
+                run_processes(case.name, case.tp, "scripts.bench.cost.step_worker", arguments, folder, limit_s)
+                methods = torch.load(folder / "result", weights_only=True)
+            yield {"case": asdict(case), "methods": methods}
+
+
+def exact(row: dict[str, Any]) -> bool:
+    """Whether norms and gradients are within ERROR_LIMITS."""
+    limits = ERROR_LIMITS[row["case"]["dtype"]]
+    errors = [result["errors"] for result in row["methods"].values() if "errors" in result]
+    return all(error[name] <= limit for error in errors for name, limit in limits.items())

@@ -1,0 +1,111 @@
+"""The patched Megatron actor, alone, for a measurement or a test: on CPU, or where there is one on a GPU.
+
+Importing it applies the environment of a CPU run, if it is one, and imports the whole training stack. On a GPU it takes
+PyTorch and packages without kernels: the layers are Megatron's own, the attention is torch's where Transformer Engine
+is not installed.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from verl_vcpo.cpu import environment
+
+ON_GPU = torch.cuda.is_available()
+if ON_GPU:
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's condition for tensor parallelism
+else:
+    environment.apply()
+
+from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig  # noqa: E402
+from verl.workers.utils.losses import ppo_loss  # noqa: E402
+
+from testkit.layout_run import GROUP_SIZE, LEARNING_RATE, Layout  # noqa: E402
+from vcpo import VCPOConfig  # noqa: E402
+from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
+from verl_vcpo.workers.config.actor import VCPOActorConfig  # noqa: E402
+
+if ON_GPU:
+    from verl_vcpo.workers.engine.megatron import bridge as bridge  # registers the bridge of local layers
+    from verl_vcpo.workers.engine.megatron.transformer_impl import VCPOMegatronEngine as Engine
+else:
+    from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine as Engine
+
+
+def adamw(learning_rate: float = LEARNING_RATE) -> McoreOptimizerConfig:
+    """What the layouts are trained with."""
+    return McoreOptimizerConfig(
+        lr=learning_rate,
+        weight_decay=0.1,
+        clip_grad=0.1,  # reached: clipping comes after the baseline on every layout
+        lr_warmup_steps=0,
+        total_training_steps=100,
+        # at 1e-8 Adam turns the rounding of tiny gradients into full steps
+        override_optimizer_config={"adam_eps": 1e-4},
+    )
+
+
+def engine_settings(
+    layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32"
+) -> dict[str, Any]:
+    """The engine's configurations, under the names that verl gives them."""
+    transformer: dict[str, Any] = {"attention_backend": "auto"}
+    if ON_GPU:
+        transformer |= {"transformer_impl": "local", "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    if layout.tp > 1:
+        transformer["sequence_parallel"] = layout.sequence_parallel
+    if layout.recompute:
+        transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return dict(
+        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True),
+        engine_config=CPUMcoreEngineConfig(  # verl's own refuses float32, which exactness is checked in
+            dtype=dtype,
+            vanilla_mbridge=True,
+            use_remove_padding=layout.packed,
+            use_distributed_optimizer=layout.distributed_optimizer,
+            tensor_model_parallel_size=layout.tp,
+            sequence_parallel=layout.sequence_parallel,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            override_transformer_config=transformer,
+        ),
+        optimizer_config=optimizer,
+        checkpoint_config=McoreCheckpointConfig(),
+    )
+
+
+def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32") -> Any:
+    """The patched actor, loaded."""
+    engine = Engine(**engine_settings(layout, checkpoint, optimizer, dtype))
+    engine.initialize()
+    return engine
+
+
+def loss_function(vcpo: VCPOConfig, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
+    """verl's loss as the engine receives it: a partial that carries the actor's configuration."""
+    config = VCPOActorConfig(
+        strategy="megatron",
+        rollout_n=GROUP_SIZE,
+        ppo_micro_batch_size_per_gpu=2,
+        loss_agg_mode=loss_agg_mode,
+        vcpo=vcpo,
+        **actor,
+    )
+    return partial(ppo_loss, config=config)
+
+
+def join_processes(rank: int, world_size: int, folder: Path) -> None:
+    """This process and its device in the group of a measurement."""
+    torch.set_num_threads(1)
+    backend = "gloo"
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"  # verl's
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)

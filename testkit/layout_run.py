@@ -1,0 +1,201 @@
+"""A few VCPO steps of the real Megatron actor on one parallel layout, in real gloo processes on CPU."""
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_vcpo.cpu import environment
+
+STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
+_TIMEOUT_S = 1200
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the model and the batch are laid out over processes."""
+
+    name: str
+    model: str = "untied"
+    """untied, tied (output layer = embedding) or moe."""
+    dp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    pp: int = 1
+    vpp: int | None = None
+    """Model chunks per pipeline stage."""
+    cp: int = 1
+    ep: int = 1
+    """Expert parallelism."""
+    etp: int | None = None
+    """Tensor parallelism of the experts; None: that of the model."""
+    packed: bool = True
+    dynamic_batch: bool = False
+    """Micro-batches by tokens, not by sequences."""
+    distributed_optimizer: bool = True
+    recompute: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the gradient norms are measured, and what baseline they are for."""
+
+    name: str
+    vcpo: dict[str, Any]
+    """Settings of VCPOConfig."""
+    whole_groups: bool = False
+    """A prompt's samples lie on one data-parallel rank; else on all of them."""
+
+    @property
+    def scope(self) -> str:
+        return str(self.vcpo.get("opob_scope", "group"))
+
+
+PER_TRAJECTORY = Method("per trajectory", {"gradient_norms": "per_trajectory"})
+PER_TRAJECTORY_MINI_BATCH = Method(
+    "per trajectory, mini-batch", {"gradient_norms": "per_trajectory", "opob_scope": "minibatch"}
+)
+ACTIVATIONS = Method("packed, activations", {"packed_keep": "activations", "packed_tokens": 60})
+GRADIENTS = Method("packed, gradients", {"packed_keep": "gradients"}, whole_groups=True)
+GRADIENTS_MINI_BATCH = Method("packed, gradients, mini-batch", {"packed_keep": "gradients", "opob_scope": "minibatch"})
+SECOND_PASS = Method("packed, second pass", {"packed_keep": "nothing"})
+
+
+def methods(layout: Layout) -> list[Method]:
+    """What is compared on a layout: everything that it can do."""
+    if layout.model == "moe":
+        return [PER_TRAJECTORY]
+    one_group_at_a_time = [GRADIENTS] if layout.vpp is None else []
+    return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH, SECOND_PASS]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a layout computed. The same on every layout, up to rounding."""
+
+    squared_norm: torch.Tensor
+    """[steps, B] ||g_i||^2."""
+    ess_ratio: torch.Tensor
+    """[steps]"""
+    baseline: torch.Tensor
+    """[steps, B]"""
+    parameters: dict[str, torch.Tensor]
+    """After the last step, under their Hugging Face names."""
+    step_s: float
+    """Median seconds of a step on rank 0, the first one left out."""
+
+
+def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
+    """A small random Qwen2 (or Qwen3-MoE) checkpoint with a tokenizer of one token per character.
+
+    Args:
+        model: untied, tied or moe.
+        folder: where to put it.
+        of_shape: settings of transformers' configuration to change.
+    """
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    shape: dict[str, Any] = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=VOCABULARY - 2,
+        pad_token_id=VOCABULARY - 1,
+        initializer_range=0.1,
+        tie_word_embeddings=model == "tied",
+    )
+    shape |= of_shape
+    torch.manual_seed(0)
+    if model == "moe":
+        experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, head_dim=16)
+        network: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
+    else:
+        network = Qwen2ForCausalLM(Qwen2Config(**shape))
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):  # zeros would stay near zero, where rounding is all there is
+            torch.nn.init.normal_(parameter, std=0.1)
+    path = folder / model
+    network.float().save_pretrained(path)
+    tokens = {chr(i + 32): i for i in range(VOCABULARY - 2)} | {"<eos>": VOCABULARY - 2, "<pad>": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(path)
+    return path
+
+
+def run_layout(layout: Layout, checkpoint: Path, of: list[Method]) -> dict[str, Result]:
+    """Run `layout` in processes of its own, with each method from the same start.
+
+    Returns:
+        The result of each method, by its name.
+
+    Raises:
+        RuntimeError: a process failed, with the end of its output.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_processes(layout.name, layout.world_size, "testkit.layout_worker", (layout, of, checkpoint), Path(folder))
+        results = torch.load(Path(folder) / "result", weights_only=True)
+        return {name: Result(**result) for name, result in results.items()}
+
+
+def run_processes(
+    name: str,
+    world_size: int,
+    worker: str,
+    arguments: tuple[Any, ...],
+    folder: Path,
+    timeout_s: float = _TIMEOUT_S,
+) -> None:
+    """Call `run(*arguments, folder, rank)` of the module `worker` in processes of their own.
+
+    Raises:
+        RuntimeError: a process failed or did not end in time, with the end of its output.
+    """
+    if not torch.cuda.is_available():
+        environment.apply()  # before they start, which is when the memory allocator reads it
+    # a process that has asked for a GPU must not fork
+    context: SpawnContext | ForkServerContext = (
+        multiprocessing.get_context("spawn") if torch.cuda.is_available() else multiprocessing.get_context("forkserver")
+    )
+    context.set_forkserver_preload([worker])  # import once, fork for every process; no matter for "spawn"
+    processes = [context.Process(target=_start, args=(worker, arguments, folder, rank)) for rank in range(world_size)]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + timeout_s
+    while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
+        if any(p.exitcode not in (None, 0) for p in processes):
+            break  # the others would wait for it for ever
+        time.sleep(0.02)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    if codes != [0] * world_size:
+        failed = next((rank for rank, code in enumerate(codes) if code), 0)
+        raise RuntimeError(
+            f"{name!r}: exit codes {codes} (None: no answer within {timeout_s:.0f} s); rank {failed}:\n"
+            + (folder / f"rank{failed}.log").read_text()[-4000:]
+        )
+
+
+def _start(worker: str, arguments: tuple[Any, ...], folder: Path, rank: int) -> None:
+    module = importlib.import_module(worker)
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    module.run(*arguments, folder, rank)

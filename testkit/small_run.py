@@ -1,0 +1,128 @@
+"""The real stack on CPU, small: a task and a model that take seconds a step. For the benchmarks and the e2e tests."""
+
+import contextlib
+import ipaddress
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of, shared_memory_of
+from testkit import ROOT
+from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
+
+BATCH = 4
+_TIMEOUT_S = 420
+
+
+def make_assets(folder: Path) -> Path:
+    """data/{train,val}.parquet and model/, a warm start of a few steps, by the project's own commands."""
+    for command in (
+        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", "64", "--val", "16"],
+        ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", "--steps", "20"],
+    ):
+        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def small_task(assets: Path, run_dir: Path) -> list[str]:
+    """The countdown preset on `assets`, with a reward that has something to learn from in a few steps."""
+    return [
+        "+task=countdown",
+        f"data.train_files={assets}/data/train.parquet",
+        f"data.val_files={assets}/data/val.parquet",
+        f"actor_rollout_ref.model.path={assets}/model",
+        f"run_dir={run_dir}",
+        "reward.custom_reward_function.path=pkg://testkit.digits_reward",
+        # small enough for seconds, large enough for groups with unequal rewards
+        f"data.train_batch_size={BATCH}",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.total_training_steps=3",
+    ]
+
+
+def abandoned_memory() -> set[str]:
+    """The shared-memory files of this machine that no process has mapped."""
+    files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+    return files - {file.name for file in shared_memory_of(list(psutil.process_iter()))}
+
+
+class Listener(NamedTuple):
+    """A TCP port on which a process takes connections."""
+
+    process: str
+    address: str
+    port: int
+
+    @property
+    def on_loopback(self) -> bool:
+        address = ipaddress.ip_address(self.address)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def listening(processes: list[psutil.Process]) -> list[Listener]:
+    """Where the processes take connections from other processes, and from other machines unless `on_loopback`."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it ended while we looked
+            name = (process.cmdline() or [""])[0].strip()  # Ray's actors write theirs there
+            ports = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            found |= {Listener(name, local.ip, local.port) for local in ports}
+    return sorted(found)
+
+
+def run_id_of(launcher: psutil.Process) -> str:
+    """The id that a launcher gave its run, read from one of the processes that it started."""
+    for process in launcher.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ended while we looked
+            if run_id := process.environ().get(RUN_ID_VARIABLE):
+                return run_id
+    raise RuntimeError(f"process {launcher.pid} has started none of a run")
+
+
+class Run:
+    """One launch of the trainer."""
+
+    def __init__(self, assets: Path, run_dir: Path, *overrides: str) -> None:
+        self.run_dir = run_dir
+        without_validation = ["trainer.val_before_train=false", "trainer.test_freq=0"]
+        arguments = [*small_task(assets, run_dir), *without_validation, *overrides]
+        self._output = run_dir.parent / f"{run_dir.name}.log"
+        command = [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *arguments]
+        with open(self._output, "a") as output:
+            self.process = psutil.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.run_id = ""
+
+    def wait_for_step(self, step: int) -> None:
+        """Until `step` is in metrics.jsonl."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while max((line["step"] for line in self.lines()), default=0) < step:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError(f"step {step} was not reached:\n{self.tail()}")
+            time.sleep(0.2)
+        self.run_id = run_id_of(self.process)
+
+    def wait(self) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(_TIMEOUT_S)
+        except psutil.TimeoutExpired:
+            for process in [*self.process.children(recursive=True), self.process]:
+                process.kill()
+            raise RuntimeError(f"the run hangs:\n{self.tail()}") from None
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """The run's processes with `name` in their title."""
+        return [p for p in processes_of(self.run_id) if name in " ".join(p.cmdline())]
+
+    def lines(self) -> list[dict[str, Any]]:
+        return read_metrics(self.run_dir) if (self.run_dir / METRICS_FILE).is_file() else []
+
+    def tail(self) -> str:
+        return self._output.read_text()[-3000:]
