@@ -1,24 +1,16 @@
 #!/usr/bin/env bash
 # Countdown, synchronous GRPO: Qwen2.5-7B on 8 GPUs of one node.
-# Without VCPO's two controls: the same estimator, with the group's mean as baseline and a constant step size.
-#   DRY_RUN=1 bash SCRIPT   prints the configuration and the GPU plan, starts nothing
-#   CPU=1 bash SCRIPT       2 steps on a laptop, with a small model
-set -euo pipefail
-cd "$(dirname "$0")/../../../../.."
+# VCPO's estimator without VCPO's two controls: the baseline is the group's mean, the step size constant.
+# CPU=1, DRY_RUN=1 and further settings: see launch.sh.
+# shellcheck source=recipe/fully_async_policy/shell/vcpo/launch.sh
+source "$(dirname "$0")/../launch.sh" || exit
 
 MODEL=models/Qwen2.5-7B # a Hugging Face checkpoint's folder
 DATA=data/countdown # python -m scripts.prepare_data countdown --tokenizer MODEL --out data/countdown
-TASK=countdown RUN=outputs/countdown/synchronous
 LAYOUT=(
-  hardware=gpu
   trainer.n_gpus_per_node=4
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4
   actor_rollout_ref.rollout.n_gpus_per_node=4
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
 )
-# shellcheck source=recipe/fully_async_policy/shell/vcpo/laptop.sh
-if [[ "${CPU:-}" == 1 ]]; then source recipe/fully_async_policy/shell/vcpo/laptop.sh; fi
-
-exec python -m recipe.fully_async_policy.main +task="$TASK" async.lag=0 vcpo.step_size_rule=none vcpo.baseline=mean \
-  run_dir="$RUN" actor_rollout_ref.model.path="$MODEL" \
-  data.train_files="$DATA/train.parquet" data.val_files="$DATA/val.parquet" "${LAYOUT[@]}" "$@"
+launch countdown outputs/countdown/synchronous async.lag=0 method=vcpo_off "$@"

@@ -1,24 +1,16 @@
 #!/usr/bin/env bash
 # GSM8K, synchronous GRPO: Qwen2-1.5B on 8 GPUs of one node.
-# Without VCPO's two controls: the same estimator, with the group's mean as baseline and a constant step size.
-#   DRY_RUN=1 bash SCRIPT   prints the configuration and the GPU plan, starts nothing
-#   CPU=1 bash SCRIPT       2 steps on a laptop, with a small model
-set -euo pipefail
-cd "$(dirname "$0")/../../../../.."
+# VCPO's estimator without VCPO's two controls: the baseline is the group's mean, the step size constant.
+# CPU=1, DRY_RUN=1 and further settings: see launch.sh.
+# shellcheck source=recipe/fully_async_policy/shell/vcpo/launch.sh
+source "$(dirname "$0")/../launch.sh" || exit
 
 MODEL=models/Qwen2-1.5B # a Hugging Face checkpoint's folder
 DATA=data/gsm8k # python -m scripts.prepare_data gsm8k --source raw/gsm8k --tokenizer MODEL --out data/gsm8k
-TASK=gsm8k RUN=outputs/gsm8k/synchronous
 LAYOUT=(
-  hardware=gpu
   trainer.n_gpus_per_node=2
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
   actor_rollout_ref.rollout.n_gpus_per_node=6
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
 )
-# shellcheck source=recipe/fully_async_policy/shell/vcpo/laptop.sh
-if [[ "${CPU:-}" == 1 ]]; then source recipe/fully_async_policy/shell/vcpo/laptop.sh; fi
-
-exec python -m recipe.fully_async_policy.main +task="$TASK" async.lag=0 vcpo.step_size_rule=none vcpo.baseline=mean \
-  run_dir="$RUN" actor_rollout_ref.model.path="$MODEL" \
-  data.train_files="$DATA/train.parquet" data.val_files="$DATA/val.parquet" "${LAYOUT[@]}" "$@"
+launch gsm8k outputs/gsm8k/synchronous async.lag=0 method=vcpo_off "$@"

@@ -1,23 +1,15 @@
 #!/usr/bin/env bash
 # Multi-turn tool use (DAPO, AIME 2025), VCPO at lag 2: Qwen2.5-7B on 4 GPUs of one node.
-#   DRY_RUN=1 bash SCRIPT   prints the configuration and the GPU plan, starts nothing
-#   CPU=1 bash SCRIPT       2 steps on a laptop, with a small model
-set -euo pipefail
-cd "$(dirname "$0")/../../../../.."
+# CPU=1, DRY_RUN=1 and further settings: see launch.sh.
+# shellcheck source=recipe/fully_async_policy/shell/vcpo/launch.sh
+source "$(dirname "$0")/../launch.sh" || exit
 
 MODEL=models/Qwen2.5-7B # a Hugging Face checkpoint's folder
 DATA=data/tool_use # python -m scripts.prepare_data tool_use --source raw/tool_use --tokenizer MODEL --out data/tool_use
-TASK=tool_use RUN=outputs/multiturn/vcpo_k2
 LAYOUT=(
-  hardware=gpu
   trainer.n_gpus_per_node=2
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
   actor_rollout_ref.rollout.n_gpus_per_node=2
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
 )
-# shellcheck source=recipe/fully_async_policy/shell/vcpo/laptop.sh
-if [[ "${CPU:-}" == 1 ]]; then source recipe/fully_async_policy/shell/vcpo/laptop.sh; fi
-
-exec python -m recipe.fully_async_policy.main +task="$TASK" async.lag=2 vcpo.enable=true \
-  run_dir="$RUN" actor_rollout_ref.model.path="$MODEL" \
-  data.train_files="$DATA/train.parquet" data.val_files="$DATA/val.parquet" "${LAYOUT[@]}" "$@"
+launch tool_use outputs/multiturn/vcpo_k2 async.lag=2 "$@"
