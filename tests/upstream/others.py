@@ -115,7 +115,7 @@ QUEUE = Place(
             "_run_agent_loop", How.CALLS, "transfer_queue:async_kv_put", "key, partition_id, tag", "why a prompt failed"
         ),
         Reach(
-            "ReplayedGroups",
+            "TBAReplay",
             How.CALLS,
             "transfer_queue:KVBatchMeta",
             "keys, tags, partition_id, fields, extra_info",

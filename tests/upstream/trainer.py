@@ -81,7 +81,7 @@ TRAINER = Place(
         Reach("LagKTrainer", How.USES, f"{BASE}.global_steps", "", "the step; the version is the step before"),
         Reach("LagKTrainer", How.USES, f"{BASE}.trainer_mode", "", "anything but `sync`: data go to TransferQueue"),
         Reach("LagKTrainer", How.USES, f"{BASE}.replay_buffer", "", "ours"),
-        Reach("LagKTrainer", How.USES, f"{BASE}.agent_loop_manager", "", "ours; `cancel` is not theirs"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.agent_loop_manager", "", "ours; `resubmit` is not theirs"),
         Reach("LagKTrainer", How.USES, f"{BASE}.actor_rollout_wg", "", "`stage_weights` is a method of our worker"),
         Reach("LagKTrainer", How.USES, f"{BASE}.role_worker_mapping", "", "our workers"),
         Reach("LagKTrainer", How.USES, f"{BASE}.timing_raw", "", "seconds by name"),
@@ -123,10 +123,6 @@ TRAINER = Place(
         Reach(
             "_compute_old_log_prob", How.SETTING, "algorithm.rollout_correction.bypass_mode", "", "what is recomputed"
         ),
-        Reach("_reissue", How.NAMES, f"{BASE}._submit_batch_to_rollout", '"is_prompt": True', "the tag of a prompt"),
-        Reach("_reissue", How.NAMES, f"{BASE}._submit_batch_to_rollout", '"status": "pending"', "the tag of a prompt"),
-        Reach("_reissue", How.NAMES, f"{BASE}._submit_batch_to_rollout", 'partition_id="train"', "where prompts lie"),
-        Reach("_balance_batch", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", '"seq_len"', "the tag of a trajectory"),
         Reach("_update_actor", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", '"min_global_steps"', "the tag of a trajectory"),
         Reach(
             "_update_actor",
@@ -139,7 +135,7 @@ TRAINER = Place(
 )
 
 STORED = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/checkpoint.py, run_log.py, mini_batches.py, actor_watch.py",
+    "verl/verl_vcpo/trainer/ppo/v1/checkpoint.py, run_log.py, prompt_groups.py, actor_watch.py",
     "Names of metrics and files; how the driver's rows are dealt out to ranks and mini-batches.",
     (
         Reach(
@@ -174,6 +170,7 @@ STORED = Place(
             "mini_batch_size // self.engine.get_data_parallel_size()",
             "a mini-batch is the next slice of every rank's rows",
         ),
+        Reach("keep_groups_whole", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", '"seq_len"', "the tag of a trajectory"),
         Reach("_REPLACEABLE", How.USES, "verl.checkpoint_engine.base:CheckpointEngineWorker", "", "the class's name"),
     ),
 )
@@ -206,7 +203,11 @@ REPLAY = Place(
         ),
         Reach("LagKReplayBuffer.sample", How.OVERRIDES, f"{BUFFER_ASYNC}.sample", "", "metrics"),
         Reach(
-            "LagKReplayBuffer._wait_for_next_poll", How.OVERRIDES, f"{BUFFER}._wait_for_next_poll", "", "often; mends"
+            "LagKReplayBuffer._wait_for_next_poll",
+            How.OVERRIDES,
+            f"{BUFFER}._wait_for_next_poll",
+            "",
+            "often; dead samplers",
         ),
         Reach(
             "LagKReplayBuffer.wait_until_finished",
@@ -242,7 +243,7 @@ LOOPS = Place(
             "",
             "random seeds; why a prompt failed",
         ),
-        Reach("LagKAgentLoopManager", How.SUBCLASSES, f"{LOOP}:AgentLoopManagerTQ", "", "cancels prompts"),
+        Reach("LagKAgentLoopManager", How.SUBCLASSES, f"{LOOP}:AgentLoopManagerTQ", "", "cancels, resubmits"),
         Reach("LagKAgentLoopManager.__init__", How.OVERRIDES, f"{LOOP}:AgentLoopManagerTQ.__init__", "", "our workers"),
         Reach(
             "LagKAgentLoopManager.generate_sequences",
@@ -260,12 +261,15 @@ LOOPS = Place(
         ),
         Reach("LagKAgentLoopManager", How.USES, f"{LOOP}:AgentLoopManagerTQ.agent_loop_workers", "", "actors"),
         Reach(
-            "LagKTrainer",
+            "LagKAgentLoopManager.resubmit",
             How.CALLS,
             f"{LOOP}:AgentLoopManagerTQ.generate_sequences",
             "prompts",
             "submits; does not wait",
         ),
+        Reach("resubmit", How.NAMES, f"{BASE}._submit_batch_to_rollout", '"is_prompt": True', "the tag of a prompt"),
+        Reach("resubmit", How.NAMES, f"{BASE}._submit_batch_to_rollout", '"status": "pending"', "the tag of a prompt"),
+        Reach("resubmit", How.NAMES, f"{BASE}._submit_batch_to_rollout", 'partition_id="train"', "where prompts lie"),
         Reach("_run_agent_loop", How.NAMES, f"{LOOP}:AgentLoopWorkerTQ", "session_id=i", "the place of a sample"),
         Reach(
             "_run_agent_loop",
@@ -279,8 +283,8 @@ LOOPS = Place(
 
 METHODS = Place(
     "verl/verl_vcpo/workers/utils/policy_losses.py, rollout_corr_helper.py, trainer/ppo/v1/token_baseline.py, "
-    "v1/group_replay.py, v1/trajectory_metrics.py",
-    "Whether the two faults that ours mend are still there: an all-zero mask, and `sum_pi_squared` in the V1 trainer.",
+    "v1/tba_replay.py, v1/trajectory_metrics.py",
+    "Whether the two faults that ours repairs are still there: a zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),
         Reach(
@@ -304,14 +308,14 @@ METHODS = Place(
             "rollout_corr_helper", How.REPLACES, f"{CORR}:compute_is_metrics", "", "divides by zero; defined at import"
         ),
         Reach(
-            "given_to_estimator",
+            "passed_to_estimator",
             How.REPLACES,
             f"{V1}.trainer_base:compute_advantage_for_multi_trajectories",
             "",
             "the estimator sees `sum_pi_squared`; for one call",
         ),
         Reach(
-            "asked_for",
+            "requested",
             How.NAMES,
             "verl.workers.engine.megatron.transformer_impl",
             'key="calculate_sum_pi_squared"',
@@ -319,13 +323,13 @@ METHODS = Place(
         ),
         Reach("FIELD", How.NAMES, "verl.trainer.ppo.core_algos", "sum_pi_squared", "what the estimator looks for"),
         Reach(
-            "given_to_estimator",
+            "passed_to_estimator",
             How.CALLS,
             "verl.workers.utils.padding:response_from_nested",
             "tensor, response_mask",
             "whole sequences to responses",
         ),
-        Reach("given_to_estimator", How.USES, "verl:DataProto.batch", "", "what estimators read"),
+        Reach("passed_to_estimator", How.USES, "verl:DataProto.batch", "", "what estimators read"),
         Reach("_policy_loss", How.SETTING, "algorithm.adv_estimator", "", "an estimator of verl's by name"),
     ),
 )

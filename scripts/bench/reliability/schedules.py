@@ -25,7 +25,8 @@ from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from verl_vcpo.trainer.ppo.v1 import replay_buffer, trainer_lag_k  # noqa: E402
+from verl_vcpo.trainer.ppo.v1 import agent_loop, replay_buffer, trainer_lag_k  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer, prompt_of  # noqa: E402
 
@@ -166,6 +167,8 @@ class Samplers:
         self._waiting += [str(uid) for uid in batch["uid"]]
         self._start()
 
+    resubmit = LagKAgentLoopManager.resubmit  # the real method, over `cancel` and `generate_sequences` of this class
+
     def cancel(self, uids: list[str]) -> None:
         for uid in uids:
             self._running.pop(uid, None)
@@ -229,17 +232,16 @@ def _trainer(schedule: Schedule, clock: Clock, samplers: Samplers) -> trainer_la
             "skip": {"rollout_tq": {"enable": False}},
         }
     )
-    trainer.lag, trainer.trainer_mode, trainer.global_steps = schedule.lag, "lag_k", 0
+    trainer.trainer_mode, trainer.global_steps = "lag_k", 0
     trainer.current_mode, trainer.prev_step_profile = HybridEngineMode.TRAINER, False
     trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
-    trainer.timing_raw, trainer._restored_tq_prompt_count, trainer._row_of = {}, 0, {}
+    trainer.timing_raw, trainer._restored_tq_prompt_count = {}, 0
     trainer.train_dataloader = trainer.train_dataloader_it = _dataset()
-    trainer.sampler_keeper, trainer.actor_rollout_wg = mock.Mock(**{"broken.return_value": []}), mock.Mock()
-    trainer._served_version, trainer.observe_processes = 0, lambda: None
+    trainer.sampler_keeper, trainer.actor_rollout_wg = mock.Mock(), mock.Mock()
     trainer.agent_loop_manager = trainer.standalone_checkpoint_manager = samplers
     trainer.replay_buffer = LagKReplayBuffer(
         lag=schedule.lag,
-        reissue_fn=trainer._reissue,
+        reissue_fn=trainer._resubmit,
         on_deadline=schedule.on_deadline,
         exact=schedule.exact,
         trainer_mode="lag_k",
@@ -267,11 +269,11 @@ def run(schedule: Schedule) -> Outcome:
         submit(batch)
 
     samplers.generate_sequences = count_fed  # type: ignore[method-assign]
-    modules = (verl_replay_buffer, trainer_base, trainer_lag_k)
+    modules = (verl_replay_buffer, trainer_base, agent_loop)
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "tq", queue))
-        stack.enter_context(mock.patch.object(replay_buffer, "say"))  # of every prompt that fails
+        stack.enter_context(mock.patch.object(replay_buffer, "print_line"))  # of every prompt that fails
         trainer.global_steps = 1
         try:
             trainer.on_train_begin()

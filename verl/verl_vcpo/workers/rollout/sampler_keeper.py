@@ -1,13 +1,16 @@
-"""Samplers that die are replaced while the run goes on; their prompts go on elsewhere, or on the replacement."""
+"""Samplers that die are replaced while the run goes on; clients send their requests to another sampler meanwhile."""
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from verl_vcpo.console import print_line
 from verl_vcpo.workers.rollout.llm_client import is_server_failure
 
 _PROBE_S = 60.0
@@ -19,49 +22,66 @@ Engine = tuple[str, list[tuple[int, float]]]
 class SamplerKeeper:
     """Keeps as many samplers up as the run started with.
 
-    Clients take a server that fails out of the load balancer's pool. `replace` starts another one in its place,
-    gives it the current weights and puts it into the pool.
+    A client takes a server that fails out of the load balancer's pool (llm_client.py). `replace_missing` starts a
+    sampler for each one that is missing in the pool, gives it the trainer's weights and puts it into the pool.
 
     Args:
         servers: verl's LLMServerManager of the samplers.
-        weights: verl's CheckpointEngineManager, which sends them the weights.
-        timeout_s: a sampler that gives no sign of life for so long (a minute at most) is dead.
+        weights: verl's CheckpointEngineManager, which sends the trainer's weights to the samplers.
+        timeout_s: a sampler that does not answer a probe for so long (a minute at most) is dead.
+        version: the policy version that the samplers have.
+        before_restart: called when a sampler has died, while the other processes of the run are up.
     """
 
-    def __init__(self, servers: Any, weights: Any, timeout_s: float) -> None:
+    def __init__(
+        self, servers: Any, weights: Any, timeout_s: float, version: int, before_restart: Callable[[], object]
+    ) -> None:
         self._servers, self._weights, self._timeout_s = servers, weights, min(timeout_s, _PROBE_S)
+        self._before_restart = before_restart
         self._engines: dict[str, list[Engine]] = {}
-        self.take_out_the_dead()
+        self.version = version
+        """The policy version that the samplers have: set before every weight update."""
+        self._remove_dead()
 
-    def broken(self) -> list[Any]:
-        """The replicas that the balancer no longer uses."""
+    def sleep(self, seconds: float) -> None:
+        """Let time pass while the trainer waits for samples, which dead samplers would never deliver."""
+        time.sleep(seconds)
+        self.replace_missing()
+
+    def replace_dead(self) -> int:
+        """Probe all samplers and replace those that do not answer. Returns the number of replaced samplers."""
+        self._remove_dead()
+        return self.replace_missing()
+
+    def replace_missing(self) -> int:
+        """Replace the samplers that are missing in the balancer's pool. Returns their number."""
         pool = set(ray.get(self._servers.global_load_balancer.get_all_servers.remote()))
-        return [replica for replica in self._servers.rollout_replicas if replica._server_address not in pool]
+        missing = [replica for replica in self._servers.rollout_replicas if replica._server_address not in pool]
+        if missing:
+            print_line("A sampler died: starting another one in its place ...")
+            self._before_restart()
+            self._replace(missing)
+            print_line(f"{len(missing)} sampler(s) restarted, with policy version {self.version}.")
+        return len(missing)
 
-    def take_out_the_dead(self) -> None:
-        """Ask every sampler's engine for a sign of life; those without one leave the balancer's pool."""
+    def _remove_dead(self) -> None:
+        """Probe every sampler's engine, and take those that do not answer out of the balancer's pool."""
         for replica in self._servers.rollout_replicas:
             try:
-                signs = ray.get([server.probe.remote() for server in replica.servers], timeout=self._timeout_s)
-                self._engines[replica._server_address] = signs
+                engines = ray.get([server.probe.remote() for server in replica.servers], timeout=self._timeout_s)
+                self._engines[replica._server_address] = engines
             except (ray.exceptions.RayError, TimeoutError) as error:
                 if not is_server_failure(error):
                     raise
                 ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
 
-    def replace(self, broken: list[Any], version: int) -> None:
-        """Start other replicas in the place of the broken ones.
-
-        Args:
-            broken: what `broken` returned.
-            version: the policy version that the samplers have now.
-        """
-        for replica in broken:
+    def _replace(self, missing: list[Any]) -> None:
+        for replica in missing:
             _remove(replica, self._engines.pop(replica._server_address, []))
-        fresh = asyncio.run(self._start([replica.replica_rank for replica in broken]))
-        kept = [replica for replica in self._servers.rollout_replicas if replica not in broken]
+        fresh = asyncio.run(self._start([replica.replica_rank for replica in missing]))
+        kept = [replica for replica in self._servers.rollout_replicas if replica not in missing]
         self._servers.rollout_replicas = self._weights.replicas = [*kept, *fresh]
-        self._weights.update_weights(version)
+        self._weights.update_weights(self.version)
         handles = {replica._server_address: replica._server_handle for replica in fresh}
         ray.get(self._servers.global_load_balancer.add_servers.remote(handles))
 
@@ -80,8 +100,8 @@ class SamplerKeeper:
 
 
 def _remove(replica: Any, engines: list[Engine]) -> None:
-    """End what is left of a sampler and free its devices and its actors' names, which the next one takes over."""
-    for node_id, processes in engines:  # they outlive their server, and a GPU's memory with them
+    """End the processes of a sampler that are left, and free the devices and actor names for the replacement."""
+    for node_id, processes in engines:  # an engine's processes outlive their server, and keep a GPU's memory
         on_node = NodeAffinitySchedulingStrategy(node_id, soft=True)
         ray.get(_kill.options(scheduling_strategy=on_node).remote(processes))
     actors = (*replica.servers, *replica.workers)
@@ -99,7 +119,7 @@ def _remove(replica: Any, engines: list[Engine]) -> None:
 
 @ray.remote(num_cpus=0)
 def _kill(processes: list[tuple[int, float]]) -> None:
-    """End these processes of this node: (id, time of creation), since ids are used again."""
+    """End processes of this node, given as (id, time of creation): the system may use an id again."""
     for pid, created in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)

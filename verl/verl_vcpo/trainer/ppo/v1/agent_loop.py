@@ -1,4 +1,4 @@
-"""Agent-loop workers whose prompts can be taken back (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
+"""Agent loops whose prompts can be cancelled and sampled again (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
 import asyncio
 import zlib
@@ -11,19 +11,27 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+
 REASON = "reason"
-"""The tag of a failed prompt that says why, in one line."""
+"""The tag of a failed prompt with the cause of its failure, in one line."""
+
+
+def failure_reasons(uids: list[str], partition_id: str) -> list[str]:
+    """For each of these failed prompts the cause, in one line."""
+    tags = tq.kv_list(partition_id)[partition_id]
+    return [tags[uid].get(REASON, "for a reason that is in the agent loop workers' logs") for uid in uids]
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, without the traceback, wherever it was raised."""
+    """Type and message of an error without its traceback; of a Ray task's error, of its cause."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     lines = str(cause).strip().splitlines() or [""]
     return f"{type(cause).__name__}: {lines[-1].strip()}"
 
 
 class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's worker, which also knows the task of every prompt that it runs."""
+    """verl's worker, which also keeps the asyncio task of every prompt that is being sampled, to cancel the task."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,19 +49,19 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         if self.config["async"].deterministic:
-            place = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
-            seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, place))).encode())
+            sample = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
+            seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
-            # The worker's log is a file among many. With the prompt it reaches the trainer, which says it.
+            # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
             partition_id = "val" if trajectory["validate"] else "train"
             await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag={REASON: one_line(error)})
             raise
 
     async def cancel(self, uids: list[str]) -> None:
-        """Stop these prompts, those that run here: when this returns nothing more will be written of them."""
+        """Stop those of these prompts that this worker samples. After that nothing more is written for them."""
         tasks = [self._task_of[uid] for uid in uids if uid in self._task_of]
         for task in tasks:
             task.cancel()
@@ -61,7 +69,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class LagKAgentLoopManager(AgentLoopManagerTQ):
-    """verl's manager of `LagKAgentLoopWorker`s."""
+    """verl's manager of agent-loop workers, which can also stop prompts and sample them again."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,16 +77,29 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self._row_in_validation: dict[str, int] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """As verl's. A validation's prompts, which nothing stores, are kept until the next ones."""
+        """As verl's. A validation's prompts are kept until the next validation: TransferQueue does not have them."""
         if "validate" in prompts and str(prompts["uid"][0]) not in self._row_in_validation:
             self._in_validation = prompts
             self._row_in_validation = {str(uid): row for row, uid in enumerate(prompts["uid"])}
         super().generate_sequences(prompts)
 
-    def prompts_in_validation(self, uids: list[str]) -> TensorDict:
-        """The rows of these prompts, which are being validated on."""
-        return tu.index_select_tensor_dict(self._in_validation, [self._row_in_validation[uid] for uid in uids])
+    def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
+        """Sample these prompts again from the start, as if they had been submitted at `step`."""
+        self.cancel(uids)
+        stored, again = tq.kv_list(partition_id)[partition_id], set(uids)
+        stale = [key for key, tag in stored.items() if not tag.get("is_prompt") and prompt_of(key) in again]
+        if stale:
+            tq.kv_clear(keys=stale, partition_id=partition_id)
+        if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
+            rows = [self._row_in_validation[uid] for uid in uids]
+            prompts = tu.index_select_tensor_dict(self._in_validation, rows)
+        else:
+            prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)
+        tu.assign_non_tensor_data(prompts, "global_steps", step)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
+        self.generate_sequences(prompts)
 
     def cancel(self, uids: list[str]) -> None:
-        """Stop these prompts on whichever worker runs them. Blocks until they have stopped."""
+        """Stop these prompts on whichever worker samples them. Blocks until they have stopped."""
         ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers])

@@ -1,17 +1,22 @@
-"""Checkpoints that are whole or absent: written aside, sealed with a checksum of every file, then renamed.
+"""Checkpoints that are whole or absent: written in a staging folder, sealed with checksums of all files, then renamed.
 
 <root>/.partial/global_step_5/...    while it is written
 <root>/global_step_5/manifest.json   size and CRC-32 of every file: whole
 <root>/latest_checkpointed_iteration.txt  verl's pointer to the newest, written last
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from omegaconf import DictConfig
+
+from verl_vcpo.console import print_line
 from verl_vcpo.whole_file import write_whole
 
 MANIFEST = "manifest.json"
@@ -20,8 +25,47 @@ _STAGING = ".partial"
 _CHUNK = 1 << 24
 
 
+def choose(trainer: DictConfig) -> None:
+    """Make verl load a whole checkpoint, by `trainer.resume_mode` and `trainer.resume_from_path`.
+
+    `resume_mode=auto` takes the newest whole checkpoint, and starts anew where there is none.
+
+    Raises:
+        RuntimeError: the checkpoint that `resume_mode=resume_path` names is damaged.
+    """
+    if trainer.resume_mode == "auto":
+        folder, complaints = newest_whole(Path(trainer.default_local_dir))
+        for line in complaints:
+            print_line(line)
+        trainer.resume_mode = "disable" if folder is None else "resume_path"
+        trainer.resume_from_path = None if folder is None else str(folder.absolute())
+    elif trainer.resume_mode == "resume_path":
+        wrong = damage(Path(trainer.resume_from_path))
+        if wrong:
+            raise RuntimeError(f"trainer.resume_from_path={trainer.resume_from_path}: {wrong}; give a whole checkpoint")
+
+
+@contextlib.contextmanager
+def written_whole(trainer: DictConfig, step: int) -> Iterator[None]:
+    """In the block verl writes the checkpoint of `step` into the staging folder; the end of the block publishes it.
+
+    Raises:
+        RuntimeError: the checkpoint was not written, and why.
+    """
+    root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
+    trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging(root)), None
+    try:
+        yield
+        publish(root, step)
+    except Exception as error:
+        raise RuntimeError(why_not_written(root, step, error)) from error
+    finally:
+        trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
+    prune(root, keep)
+
+
 def staging(root: Path) -> Path:
-    """An empty folder for the checkpoint that is being written; what a crash left in it is removed."""
+    """An empty folder to write a checkpoint into; files that a crash has left there are removed."""
     folder = root / _STAGING
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -37,7 +81,7 @@ def publish(root: Path, step: int) -> Path:
     entries = {str(file.relative_to(staged)): [file.stat().st_size, _crc(file)] for file in _files(staged)}
     write_whole(staged / MANIFEST, json.dumps(entries, indent=1))
     final = root / staged.name
-    shutil.rmtree(final, ignore_errors=True)  # of an earlier run that this one repeats
+    shutil.rmtree(final, ignore_errors=True)  # an earlier run's checkpoint of the same step
     os.replace(staged, final)
     write_whole(root / TRACKER, str(step))
     shutil.rmtree(root / _STAGING, ignore_errors=True)
@@ -45,7 +89,7 @@ def publish(root: Path, step: int) -> Path:
 
 
 def why_not_written(root: Path, step: int, error: Exception) -> str:
-    """One line for a checkpoint that could not be written. A full disk has many faces; the space left has one."""
+    """One line for a checkpoint that could not be written, with the free space: a full disk has many error messages."""
     free_mb = shutil.disk_usage(root).free / 1e6
     reason = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
     return (

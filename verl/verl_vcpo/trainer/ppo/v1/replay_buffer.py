@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import transfer_queue as tq
+from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold
-from verl_vcpo.trainer.ppo.v1.run_log import say
 
 _POLL_S = 0.05
-# A prompt whose generation or reward fails this often fails for a reason of its own.
+# Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
+# the cause is taken to be in the prompt, and the run ends.
 MAX_ATTEMPTS = 4
-_SAID_AT_ONCE = 3
+_MAX_LINES = 3  # printed for prompts that fail at the same time
 
 
 def prompt_of(key: str) -> str:
@@ -24,14 +27,14 @@ def prompt_of(key: str) -> str:
 
 
 class LagKReplayBuffer(ReplayBufferAsync):
-    """Consumes the oldest finished prompts, and waits wherever anything else would break the bound.
+    """Consumes the oldest finished prompts; waits where consuming them would make another trajectory older than k.
 
     Args:
-        lag: k; the bound of a trajectory is k rounded up. 0 waits for the batch that was submitted at this step.
-        reissue_fn: (uids, partition) submits these prompts again, cancelling what runs of them.
+        lag: k; a trajectory's lag is at most k rounded up. 0 waits for the batch that was submitted at this step.
+        reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
         on_deadline: what happens to a prompt that is due and not finished.
         exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
-        reason_fn: why prompts failed: (uids, partition) -> one line for each.
+        reason_fn: (uids, partition) -> for each of these failed prompts the cause, in one line.
         **kwargs: verl's.
     """
 
@@ -53,8 +56,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
-        self._place: dict[str, int] = {}
+        self._submission_number: dict[str, int] = {}
         self._count_submitted = itertools.count()
+        self._data_row: dict[str, int] = {}
         self._attempts: Counter[str] = Counter()
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
@@ -62,26 +66,50 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.ages: Counter[int] = Counter()
         """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
 
-    def note_submitted(self, uids: list[str]) -> None:
-        """Remember the order of submission: batches follow it, whatever finishes first."""
-        for uid in uids:
-            self._place[uid] = next(self._count_submitted)
+    def note_submitted(self, prompts: TensorDict) -> None:
+        """Remember the order of submission: batches follow that order, whatever finishes first.
+
+        Args:
+            prompts: with the fields `uid` and `index`, the prompt's row in the data.
+        """
+        for uid, row in zip(map(str, prompts["uid"]), prompts["index"], strict=True):
+            self._submission_number[uid] = next(self._count_submitted)
+            self._data_row[uid] = int(row)
+
+    def pop_data_rows(self, keys: list[str]) -> list[int]:
+        """The rows in the data, sorted, of the prompts whose trajectories are stored under `keys`; each row once."""
+        return sorted(self._data_row.pop(uid) for uid in {prompt_of(key) for key in keys} if uid in self._data_row)
+
+    def resume(self) -> None:
+        """Take over the prompts that a checkpoint has brought back into TransferQueue.
+
+        The checkpoint of a step is written before verl removes the step's batch: its trajectories are removed here.
+        """
+        tags = (tq.kv_list("train") or {}).get("train", {})
+        prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
+        trained = [key for key in tags if prompt_of(key) not in prompts]
+        if trained:
+            tq.kv_clear(keys=trained, partition_id="train")
+        if prompts:
+            self.note_submitted(
+                tq.kv_batch_get(keys=list(prompts), partition_id="train", select_fields=["uid", "index"])
+            )
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
         _, trajectories, submitted = super()._select_prompt_uids(partition_id, set(), 0)
-        ordered = sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), self._place.get(uid, 0)))
+        ordered = sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), self._submission_number.get(uid, 0)))
         return ordered[:batch_size], trajectories, submitted
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
     ) -> Any:
-        place = {uid: i for i, uid in enumerate(selected_prompt_uids)}
+        position = {uid: i for i, uid in enumerate(selected_prompt_uids)}
 
         def order(key: str) -> tuple[int, ...]:
             uid, *numbers = key.split("_")  # {uid}_{session}_{index}
-            return place[uid], *map(int, numbers)
+            return position[uid], *map(int, numbers)
 
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         batch.reorder(sorted(range(len(batch)), key=lambda i: order(batch.keys[i])))
@@ -100,7 +128,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self._stop_waiting()
             return True
         if self.on_deadline is OnDeadline.REISSUE:
-            self._reissue_what_is_late(global_steps, partition_id, batch_size, sampleable_keys)
+            self._reissue_late(global_steps, partition_id, batch_size, sampleable_keys)
         self._held_back_since = self.clock() if self._held_back_since is None else self._held_back_since
         return False
 
@@ -108,14 +136,14 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return self.pending_keys[partition_id] | self.running_keys[partition_id]
 
     def _bound_allows(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> bool:
-        """Whether consuming the oldest finished prompts at `step` leaves every other one its time."""
+        """Whether after consuming the oldest finished prompts at `step` all others can still meet their deadlines."""
         selected, _, submitted = self._select_prompt_uids(partition_id, sampleable_keys, batch_size)
         consumed = set(selected)
         remaining = Counter(at + self.bound for uid, at in submitted.items() if uid not in consumed)
         return deadlines_hold(remaining, step, batch_size)
 
-    def _reissue_what_is_late(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> None:
-        """Submit the oldest unfinished prompts again, as few as give all others their time."""
+    def _reissue_late(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> None:
+        """Submit the oldest unfinished prompts again: as few as it takes for all others to meet their deadlines."""
         submitted = self.prompt_global_steps[partition_id]
         late = []
         for uid in sorted(self._unfinished(partition_id) - self._reissued, key=submitted.__getitem__):
@@ -131,14 +159,14 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str
     ) -> tuple[set[str], set[str], set[str], Counter]:
-        """verl replaces a failed prompt by another one, and counts it as wrong in a validation. Here the same prompt is
-        sampled again, so none is lost.
+        """Has failed prompts sampled again, so that none is lost: verl replaces a failed prompt by another one in
+        training, and counts it as a wrong answer in a validation.
 
         Raises:
             RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
         """
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
-        failed = failed or set(self.failure_keys[partition_id])  # of a validation, too
+        failed = failed or set(self.failure_keys[partition_id])  # verl returns no failed prompts of a validation
         if failed:
             self._attempts.update(failed)
             hopeless = [uid for uid in sorted(failed) if self._attempts[uid] >= MAX_ATTEMPTS]
@@ -147,7 +175,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
                     f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
                     f"{hopeless[0]}, {self.reason_fn(hopeless[:1], partition_id)[0]}"
                 )
-            self._say_failed(failed, partition_id)
+            self._print_failed(failed, partition_id)
             self._counts["retried_prompts"] += len(failed)
             self.failure_keys[partition_id] -= failed
             self.pending_keys[partition_id] |= failed
@@ -155,13 +183,13 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self.reissue_fn(sorted(failed), partition_id)
         return stale, filtered, set(), counts
 
-    def _say_failed(self, uids: set[str], partition_id: str) -> None:
-        """A line for each of these prompts; of many, for the first."""
-        shown = sorted(uids)[:_SAID_AT_ONCE]
+    def _print_failed(self, uids: set[str], partition_id: str) -> None:
+        """Print a line for each of these prompts, but at most `_MAX_LINES` and the number of the others."""
+        shown = sorted(uids)[:_MAX_LINES]
         for uid, reason in zip(shown, self.reason_fn(shown, partition_id), strict=True):
-            say(f"Prompt {uid} failed, and is sampled again: {reason}")
+            print_line(f"Prompt {uid} failed, and is sampled again: {reason}")
         if len(uids) > len(shown):
-            say(f"... and so did {len(uids) - len(shown)} others.")
+            print_line(f"... and so did {len(uids) - len(shown)} others.")
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
@@ -174,7 +202,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
         for uid in consumed:
             self._attempts.pop(uid, None)
-            self._place.pop(uid, None)
+            self._submission_number.pop(uid, None)
             self._reissued.discard(uid)
         submitted = self.prompt_global_steps[partition_id]
         self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)

@@ -1,14 +1,13 @@
 """What a run tells: a line per step on the console and in `metrics.jsonl`, and `summary.json` at its end."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
 from verl_vcpo.whole_file import write_whole
 
@@ -92,18 +91,11 @@ class RunLog:
             line["collapse_signs"], warning = self._warner.look_at(line)
         with open(self._path, "a") as f:
             f.write(json.dumps(_finite(line), default=_plain, allow_nan=False) + "\n")
-        say(console_line(line))
+        print_line(console_line(line))
         if warning:
-            say(f"warning: {warning}")
+            print_line(f"warning: {warning}")
         if line["reward"] is not None and (advice := self._advisor.look_at(line)):
-            say(f"advice: {advice}")
-
-
-def say(text: str) -> None:
-    """A line on the terminal, above the progress bar, even while what verl prints goes to a file."""
-    stream = sys.__stdout__ or sys.stdout
-    tqdm.write(text, file=stream)
-    stream.flush()
+            print_line(f"advice: {advice}")
 
 
 def console_line(line: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""What verl's optimal token baseline (`stabilizer=otb`) needs and verl's trainer does not hand it: sum_v pi(v)^2.
+"""The input that verl's optimal token baseline needs and verl's V1 trainer does not pass to it: sum_v pi(v)^2.
 
-Extends verl/trainer/ppo/v1/trainer_base.py. The actor computes it beside the old log-probs when asked to
-(`actor.calculate_sum_pi_squared`) and leaves it in TransferQueue; verl 0.9.1's V1 trainer neither asks nor looks there.
+Extends verl/trainer/ppo/v1/trainer_base.py. verl's actor can compute sum_v pi(v)^2 beside the old log-probs
+(`actor.calculate_sum_pi_squared`) and leave the result in TransferQueue. The V1 trainer of verl 0.9.1 neither requests
+the computation nor reads the result.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ FIELD = "sum_pi_squared"
 
 
 @contextlib.contextmanager
-def asked_for(batch: KVBatchMeta) -> Iterator[None]:
+def requested(batch: KVBatchMeta) -> Iterator[None]:
     """Inside the block the actor's log-prob pass over `batch` leaves `sum_pi_squared` too."""
     batch.extra_info["calculate_sum_pi_squared"] = True
     try:
@@ -28,7 +29,7 @@ def asked_for(batch: KVBatchMeta) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def given_to_estimator(batch: KVBatchMeta) -> Iterator[None]:
+def passed_to_estimator(batch: KVBatchMeta) -> Iterator[None]:
     """Inside the block verl's advantage estimators see `sum_pi_squared` [B, T] of `batch`."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[FIELD, "response_mask"])
     data[FIELD] = response_from_nested(data[FIELD], data["response_mask"])

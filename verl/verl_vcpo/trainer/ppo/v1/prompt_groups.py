@@ -1,10 +1,21 @@
-"""Which sequences share a mini-batch, and which a data-parallel rank: baselines compare the samples of a prompt.
+"""Prompt groups in a batch: all samples of a prompt in one mini-batch, and if possible on one data-parallel rank.
 
-No prompt is split between two mini-batches. Where the numbers allow it none is split between two ranks either: the
-actor needs no second forward then to know a baseline before its gradient (workers/engine/megatron/packed/plan.py).
+A baseline compares the samples of a prompt. Where no prompt is split between two ranks, the actor knows the baseline
+before the gradient without a second forward (workers/engine/megatron/packed/plan.py).
 """
 
+from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+
+
+def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> None:
+    """Reorder a batch with `whole_groups_order`; one mini-batch on one rank has all groups whole in any order."""
+    if ranks > 1 or len(batch) > mini_batch_size:
+        prompts = [prompt_of(key) for key in batch.keys]
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
 
 
 def whole_groups_order(groups: list[str], lengths: list[int], mini_batch_size: int, ranks: int) -> list[int]:
@@ -14,7 +25,7 @@ def whole_groups_order(groups: list[str], lengths: list[int], mini_batch_size: i
 
     Args:
         groups: per sequence, its prompt; a prompt's sequences need not be adjacent.
-        lengths: per sequence, its tokens: every rank gets about as many of a mini-batch.
+        lengths: per sequence, its number of tokens; all ranks get about the same number of tokens of a mini-batch.
         mini_batch_size: sequences of a mini-batch, on all ranks together; divides the number of sequences.
         ranks: data-parallel ranks; divides `mini_batch_size`.
 
@@ -47,12 +58,16 @@ def _rows_by_group(groups: list[str], rows: range | list[int]) -> list[list[int]
 
 
 def _shares(batch: list[int], groups: list[str], lengths: list[int], ranks: int) -> list[list[int]]:
-    """Per rank its rows of a mini-batch, about as many tokens each: whole groups, where all ranks get as many."""
+    """Per rank the rows of a mini-batch, with about the same number of tokens.
+
+    A rank gets whole groups where all groups have one size and their number is a multiple of the number of ranks.
+    """
     parts = _rows_by_group(groups, batch)
     if len(parts) % ranks or len({len(part) for part in parts}) != 1:
         parts = [[row] for row in batch]
     tokens = [sum(lengths[row] for row in part) for part in parts]
     shares = get_seqlen_balanced_partitions(tokens, k_partitions=ranks, equal_size=True)
-    # The ranks' n-th groups are in one pass, whose end they wait for: long ones beside long ones.
+    # The n-th groups of all ranks are trained on in the same pass, which lasts as long as the longest of them. Sorted
+    # by length, groups of similar length meet.
     by_length = (sorted(share, key=lambda i: -tokens[i]) for share in shares)
     return [[row for i in share for row in parts[i]] for share in by_length]

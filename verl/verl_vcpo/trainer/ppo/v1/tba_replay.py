@@ -1,7 +1,7 @@
-"""TBA's replay buffer in the lag-k trainer (`stabilizer=tba`).
+"""TBA's replay buffer in the lag-k trainer: remembered prompt groups in TransferQueue (`GroupReplay` draws them).
 
-Remembered prompt groups lie in a partition of TransferQueue of their own; a checkpoint holds them with the rest of it.
-They come back under new uids, as if sampled anew but with the log-probs and the age that they have.
+The groups lie in the partition "replay" of TransferQueue, which a checkpoint contains. A group that is trained on again
+gets a new uid, and keeps its log-probs and its policy version.
 """
 
 import uuid
@@ -18,8 +18,8 @@ PARTITION = "replay"
 _ORDER, _REWARD = "remembered", "mean_reward"
 
 
-class ReplayedGroups:
-    """Exchanges some of a batch's prompt groups for remembered ones, and remembers them all.
+class TBAReplay:
+    """Exchanges some prompt groups of a batch for remembered groups, and remembers all groups of the batch.
 
     Args:
         seed: of the draws.
@@ -30,7 +30,7 @@ class ReplayedGroups:
         self._count = 0
 
     def resume(self) -> None:
-        """Know the groups that a checkpoint has brought back."""
+        """Take over the groups that a checkpoint has brought back into TransferQueue."""
         tags = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         groups = {prompt_of(key): (tag[_ORDER], tag[_REWARD]) for key, tag in tags.items()}
         for uid, (order, reward) in sorted(groups.items(), key=lambda item: item[1]):
@@ -38,7 +38,7 @@ class ReplayedGroups:
             self._count = order + 1
 
     def mix(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The batch to train on: as many groups as `batch` has, each its own or a remembered one in its place."""
+        """The batch to train on, with as many groups as `batch`: some of the groups in `batch`, and remembered ones."""
         fresh: dict[str, list[int]] = {}
         for row, key in enumerate(batch.keys):
             fresh.setdefault(prompt_of(key), []).append(row)
@@ -58,12 +58,12 @@ class ReplayedGroups:
                 keys += back.keys
                 tags += back.tags
                 tq.kv_clear(keys=own, partition_id=batch.partition_id)
-        if forgotten:  # only now: one of them may just have come back
+        if forgotten:  # after the loop above, which may have copied one of the forgotten groups
             tq.kv_clear(keys=[key for key in stored if prompt_of(key) in forgotten], partition_id=PARTITION)
         return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
 
     def _remember(self, batch: KVBatchMeta, fresh: dict[str, list[int]]) -> set[str]:
-        """Store the batch's groups; the uids of those that are forgotten for them, which are still stored."""
+        """Store the groups of the batch. Returns the uids of the groups that are forgotten instead, still stored."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
         rewards = [float(row.sum()) for row in data["rm_scores"].unbind()]
         means = {uid: sum(rewards[row] for row in rows) / len(rows) for uid, rows in fresh.items()}
