@@ -24,7 +24,7 @@ else:
 from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
-from testkit.layout_run import GROUP_SIZE, LEARNING_RATE, Layout  # noqa: E402
+from testkit.layout_run import GROUP_SIZE, LEARNING_RATE, ParallelLayout  # noqa: E402
 from vcpo import VCPOConfig  # noqa: E402
 from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
 from verl_vcpo.workers.config.actor import VCPOActorConfig  # noqa: E402
@@ -50,7 +50,7 @@ def adamw(learning_rate: float = LEARNING_RATE) -> McoreOptimizerConfig:
 
 
 def engine_settings(
-    layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32"
+    layout: ParallelLayout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32"
 ) -> dict[str, Any]:
     """The engine's configurations, under the names that verl gives them."""
     transformer: dict[str, Any] = {"attention_backend": "auto"}
@@ -81,7 +81,9 @@ def engine_settings(
     )
 
 
-def build_engine(layout: Layout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32") -> Any:
+def build_engine(
+    layout: ParallelLayout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32"
+) -> Any:
     """The patched actor, loaded."""
     engine = Engine(**engine_settings(layout, checkpoint, optimizer, dtype))
     engine.initialize()

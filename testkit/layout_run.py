@@ -19,7 +19,7 @@ _TIMEOUT_S = 1200
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """How the model and the batch are laid out over processes."""
 
     name: str
@@ -72,7 +72,7 @@ GRADIENTS_MINI_BATCH = Method("packed, gradients, mini-batch", {"packed_keep": "
 SECOND_PASS = Method("packed, second pass", {"packed_keep": "nothing"})
 
 
-def methods(layout: Layout) -> list[Method]:
+def methods(layout: ParallelLayout) -> list[Method]:
     """What is compared on a layout: everything that it can do."""
     if layout.model == "moe":
         return [PER_TRAJECTORY]
@@ -138,7 +138,7 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     return path
 
 
-def run_layout(layout: Layout, checkpoint: Path, of: list[Method]) -> dict[str, Result]:
+def run_layout(layout: ParallelLayout, checkpoint: Path, of: list[Method]) -> dict[str, Result]:
     """Run `layout` in processes of its own, with each method from the same start.
 
     Returns:

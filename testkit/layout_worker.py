@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from testkit.layout_run import GROUP_SIZE, GROUPS, STEPS, VOCABULARY, Layout, Method, Result
+from testkit.layout_run import GROUP_SIZE, GROUPS, STEPS, VOCABULARY, Method, ParallelLayout, Result
 from vcpo import VCPOConfig
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 
@@ -25,7 +25,9 @@ def order_of_rows(whole_groups: bool) -> list[int]:
     return sorted(range(GROUPS * GROUP_SIZE), key=lambda i: i % GROUPS if whole_groups else i)
 
 
-def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1, whole_groups: bool = False) -> TensorDict:
+def make_batch(
+    layout: ParallelLayout, seed: int = 0, rank: int = 0, ranks: int = 1, whole_groups: bool = False
+) -> TensorDict:
     """Data-parallel rank `rank`'s part of a batch that depends on `seed` only."""
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []
@@ -76,7 +78,7 @@ def make_batch(layout: Layout, seed: int = 0, rank: int = 0, ranks: int = 1, who
     )
 
 
-def run(layout: Layout, of: list[Method], checkpoint: Path, folder: Path, rank: int) -> None:
+def run(layout: ParallelLayout, of: list[Method], checkpoint: Path, folder: Path, rank: int) -> None:
     """Train `STEPS` steps with each method as rank `rank`; rank 0 writes `folder/result`."""
     join_processes(rank, layout.world_size, folder)
     results = {method.name: asdict(_train(layout, method, checkpoint)) for method in of}
@@ -85,7 +87,7 @@ def run(layout: Layout, of: list[Method], checkpoint: Path, folder: Path, rank: 
     dist.barrier()
 
 
-def _train(layout: Layout, method: Method, checkpoint: Path) -> Result:
+def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     engine = build_engine(layout, checkpoint, adamw())
     loss = loss_function(VCPOConfig(base_ess_ratio=0.9, **method.vcpo))
     norms, ratios, baselines, seconds = [], [], [], []

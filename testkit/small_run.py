@@ -84,7 +84,7 @@ def run_id_of(launcher: psutil.Process) -> str:
     raise RuntimeError(f"process {launcher.pid} has started none of a run")
 
 
-class Run:
+class TrainerRun:
     """One launch of the trainer."""
 
     def __init__(self, assets: Path, run_dir: Path, *overrides: str) -> None:

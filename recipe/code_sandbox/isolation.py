@@ -20,7 +20,7 @@ from recipe.code_sandbox.environment import (
     package_paths,
     packages_of_the_system,
 )
-from recipe.code_sandbox.limits import IsolationError, Limits, Outcome
+from recipe.code_sandbox.limits import IsolationError, Limits, ProgramOutcome
 from recipe.code_sandbox.sandboxed import SandboxedInterpreter
 from recipe.code_sandbox.seccomp import filter_program
 
@@ -121,7 +121,7 @@ class Sandbox:
         if self._staging is not None:
             self._staging.close()
 
-    async def run(self, code: str, stdin: str, limits: Limits) -> Outcome:
+    async def run(self, code: str, stdin: str, limits: Limits) -> ProgramOutcome:
         """Run `code` as `__main__` in a new interpreter, until it ends or a limit ends it. Nothing of it is left then.
 
         Raises:

@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass
-class Outcome:
+class ProgramOutcome:
     """How a program ended."""
 
     stdout: str

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe.code_sandbox.cgroups import TEARDOWN_S
 from recipe.code_sandbox.interpreter import LENGTH_BYTES, READY
-from recipe.code_sandbox.limits import IsolationError, Limits, Outcome
+from recipe.code_sandbox.limits import IsolationError, Limits, ProgramOutcome
 
 START_LIMIT_S = 60.0
 """The longest that an interpreter may take until it is ready."""
@@ -97,7 +97,7 @@ class SandboxedInterpreter:
             reason = self._errors.text.strip() or f"it was not ready after {START_LIMIT_S:g} s"
             raise IsolationError(f"an interpreter does not start in the sandbox: {reason}")
 
-    async def run(self, code: str, stdin: str, limits: Limits) -> Outcome:
+    async def run(self, code: str, stdin: str, limits: Limits) -> ProgramOutcome:
         """Run a program to its end or to a limit; then nothing of it is left. Once per interpreter.
 
         Args:
@@ -123,7 +123,7 @@ class SandboxedInterpreter:
                 duration_s = time.perf_counter() - start
         finally:
             await self.end()
-        outcome = Outcome(self._out.text, self._errors.text, duration_s)
+        outcome = ProgramOutcome(self._out.text, self._errors.text, duration_s)
         if self._out.full.is_set() or self._errors.full.is_set():
             outcome.stderr += f"\n[ended: more than {self._limits.output_kb} KiB of output]"
         if not timed_out:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 
 from recipe.code_sandbox.guard import Guard
 from recipe.code_sandbox.isolation import Sandbox
-from recipe.code_sandbox.limits import IsolationError, Limits, Outcome
+from recipe.code_sandbox.limits import IsolationError, Limits, ProgramOutcome
 from recipe.code_sandbox.pool import WarmPool
 from recipe.code_sandbox.protocol import CommandResult, CommandStatus, RunRequest, RunResponse, RunStatus
 
@@ -105,7 +105,7 @@ def _refusal(request: RunRequest) -> str | None:
     return None
 
 
-def _response(outcome: Outcome) -> RunResponse:
+def _response(outcome: ProgramOutcome) -> RunResponse:
     in_time = outcome.return_code is not None
     result = CommandResult(
         status=CommandStatus.FINISHED if in_time else CommandStatus.TIME_LIMIT,

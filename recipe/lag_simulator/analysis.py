@@ -12,7 +12,7 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """One run."""
 
     final_accuracy: float
@@ -23,7 +23,7 @@ class Outcome:
     mean_ess_ratio: float
 
 
-def outcome(curve: pd.DataFrame, total_steps: int) -> Outcome:
+def outcome(curve: pd.DataFrame, total_steps: int) -> RunOutcome:
     """Of one run.
 
     Args:
@@ -32,7 +32,7 @@ def outcome(curve: pd.DataFrame, total_steps: int) -> Outcome:
     """
     evaluated = curve.dropna(subset="val_accuracy")
     last = evaluated[evaluated["step"] > 0.9 * total_steps]["val_accuracy"]
-    return Outcome(
+    return RunOutcome(
         final_accuracy=float(last.mean()) if len(last) else float(evaluated["val_accuracy"].iloc[-1]),
         best_accuracy=float(evaluated["val_accuracy"].max()),
         collapse_step=collapse_step(curve),

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from recipe.lag_simulator.policy import Policy
-from recipe.lag_simulator.task import Prompts, Task
+from recipe.lag_simulator.task import Task, TokenizedPrompts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,13 @@ class Batch:
 
 
 def roll_out(
-    policy: Policy, task: Task, prompts: Prompts, samples: int, max_tokens: int, version: int, generator: Generator
+    policy: Policy,
+    task: Task,
+    prompts: TokenizedPrompts,
+    samples: int,
+    max_tokens: int,
+    version: int,
+    generator: Generator,
 ) -> Batch:
     """Draw `samples` responses per prompt from `policy`, which has `version`, and score them."""
     response, log_prob, mask = policy.sample(prompts.tokens, prompts.mask, samples, max_tokens, generator)

@@ -23,7 +23,7 @@ SETTINGS_FILE, RUNS = "settings.json", "runs"
 
 
 @dataclass(frozen=True)
-class Run:
+class GridRun:
     """One cell of a grid."""
 
     method: str
@@ -66,14 +66,14 @@ class Folder:
         """What all runs of the opened folder have in common."""
         return json.loads((self.path / SETTINGS_FILE).read_text())
 
-    def file(self, run: Run) -> Path:
+    def file(self, run: GridRun) -> Path:
         return self.path / RUNS / f"{run.name}.parquet"
 
-    def has(self, run: Run) -> bool:
+    def has(self, run: GridRun) -> bool:
         """Whether the run is finished."""
         return self.file(run).is_file()
 
-    def curves(self, runs: Iterable[Run]) -> pd.DataFrame:
+    def curves(self, runs: Iterable[GridRun]) -> pd.DataFrame:
         """The steps of finished runs, one below the other, with the run's settings in columns."""
         return pd.concat([pd.read_parquet(self.file(run)) for run in runs], ignore_index=True)
 
@@ -96,13 +96,13 @@ class Folder:
             )
         for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
             method, lag, seed, lr = cell
-            run = Run(str(method), int(lag), int(seed), float(lr))
+            run = GridRun(str(method), int(lag), int(seed), float(lr))
             if not self.has(run):
                 with whole_file(self.file(run)) as partial:
                     curve.to_parquet(partial, index=False, compression="zstd")
 
 
-def run_all(runs: list[Run], folder: Folder, workers: int) -> Iterator[Run]:
+def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridRun]:
     """Make the runs that are missing; yields each as it is there, those of before first."""
     missing = [run for run in runs if not folder.has(run)]
     yield from (run for run in runs if run not in set(missing))
@@ -122,7 +122,7 @@ def run_all(runs: list[Run], folder: Folder, workers: int) -> Iterator[Run]:
             raise
 
 
-def _make(run: Run, folder: Folder) -> None:
+def _make(run: GridRun, folder: Folder) -> None:
     import torch
 
     from recipe.lag_simulator.simulator import Simulator
@@ -134,7 +134,7 @@ def _make(run: Run, folder: Folder) -> None:
     write_run(folder.file(run), run, Simulator(config).run())
 
 
-def write_run(file: Path, run: Run, rows: list[dict[str, Any]]) -> None:
+def write_run(file: Path, run: GridRun, rows: list[dict[str, Any]]) -> None:
     """The curve of one run as a compressed table."""
     table = pd.DataFrame(rows)
     for position, name in enumerate(("method", "lag", "seed", "lr")):

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from recipe.lag_simulator.policy import Tap
+from recipe.lag_simulator.policy import ParameterTap
 
 
-def output_gradients(score: Tensor, taps: list[Tap]) -> list[Tensor]:
+def output_gradients(score: Tensor, taps: list[ParameterTap]) -> list[Tensor]:
     """Per tap, [B, S, d_out]: row i is the gradient of score_i.
 
     Args:
@@ -25,14 +25,14 @@ def output_gradients(score: Tensor, taps: list[Tap]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def squared_norms(gradients: list[Tensor], taps: list[Tap]) -> Tensor:
+def squared_norms(gradients: list[Tensor], taps: list[ParameterTap]) -> Tensor:
     """[B] float64: ||g_i||^2 of g_i = grad score_i with respect to all parameters."""
     norms = (_squared_norm(tap, gradient).double() for tap, gradient in zip(taps, gradients, strict=True))
     return cast(Tensor, sum(norms))  # not 0: a model has parameters
 
 
 @torch.no_grad()
-def weighted_gradients(coefficient: Tensor, gradients: list[Tensor], taps: list[Tap]) -> dict[str, Tensor]:
+def weighted_gradients(coefficient: Tensor, gradients: list[Tensor], taps: list[ParameterTap]) -> dict[str, Tensor]:
     """The gradient of sum_i coefficient_i score_i, by parameter name.
 
     Args:
@@ -46,7 +46,7 @@ def weighted_gradients(coefficient: Tensor, gradients: list[Tensor], taps: list[
     return total
 
 
-def _squared_norm(tap: Tap, gradient: Tensor) -> Tensor:
+def _squared_norm(tap: ParameterTap, gradient: Tensor) -> Tensor:
     """[B], of the parameters behind one tap; `gradient` [B, S, d_out]."""
     if tap.kind == "bias":
         return gradient.sum(dim=1).square().sum(dim=-1)
@@ -64,7 +64,7 @@ def _squared_norm(tap: Tap, gradient: Tensor) -> Tensor:
     return (gradient.mT @ taken).square().sum(dim=(1, 2))
 
 
-def _gradient(tap: Tap, gradient: Tensor) -> Tensor:
+def _gradient(tap: ParameterTap, gradient: Tensor) -> Tensor:
     """The gradient of the parameters behind one tap, summed over the batch; `gradient` [B, S, d_out]."""
     if tap.kind == "bias":
         return gradient.sum(dim=(0, 1))

@@ -17,7 +17,7 @@ EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", 
 
 
 @dataclass(frozen=True)
-class Shape:
+class PolicyShape:
     """Sizes, from a checkpoint's config.json."""
 
     layers: int
@@ -31,7 +31,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Tap:
+class ParameterTap:
     """What one parameter (or several, side by side) took in and gave out: all that its gradient is made of."""
 
     kind: str
@@ -49,7 +49,7 @@ class Tap:
 class Policy:
     """A language model; `parameters` by their Hugging Face names, float32."""
 
-    def __init__(self, parameters: dict[str, Tensor], shape: Shape) -> None:
+    def __init__(self, parameters: dict[str, Tensor], shape: PolicyShape) -> None:
         self.shape = shape
         self.parameters = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
 
@@ -64,7 +64,7 @@ class Policy:
         if config["model_type"] != "qwen2" or config["tie_word_embeddings"]:
             raise ValueError(f"actor_rollout_ref.model.path={folder}: the simulator runs untied Qwen2 models only")
         heads = config["num_attention_heads"]
-        shape = Shape(
+        shape = PolicyShape(
             layers=config["num_hidden_layers"],
             heads=heads,
             kv_heads=config["num_key_value_heads"],
@@ -76,11 +76,15 @@ class Policy:
         )
         return cls({name: p.float() for name, p in load_file(Path(folder) / "model.safetensors").items()}, shape)
 
-    def log_probs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[Tap] | None = None) -> Tensor:
+    def log_probs(
+        self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[ParameterTap] | None = None
+    ) -> Tensor:
         """[B, T, V] log-probabilities of every token at each response position; arguments as of `outputs`."""
         return self.outputs(prompt, prompt_mask, response, taps).log_softmax(dim=-1)
 
-    def outputs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[Tap] | None = None) -> Tensor:
+    def outputs(
+        self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[ParameterTap] | None = None
+    ) -> Tensor:
         """[B, T, V] what the head makes of the state before each response token.
 
         Args:
@@ -94,7 +98,7 @@ class Policy:
         hidden = self._hidden(tokens, mask, taps)[:, prompt.shape[1] - 1 :]
         return self._linear(hidden, [HEAD], taps)
 
-    def _hidden(self, tokens: Tensor, mask: Tensor, taps: list[Tap] | None) -> Tensor:
+    def _hidden(self, tokens: Tensor, mask: Tensor, taps: list[ParameterTap] | None) -> Tensor:
         """[B, S] -> [B, S, H], every position seeing itself and the unpadded ones before it."""
         length = tokens.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -179,7 +183,7 @@ class Policy:
         return self._norm(x[:, 0], FINAL_NORM, None)
 
     def _attention_inputs(
-        self, layer: int, x: Tensor, rotation: tuple[Tensor, Tensor], taps: list[Tap] | None
+        self, layer: int, x: Tensor, rotation: tuple[Tensor, Tensor], taps: list[ParameterTap] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, heads, S, d] and keys, and values, both [B, kv_heads, S, d]."""
         shape, prefix = self.shape, f"model.layers.{layer}"
@@ -193,7 +197,7 @@ class Policy:
         turned = turned * cosine + torch.cat([-second, first], dim=-1) * sine
         return turned[:, : shape.heads], turned[:, shape.heads :], value
 
-    def _after_attention(self, layer: int, x: Tensor, mixed: Tensor, taps: list[Tap] | None) -> Tensor:
+    def _after_attention(self, layer: int, x: Tensor, mixed: Tensor, taps: list[ParameterTap] | None) -> Tensor:
         prefix = f"model.layers.{layer}"
         x = x + self._linear(mixed.transpose(1, 2).flatten(2), [f"{prefix}.self_attn.o_proj.weight"], taps)
         y = self._norm(x, f"{prefix}.post_attention_layernorm.weight", taps)
@@ -202,7 +206,9 @@ class Policy:
         )
         return x + self._linear(F.silu(gate) * up, [f"{prefix}.mlp.down_proj.weight"], taps)
 
-    def _linear(self, x: Tensor, names: list[str], taps: list[Tap] | None, biases: list[str] | None = None) -> Tensor:
+    def _linear(
+        self, x: Tensor, names: list[str], taps: list[ParameterTap] | None, biases: list[str] | None = None
+    ) -> Tensor:
         weight = self.parameters[names[0]] if len(names) == 1 else torch.cat([self.parameters[n] for n in names])
         bias = torch.cat([self.parameters[name] for name in biases]) if biases else None
         y = F.linear(x, weight, bias)
@@ -211,15 +217,17 @@ class Policy:
             self._tap(taps, "bias", biases, None, y)
         return y
 
-    def _norm(self, x: Tensor, name: str, taps: list[Tap] | None) -> Tensor:
+    def _norm(self, x: Tensor, name: str, taps: list[ParameterTap] | None) -> Tensor:
         unit = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.shape.norm_eps)
         y = unit * self.parameters[name]
         self._tap(taps, "scale", [name], unit.detach(), y)
         return y
 
-    def _tap(self, taps: list[Tap] | None, kind: str, names: list[str], taken: Tensor | None, given: Tensor) -> None:
+    def _tap(
+        self, taps: list[ParameterTap] | None, kind: str, names: list[str], taken: Tensor | None, given: Tensor
+    ) -> None:
         if taps is not None:
-            taps.append(Tap(kind, names, [len(self.parameters[name]) for name in names], taken, given))
+            taps.append(ParameterTap(kind, names, [len(self.parameters[name]) for name in names], taken, given))
 
     def _rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """[B, S] positions -> cosines and sines, [B, 1, S, d]."""

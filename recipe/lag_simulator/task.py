@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
-class Prompts:
+class TokenizedPrompts:
     """N tokenised problems, padded on the left."""
 
     tokens: Tensor
@@ -23,12 +23,14 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.truths)
 
-    def take(self, rows: list[int]) -> "Prompts":
+    def take(self, rows: list[int]) -> "TokenizedPrompts":
         """The problems of these rows."""
-        return Prompts(self.tokens[rows], self.mask[rows], [self.truths[row] for row in rows])
+        return TokenizedPrompts(self.tokens[rows], self.mask[rows], [self.truths[row] for row in rows])
 
 
-def load_prompts(file: str | Path, tokenizer: PreTrainedTokenizerBase, longest: int, first: int = -1) -> Prompts:
+def load_prompts(
+    file: str | Path, tokenizer: PreTrainedTokenizerBase, longest: int, first: int = -1
+) -> TokenizedPrompts:
     """The first `first` rows (-1: all) of a parquet file that scripts.prepare_data wrote for countdown.
 
     Raises:
@@ -45,7 +47,7 @@ def load_prompts(file: str | Path, tokenizer: PreTrainedTokenizerBase, longest: 
         raise ValueError(f"data.max_prompt_length={longest}: {file} has a prompt of {width} tokens; raise it")
     tokens = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])
-    return Prompts(tokens, mask, [model["ground_truth"] for model in table["reward_model"]])
+    return TokenizedPrompts(tokens, mask, [model["ground_truth"] for model in table["reward_model"]])
 
 
 class Task:

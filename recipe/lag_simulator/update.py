@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recipe.lag_simulator.batch import Batch
 from recipe.lag_simulator.norms import output_gradients, squared_norms, weighted_gradients
-from recipe.lag_simulator.policy import Policy, Tap
+from recipe.lag_simulator.policy import ParameterTap, Policy
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
@@ -41,7 +41,7 @@ class Update:
     estimate: Estimate | None = None
 
 
-def sampled_log_probs(policy: Policy, batch: Batch, taps: list[Tap] | None = None) -> Tensor:
+def sampled_log_probs(policy: Policy, batch: Batch, taps: list[ParameterTap] | None = None) -> Tensor:
     """[B, T] log-probabilities of the sampled tokens."""
     every = policy.log_probs(batch.prompt, batch.prompt_mask, batch.response, taps)
     return every.gather(2, batch.response[..., None])[..., 0]
@@ -73,7 +73,7 @@ class VCPOMethod:
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
         from verl_vcpo.workers.utils.losses import aggregated
 
-        taps: list[Tap] = []
+        taps: list[ParameterTap] = []
         log_prob = sampled_log_probs(policy, batch, taps)
         score = aggregated(log_prob, batch.mask, self._mode, self._factor)
         gradients = output_gradients(score, taps)

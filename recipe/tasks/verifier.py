@@ -77,7 +77,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         self._free = threading.BoundedSemaphore(self.processes)
-        self._idle: list[_Process] = []
+        self._idle: list[_VerifierProcess] = []
         self._lock = threading.Lock()
 
     def compare(self, truth: str, answer: str) -> Verdict:
@@ -137,14 +137,14 @@ class Verifier:
                 return Verdict.EQUAL if reply["equal"] else Verdict.DIFFERENT
         return Verdict.OVER_LIMIT
 
-    def _take(self) -> "_Process":
+    def _take(self) -> "_VerifierProcess":
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return _Process()
+        return _VerifierProcess()
 
 
-class _Process:
+class _VerifierProcess:
     """One warm process: a JSON line in, a JSON line out."""
 
     def __init__(self) -> None:

@@ -16,10 +16,10 @@ import json
 import sys
 from dataclasses import asdict
 
-from scripts.bench.exactness.baselines import BLOCKS, GROUP_SIZE, INTERVAL, SETTINGS, Minimum, Row, measure
+from scripts.bench.exactness.baselines import BLOCKS, GROUP_SIZE, INTERVAL, SETTINGS, BaselineFigures, Minimum, measure
 
 
-def print_tables(minima: list[Minimum], rows: list[Row]) -> None:
+def print_tables(minima: list[Minimum], rows: list[BaselineFigures]) -> None:
     from rich.console import Console
     from rich.table import Table
 

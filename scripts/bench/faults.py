@@ -17,11 +17,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from scripts.bench.reliability.faults import FAULTS, Verdict, try_fault
+from scripts.bench.reliability.faults import FAULTS, FaultVerdict, try_fault
 from testkit.small_run import make_assets
 
 
-def print_table(verdicts: list[Verdict]) -> None:
+def print_table(verdicts: list[FaultVerdict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -46,7 +46,7 @@ def main() -> int:
         try:
             verdicts.append(try_fault(fault, assets, folder / f"run{i}"))
         except RuntimeError as error:
-            verdicts.append(Verdict(fault.name, 0, 0, 0, str(error)[-400:], 0.0))
+            verdicts.append(FaultVerdict(fault.name, 0, 0, 0, str(error)[-400:], 0.0))
     print_table(verdicts)
     for disk in folder.glob("*-disk"):
         subprocess.run(["umount", str(disk)], check=True)

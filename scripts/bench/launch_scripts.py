@@ -12,10 +12,10 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
-from scripts.bench.reliability.launch_scripts import SHELL, STEPS, Execution, executions
+from scripts.bench.reliability.launch_scripts import SHELL, STEPS, ScriptExecution, executions
 
 
-def print_table(rows: list[Execution]) -> None:
+def print_table(rows: list[ScriptExecution]) -> None:
     from rich.console import Console
     from rich.table import Table
 

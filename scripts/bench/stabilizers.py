@@ -11,11 +11,11 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
-from scripts.bench.reliability.stabilizers import LAG, STEPS, Execution, executions
+from scripts.bench.reliability.stabilizers import LAG, STEPS, StabilizerExecution, executions
 from scripts.bench.stability.preset import METHODS
 
 
-def print_table(rows: list[Execution]) -> None:
+def print_table(rows: list[StabilizerExecution]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.report.runs import Run
+from scripts.report.runs import ReportedRun
 from verl_vcpo.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ PANELS = (
 )
 
 
-def draw(runs: list[Run], path: Path) -> Path:
+def draw(runs: list[ReportedRun], path: Path) -> Path:
     """Write the figure; with several lags, one panel shows the accuracy over the lag."""
     import matplotlib
 
@@ -50,7 +50,7 @@ def draw(runs: list[Run], path: Path) -> Path:
     return path
 
 
-def _title(runs: list[Run]) -> str:
+def _title(runs: list[ReportedRun]) -> str:
     if len(runs) > 1:
         return ", ".join(dict.fromkeys(run.task for run in runs))
     (run,) = runs
@@ -59,7 +59,7 @@ def _title(runs: list[Run]) -> str:
     return f"{run.method}, policy lag bounded by k = {run.lag:g}{largest}"
 
 
-def _accuracy(axis: "Axes", runs: list[Run], palette: list) -> None:
+def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list) -> None:
     from matplotlib.ticker import PercentFormatter
 
     for run, colour in zip(runs, palette, strict=True):
@@ -76,7 +76,7 @@ def _accuracy(axis: "Axes", runs: list[Run], palette: list) -> None:
     axis.grid(alpha=0.3)
 
 
-def _panel(axis: "Axes", runs: list[Run], palette: list, name: str, logarithmic: bool) -> None:
+def _panel(axis: "Axes", runs: list[ReportedRun], palette: list, name: str, logarithmic: bool) -> None:
     positive = False
     for run, colour in zip(runs, palette, strict=True):
         steps, values = run.series(name)
@@ -89,7 +89,7 @@ def _panel(axis: "Axes", runs: list[Run], palette: list, name: str, logarithmic:
     axis.grid(alpha=0.3)
 
 
-def _sweep(axis: "Axes", runs: list[Run], palette: list) -> None:
+def _sweep(axis: "Axes", runs: list[ReportedRun], palette: list) -> None:
     """Accuracy at the end over the lag bound, a line per method and task."""
     from matplotlib.ticker import PercentFormatter
 

@@ -4,7 +4,7 @@ import base64
 from html import escape
 from pathlib import Path
 
-from scripts.report.runs import Run
+from scripts.report.runs import ReportedRun
 from scripts.report.table import NOTE, Table, has_speed_ups
 from verl_vcpo.whole_file import write_whole
 
@@ -15,7 +15,7 @@ _STYLE = (
 )
 
 
-def write(table: Table, picture: Path, runs: list[Run], path: Path) -> None:
+def write(table: Table, picture: Path, runs: list[ReportedRun], path: Path) -> None:
     """Write the page; `picture` is a PNG, embedded."""
     header, *rows = table
     head = _row(header, "th")

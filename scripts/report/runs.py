@@ -22,7 +22,7 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run.
 
     method: the estimator's name, without the lag.
@@ -88,7 +88,7 @@ class Run:
         return None
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> ReportedRun:
     """Read a run's folder.
 
     Raises:
@@ -110,12 +110,12 @@ def read_run(folder: Path) -> Run:
         raise RunError(f"{folder}: not the files of a run ({type(error).__name__}: {reason})") from None
 
 
-def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: float, finished: bool) -> Run:
+def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: float, finished: bool) -> ReportedRun:
     rollout, on_cpu = config.actor_rollout_ref.rollout, config.trainer.device == "cpu"
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes
     val_files = config.data.val_files
     task = Path(val_files if isinstance(val_files, str) else val_files[0]).parent.name
-    return Run(
+    return ReportedRun(
         folder=folder,
         method=method(config.vcpo),
         task=TASKS.get(task, task or "held-out"),

@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from scripts.report.runs import Run
+from scripts.report.runs import ReportedRun
 from verl_vcpo.whole_file import write_whole
 
 NOTE = (
@@ -15,7 +15,7 @@ NOTE = (
 Table = list[list[str]]
 
 
-def make_table(runs: list[Run]) -> Table:
+def make_table(runs: list[ReportedRun]) -> Table:
     """The header and one row per run, as text; `before RL` comes first in each task."""
     tasks = list(dict.fromkeys(run.task for run in runs))
     devices = " or ".join(sorted({run.device for run in runs}, reverse=True))
@@ -41,12 +41,12 @@ def make_table(runs: list[Run]) -> Table:
     return rows
 
 
-def _reference(runs: list[Run], task: str) -> Run | None:
+def _reference(runs: list[ReportedRun], task: str) -> ReportedRun | None:
     """The synchronous run that the others are compared with."""
     return next((run for run in runs if run.task == task and run.lag == 0 and run.accuracy is not None), None)
 
 
-def speed_ups(run: Run, reference: Run | None) -> tuple[str, str]:
+def speed_ups(run: ReportedRun, reference: ReportedRun | None) -> tuple[str, str]:
     """(in steps, in device hours) until the accuracy at which `reference` ended."""
     if reference is None or reference.accuracy is None:
         return "-", "-"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipe.fully_async_policy.processes import processes_of
-from testkit.small_run import BATCH, Run
+from testkit.small_run import BATCH, TrainerRun
 
 pytestmark = pytest.mark.e2e
 
@@ -15,7 +15,7 @@ STEPS = 3
 def test_a_reward_that_hangs_and_dies(assets: Path, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
-    run = Run(
+    run = TrainerRun(
         assets,
         tmp_path / "run",
         "reward.custom_reward_function.name=fails_twice",

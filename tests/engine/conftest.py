@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from verl.workers.config import McoreOptimizerConfig
 
-from testkit.layout_run import Layout, make_checkpoint
+from testkit.layout_run import ParallelLayout, make_checkpoint
 
 LEARNING_RATE = 10.0
-ONE_PROCESS = Layout("one process", distributed_optimizer=False)  # Megatron's distributed optimizer has no SGD
+ONE_PROCESS = ParallelLayout("one process", distributed_optimizer=False)  # Megatron's distributed optimizer has no SGD
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,9 @@ def make_engine(process_group: None, checkpoints: Callable[[str], Path]) -> Call
     """Builds a freshly loaded engine, with SGD unless told otherwise."""
     from testkit.actor import build_engine
 
-    def make(model: str = "untied", optimizer: McoreOptimizerConfig | None = None, layout: Layout = ONE_PROCESS) -> Any:
+    def make(
+        model: str = "untied", optimizer: McoreOptimizerConfig | None = None, layout: ParallelLayout = ONE_PROCESS
+    ) -> Any:
         return build_engine(layout, checkpoints(model), optimizer or sgd())
 
     return make

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from scripts.bench.exactness.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
-from testkit.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, Result, make_checkpoint
-from testkit.layout_run import Layout as LayoutCase
+from testkit.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, ParallelLayout, Result, make_checkpoint
 
 # The other two share their code with these; `python -m scripts.bench.layouts` runs all of them.
 TESTED = [PER_TRAJECTORY, ACTIVATIONS, GRADIENTS]
@@ -33,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_equals_one_process(layout: LayoutCase, models: Models) -> None:
+def test_equals_one_process(layout: ParallelLayout, models: Models) -> None:
     checkpoint, reference = models(layout.model)
     for comparison in compare_all(layout, checkpoint, reference, TESTED):
         assert comparison.ok, comparison

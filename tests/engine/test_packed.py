@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import tensordict_utils as tu
 
-from testkit.layout_run import GROUP_SIZE, GROUPS, Layout
+from testkit.layout_run import GROUP_SIZE, GROUPS, ParallelLayout
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
@@ -203,7 +203,8 @@ def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
 
 
 def test_recompute_and_the_default_is_packed(make_engine: Callable[..., Any]) -> None:
-    plain, again = make_engine(), make_engine(layout=Layout("recompute", recompute=True, distributed_optimizer=False))
+    recompute = ParallelLayout("recompute", recompute=True, distributed_optimizer=False)
+    plain, again = make_engine(), make_engine(layout=recompute)
     for engine in (plain, again):
         train(engine, make_batch(ONE_PROCESS), VCPOConfig())
         assert engine._second_buffers

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from testkit.actor import adamw, loss_function
-from testkit.layout_run import Layout
+from testkit.layout_run import ParallelLayout
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
 from vcpo import VCPOConfig, estimate
@@ -176,7 +176,7 @@ def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(
 
 @pytest.mark.parametrize("baseline", ["opob", "mean"])
 def test_an_update_without_a_usable_sequence_is_skipped(make_engine: Callable[..., Any], baseline: str) -> None:
-    engine = make_engine(optimizer=adamw(), layout=Layout("one process"))
+    engine = make_engine(optimizer=adamw(), layout=ParallelLayout("one process"))
     train(engine, make_batch(ONE_PROCESS), VCPOConfig())  # Adam has momentum now
     before = exported(engine)
     batch = make_batch(ONE_PROCESS)
@@ -242,7 +242,7 @@ def test_a_checkpoint_stores_the_schedule_and_the_measured_base(
     make_engine: Callable[..., Any], tmp_path: Path
 ) -> None:
     auto = VCPOConfig(base_ess_ratio="auto")
-    layout = Layout("one process")
+    layout = ParallelLayout("one process")
     warming_up = replace(adamw(), lr_warmup_steps=4)
     engine = make_engine(optimizer=warming_up, layout=layout)
     train(engine, make_batch(ONE_PROCESS, seed=1), auto)

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from recipe.lag_simulator.norms import output_gradients, squared_norms, weighted_gradients
-from recipe.lag_simulator.policy import Policy, Tap, draw
+from recipe.lag_simulator.policy import ParameterTap, Policy, draw
 
 PAD = 0
 
@@ -30,7 +30,9 @@ def drawn(policy: Policy, prompts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     return policy.sample(*prompts, samples=2, max_tokens=5, generator=torch.Generator().manual_seed(2))
 
 
-def taken(policy: Policy, prompts: tuple[Tensor, Tensor], response: Tensor, taps: list[Tap] | None = None) -> Tensor:
+def taken(
+    policy: Policy, prompts: tuple[Tensor, Tensor], response: Tensor, taps: list[ParameterTap] | None = None
+) -> Tensor:
     """[B, T] log-probs of the response."""
     tokens, mask = (part.repeat_interleave(2, 0) for part in prompts)
     return policy.log_probs(tokens, mask, response, taps).gather(2, response[..., None])[..., 0]
@@ -58,7 +60,7 @@ def test_greedy_is_the_most_likely(policy: Policy, prompts: tuple[Tensor, Tensor
 
 def test_norms_and_gradients_are_autograds(policy: Policy, prompts: tuple[Tensor, Tensor]) -> None:
     response, _, mask = drawn(policy, prompts)
-    taps: list[Tap] = []
+    taps: list[ParameterTap] = []
     score = torch.where(mask, taken(policy, prompts, response, taps), 0.0).sum(dim=-1)
     gradients = output_gradients(score, taps)
     norms = squared_norms(gradients, taps)

@@ -1,4 +1,4 @@
-"""The lag is exact, a seed decides everything, every stabiliser runs, and a grid resumes."""
+"""The lag is exact, a seed decides everything, every stabilizer runs, and a grid resumes."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recipe.lag_simulator import main
-from recipe.lag_simulator.grid import Folder, Run, run_all
+from recipe.lag_simulator.grid import Folder, GridRun, run_all
 from recipe.lag_simulator.simulator import Simulator
 from scripts.bench.stability.preset import METHODS
 
@@ -46,7 +46,7 @@ def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[st
 
 
 @pytest.mark.parametrize("stabilizer", METHODS)
-def test_every_stabiliser_runs(overrides: list[str], stabilizer: str) -> None:
+def test_every_stabilizer_runs(overrides: list[str], stabilizer: str) -> None:
     steps = rows(overrides, f"stabilizer={stabilizer}", "async.lag=1", "trainer.total_training_steps=3")
     assert [row["step"] for row in steps] == [0, 1, 2, 3] and all(row["finite"] for row in steps[1:])
 
@@ -105,7 +105,7 @@ def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp
     settings = tuple(o for o in overrides if not o.startswith(("+task", "run_dir")))
     folder = Folder(tmp_path / "grid", settings)
     folder.open(assets / "model")
-    first, second = Run("vcpo", 0, 1, 1e-3), Run("tis_seq", 1, 1, 1e-3)
+    first, second = GridRun("vcpo", 0, 1, 1e-3), GridRun("tis_seq", 1, 1, 1e-3)
     assert list(run_all([first], folder, workers=1)) == [first]
     made = folder.file(first).stat().st_mtime_ns
     assert list(run_all([first, second], folder, workers=2)) == [first, second]

@@ -26,7 +26,7 @@ def test_the_default_is_vcpo(good: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_stabiliser_passes_every_check(good: dict[str, str], name: str) -> None:
+def test_every_stabilizer_passes_every_check(good: dict[str, str], name: str) -> None:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -40,7 +40,7 @@ def test_every_stabiliser_passes_every_check(good: dict[str, str], name: str) ->
         assert correction["loss_type"] == "reinforce", "verl's default would be PPO's clip"
 
 
-def test_a_setting_of_another_stabiliser_is_refused(good: dict[str, str]) -> None:
+def test_a_setting_of_another_stabilizer_is_refused(good: dict[str, str]) -> None:
     with pytest.raises(SettingError, match="stabilizer.delta: policy_loss.loss_mode=m2po has the settings tau only"):
         main.check(composed(good, "stabilizer=m2po", "+actor_rollout_ref.actor.stabilizer.delta=1"))
     with pytest.raises(SettingError, match="stabilizer.tau: policy_loss.loss_mode=vanilla has no settings there"):
@@ -56,7 +56,7 @@ def test_the_token_baseline_needs_probabilities(good: dict[str, str], setting: s
         main.check(composed(good, "stabilizer=otb", setting))
 
 
-def test_an_unknown_stabiliser_names_those_there_are(good: dict[str, str]) -> None:
+def test_an_unknown_stabilizer_names_those_there_are(good: dict[str, str]) -> None:
     with pytest.raises(SettingError, match="magic") as error:
         composed(good, "stabilizer=magic")
     assert "m2po" in str(error.value)

@@ -295,7 +295,7 @@ def test_it_does_not_start_without_namespaces(open_folder: Path) -> None:
 def test_it_does_not_start_where_memory_has_no_bound(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Sandbox:
+    class SandboxWithoutGroups:
         limits_whole_programs, no_groups, users = False, "no such file", 100
 
         def __init__(self, packages: tuple[str, ...]) -> None:
@@ -304,7 +304,7 @@ def test_it_does_not_start_where_memory_has_no_bound(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(sandbox_server, "Sandbox", Sandbox)
+    monkeypatch.setattr(sandbox_server, "Sandbox", SandboxWithoutGroups)
     assert main([]) == 3
     assert "--allow-unbounded-memory" in capsys.readouterr().err
 

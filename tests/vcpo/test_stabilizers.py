@@ -1,4 +1,4 @@
-"""Each stabiliser: its value and gradient by hand, and REINFORCE's gradient on policy where its formula says so."""
+"""Each stabilizer: its value and gradient by hand, and REINFORCE's gradient on policy where its formula says so."""
 
 import math
 

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from testkit.small_run import Run
+from testkit.small_run import TrainerRun
 
 LAG, STEPS, WARM_UP = 4, 17, 5
 SLOW_TOOL = Path(__file__).with_name("slow_tool.yaml")
@@ -27,7 +27,7 @@ class Timing:
 
 def measure(assets: Path, run_dir: Path, lag: int, *settings: str) -> Timing:
     """One run."""
-    run = Run(
+    run = TrainerRun(
         assets,
         run_dir,
         f"async.lag={lag}",

@@ -23,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from scripts.bench.cost.steps import METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWO_PASSES, Case
-from testkit.layout_run import Layout
+from testkit.layout_run import ParallelLayout
 from vcpo import VCPOConfig
 from verl_vcpo.workers.engine.megatron.packed import update as packed_update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
@@ -70,7 +70,7 @@ def make_batch(case: Case, seed: int = 0) -> TensorDict:
     )
 
 
-class Clock:
+class PartTimer:
     """Seconds by part of a step, of code that `inside` is put around; a part within a part counts once."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def now() -> float:
 
 
 @contextlib.contextmanager
-def _parts(engine: Any, clock: Clock) -> Iterator[None]:
+def _parts(engine: Any, clock: PartTimer) -> Iterator[None]:
     parts: list[tuple[Any, str, str]] = [
         (engine, "forward_step", "forward"),
         (engine, "optimizer_step", "optimizer"),
@@ -216,7 +216,7 @@ def _trained(engine: Any) -> list[torch.nn.Parameter]:
 def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
     """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method."""
     join_processes(rank, case.tp, folder)
-    layout = Layout(case.name, tp=case.tp, sequence_parallel=case.tp > 1)
+    layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1)
     # at a learning rate of 0 a step costs what it costs, and every method has the same weights
     engine = build_engine(layout, checkpoint, adamw(learning_rate=0.0), case.dtype)
     batch = make_batch(case)
@@ -241,7 +241,7 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
 
 
 def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
-    clock = Clock()
+    clock = PartTimer()
     start = now()
     with _parts(engine, clock):
         step()

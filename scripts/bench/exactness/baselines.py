@@ -163,7 +163,7 @@ def from_the_group(groups: Groups, truncation: float | None) -> dict[str, Tensor
 
 
 @dataclass(frozen=True)
-class Row:
+class BaselineFigures:
     """One baseline in one setting. Variances are relative to no baseline."""
 
     setting: str
@@ -194,7 +194,9 @@ class Minimum:
         return abs(self.measured - self.opob) <= INTERVAL * self.standard_error
 
 
-def measure(setting: str, distance: float, truncation: float | None, groups: int) -> tuple[Minimum, list[Row]]:
+def measure(
+    setting: str, distance: float, truncation: float | None, groups: int
+) -> tuple[Minimum, list[BaselineFigures]]:
     """Both parts of the comparison in one setting, from `groups` groups."""
     world = make_world(distance)
     drawn = draw(world, truncation, groups, seed=1)
@@ -202,12 +204,12 @@ def measure(setting: str, distance: float, truncation: float | None, groups: int
     scale, _ = total_variance(updates(drawn, 0.0))
     gradient = (world.log_policy.exp() * world.reward) @ world.score  # [P]
 
-    def row(name: str, baseline: Tensor | float) -> Row:
+    def row(name: str, baseline: Tensor | float) -> BaselineFigures:
         update = updates(drawn, baseline)
         variance, error = total_variance(update)
         constant = baseline if isinstance(baseline, float) else None
         signal = (update.mean(0) @ gradient / gradient.square().sum()).item()
-        return Row(setting, ratio, name, constant, variance / scale, error / scale, signal)
+        return BaselineFigures(setting, ratio, name, constant, variance / scale, error / scale, signal)
 
     fixed = constants(world, truncation)
     rows = [row(name, value) for name, value in fixed.items()]

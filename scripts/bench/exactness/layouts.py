@@ -13,8 +13,8 @@ from tqdm import tqdm
 from testkit.layout_run import (
     PER_TRAJECTORY,
     PER_TRAJECTORY_MINI_BATCH,
-    Layout,
     Method,
+    ParallelLayout,
     Result,
     make_checkpoint,
     methods,
@@ -23,33 +23,35 @@ from testkit.layout_run import (
 
 LIMIT = 1e-5
 
-REFERENCE = {model: Layout(f"one process, {model}", model=model) for model in ("untied", "tied", "moe")}
+REFERENCE = {model: ParallelLayout(f"one process, {model}", model=model) for model in ("untied", "tied", "moe")}
 
 LAYOUTS = [
-    Layout("padded", packed=False),
-    Layout("dynamic batch by tokens", dynamic_batch=True),
-    Layout("activation recompute", recompute=True),
-    Layout("no distributed optimizer", distributed_optimizer=False),
-    Layout("DP2", dp=2),
-    Layout("DP2, dynamic batch, no distributed optimizer", dp=2, dynamic_batch=True, distributed_optimizer=False),
-    Layout("TP2", tp=2),
-    Layout("TP2 SP", tp=2, sequence_parallel=True),
-    Layout("TP2 SP, tied, recompute", model="tied", tp=2, sequence_parallel=True, recompute=True),
-    Layout("TP2 SP, padded", tp=2, sequence_parallel=True, packed=False),
-    Layout("PP2", pp=2),
-    Layout("PP2, tied", model="tied", pp=2),
-    Layout("PP2, 2 virtual stages", pp=2, vpp=2),
-    Layout("PP2, 2 virtual stages, tied", model="tied", pp=2, vpp=2),
-    Layout("CP2", cp=2),
-    Layout("CP2, tied, padded", model="tied", cp=2, packed=False),
-    Layout("TP2 SP x DP2", tp=2, sequence_parallel=True, dp=2),
-    Layout("TP2 SP x PP2, tied", model="tied", tp=2, sequence_parallel=True, pp=2),
-    Layout("CP2 x DP2", cp=2, dp=2),
-    Layout("MoE EP2 (DP2)", model="moe", dp=2, ep=2),
-    Layout("MoE EP2 inside TP2 SP", model="moe", ep=2, etp=1, tp=2, sequence_parallel=True),
-    Layout("MoE EP2 inside TP2 SP, x DP2", model="moe", dp=2, ep=2, etp=1, tp=2, sequence_parallel=True),
-    Layout("MoE EP2 x CP2", model="moe", dp=2, ep=2, cp=2),
-    Layout("MoE EP2 x PP2", model="moe", dp=2, ep=2, pp=2),
+    ParallelLayout("padded", packed=False),
+    ParallelLayout("dynamic batch by tokens", dynamic_batch=True),
+    ParallelLayout("activation recompute", recompute=True),
+    ParallelLayout("no distributed optimizer", distributed_optimizer=False),
+    ParallelLayout("DP2", dp=2),
+    ParallelLayout(
+        "DP2, dynamic batch, no distributed optimizer", dp=2, dynamic_batch=True, distributed_optimizer=False
+    ),
+    ParallelLayout("TP2", tp=2),
+    ParallelLayout("TP2 SP", tp=2, sequence_parallel=True),
+    ParallelLayout("TP2 SP, tied, recompute", model="tied", tp=2, sequence_parallel=True, recompute=True),
+    ParallelLayout("TP2 SP, padded", tp=2, sequence_parallel=True, packed=False),
+    ParallelLayout("PP2", pp=2),
+    ParallelLayout("PP2, tied", model="tied", pp=2),
+    ParallelLayout("PP2, 2 virtual stages", pp=2, vpp=2),
+    ParallelLayout("PP2, 2 virtual stages, tied", model="tied", pp=2, vpp=2),
+    ParallelLayout("CP2", cp=2),
+    ParallelLayout("CP2, tied, padded", model="tied", cp=2, packed=False),
+    ParallelLayout("TP2 SP x DP2", tp=2, sequence_parallel=True, dp=2),
+    ParallelLayout("TP2 SP x PP2, tied", model="tied", tp=2, sequence_parallel=True, pp=2),
+    ParallelLayout("CP2 x DP2", cp=2, dp=2),
+    ParallelLayout("MoE EP2 (DP2)", model="moe", dp=2, ep=2),
+    ParallelLayout("MoE EP2 inside TP2 SP", model="moe", ep=2, etp=1, tp=2, sequence_parallel=True),
+    ParallelLayout("MoE EP2 inside TP2 SP, x DP2", model="moe", dp=2, ep=2, etp=1, tp=2, sequence_parallel=True),
+    ParallelLayout("MoE EP2 x CP2", model="moe", dp=2, ep=2, cp=2),
+    ParallelLayout("MoE EP2 x PP2", model="moe", dp=2, ep=2, pp=2),
 ]
 
 
@@ -72,7 +74,7 @@ class Comparison:
         return all(error <= LIMIT for error in (self.norms, self.ess_ratio, self.baselines, self.parameters))
 
 
-def compare(layout: Layout, method: Method, result: Result, reference: Result) -> Comparison:
+def compare(layout: ParallelLayout, method: Method, result: Result, reference: Result) -> Comparison:
     """Errors are relative to the value itself; a parameter's to the largest entry of its tensor."""
     missing = reference.parameters.keys() ^ result.parameters.keys()
     if missing:
@@ -103,7 +105,7 @@ def run_reference(model: str, checkpoint: Path) -> dict[str, Result]:
 
 
 def compare_all(
-    layout: Layout, checkpoint: Path, reference: dict[str, Result], wanted: list[Method]
+    layout: ParallelLayout, checkpoint: Path, reference: dict[str, Result], wanted: list[Method]
 ) -> list[Comparison]:
     """Those of the methods `wanted` that the layout allows."""
     able = [method for method in methods(layout) if method in wanted]
@@ -111,7 +113,7 @@ def compare_all(
     return [compare(layout, method, results[method.name], reference[method.scope]) for method in able]
 
 
-def comparisons(layouts: list[Layout]) -> Iterator[list[Comparison]]:
+def comparisons(layouts: list[ParallelLayout]) -> Iterator[list[Comparison]]:
     """Run each layout, and one process per model that they use."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoints: dict[str, Path] = {}

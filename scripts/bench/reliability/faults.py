@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from recipe.fully_async_policy.processes import processes_of
-from testkit.small_run import BATCH, Run, abandoned_memory
+from testkit.small_run import BATCH, TrainerRun, abandoned_memory
 
 LAG, STEPS, FAULT_AFTER = 2, 7, 3
 SETTINGS = [
@@ -30,7 +30,7 @@ class Fault:
     """What is done to a run, and whether the run survives it."""
 
     name: str
-    inject: Callable[[Run], None]
+    inject: Callable[[TrainerRun], None]
     survives: bool = False
     says: str = "error:"
     """In the output of a run that ends."""
@@ -40,10 +40,10 @@ class Fault:
     """In the middle of a step, by the time that the last one took; otherwise as soon as one has ended."""
 
 
-def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[Run], None]:
+def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[TrainerRun], None]:
     """Signal the first process with `title` in its title."""
 
-    def inject(run: Run) -> None:
+    def inject(run: TrainerRun) -> None:
         victims = run.processes(title)
         if not victims:
             raise RuntimeError(
@@ -54,14 +54,14 @@ def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[Run], None]:
     return inject
 
 
-def signal_driver(signum: int) -> Callable[[Run], None]:
+def signal_driver(signum: int) -> Callable[[TrainerRun], None]:
     return lambda run: run.process.send_signal(signum)
 
 
-def spoil_newest_checkpoint(spoil: Callable[[Path], None]) -> Callable[[Run], None]:
+def spoil_newest_checkpoint(spoil: Callable[[Path], None]) -> Callable[[TrainerRun], None]:
     """End the run, then damage the largest file of its newest checkpoint."""
 
-    def inject(run: Run) -> None:
+    def inject(run: TrainerRun) -> None:
         run.wait_for_step(5)  # two checkpoints
         run.process.send_signal(signal.SIGTERM)
         run.wait()
@@ -95,7 +95,7 @@ def disk_for_one_checkpoint(run_dir: Path) -> list[str]:
     return [f"trainer.default_local_dir={disk}"]
 
 
-def make_room(run: Run) -> None:
+def make_room(run: TrainerRun) -> None:
     """After the run has ended for want of space."""
     run.wait()
     disk = run.run_dir.with_name(f"{run.run_dir.name}-disk")
@@ -121,7 +121,7 @@ FAULTS = [
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FaultVerdict:
     """What a fault did."""
 
     fault: str
@@ -148,11 +148,11 @@ def order_of_rows(assets: Path, rows: int) -> list[int]:
     return [indices[i] for i, _ in zip(sampler, range(rows), strict=False)]
 
 
-def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
+def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
     """Run into the fault, go on after it, and account for every prompt."""
     start, before, complaints = time.monotonic(), abandoned_memory(), []
     settings = [*SETTINGS, *fault.prepare(run_dir)]
-    run = Run(assets, run_dir, *settings)
+    run = TrainerRun(assets, run_dir, *settings)
     run.wait_for_step(FAULT_AFTER)
     if fault.inside:
         time.sleep(run.lines()[-1]["step_s"] / 2)
@@ -166,11 +166,13 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> Verdict:
         if fault.says not in run.tail():
             complaints.append(f"its output does not say {fault.says!r}: {run.tail()[-300:]}")
         complaints += left_over(run.run_id, before)
-        if Run(assets, run_dir, *settings, "trainer.resume_mode=auto").wait():
+        if TrainerRun(assets, run_dir, *settings, "trainer.resume_mode=auto").wait():
             complaints.append(f"it does not resume: {run.tail()[-300:]}")
     complaints += left_over(run.run_id, before)
     counts = account(run.lines(), order_of_rows(assets, (STEPS - LAG) * BATCH), complaints)
-    return Verdict(fault.name, **counts, complaint="; ".join(complaints), seconds=round(time.monotonic() - start, 1))
+    return FaultVerdict(
+        fault.name, **counts, complaint="; ".join(complaints), seconds=round(time.monotonic() - start, 1)
+    )
 
 
 def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:

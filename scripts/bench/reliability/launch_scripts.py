@@ -23,7 +23,7 @@ _GRACE_S = 60
 
 
 @dataclass(frozen=True)
-class Execution:
+class ScriptExecution:
     """What became of one script."""
 
     script: str
@@ -38,7 +38,7 @@ class Execution:
         return self.exit_code == 0 and self.steps == STEPS and (self.max_lag or 0) <= (self.lag or 0)
 
 
-def execute(script: Path, run_dir: Path, settings: list[str]) -> Execution:
+def execute(script: Path, run_dir: Path, settings: list[str]) -> ScriptExecution:
     """Run one script to its end; what it prints goes to stderr where it fails."""
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
@@ -61,7 +61,7 @@ def execute(script: Path, run_dir: Path, settings: list[str]) -> Execution:
     lines = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
     steps = [line for line in lines if line["reward"] is not None]
     config = run_dir / CONFIG_FILE
-    execution = Execution(
+    execution = ScriptExecution(
         script=str(script.relative_to(SHELL)),
         exit_code=exit_code,
         steps=len(steps),
@@ -84,7 +84,7 @@ def end(process: subprocess.Popen) -> int:
         return process.wait()
 
 
-def executions(scripts: list[Path], settings: list[str]) -> Iterator[Execution]:
+def executions(scripts: list[Path], settings: list[str]) -> Iterator[ScriptExecution]:
     with tempfile.TemporaryDirectory() as folder:
         for number, script in enumerate(scripts):
             yield execute(script, Path(folder) / str(number), settings)

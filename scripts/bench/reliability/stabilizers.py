@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from testkit.small_run import Run, make_assets
+from testkit.small_run import TrainerRun, make_assets
 
 LAG, STEPS = 1, 3
 
 
 @dataclass(frozen=True)
-class Execution:
+class StabilizerExecution:
     """What became of one method."""
 
     stabilizer: str
@@ -32,13 +32,13 @@ class Execution:
         return self.exit_code == 0 and whole and any(self.grad_norms) and self.max_lag <= LAG
 
 
-def execute(name: str, assets: Path, run_dir: Path) -> Execution:
+def execute(name: str, assets: Path, run_dir: Path) -> StabilizerExecution:
     """Run one method to its end, and say on stderr how it went."""
     start = time.perf_counter()
-    run = Run(assets, run_dir, f"stabilizer={name}", f"async.lag={LAG}", f"trainer.total_training_steps={STEPS}")
+    run = TrainerRun(assets, run_dir, f"stabilizer={name}", f"async.lag={LAG}", f"trainer.total_training_steps={STEPS}")
     exit_code = run.wait()
     steps = [line for line in run.lines() if line["step"] > 0]
-    execution = Execution(
+    execution = StabilizerExecution(
         stabilizer=name,
         exit_code=exit_code,
         grad_norms=[line["grad_norm"] for line in steps],
@@ -50,7 +50,7 @@ def execute(name: str, assets: Path, run_dir: Path) -> Execution:
     return execution
 
 
-def executions(names: Sequence[str]) -> Iterator[Execution]:
+def executions(names: Sequence[str]) -> Iterator[StabilizerExecution]:
     with tempfile.TemporaryDirectory() as folder:
         assets = make_assets(Path(folder))
         for name in names:

@@ -29,7 +29,7 @@ HELD, DEGRADED, ESCAPED = "held", "degraded", "escaped"
 
 
 @dataclass
-class Verdict:
+class AttackVerdict:
     """What came of one attack."""
 
     name: str
@@ -45,7 +45,7 @@ class Trial:
 
     mode: str
     isolation: str
-    verdicts: list[Verdict]
+    verdicts: list[AttackVerdict]
     left_out: list[str]
     """Names of those that can be stopped only where memory is limited for a program as a whole, and it is not."""
 
@@ -64,7 +64,7 @@ async def _attacked(url: str, pid: int) -> AsyncIterator[Target]:
             yield target
 
 
-async def _tried(target: Target, attack: Attack, bait: dict[str, Any]) -> Verdict:
+async def _tried(target: Target, attack: Attack, bait: dict[str, Any]) -> AttackVerdict:
     """One attack, its neighbour and what ran before, by what they print and when they end."""
     try:
         if attack.before:
@@ -78,8 +78,8 @@ async def _tried(target: Target, attack: Attack, bait: dict[str, Any]) -> Verdic
         own = [target.run(code, attack.time_s, attack.stdin) for _ in range(attack.copies)]
         answers = await asyncio.gather(*beside, *own)
     except (RuntimeError, aiohttp.ClientError, TimeoutError) as error:
-        return Verdict(attack.name, DEGRADED, [f"the service failed: {type(error).__name__} {error}"])
-    verdict = Verdict(attack.name, HELD, answer=answers)
+        return AttackVerdict(attack.name, DEGRADED, [f"the service failed: {type(error).__name__} {error}"])
+    verdict = AttackVerdict(attack.name, HELD, answer=answers)
     for i, answer in enumerate(answers):
         limit = TIME_S if i < len(beside) else attack.time_s
         _judge(verdict, answer | {"untold": bait["untold"]}, limit, "its neighbour" if i < len(beside) else "it")
@@ -90,7 +90,7 @@ async def _tried(target: Target, attack: Attack, bait: dict[str, Any]) -> Verdic
     return verdict
 
 
-def _judge(verdict: Verdict, answer: dict[str, Any], limit_s: float, who: str) -> None:
+def _judge(verdict: AttackVerdict, answer: dict[str, Any], limit_s: float, who: str) -> None:
     result = answer["run_result"]
     said = result["stdout"] + result["stderr"]
     for outcome in (DEGRADED, ESCAPED):
@@ -104,12 +104,12 @@ def _judge(verdict: Verdict, answer: dict[str, Any], limit_s: float, who: str) -
         _worse(verdict, DEGRADED, f"{who} ended with {result['return_code']}: {result['stderr'][-200:]}")
 
 
-def _of_request(request: RequestAttack, found: str) -> Verdict:
+def _of_request(request: RequestAttack, found: str) -> AttackVerdict:
     outcome = found.split(":")[0].lower() if found else HELD
-    return Verdict(request.name, outcome, [found] if found else [])
+    return AttackVerdict(request.name, outcome, [found] if found else [])
 
 
-def _worse(verdict: Verdict, outcome: str, reason: str) -> None:
+def _worse(verdict: AttackVerdict, outcome: str, reason: str) -> None:
     verdict.reasons.append(reason)
     if verdict.outcome != ESCAPED:
         verdict.outcome = outcome
@@ -117,14 +117,14 @@ def _worse(verdict: Verdict, outcome: str, reason: str) -> None:
 
 async def _together(
     target: Target, attacks: Sequence[Attack] | Sequence[RequestAttack], bait: dict[str, Any]
-) -> list[Verdict]:
+) -> list[AttackVerdict]:
     """At once, but for those that wait for a warm interpreter."""
     verdicts = [await _one(target, attack, bait) for attack in attacks if isinstance(attack, Attack) and attack.warm]
     at_once = [attack for attack in attacks if not (isinstance(attack, Attack) and attack.warm)]
     return verdicts + await asyncio.gather(*[_one(target, attack, bait) for attack in at_once])
 
 
-async def _one(target: Target, attack: Attack | RequestAttack, bait: dict[str, Any]) -> Verdict:
+async def _one(target: Target, attack: Attack | RequestAttack, bait: dict[str, Any]) -> AttackVerdict:
     start = time.perf_counter()
     if isinstance(attack, Attack):
         verdict = await _tried(target, attack, bait)
@@ -136,7 +136,7 @@ async def _one(target: Target, attack: Attack | RequestAttack, bait: dict[str, A
 
 async def _one_by_one(
     target: Target, attacks: list[Attack | RequestAttack], health: Health, bait: dict[str, Any], show: bool
-) -> list[Verdict]:
+) -> list[AttackVerdict]:
     """Those after which the server is looked at."""
     verdicts = []
     for attack in tqdm(attacks, desc="one after another", disable=None if show else True, leave=False):
@@ -151,7 +151,7 @@ async def _one_by_one(
 
 async def _against(
     url: str, pid: int, attacks: list[Attack], requests: list[RequestAttack], bait: dict[str, Any], show: bool
-) -> tuple[list[Verdict], Target, Health]:
+) -> tuple[list[AttackVerdict], Target, Health]:
     async with _attacked(url, pid) as target:
         health = Health(target)
         slow = [request for request in requests if request.slow]
@@ -164,7 +164,7 @@ async def _against(
         ):
             verdicts += await _together(target, some, bait)
             if problems := await health.problems() if some else []:
-                verdicts.append(Verdict(name, DEGRADED, problems))
+                verdicts.append(AttackVerdict(name, DEGRADED, problems))
         one_by_one: list[Attack | RequestAttack] = [
             *[a for a in attacks if a.alone],
             *[r for r in requests if not (r.light or r.slow)],
@@ -226,7 +226,7 @@ def run_attacks(
         if request.own_server:
             reason = asyncio.run(request.alone(mode, bounded))
             verdicts.append(
-                Verdict(request.name, reason.split(":")[0].lower() if reason else HELD, [reason] * bool(reason))
+                AttackVerdict(request.name, reason.split(":")[0].lower() if reason else HELD, [reason] * bool(reason))
             )
     return Trial(mode.name, str(stats["isolation"]), verdicts, [a.name for a in attacks if a not in kept])
 
@@ -236,11 +236,11 @@ async def _stats(url: str) -> dict[str, Any]:
         return await answer.json()
 
 
-def _after_the_end(target: Target, health: Health) -> list[Verdict]:
+def _after_the_end(target: Target, health: Health) -> list[AttackVerdict]:
     """Whether the server, which has ended, left anything."""
     deadline = time.monotonic() + 10
     while (left := target.left()) and time.monotonic() < deadline:
         time.sleep(0.1)
     problems = [f"{len(left)} processes"] * bool(left)
     problems += [f"{folder} is there" for folder in health.groups if folder.exists()]
-    return [Verdict("what is left when the server has ended", DEGRADED if problems else HELD, problems)]
+    return [AttackVerdict("what is left when the server has ended", DEGRADED if problems else HELD, problems)]

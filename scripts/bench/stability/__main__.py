@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from recipe.lag_simulator.grid import Folder, Run, run_all
+from recipe.lag_simulator.grid import Folder, GridRun, run_all
 from scripts.bench.stability.alarm import score_alarm
 from scripts.bench.stability.preset import METHODS, MODEL, prepare
 from scripts.bench.stability.tables import Finals, all_numbers, by_lag, learning_rates, markdown, show, summarise
@@ -30,7 +30,7 @@ QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq"
 STEPS, QUICK_STEPS = 300, 200
 
 
-def make(runs: list[Run], folder: Folder, arguments: argparse.Namespace, title: str) -> pd.DataFrame:
+def make(runs: list[GridRun], folder: Folder, arguments: argparse.Namespace, title: str) -> pd.DataFrame:
     """The curves of these runs, made where they are missing, under a progress bar."""
     if not runs:
         raise SystemExit(f"stability: --so-far: {folder.path} has no finished {title}; leave it out")
@@ -117,7 +117,9 @@ def run_and_report(
 
     tuned: Finals = {}
     if len(rates) > 1:
-        grid = [Run(m, arguments.tune_lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates]
+        grid = [
+            GridRun(m, arguments.tune_lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates
+        ]
         if arguments.so_far:
             begun = {run.method for run in grid if not folder.has(run)}
             grid = [run for run in grid if run.method not in begun]
@@ -125,7 +127,7 @@ def run_and_report(
         folder.publish(tuning_curves, arguments.out / "tuning.parquet")
         tuned = tuning_results(tuning_curves, steps)
     chosen = choose(tuned) if tuned else dict.fromkeys(methods, rates[0])
-    runs = [Run(m, lag, seed, lr) for lag in lags for m, lr in chosen.items() for seed in seeds]
+    runs = [GridRun(m, lag, seed, lr) for lag in lags for m, lr in chosen.items() for seed in seeds]
     if arguments.so_far:
         runs = [run for run in runs if folder.has(run)]
     curves = make(runs, folder, arguments, "methods")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from recipe.lag_simulator.grid import TASK, Folder, Run, run_all
+from recipe.lag_simulator.grid import TASK, Folder, GridRun, run_all
 from scripts.bench.stability.preset import MODEL
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
@@ -15,7 +15,7 @@ LAG, STEPS, LEARNING_RATE, SEED = 32, 100, 3e-4, 1
 REAL, SIMULATOR = "real stack", "simulator"
 
 
-def run_real(run: Run, steps: int, run_dir: Path) -> pd.DataFrame:
+def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
     """The curve of one run of the real stack, made where it is missing.
 
     Raises:
@@ -41,7 +41,7 @@ def compare(out: Path, methods: list[str], lag: int, steps: int) -> pd.DataFrame
     """All curves, one below the other; the column `stack` says whose."""
     folder = Folder(out / "simulator", (f"trainer.total_training_steps={steps}",))
     folder.open(MODEL)
-    runs = [Run(method, lag, SEED, LEARNING_RATE) for method in methods]
+    runs = [GridRun(method, lag, SEED, LEARNING_RATE) for method in methods]
     list(run_all(runs, folder, workers=len(runs)))
     simulated = folder.curves(runs).assign(stack=SIMULATOR)
     real = [run_real(run, steps, out / run.name).assign(method=run.method, stack=REAL) for run in runs]

@@ -15,7 +15,7 @@ Finals = dict[str, dict[float, list[float]]]
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodAtLag:
     """One method at one lag, over the seeds."""
 
     method: str
@@ -38,7 +38,7 @@ class Row:
     """Mean number of steps to 90 % of the synchronous final accuracy; NaN where a seed never gets there."""
 
 
-def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
+def summarise(curves: pd.DataFrame, steps: int) -> list[MethodAtLag]:
     """One row per method and lag. Synchronous is `none` at lag 0 or, where that was not run, the method itself."""
     rows = []
     synchronous = {
@@ -53,7 +53,7 @@ def summarise(curves: pd.DataFrame, steps: int) -> list[Row]:
         goal = 0.9 * synchronous.get("none", synchronous.get(str(method), math.nan))
         reached = [steps_to(curve, goal) for curve in each.values()]
         rows.append(
-            Row(
+            MethodAtLag(
                 method=str(method),
                 lag=int(lag),
                 lr=float(lr),
@@ -94,9 +94,9 @@ def learning_rates(tuned: Finals, chosen: dict[str, float]) -> Table:
     return Table("Final accuracy on the tuning seeds", ["method", *(f"{lr:g}" for lr in rates), "chosen"], rows)
 
 
-def by_method(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
+def by_method(rows: Iterable[MethodAtLag]) -> dict[str, dict[int, MethodAtLag]]:
     """Each method's rows by lag; the method that is best over the lags comes first."""
-    of: dict[str, dict[int, Row]] = {}
+    of: dict[str, dict[int, MethodAtLag]] = {}
     for row in rows:
         of.setdefault(row.method, {})[row.lag] = row
 
@@ -106,25 +106,25 @@ def by_method(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
     return {method: of[method] for method in sorted(of, key=accuracy, reverse=True)}
 
 
-def over_lags(cells: dict[int, Row]) -> list[float]:
+def over_lags(cells: dict[int, MethodAtLag]) -> list[float]:
     """Per seed that was run at every lag above 0, the mean final accuracy over these lags."""
     stale = [row.by_seed for lag, row in cells.items() if lag]
     seeds = set[int].intersection(*(set(finals) for finals in stale)) if stale else set()
     return [statistics.mean(finals[seed] for finals in stale) for seed in sorted(seeds)]
 
 
-def by_lag(rows: Iterable[Row]) -> Table:
+def by_lag(rows: Iterable[MethodAtLag]) -> Table:
     """Final accuracies, a line per method, the best over the lags first; in brackets how many runs collapsed."""
     of = by_method(rows)
     lags = sorted({lag for cells in of.values() for lag in cells})
 
-    def cell(row: Row | None) -> str:
+    def cell(row: MethodAtLag | None) -> str:
         if row is None:
             return "-"
         collapses = f" [{row.collapsed * row.seeds:.0f} of {row.seeds}]" if row.collapsed else ""
         return _accuracy(row.final_accuracy, row.interval) + collapses
 
-    def mean(cells: dict[int, Row]) -> str:
+    def mean(cells: dict[int, MethodAtLag]) -> str:
         finals = over_lags(cells)
         return _accuracy(statistics.mean(finals), interval(finals)) if finals else "-"
 
@@ -136,7 +136,7 @@ def by_lag(rows: Iterable[Row]) -> Table:
     return Table("Final accuracy by lag", columns, lines)
 
 
-def all_numbers(rows: Iterable[Row]) -> Table:
+def all_numbers(rows: Iterable[MethodAtLag]) -> Table:
     """Every number of every row."""
     columns = ["method", "lag", "lr", "final accuracy", "best", "collapsed", "at step", "ESS ratio"]
     lines = [
