@@ -1,6 +1,6 @@
-"""Baselines: what is subtracted from a sequence's reward.
+"""Baselines, which are subtracted from the rewards of sequences.
 
-A group is given by `group`: [B] integers in [0, G), equal for the sequences of one prompt, in any order.
+`group` is [B] integers in [0, G), equal for the sequences of one prompt, in any order.
 """
 
 import torch
@@ -30,11 +30,13 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
 
 
 def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
-    """b = sum_i L_i R_i / sum_i L_i over the group (OPO, arXiv 2505.23585): the gradient's norm grows with length.
+    """b = sum_i L_i R_i / sum_i L_i over the group (OPO, arXiv 2505.23585).
+
+    The baseline of least variance for squared gradient norms that grow in proportion to the length.
 
     Args:
         reward: [B] rewards R_i.
-        length: [B] numbers of response tokens L_i; a group without any gets its mean reward.
+        length: [B] numbers of response tokens L_i; a group without any token gets the mean reward.
         group: [B] group indices.
 
     Returns:
@@ -48,8 +50,8 @@ def optimal_off_policy(
 ) -> Tensor:
     """OPOB: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2 (paper: the optimal off-policy baseline).
 
-    The constant that minimises the variance of sum_i a_i (R_i - b) g_i. A group without any gradient
-    (every norm 0) has no optimum, and no influence: it gets its mean reward.
+    The constant that minimises the variance of sum_i a_i (R_i - b) g_i. In a group whose gradients are all zero every
+    baseline gives the same update; such a group gets the mean reward.
 
     Args:
         reward: [B] rewards R_i.
@@ -76,7 +78,7 @@ def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tens
     reward = reward.double()
     groups = int(group.max()) + 1
     top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
-    influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)  # the largest of a group is 1
+    influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)  # at most 1, and 1 in each group
     return group_sum(influence * reward, group) / group_sum(influence, group)
 
 
@@ -92,9 +94,9 @@ def _weighted_mean_of_others(reward: Tensor, log_influence: Tensor) -> Tensor:
 
 
 def _log_sum_of_others(log_value: Tensor) -> Tensor:
-    """[n] -> [n]: log sum_{j != i} exp(log_value_j), as what comes before i plus what comes after it.
+    """[n] -> [n]: log sum_{j != i} exp(log_value_j), as the sum before i plus the sum after i.
 
-    Taking the own term off the whole sum would cancel where it is almost all of the sum.
+    Subtracting term i from the sum of all terms would lose all digits where term i is almost the whole sum.
     """
     nothing = log_value.new_full((1,), -torch.inf)
     before = torch.cat([nothing, log_value.logcumsumexp(0)[:-1]])

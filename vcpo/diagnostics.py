@@ -1,4 +1,4 @@
-"""Collapse predictors: what to watch before accuracy falls."""
+"""Signs of a collapse of training, in numbers that change before accuracy falls."""
 
 import math
 import statistics
@@ -11,39 +11,40 @@ from torch import Tensor
 
 
 class Sign(StrEnum):
-    """What announces a collapse."""
+    """A sign that training is about to collapse."""
 
     LOW_ESS_RATIO = "low_ess_ratio"
-    """The ESS ratio is low for several steps: a few sequences are the whole update."""
+    """The ESS ratio is low for several steps: the update consists of a few sequences."""
     VANISHED_GRADIENT = "vanished_gradient"
-    """The gradient norm jumped, then all but vanished: the policy was thrown to where it learns nothing."""
+    """The gradient norm jumped, then fell to almost zero: a large update has put the policy where no gradient is."""
     KL_GROWTH = "kl_growth"
-    """KL(rollout || policy) has grown large and stays so: the trainer has left the sampler's policy."""
+    """KL(rollout || policy) is large for several steps: the trainer's policy is far from the sampler's."""
 
 
 @dataclass(frozen=True)
 class AlarmLevels:
-    """From where on a sign counts. docs/stability.md has the precision and recall of the defaults."""
+    """The thresholds of the signs. docs/stability.md has the precision and recall of the defaults."""
 
     ess_ratio: float = 0.1
+    """LOW_ESS_RATIO: the ESS ratio is below this value ..."""
     ess_steps: int = 5
-    """The ESS ratio is below its level for so many steps in a row."""
+    """... for this number of steps in a row."""
     spike: float = 5.0
-    """A gradient norm is a spike above so many times the median of the last `window` steps, ..."""
+    """VANISHED_GRADIENT: a gradient norm exceeds the median of the last `window` steps by this factor, and ..."""
     vanish: float = 0.1
-    """... and has vanished when, within `window` steps, it is below so many times that median."""
+    """... within `window` steps a gradient norm is below this fraction of the same median."""
     kl: float = 0.2
-    """Nats per token, ..."""
+    """KL_GROWTH: KL, in nats per token, is above this value ..."""
     kl_steps: int = 5
-    """... above which KL is for so many steps in a row."""
+    """... for this number of steps in a row."""
     window: int = 20
+    """Steps of the median, and steps from a spike within which the gradient may vanish."""
 
 
 class CollapseAlarm:
-    """Watches the steps of a run. Each sign is told when it appears, and again only after it was gone.
+    """Looks for signs of a collapse in the steps of a run.
 
-    Args:
-        levels: from where on a sign counts.
+    A sign is reported at the step where it appears, and not again until it has disappeared and appears anew.
     """
 
     def __init__(self, levels: AlarmLevels | None = None) -> None:
@@ -55,7 +56,7 @@ class CollapseAlarm:
         self._present: set[Sign] = set()
 
     def update(self, ess_ratio: float, grad_norm: float, kl: float) -> list[Sign]:
-        """Take in one step; the signs that have just appeared. NaN is never below and always above a level."""
+        """Take in one step. Returns the signs that appeared at this step. NaN counts as above every level."""
         present = set()
         if self._low_ess_ratio(ess_ratio):
             present.add(Sign.LOW_ESS_RATIO)

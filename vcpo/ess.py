@@ -17,8 +17,8 @@ def ess_ratio(log_weight: Tensor) -> float:
         log_weight: [B] log-weights of the *global* mini-batch: every data-parallel rank's sequences.
 
     Returns:
-        A number in [1/B, 1]: 1 when all weights are equal, 1/B when one sequence has all of it. 0 for a batch
-        that has no finite weight at all, so that such a batch slows the step down and never speeds it up.
+        A number in [1/B, 1]: 1 when all weights are equal, 1/B when one sequence has all the weight. 0 for a batch
+        without any finite weight, so that such a batch makes the step smaller, never larger.
     """
     if log_weight.numel() == 0:
         return 0.0
@@ -26,19 +26,19 @@ def ess_ratio(log_weight: Tensor) -> float:
     top = log_weight.max()
     if not torch.isfinite(top):
         return 0.0
-    weight = (log_weight - top).exp()  # the largest is 1: neither sum over- or underflows
+    weight = (log_weight - top).exp()  # the largest weight is 1, so no sum overflows or underflows
     batch = log_weight.numel()
     ratio = (weight.sum().square() / weight.square().sum() / batch).item()
     return min(1.0, max(1.0 / batch, ratio))
 
 
 def step_size_multiplier(ratio: float, rule: StepSizeRule, base_ratio: float, floor: float) -> float:
-    """What the learning rate is multiplied by at this optimizer step: a number in [floor, 1].
+    """The factor of the learning rate at one optimizer step: a number in [floor, 1].
 
     Args:
         ratio: the ESS ratio rho of the mini-batch.
         rule: `sqrt` for Adam-style optimizers, `linear` for SGD, `none` for 1.
-        base_ratio: rho_base, the ratio that earns the full learning rate.
+        base_ratio: rho_base, the ratio from which on the learning rate is not reduced.
         floor: the smallest multiplier.
     """
     if rule is StepSizeRule.NONE:
@@ -51,9 +51,10 @@ class FreshestEssRatio:
     """rho_base measured while training: the ESS ratio of the freshest data (`base_ess_ratio=auto`).
 
     The mean of rho over the last `WINDOW` mini-batches among those with the smallest lag seen so far. Sampler and
-    trainer compute the same policy in different arithmetic, so even on-policy data has rho below 1; what is lost to
-    that is not the learning rate's to pay. In a lag-k run the freshest data is the first mini-batch (lag 0); with
-    k = 0 it is all of them. Stale data never enters: it would raise the step size just when it should fall.
+    trainer compute the same policy in different arithmetic, so even on-policy data has rho below 1; that loss comes
+    from numerics, not staleness, so it should not shrink the learning rate. In a lag-k run the freshest data is the
+    first mini-batch (lag 0); with k = 0 all mini-batches are equally fresh. Stale data is left out: its low rho would
+    lower rho_base, and thereby raise the step size on the stale data that should make the step smaller.
     """
 
     WINDOW = 16
@@ -68,7 +69,7 @@ class FreshestEssRatio:
         return sum(self._ratios) / len(self._ratios) if self._ratios else None
 
     def update(self, ratio: float, lag: float) -> None:
-        """Take in a mini-batch whose ESS ratio was `ratio` (0, one without usable weights, is ignored).
+        """Take in the ESS ratio of a mini-batch; a mini-batch without usable weights, whose ratio is 0, is ignored.
 
         Args:
             ratio: rho of the mini-batch.
@@ -82,10 +83,10 @@ class FreshestEssRatio:
         self._ratios.append(ratio)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: a resumed run has no fresh data to measure again. Plain numbers, JSON can hold it."""
+        """For a checkpoint: a resumed run has no fresh data to measure again. Plain numbers, for JSON."""
         return {"lag": self._lag if self._ratios else None, "ratios": list(self._ratios)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`."""
+        """Continue from what `state_dict` returned."""
         self._lag = math.inf if state["lag"] is None else state["lag"]
         self._ratios = deque(state["ratios"], maxlen=self.WINDOW)

@@ -1,7 +1,7 @@
-"""How far off policy a sequence is: its importance weight, kept in log space and float64.
+"""Importance weights of sequences, which measure how far off policy a sequence is: as logarithms, in float64.
 
-A sum of per-token log-ratios over a long response overflows `exp` in float32 at 88.7; nothing here ever
-exponentiates an unbounded number.
+`exp` overflows in float32 above 88.7, which the sum of a long response's log-ratios can exceed. Therefore only bounded
+log-weights are exponentiated anywhere in this package.
 """
 
 import math
@@ -16,10 +16,10 @@ def sequence_log_weights(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tenso
     Args:
         log_prob: [B, T] log-probabilities under the policy being trained.
         rollout_log_prob: [B, T] log-probabilities recorded by the sampler when it drew the tokens.
-        mask: [B, T] true (or 1) on response tokens; what the other positions hold is ignored, NaN included.
+        mask: [B, T] true (or 1) on response tokens; values at other positions are ignored, also NaN.
 
     Returns:
-        [B] float64. NaN or infinite where a response token's log-probability is.
+        [B] float64. NaN or infinite where the log-probability of a response token is NaN or infinite.
     """
     keep = mask.bool()
     log_ratio = log_prob.detach().double() - rollout_log_prob.double()  # [B, T]

@@ -1,8 +1,9 @@
 """Squared gradient norms of each sequence of a packed micro-batch, from one backward.
 
 A backward over packed sequences leaves, per layer, the inputs `x` [T, in] and the output gradients `dy` [T, out] of all
-tokens; a sequence's share of a parameter's gradient is a sum over its own tokens. Read in this order: `segments` (whose
-tokens are whose), `linear` (weights of linear layers), `vectors` (biases, norm weights, embeddings, tied embeddings).
+tokens; the gradient of one sequence is a sum over the tokens of that sequence. Read in this order: `segments` (which
+tokens belong to which sequence), `linear` (weights of linear layers), `vectors` (biases, norm weights, embeddings, and
+tied embeddings).
 """
 
 from vcpo.gradnorm.linear import add_weighted, add_weighted_per_sequence, squared_norms

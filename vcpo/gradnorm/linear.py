@@ -3,11 +3,11 @@
 Two forms of ||dW_i||^2, for a sequence of L tokens:
 
     direct   form dW_i, square it: 2 L in out operations, the same that the packed product spends on these tokens
-    gram     sum_{t,u} (x_t . x_u) (dy_t . dy_u): 2 L^2 (in + out) operations, nothing of the weight's size
+    gram     sum_{t,u} (x_t . x_u) (dy_t . dy_u): 2 L^2 (in + out) operations, no memory of the weight's size
 
-The direct form also gives weighted sums of the dW_i in the same pass. There it is the weight-gradient product itself,
-done sequence by sequence, and only what is done to each dW_i afterwards comes on top; so that this stays in the cache,
-it runs over blocks of the weight's rows.
+The direct form also gives weighted sums of the dW_i in the same pass: then the products replace the packed
+weight-gradient product, and only squaring and adding each dW_i is extra work. The direct form runs over blocks of the
+weight's rows, so that a block of dW_i is still in the cache when it is squared and added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from vcpo.gradnorm.segments import Segments
 
-# Per-sequence gradients in flight, in bytes: a part of a CPU's cache, or of a GPU's memory. Measured: from 1 to 16 MiB.
+# The size in bytes of the buffer that holds some rows of several sequences' dW_i until they are squared and added. On a
+# CPU the buffer has to stay in the cache: sizes from 1 to 16 MiB were measured, and 8 MiB chosen.
 _CPU_BYTES, _DEVICE_BYTES = 8 << 20, 256 << 20
-# On a CPU. A product of fewer rows packs its other operand for too little work, and one sum of several blocks reads and
-# writes the buffer once.
+# On a CPU BLAS repacks the right operand at every call, so a block has at least 256 rows; adding several blocks at a
+# time touches the (large) output buffer once instead of several times.
 _FEWEST_ROWS, _SUMMED_AT_ONCE = 256, 4
-_ADDED_UP = 1 << 16  # squares in one float32 sum
+_CHUNK = 1 << 16  # squares that are summed in float32 before the sums of chunks are added
 
 
 def gram_costs_less(segments: Segments, inputs: int, outputs: int) -> bool:
@@ -38,7 +39,8 @@ def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | 
         x: [T, in] inputs of the layer.
         dy: [T, out] gradients of its outputs.
         segments: n sequences.
-        batched: one product for many sequences, padded; None: on a GPU. A CPU is as fast one by one, without padding.
+        batched: one product for many sequences, padded to one length. None: true on a GPU, false on a CPU, where one
+            product per sequence is as fast and needs no padding.
 
     Returns:
         [n] float32.
@@ -68,7 +70,7 @@ def add_weighted(x: Tensor, dy: Tensor, segments: Segments, coefficient: Tensor,
         dy: [T, out] gradients of its outputs.
         segments: n sequences.
         coefficient: [n].
-        into: [out, in], usually wider than the product.
+        into: [out, in], usually of a wider dtype than the product.
     """
     weighted = dy * coefficient.to(dy.dtype)[segments.sequence][:, None]
     _add_product(weighted, x, into)
@@ -90,7 +92,7 @@ def add_weighted_per_sequence(
     *,
     batched: bool | None = None,
 ) -> Tensor:
-    """into[j] += sum_i coefficient[j, i] dW_i for every j, and the norms, from one product per sequence.
+    """into[j] += sum_i coefficient[j, i] dW_i for every j. Returns the norms of the dW_i from the same products.
 
     Args:
         x: [T, in] inputs of the layer.
@@ -124,8 +126,9 @@ def _row_squares(block: Tensor) -> Tensor:
     """[k, d] -> [k] float32 squared norms of the rows."""
     if block.is_cuda or block.dtype != torch.float32:
         return torch.linalg.vector_norm(block, dim=1, dtype=torch.float32).square_()
-    # A CPU adds up one element after the other, in float32: of a whole weight that is 6e-5 off.
-    return torch.stack([torch.stack([part.dot(part) for part in row.split(_ADDED_UP)]).sum() for row in block])
+    # torch's CPU float32 norm accumulates sequentially: on a whole weight matrix the error was 6e-5, so chunks are
+    # summed.
+    return torch.stack([torch.stack([part.dot(part) for part in row.split(_CHUNK)]).sum() for row in block])
 
 
 def _bounds(segments: Segments) -> Iterator[tuple[int, int]]:
@@ -133,10 +136,10 @@ def _bounds(segments: Segments) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[slice, slice, Tensor]]:
-    """(k sequences, rows of the weight, [k, rows * in] of their dW): one product per sequence, no padding."""
+    """(k sequences, some rows of the weight, [k, rows * in] these rows of the dW_i): one product per sequence."""
     outputs, inputs = dy.shape[1], x.shape[1]
     bounds = list(_bounds(segments))
-    budget = _CPU_BYTES // (inputs * x.element_size())  # rows of all sequences of a block together
+    budget = _CPU_BYTES // (inputs * x.element_size())  # rows that fit in the buffer, of all sequences together
     together = max(1, min(len(bounds), _SUMMED_AT_ONCE, budget // _FEWEST_ROWS))
     height = min(outputs, max(_FEWEST_ROWS, budget // together))
     memory = x.new_empty(together * height * inputs)
@@ -152,7 +155,7 @@ def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[slice, 
 
 
 def _padded_blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[Tensor, slice, Tensor]]:
-    """The same with one product for all sequences of a bucket."""
+    """As `_blocks`, with one padded product for all sequences of a bucket."""
     outputs, inputs = dy.shape[1], x.shape[1]
     for bucket in segments.buckets:
         a = bucket.gather(x)  # [k, L, in]

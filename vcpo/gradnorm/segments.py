@@ -1,4 +1,4 @@
-"""Which tokens of a packed micro-batch belong to which sequence: on the host, so that nothing waits for a device."""
+"""Which tokens of a packed micro-batch belong to which sequence: known on the host, so that no call waits for a GPU."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# Sequences of one bucket are padded to its longest: at most this factor of work is done on padding.
+# A bucket's sequences are padded to the longest of them, which is at most this factor longer than the shortest.
 _PADDING = 1.25
 
 
@@ -15,9 +15,9 @@ class Bucket:
     """Sequences of similar length, for one batched product."""
 
     sequences: Tensor
-    """[k] which sequences."""
+    """[k] numbers of the sequences."""
     tokens: Tensor
-    """[k, L] rows of the packed batch; where a sequence is shorter, row 0."""
+    """[k, L] rows of the packed batch; row 0 on padding."""
     real: Tensor
     """[k, L] bool: false on padding."""
 
@@ -35,7 +35,7 @@ class Segments:
 
     @classmethod
     def of_lengths(cls, lengths: list[int], device: torch.device | str = "cpu") -> "Segments":
-        """From the number of tokens of each sequence."""
+        """Segments of sequences with these numbers of tokens."""
         bounds = [0]
         for length in lengths:
             bounds.append(bounds[-1] + length)
@@ -57,7 +57,7 @@ class Segments:
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """All sequences that have tokens, by length. Made once, used by every layer."""
+        """All sequences that have tokens, by length; computed once for all layers."""
         order = sorted((i for i in range(len(self)) if self.lengths[i]), key=lambda i: -self.lengths[i])
         buckets: list[list[int]] = []
         for i in order:

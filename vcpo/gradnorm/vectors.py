@@ -1,7 +1,7 @@
 """Parameters whose gradient is small per sequence: biases, norm weights, embeddings, and an embedding tied to the head.
 
-A bias or norm weight has one vector per sequence. Where a sequence's tokens lie on several ranks, these vectors are
-summed over the ranks *before* squaring; that is for the caller to do.
+The gradient of a bias or norm weight is one vector per sequence. Where a sequence's tokens lie on several ranks, the
+caller sums these vectors over the ranks *before* squaring.
 """
 
 import torch
@@ -14,7 +14,7 @@ def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:
     """[T, d] -> [n, d] float32: the sum over each sequence's tokens.
 
     Args:
-        value: [T, d] a token's part of the gradient.
+        value: [T, d] per token its contribution to the gradient.
         sequence: [T] the sequence of each token.
         sequences: n.
     """
@@ -33,26 +33,25 @@ def embedding_squared_norms(token: Tensor, dy: Tensor, segments: Segments) -> Te
     Returns:
         [n] float32.
     """
-    # Sorting brings equal tokens of a sequence together, in an order that no other token shares: (sequence, token).
+    # One integer per pair (sequence, token): sorting the integers brings equal tokens of a sequence together.
     key = segments.sequence * (1 << 32) + token
     key, order = key.sort()
     new = torch.ones_like(key, dtype=torch.bool)
     new[1:] = key[1:] != key[:-1]
-    run = new.cumsum(0) - 1  # [T] number of the (sequence, token) pair; at most T, so no shape depends on the data
+    run = new.cumsum(0) - 1  # [T] number of the pair; there are at most T pairs, so no shape depends on the data
     rows = torch.zeros(len(key), dy.shape[1], dtype=torch.float32, device=dy.device)
     rows.index_add_(0, run, dy[order].float())
-    owner = torch.zeros_like(run).scatter_(
-        0, run, segments.sequence[order]
-    )  # of rows that no pair has: 0, and so is theirs
+    # Unused slots keep owner 0; their gradient rows are zero, so they add nothing.
+    owner = torch.zeros_like(run).scatter_(0, run, segments.sequence[order])  # [T] the sequence of each pair
     return torch.zeros(len(segments), device=dy.device).index_add_(0, owner, rows.square().sum(1))
 
 
 def tied_rows(token: Tensor, x: Tensor, dy: Tensor, segments: Segments) -> Tensor:
-    """The head's gradient at the rows of a sequence's own tokens, for the cross term of tied weights.
+    """The gradient of the head at the vocabulary rows of each sequence's tokens, for the cross term of tied weights.
 
     With weights shared by embedding and head, dW_i = dE_i + dH_i, and ||dW_i||^2 has the term 2 <dE_i, dH_i>. dE_i is
-    zero outside the rows of the sequence's tokens, so the term is 2 sum_u <dy^E_u, dH_i[token_u]>: twice the sum over
-    the tokens of the products of the embedding's output gradients with what this returns.
+    zero outside the rows of the sequence's tokens, so the term is 2 sum_u <dy^E_u, dH_i[token_u]>, with dy^E the
+    embedding's output gradients and dH_i[token_u] the returned rows.
 
     Args:
         token: [T] rows of the table, or of this rank's shard of it; negative where the row is another rank's.

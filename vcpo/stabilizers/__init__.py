@@ -1,8 +1,8 @@
 """Methods that VCPO is compared with and that verl does not have: one pure function in one file each.
 
-A function takes log-probabilities under the policy and as recorded by the sampler, advantages and a mask, all [B, T],
-and its own settings; it returns the loss of each token, [B, T], whose gradient is the method's. What it computes over
-"the batch" is over the sequences it is given.
+Such a function takes log-probabilities under the policy and as recorded by the sampler, advantages and a mask, all
+[B, T], and the settings of the method. The result is the loss of each token, [B, T], whose gradient is the method's.
+Statistics over "the batch" are statistics over the B sequences of the call.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,6 @@ TOKEN_LOSSES: dict[str, Callable[..., Tensor]] = {
     "topr": topr,
     "vespo": vespo,
 }
-"""By the name under which verl knows them (`actor_rollout_ref.actor.policy_loss.loss_mode`)."""
+"""The losses by the names that verl knows them by (`actor_rollout_ref.actor.policy_loss.loss_mode`)."""
 
 __all__ = ["TOKEN_LOSSES", "bapo", "m2po", "off_policy_mask", "topr", "vespo"]

@@ -21,9 +21,9 @@ def bapo(
     """PPO's clip, with bounds that move until positive advantages make up `positive_share` of the surrogate.
 
     Source: the paper's description and the authors' repository (WooooDyy/BAPO): ranges, rho_0 = 0.5, and the order (the
-    lower bound rises first, then the upper one). There rho is positive / negative; here, as in the paper's text, the
-    share of positive contributions in all, so 0.5 is balance. The steps are settings of the authors' that were
-    not available: ours.
+    lower bound rises first, then the upper one). In the repository rho is positive / negative contributions; here, as
+    in the paper's text, rho is the share of positive contributions, so 0.5 is balance. The step sizes are our choice;
+    the authors' were not available.
 
     Args:
         log_prob: [B, T] under the policy being trained.
@@ -33,7 +33,7 @@ def bapo(
         positive_share: rho_0.
         lower: the range in which the lower bound moves, from its start.
         upper: the same for the upper bound.
-        lower_step: by how much the lower bound moves at a time.
+        lower_step: the lower bound moves by so much at a time.
         upper_step: the same for the upper bound.
 
     Returns:
@@ -53,7 +53,7 @@ def _surrogate(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Ten
 
 
 def _positive_share(ratio: Tensor, advantage: Tensor, mask: Tensor, low: float, high: float) -> float:
-    """What part of the surrogate's absolute value positive advantages contribute; 1 where there is nothing at all."""
+    """The share of positive advantages in the sum of the surrogate's absolute values; 1 where that sum is 0."""
     value = torch.where(mask.bool(), _surrogate(ratio.detach(), advantage, low, high), 0.0)
     positive, total = value.clamp(min=0).sum().item(), value.abs().sum().item()
     return positive / total if total > 0 else 1.0

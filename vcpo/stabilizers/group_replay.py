@@ -1,4 +1,4 @@
-"""TBA's replay buffer (arXiv 2503.18929): a batch is made of recent prompt groups and of good ones seen before."""
+"""TBA's replay buffer (arXiv 2503.18929): a batch has recent prompt groups, and earlier ones with high rewards."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ Group = TypeVar("Group")
 
 
 class GroupReplay(Generic[Group]):
-    """Remembers prompt groups; those with high rewards come back more often.
+    """Remembers prompt groups, and draws remembered groups with high rewards more often.
 
     Source: the paper mixes on-policy and reward-prioritised draws; capacity, share and temperature are ours.
 
     Args:
         seed: of the draws.
         capacity: prompt groups that are remembered; the oldest is forgotten first.
-        recent: the probability that a place in a batch goes to the group that has just arrived.
+        recent: the probability that a recent group of a batch stays, and is not replaced by a remembered one.
         temperature: of the softmax over mean rewards by which remembered groups are drawn, with replacement.
     """
 
@@ -26,17 +26,21 @@ class GroupReplay(Generic[Group]):
         self._memory: deque[tuple[Group, float]] = deque()
         self._generator = torch.Generator().manual_seed(seed)
 
-    def draw(self, places: int) -> list[Group | None]:
-        """What takes each of `places` places of a batch: a remembered group, or None for the one that has arrived."""
+    def draw(self, count: int) -> list[Group | None]:
+        """Per recent group of a batch, the remembered group that replaces the recent one; None where the recent one stays.
+
+        Args:
+            count: recent groups of the batch.
+        """
         if not self._memory:
-            return [None] * places
+            return [None] * count
         rewards = torch.tensor([reward for _, reward in self._memory])
         chance = (rewards / self.temperature).softmax(0)
-        drawn = torch.multinomial(chance, places, replacement=True, generator=self._generator)
-        recent = torch.rand(places, generator=self._generator) < self.recent
+        drawn = torch.multinomial(chance, count, replacement=True, generator=self._generator)
+        recent = torch.rand(count, generator=self._generator) < self.recent
         return [None if keep else self._memory[i][0] for keep, i in zip(recent, drawn.tolist(), strict=True)]
 
     def remember(self, groups: Sequence[Group], mean_rewards: Iterable[float]) -> list[Group]:
-        """Add groups with their mean rewards; those that are forgotten for them."""
+        """Add groups with their mean rewards. Returns the groups that exceed `capacity` and are forgotten."""
         self._memory.extend(zip(groups, mean_rewards, strict=True))
         return [self._memory.popleft()[0] for _ in range(len(self._memory) - self.capacity)]

@@ -7,10 +7,10 @@ from vcpo.stabilizers.ratios import token_log_ratios
 
 
 def m2po(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Tensor, *, tau: float = 0.04) -> Tensor:
-    """-M r A: tokens are masked until the mean of (log r)^2 is at most tau among those that could do harm.
+    """-M r A: harmful tokens are masked until the mean of (log r)^2 over the harmful tokens left is at most tau.
 
-    Harmful is the side that PPO clips: A > 0 and r > 1, or A < 0 and r < 1. Of these the ones with the largest
-    (log r)^2 go first; all other tokens are kept. Masked tokens stay in the mean that is taken of the loss.
+    Harmful tokens are those that PPO would clip: A > 0 and r > 1, or A < 0 and r < 1. The harmful tokens with the
+    largest (log r)^2 are masked first; all other tokens are kept. Masked tokens have loss 0, and count in its mean.
 
     Source: the paper's description, and the authors' repository (Infini-AI-Lab/M2PO) for what counts as harmful.
 
@@ -30,7 +30,7 @@ def m2po(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Te
 
 
 def kept_tokens(log_ratio: Tensor, advantage: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """[B, T] true where a token counts."""
+    """[B, T] false where a token is masked."""
     harmful = mask & (advantage * log_ratio > 0)
     moment, order = log_ratio[harmful].double().square().sort()
     mean = moment.cumsum(0) / torch.arange(1, len(moment) + 1, device=moment.device)

@@ -15,7 +15,7 @@ def off_policy_mask(
     delta: float = 0.5,
     clip: float = 0.2,
 ) -> Tensor:
-    """PPO's clipped loss without the sequences that are bad (A < 0) and far off policy: mean log(mu/pi) > delta.
+    """PPO's clipped loss without sequences with A < 0 that are far off policy: mean log(mu/pi) > delta.
 
     Source: descriptions of the report in TRL (`off_policy_mask_threshold`, whose example is 0.5) and slime; the report
     was not available and gives no delta.
@@ -26,10 +26,10 @@ def off_policy_mask(
         advantage: [B, T].
         mask: [B, T] true on response tokens.
         delta: nats per token.
-        clip: PPO's.
+        clip: PPO's clip range of the ratio.
 
     Returns:
-        [B, T] losses; a masked sequence stays in the mean that is taken of the loss.
+        [B, T] losses; a masked sequence has loss 0, and counts in the mean.
     """
     log_ratio = token_log_ratios(log_prob, rollout_log_prob, mask)
     distance = -log_ratio.detach().sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)  # [B]

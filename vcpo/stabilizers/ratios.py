@@ -1,11 +1,11 @@
-"""Importance ratios with bounds that float32 can hold."""
+"""Importance ratios, bounded so that float32 can represent them."""
 
 import torch
 from torch import Tensor
 
 from vcpo.importance import sequence_log_weights
 
-# As in verl: e^20 is 5e8. Whatever lies beyond is clipped, masked or damped by every method here.
+# The same bound as in verl's losses: e^20 is 5e8, whose square float32 can represent.
 LARGEST_LOG_RATIO = 20.0
 
 

@@ -1,4 +1,4 @@
-"""TBA, trajectory balance with asynchrony (arXiv 2503.18929): the loss, and the same from advantages."""
+"""TBA, trajectory balance with asynchrony (arXiv 2503.18929): the loss, and a loss of the same gradient for verl."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ def tba(
 ) -> Tensor:
     """(log Z + log pi - log pi_ref - R / beta)^2 with log Z the detached mean over the group (VarGrad).
 
-    Its minimum is pi = pi_ref e^{R / beta} / Z whoever drew the responses, so there is no importance weight. The
-    gradient is REINFORCE's, times 2 / beta, with reward R - beta log(pi / pi_ref) and the group's mean as baseline.
+    The minimum is pi = pi_ref e^{R / beta} / Z whichever policy drew the responses, so no importance weight is needed.
+    The gradient is REINFORCE's, times 2 / beta, with reward R - beta log(pi / pi_ref) and the group's mean as baseline.
 
     Source: the paper's description of its objective; beta 0.05 is not checked against its tables.
 
@@ -22,7 +22,7 @@ def tba(
         reward: [B].
         group: [B] integers, equal for the sequences of one prompt.
         mask: [B, T] true on response tokens.
-        beta: how much reward one nat is worth.
+        beta: the reward that one nat of KL costs.
 
     Returns:
         [B] losses.
@@ -40,10 +40,10 @@ def tba_tokens(
 
     Args:
         log_prob: [B, T] under the policy being trained.
-        old_log_prob: [B, T]; not needed.
+        old_log_prob: [B, T]; unused, an argument of all policy losses.
         advantages: [B, T] on every token R_i - beta sum_t log(pi / pi_ref) less its mean over the group, with pi the
             policy being trained: verl's KL penalty in the reward, and GRPO without the standard deviation.
         mask: [B, T] true on response tokens.
-        beta: how much reward one nat is worth.
+        beta: the reward that one nat of KL costs.
     """
     return torch.where(mask.bool(), -2 / beta * advantages * log_prob, 0.0)

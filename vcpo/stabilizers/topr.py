@@ -7,7 +7,7 @@ from vcpo.stabilizers.ratios import sequence_ratios
 
 
 def topr(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    """-A log pi for A > 0; -sg(clip(w, 0, 1)) A log pi otherwise: bad responses stop counting once they are unlikely.
+    """-A log pi for A > 0; -sg(clip(w, 0, 1)) A log pi otherwise: a bad response counts less the less likely it is.
 
     w is the ratio of the whole response, pi(tau)/mu(tau), as in the paper.
 

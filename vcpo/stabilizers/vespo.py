@@ -15,7 +15,7 @@ def vespo(
     positive: tuple[float, float] = (2.0, 3.0),
     negative: tuple[float, float] = (3.0, 2.0),
 ) -> Tensor:
-    """-sg(w^k e^{lambda (1 - w)}) A log pi: the weight is 1 on policy and falls to 0 on both sides.
+    """-sg(w^k e^{lambda (1 - w)}) A log pi: the weight is 1 at w = 1, and falls to 0 as w goes to 0 or grows.
 
     Source: the paper's pseudocode and default settings.
 
