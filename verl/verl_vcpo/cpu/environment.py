@@ -5,33 +5,33 @@ import warnings
 
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
-    # vLLM: a small KV cache, no pinning (all processes share the cores), nothing compiled
+    # vLLM: a small KV cache, no pinning of threads (all processes share the cores), nothing compiled
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # what is missing here (CUDA kernels, Apex, torchvision) is missing on purpose: no warnings about it
+    # no warnings that CUDA kernels, Apex and torchvision are missing: a CPU installation leaves them out
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
     "PYTHONWARNINGS": "ignore",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    # one thread per process: on few cores they would only wait for each other
+    # one thread per process: on few cores more threads would only wait for each other
     "OMP_NUM_THREADS": "1",
-    # freed memory is kept for the next tensor: new pages are what half a weight update would wait for
+    # freed memory is kept for the next tensor: mapping new pages would take half the time of a weight update
     "MALLOC_MMAP_THRESHOLD_": "1000000000",  # bytes
     "MALLOC_TRIM_THRESHOLD_": "4000000000",  # bytes
-    # a laptop run talks to nobody
+    # no network: models and data are local, and no statistics are sent
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # some package asks torch for CUDA architectures at import, and fails to find any
+    # a package asks torch for CUDA architectures at import, which fails without a GPU
     "TORCH_CUDA_ARCH_LIST": "8.0",
 }
 
 
 def apply() -> None:
-    """Set what the user has not set. VERL_PLATFORM is ours to decide, whatever it was."""
+    """Set the variables that the user has not set, and VERL_PLATFORM in any case."""
     if "PYTHONWARNINGS" not in os.environ:
-        warnings.simplefilter("ignore")  # this process has read the variable already
+        warnings.simplefilter("ignore")  # Python reads the variable at the start of a process only
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VERL_PLATFORM"] = ENVIRONMENT["VERL_PLATFORM"]

@@ -2,8 +2,8 @@
 
 In order of preference: configuration flags (no patching); process-wide stubs for calls that take no device; a
 `TorchFunctionMode` for the literals `device="cuda"`, entered around initialisation, optimizer steps and checkpoints.
-The mode looks at every torch call, so it stays out of forward and backward passes: the literals there, in the
-pipeline schedules and in rotary embeddings, are redirected by giving those modules a `torch` of their own.
+The mode adds work to every torch call, so it is not entered in forward and backward passes: the literals there, in the
+pipeline schedules and in rotary embeddings, are redirected by replacing the name `torch` in those modules.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
 
-# TransformerConfig: everything that would build a CUDA kernel, compile one, or draw from a CUDA generator.
+# Settings of TransformerConfig without which Megatron would build or compile CUDA kernels, or use a CUDA generator.
 TRANSFORMER_CONFIG: dict[str, Any] = {
     "use_cpu_initialization": True,
     "masked_softmax_fusion": False,
@@ -36,7 +36,7 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
     "deallocate_pipeline_outputs": False,
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
-    "moe_token_dispatcher_type": "alltoall",  # "allgather" refuses variable sequence lengths, dense models included
+    "moe_token_dispatcher_type": "alltoall",  # "allgather" refuses variable sequence lengths, even for dense models
 }
 
 
@@ -65,7 +65,7 @@ class _CUDALiteralsMeanCPU(TorchFunctionMode):
 
 @contextlib.contextmanager
 def megatron_on_cpu() -> Iterator[None]:
-    """Megatron code inside the block runs on CPU. The mode is per thread: enter it in every engine method."""
+    """Megatron code inside the block runs on CPU. The mode is per thread, so every engine method enters it anew."""
     with _CUDALiteralsMeanCPU():
         yield
 
@@ -92,7 +92,7 @@ def _stay(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _splits_on_cpu(
     self: MoEAlltoAllTokenDispatcher, point: str, tokens_per_expert: torch.Tensor | None = None
 ) -> torch.Tensor | None:
-    """In place of `_maybe_dtoh_and_synchronize`: nothing to copy from a device, but the splits have to be numbers."""
+    """Replaces `_maybe_dtoh_and_synchronize`: no copy from a device is needed, but splits still become numbers."""
     if point == self.cuda_dtoh_point:
         for name in ("input_splits", "output_splits"):
             splits = getattr(self, name)
@@ -106,10 +106,10 @@ def _no_synchronize(*args: Any, **kwargs: Any) -> None:
 
 
 def install() -> None:
-    """Process-wide stubs for the calls that a function mode cannot see. Idempotent.
+    """Process-wide stubs for the CUDA calls that a function mode does not see. Idempotent.
 
     Raises:
-        RuntimeError: on a machine with a GPU, where they would be wrong.
+        RuntimeError: the machine has a GPU, and the stubs would break CUDA calls.
     """
     if torch.cuda.is_available():
         raise RuntimeError("VERL_PLATFORM=cpu on a machine with a GPU: unset it, or run with hardware=gpu")
@@ -118,7 +118,9 @@ def install() -> None:
     torch.Tensor.cuda = torch.Tensor.pin_memory = _stay  # type: ignore[assignment,method-assign]
     schedules.torch = rope_utils.torch = _TorchOnCPU()
     moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine
-    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # never used; None would create a CUDA stream
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = (
+        object()
+    )  # a dummy: Megatron would create a CUDA stream in place of None
     MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _splits_on_cpu
     megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
@@ -149,7 +151,7 @@ class _CPURNGStatesTracker(megatron_random.CudaRNGStatesTracker):
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy, torch and Megatron's streams (the last would be CUDA's)."""
+    """Seed Python, NumPy, torch and Megatron's random streams, which are CUDA's without `_CPURNGStatesTracker`."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

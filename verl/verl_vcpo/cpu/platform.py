@@ -11,7 +11,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
 
 
 class _CPUDevice(str):
-    """verl uses the current device both as a device ("cpu") and as an index (f"cpu:{index}"): this is both."""
+    """A device name that also works as an index: verl uses the current device as "cpu" and in f"cpu:{index}"."""
 
     def __format__(self, spec: str) -> str:
         return "0"
@@ -32,7 +32,7 @@ def _zero(*args: Any, **kwargs: Any) -> int:
 
 
 class _DeviceModule(types.ModuleType):
-    """What verl expects of torch.cuda, for the CPU. Anything not listed here is torch.cpu's."""
+    """The functions of torch.cuda that verl calls, for the CPU; functions without a replacement are torch.cpu's."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -48,7 +48,7 @@ def _device_module() -> types.ModuleType:
         **dict.fromkeys(("reset_peak_memory_stats", "manual_seed", "manual_seed_all"), _nothing),
         "mem_get_info": lambda *args, **kwargs: (8 << 30, 16 << 30),
         "is_available": lambda: True,
-        # 0, so that verl does not seed Megatron's CUDA generator; the engine seeds the CPU one itself.
+        # 0, so that verl does not seed Megatron's CUDA generator: `seed_everything` seeds the CPU generators.
         "device_count": _zero,
         "current_device": lambda: CPU_DEVICE,
         "get_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
@@ -141,7 +141,7 @@ def _accept_repeated_gloo() -> None:
 
 
 def install() -> None:
-    """Register the platform and make it this process's."""
+    """Register the platform "cpu" and use it in this process."""
     PlatformRegistry.register(platform="cpu")(PlatformCPU)
     set_platform(PlatformCPU())
     _accept_repeated_gloo()

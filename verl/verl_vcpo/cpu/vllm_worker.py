@@ -1,4 +1,4 @@
-"""vLLM's CPU worker takes new weights (named to vLLM as `worker_extension_cls`).
+"""Weight updates of vLLM's CPU worker; vLLM gets the class by name, as `worker_extension_cls`.
 
 vLLM repacks linear weights on CPU and empties the originals, so verl's plain `load_weights` finds nothing to load
 into: the update has to go through vLLM's layer-wise reload.
@@ -19,7 +19,7 @@ _RECEIVE_TIMEOUT_MS = 300_000
 
 
 class _Receiver(BucketedWeightReceiver):
-    """verl's receiver, which would wait for ever for a sender that died."""
+    """verl's receiver with a limit on the wait for the next weights, in case their sender has died."""
 
     def _init_socket(self) -> None:
         super()._init_socket()
@@ -41,7 +41,7 @@ class CPUWorkerExtension(LagKWorkerExtension):
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = True
     ) -> None:
-        """Replace every weight of the served model by what the trainer sends.
+        """Replace all weights of the served model by those that the trainer sends.
 
         Raises:
             NotImplementedError: LoRA adapters.

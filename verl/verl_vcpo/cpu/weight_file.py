@@ -1,8 +1,8 @@
 """Trainer -> sampler weights through one file in shared memory (a verl CheckpointEngine, backend "weight_file").
 
-The file lives for one synchronisation. Its name carries the run's id, so that two runs never meet and the
-driver can remove what a killed process left behind. Trainer and samplers share the machine: what travels from process
-to process is the file's name, and vLLM's worker maps the file (vllm_worker.py).
+The file exists during one synchronisation. Its name contains the run's id, so that two runs have different files and
+the driver can remove the files of a killed process. Trainer and samplers share the machine: processes send each other
+the file's name, and vLLM's worker maps the file (vllm_worker.py).
 """
 
 import asyncio
@@ -21,15 +21,15 @@ _FILE_NAME = "vcpo_weight_file"
 
 
 def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
-    """The files that the run has in shared memory now: none between synchronisations."""
+    """The weight files of a run that are in shared memory now; between synchronisations there are none."""
     return sorted(Path(directory).glob(f"vcpo-{run_id}-*"))
 
 
 def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """The weights in a bucket that verl's sender delivered, in memory that stays.
+    """The weights of a bucket that verl's sender delivered, in memory that stays valid.
 
-    What `receive_weights` yields stands for the whole file, which is mapped. Tensors themselves, as verl's synchronous
-    trainer sends them, are copied: the sender's buffer is used again.
+    `receive_weights` yields the name of the file, which is mapped here. Tensors, which verl's synchronous trainer sends
+    instead, are copied: the sender reuses its buffer.
     """
     if [name for name, _ in sent] != [_FILE_NAME]:
         return [(name, weight.clone()) for name, weight in sent]
@@ -42,11 +42,11 @@ class WeightFileCheckpointEngine(CheckpointEngine):
     """One sender (the trainer's rank 0), any number of receivers on the same machine.
 
     Args:
-        bucket_size: verl's; unused, the file holds all weights.
+        bucket_size: an argument of all checkpoint engines; unused, the file holds all weights.
         is_master: whether this process is the sender.
-        run_id: what makes the file's name unique to the run.
-        timeout_s: how long a receiver waits for the file.
-        directory: a folder in memory.
+        run_id: a part of the file's name, different in every run.
+        timeout_s: a receiver waits for the file at most so long.
+        directory: a folder of a file system in memory.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         directory: str = "/dev/shm",
     ) -> None:
         if not run_id:
-            raise ValueError("checkpoint_engine.engine_kwargs.weight_file.run_id is empty: give every run its own")
+            raise ValueError(
+                "checkpoint_engine.engine_kwargs.weight_file.run_id is empty: set a name that no other run has"
+            )
         self.is_master = is_master
         self.timeout_s = timeout_s
         self._path = Path(directory) / f"vcpo-{run_id}-weights"
@@ -77,10 +79,10 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         return {"rank": list(range(actor_wg_world_size))}, {"rank": [-1] * rollout_world_size}
 
     def init_process_group(self, rank: int) -> None:
-        """There is none: the file's name is agreed on from the start."""
+        """Nothing to do: sender and receivers know the file's name from their settings."""
 
     def finalize(self) -> None:
-        """Every receiver has read the file: remove it."""
+        """Remove the file, which every receiver has read."""
         self._staged = None
         if self.is_master:
             for path in self._path.parent.glob(f"{self._path.name}-v*"):
@@ -89,14 +91,14 @@ class WeightFileCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Have version `global_steps` in the file, which `stage_weights` may have written already."""
+        """Write version `global_steps` into the file, unless `stage_weights` has done so already."""
         if global_steps is None or global_steps != self._staged:
             self.stage_weights(weights, global_steps)
         return {}
 
     def stage_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Write version `global_steps`: under a temporary name first, so that it is whole when it appears."""
-        # Every rank walks the generator, because gathering a tensor is collective; only the master keeps it.
+        """Write the file of version `global_steps`: under a temporary name first, so that no receiver reads a part."""
+        # Every rank iterates over the weights, because gathering a tensor is collective; only the master keeps them.
         tensors = {}
         for name, weight in weights:
             if self.is_master:
@@ -107,7 +109,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         path = self._file(global_steps)
         partial = path.with_name(f"{path.name}.partial")
         partial.unlink(missing_ok=True)
-        # Other users of the machine can enter the folder: no moment passes in which they can open the file.
+        # Other users of the machine can enter the folder: from its creation on only this user can open the file.
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         torch.save(tensors, partial)
         os.replace(partial, path)

@@ -10,9 +10,9 @@ from torch.distributed import TCPStore
 
 
 def keep_stores_on_loopback() -> None:
-    """A store that its process group names by a loopback address listens there only, in this process, from now on.
+    """From now on a store in this process whose host is a loopback address listens on that address only.
 
-    torch itself listens on every address of the machine, whatever the name, and the store asks nobody who he is.
+    torch makes every store listen on all addresses of the machine, and a store does not authenticate its clients.
     """
     sys.modules[torch.distributed.rendezvous.__module__].TCPStore = _store  # type: ignore[attr-defined]
 
@@ -28,7 +28,7 @@ def _store(host_name: str, port: int, *args: Any, is_master: bool = False, **kwa
 def _listen(host_name: str, port: int) -> socket.socket | None:
     try:
         return socket.create_server((host_name, port))
-    except OSError:  # in use: by a store of this process, which torch then shares; otherwise torch raises
+    except OSError:  # the port is in use: torch then shares a store of this process, or raises the error
         return None
 
 
