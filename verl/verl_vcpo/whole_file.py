@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """The block writes to the yielded path; afterwards that file replaces `file`. A crash before leaves `file` as is."""
+    """The block writes to the yielded path, and that file then replaces `file`. A crash leaves `file` as it was."""
     partial = file.with_name(f"{file.name}.partial")
     yield partial
     os.replace(partial, file)

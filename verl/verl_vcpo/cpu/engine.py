@@ -1,4 +1,4 @@
-"""The Megatron engines on CPU, the patched actor and verl's critic: the GPU's classes, their methods inside the shims."""
+"""The Megatron engines on CPU, the patched actor and verl's critic: the GPU's classes, run inside the shims."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -51,12 +51,11 @@ class _OnCPU(MegatronEngineWithLMHead):
         ]
         with megatron_on_cpu():
             for adam in adams:
-                if (
-                    not adam.optimizer.state
-                ):  # torch's Adam has no state before its first step, and Megatron takes the step from that state
+                # Megatron takes the step from Adam's state, which torch creates at the first step only.
+                if not adam.optimizer.state:
                     adam._init_optimizer_states_with_dummy_values()
             super().load_checkpoint(*args, **kwargs)
-        for adam in adams:  # Megatron loads the step number into the parameter groups and leaves it there
+        for adam in adams:  # Megatron loads the step into the parameter groups, where torch's Adam does not look
             for group in adam.optimizer.param_groups:
                 step = group.pop("step")
                 for parameter in group["params"]:

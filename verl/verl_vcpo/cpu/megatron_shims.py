@@ -118,9 +118,7 @@ def install() -> None:
     torch.Tensor.cuda = torch.Tensor.pin_memory = _stay  # type: ignore[assignment,method-assign]
     schedules.torch = rope_utils.torch = _TorchOnCPU()
     moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine
-    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = (
-        object()
-    )  # a dummy: Megatron would create a CUDA stream in place of None
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # unused; for None Megatron would create a CUDA stream
     MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _splits_on_cpu
     megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)

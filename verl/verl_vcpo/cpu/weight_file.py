@@ -58,9 +58,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         directory: str = "/dev/shm",
     ) -> None:
         if not run_id:
-            raise ValueError(
-                "checkpoint_engine.engine_kwargs.weight_file.run_id is empty: set a name that no other run has"
-            )
+            raise ValueError("checkpoint_engine.engine_kwargs.weight_file.run_id is empty: every run needs another")
         self.is_master = is_master
         self.timeout_s = timeout_s
         self._path = Path(directory) / f"vcpo-{run_id}-weights"
