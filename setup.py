@@ -41,6 +41,7 @@ GPU = [
 ]
 DEV = [
     "pytest==9.2.0",
+    "pytest-xdist==3.8.0",
     "hypothesis==6.170.15",
     "ruff==0.17.5",
     "mypy==2.4.1",

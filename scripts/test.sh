@@ -1,16 +1,57 @@
 #!/usr/bin/env bash
-# Installs into .venv and runs every check: ruff, mypy, the import contract (pyproject.toml), and the tests, those of
-# the whole stack included.
-#   bash scripts/test.sh [pytest arguments]     e.g. -m "not e2e"
+# Installs into .venv, then runs the checks of a tier; `--help` says which. Exit code 0: all passed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+usage() {
+  cat <<'TEXT'
+bash scripts/test.sh [--quick | --nightly] [pytest arguments]
+
+  --quick     ruff, mypy, the import contracts, and the tests that take seconds
+  (default)   and all other tests: parallel layouts, attacks on the sandbox, the whole stack. What CI runs
+  --nightly   and all repetitions: 100,000 schedules, every fault, every layout with every method, every attack in
+              every mode of the sandbox
+
+What follows goes to pytest, for example -m "not e2e", -k resume or tests/vcpo. Tests that may run beside others run
+in several processes (-n 0: in one, as --pdb needs it); after them, one at a time, those that measure or fill the
+machine. The tests' own times are in CONTRIBUTING.md.
+TEXT
+}
+
+tier=default
+case "${1:-}" in
+  --quick | --nightly) tier=${1#--} && shift ;;
+  -h | --help) usage && exit 0 ;;
+esac
 
 bash scripts/install.sh
 bash scripts/install_bubblewrap.sh # the sandbox's tests are not skipped
 source .venv/bin/activate
 
+NO_TESTS=5 # pytest's exit code where a selection is empty
+worst=$NO_TESTS
+
+# part NAME [pytest options]: the tests of that part. Interrupted, or called wrongly: ends everything.
+part() {
+  local code=0
+  # With this script, however it ends, pytest gets SIGTERM; what a pytest has started ends with it (testkit/session.py).
+  setpriv --pdeathsig TERM python -m pytest --tier "$tier" --part "$@" || code=$?
+  ((code == 0 || code == 1 || code == NO_TESTS)) || exit "$code"
+  if ((code == 1 || (code == 0 && worst == NO_TESTS))); then worst=$code; fi
+}
+
 ruff check .
 ruff format --check .
 mypy
 lint-imports --no-logo
-python -m pytest "$@"
+part together --numprocesses logical --maxprocesses 4 --dist loadfile "$@"
+if [[ $tier != quick ]]; then part alone "$@"; fi
+if [[ $tier == nightly ]]; then
+  failed=()
+  for benchmark in "schedules --n 100000" layouts sandbox faults; do
+    # shellcheck disable=SC2086 # a name and its arguments
+    setpriv --pdeathsig TERM python -m testkit.session python -m scripts.bench.$benchmark || failed+=("$benchmark")
+  done
+  [[ ${#failed[@]} == 0 ]] || { printf 'failed: %s\n' "${failed[@]}" >&2; exit 1; }
+fi
+((worst == 0)) || exit "$worst"
