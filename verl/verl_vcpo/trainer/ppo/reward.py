@@ -1,9 +1,9 @@
-"""A reward of the user's in processes of its own, which are ended where it hangs (extends verl/trainer/ppo/reward.py).
+"""Custom rewards in separate processes, which are killed when a call hangs (extends verl/trainer/ppo/reward.py).
 
-verl calls a custom reward function in threads of its reward workers. One that never returns there, or holds Python's
-global lock in an endless expression, stops the worker and with it the run. Here the reward workers load `compute_score`
-of this module instead, which hands every call to a process. A process that does not answer in time is killed; what
-fails is an error that names the reward and its prompt, never a score.
+verl calls a custom reward function in threads of its reward workers. A function that never returns, or that holds
+Python's global lock in an endless expression, stops the worker and with it the run. Here the reward workers load
+`compute_score` of this module instead, which passes every call to another process. A process that does not answer in
+time is killed. A call that fails raises an error that names the reward and the prompt, and never gives a score.
 """
 
 import asyncio
@@ -24,20 +24,24 @@ from verl_vcpo.trainer.ppo import reward_process
 from verl_vcpo.trainer.ppo.reward_process import LENGTH, Reward, packed
 
 _START_LIMIT_S = 300.0  # a reward may load a model
-# A reward that takes milliseconds needs one process, one that waits for a judge as many as verl has threads.
-_MOMENT_S = 0.2
+# Another process is started when no process has become free for so long: a reward of milliseconds then needs one
+# process, and a reward that waits for a judge gets as many processes as verl has threads.
+_FREE_PROCESS_WAIT_S = 0.2
 _MOST_PROCESSES = min(32, (os.cpu_count() or 1) + 4)
 _MOST_COROUTINES = 1024  # in one process
-_GRACE_S = 5.0  # a process ends its own coroutines in time, unless one of them blocks it
+_GRACE_S = 5.0  # beyond the limit at which a process ends its coroutines: then one of them blocks the process
 _SHOWN_CHARS = 80
 
 
 class RewardError(RuntimeError):
-    """A reward did not give a score: it hangs, its process died, it raises, or it does not load. One line."""
+    """A reward function gave no score: the call hung or raised, the process died, or the function did not load.
+
+    The message is one line.
+    """
 
 
 def bound_custom_reward(config: DictConfig) -> None:
-    """Let verl's reward workers call the configured custom reward function through this module, if there is one."""
+    """Have verl's reward workers call a configured custom reward function through `compute_score`."""
     custom = config.reward.custom_reward_function
     if not custom.get("path"):
         return
@@ -69,11 +73,11 @@ async def compute_score(
 ) -> Any:
     """Score one response (verl's custom reward function) with the function `reward_name` of `reward_path`.
 
-    more_fixed: verl's, the same at every call: the address of a reward model, and its tokenizer.
+    more_fixed: further arguments of verl's, the same at every call: the address and the tokenizer of a reward model.
     Raises RewardError naming the reward, the row of the data and the response.
     """
     key = (reward_path, reward_name)
-    if key not in _pools:  # one of each in a reward worker
+    if key not in _pools:  # a reward worker has one pool for each function
         fixed = {**OmegaConf.to_container(OmegaConf.create(dict(reward_fixed))), **more_fixed}
         reward = Reward(reward_path, reward_name, fixed, reward_timeout_s, sys.path)
         _pools[key] = RewardPool(reward)
@@ -104,7 +108,7 @@ class RewardPool:
         self._does_not_load = ""
 
     async def score(self, arguments: dict[str, Any]) -> Any:
-        """What the reward returns. Waits for a free process as long as it takes; the limit is the call's.
+        """The reward's result. The wait for a free process has no limit; the time limit begins with the call.
 
         Raises:
             RewardError: there is no score.
@@ -117,14 +121,14 @@ class RewardPool:
                 self._slots.put_nowait(process)
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         for process in self._processes:
             process.kill()
 
     async def _take(self) -> "_Process":
         while True:
             try:
-                async with asyncio.timeout(_MOMENT_S if self._processes else 0):
+                async with asyncio.timeout(_FREE_PROCESS_WAIT_S if self._processes else 0):
                     process = await self._slots.get()
             except TimeoutError:
                 await self._grow()
@@ -142,8 +146,8 @@ class RewardPool:
             try:
                 process = await _Process.started(self._reward)
             except RewardError as error:
-                if not self._processes:
-                    self._does_not_load = str(error)  # those who wait would each try again, one after the other
+                if not self._processes:  # remembered, or every waiting call would try to start a process
+                    self._does_not_load = str(error)
                 raise
             self._processes.append(process)
             for _ in range(process.room):
@@ -153,7 +157,7 @@ class RewardPool:
 class _Process:
     """One process and the calls that it runs."""
 
-    # from `started`
+    # set by `started`
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
     _listener: asyncio.Task[None]
@@ -164,8 +168,8 @@ class _Process:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", reward_process.__name__],
                 stdin=theirs.fileno(),
-                stdout=2,  # what a reward prints is for the worker's log
-                start_new_session=True,  # it is killed with all that it starts
+                stdout=2,  # a reward's output goes to the worker's log
+                start_new_session=True,  # a process group, to be killed with all processes that the reward starts
             )
         self._connection = ours
         self._timeout_s = self._limit_s = reward.timeout_s
@@ -198,7 +202,7 @@ class _Process:
         return self
 
     async def ask(self, arguments: dict[str, Any]) -> Any:
-        """The reward's result. Raises RewardError; then, unless it is the reward's own, the process is dead."""
+        """The reward's result. Raises RewardError: the process is dead then, unless the reward itself raised."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
@@ -210,7 +214,7 @@ class _Process:
             raise RewardError(f"took longer than {self._timeout_s:g} s{self._company()}") from None
         except asyncio.CancelledError:
             if self.room == 1:
-                self.kill()  # it still works for nobody
+                self.kill()  # the call would go on, with no caller left
             raise
         finally:
             self._answers.pop(number, None)
@@ -218,7 +222,7 @@ class _Process:
             raise RewardError(complaint)
         try:
             return pickle.loads(result)
-        except Exception as error:  # a class of its own module, which is not loaded here
+        except Exception as error:  # e.g. an object of a class in the reward's module, which is not loaded here
             raise RewardError(f"returns what cannot be sent to another process: {error}") from None
 
     async def _listen(self) -> None:
@@ -243,8 +247,8 @@ class _Process:
         return f" (it, or one of {others} other calls in the same process)" if others > 0 else ""
 
     async def _end(self) -> str:
-        """How the process ended, which has closed its socket."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it lives on, with its socket closed
+        """In a few words, how a process ended that has closed the socket."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the process still runs, with the socket closed
             await asyncio.to_thread(self._process.wait, _GRACE_S)
         code = self._process.returncode
         self.kill()

@@ -1,4 +1,4 @@
-"""The process in which a reward runs, so that it can be ended: started by `verl_vcpo.trainer.ppo.reward` only.
+"""The process in which a reward function runs and can be killed: started by `verl_vcpo.trainer.ppo.reward` only.
 
 Messages are pickles on a socket, which is standard input: first a `Reward`, answered by whether it is a coroutine
 function or why it does not load; then calls (number, arguments), each answered by (number, pickled result, complaint).
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
-"""Before every message, its length in bytes."""
+"""The header of every message: the length in bytes."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Reward:
-    """What to load, and where."""
+    """A reward function, and how to load and call the function."""
 
     path: str
     """pkg://package.module, or a file: verl's `reward.custom_reward_function.path`."""
@@ -35,11 +35,11 @@ class Reward:
     fixed: dict[str, Any]
     """Arguments of every call."""
     timeout_s: float
-    """Of one call of a coroutine function. Other calls are ended from outside."""
+    """Limit of one call of a coroutine function. A call of another function is ended by killing the process."""
     sys_path: list[str]
 
     def load(self) -> Callable[..., Any]:
-        """The function. Raises what importing its module raises, AttributeError where it has no such name."""
+        """Import and return the function. Raises AttributeError if the module has no such name, and import errors."""
         sys.path[:] = self.sys_path
         if self.path.startswith("pkg://"):
             return getattr(importlib.import_module(self.path.removeprefix("pkg://").replace("/", ".")), self.name)
@@ -59,7 +59,7 @@ def packed(message: object) -> bytes:
 
 def main() -> None:
     """Serve calls until the other side closes the socket."""
-    # A call that never returns must not outlive the worker that waits for it.
+    # The kernel kills this process when its parent, the reward worker, ends, even during a call that never returns.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -68,7 +68,7 @@ def main() -> None:
     reward: Reward = _read(stream)
     try:
         function = reward.load()
-    except BaseException as error:  # sys.exit at the top of a module, too
+    except BaseException as error:  # a module may also call sys.exit at import
         traceback.print_exc()
         stream.write(packed(_complaint(error)))
         stream.flush()
@@ -90,7 +90,7 @@ def _serve_one_by_one(stream: Any, function: Callable[..., Any], fixed: dict[str
             return
         try:
             reply = packed((number, _checked(function(**arguments, **fixed)), None))
-        except BaseException as error:  # sys.exit in a reward, too: the reward's failure, whatever it is
+        except BaseException as error:  # a reward may also call sys.exit
             traceback.print_exc()
             reply = packed((number, None, _complaint(error)))
         stream.write(reply)
@@ -119,7 +119,7 @@ async def _serve_all_at_once(connection: socket.socket, function: Callable[..., 
         except asyncio.IncompleteReadError:
             return
         task = asyncio.create_task(serve(number, arguments))
-        tasks.add(task)  # the loop itself keeps no reference
+        tasks.add(task)  # asyncio's loop holds tasks by weak references only
         task.add_done_callback(tasks.discard)
 
 
@@ -131,7 +131,7 @@ def _read(stream: Any) -> Any:
 
 
 def _checked(result: Any) -> bytes:
-    """The result, pickled. Raises TypeError, KeyError or ValueError if verl cannot take a score from it."""
+    """The result, pickled. Raises TypeError, KeyError or ValueError if the result has no score that verl can read."""
     float(result["score"] if isinstance(result, dict) else result)
     return pickle.dumps(result)
 

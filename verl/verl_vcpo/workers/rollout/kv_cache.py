@@ -1,12 +1,12 @@
-"""`async.kv_cache`: what becomes of a response's keys and values when new weights arrive in the middle of it."""
+"""`async.kv_cache`: keys and values of unfinished responses when new weights arrive."""
 
 from enum import StrEnum
 
 
 class KVCache(StrEnum):
-    """What becomes of a response's keys and values when new weights arrive."""
+    """What happens to the keys and values of an unfinished response when new weights arrive."""
 
     RECOMPUTE = "recompute"
-    """Computed anew: log-probs are exact on both sides of the update."""
+    """They are computed anew: log-probs are exactly those of the old policy, then those of the new policy."""
     KEEP = "keep"
-    """Kept: the update costs no computation; tokens after it come from a mixture of both policies."""
+    """They are kept: the update costs no computation, and later tokens come from a mixture of both policies."""

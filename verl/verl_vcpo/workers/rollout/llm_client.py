@@ -1,9 +1,10 @@
 """The samplers' client: a response goes on across weight updates (extends verl/workers/rollout/llm_server.py).
 
-A weight update aborts every request. What was sampled so far is kept, with its log-probs, and the rest is requested
-again: the server holds the request back until it has the new weights, then computes the prefix anew with them.
+A weight update aborts every request. The client keeps the tokens sampled so far, with their log-probs, and requests the
+rest: the server holds the request back until the new weights are loaded, and computes the prefix anew with them.
 
-A server that dies or hangs is reported, and the request goes to another one, or waits until there is one.
+A server that dies or hangs is taken out of the load balancer's pool. The request goes to another server, or waits until
+the pool has one.
 """
 
 import asyncio
@@ -21,14 +22,14 @@ _logger = logging.getLogger(__name__)
 
 
 def is_server_failure(error: BaseException) -> bool:
-    """Whether the server is broken, not what was asked of it: it died, its engine died, or it does not answer."""
+    """Whether the error is of the server, not of the request: server or engine died, or there was no answer in time."""
     if isinstance(error, RayTaskError):
         return type(error.cause).__name__ in ("EngineDeadError", "EngineGenerateError")
     return isinstance(error, RayActorError | TimeoutError)
 
 
 class ResumingLLMClient(LLMServerClient):
-    """Hides weight updates from the agent loop. verl's own waits a second before it goes on; this one does not."""
+    """Hides weight updates from the agent loop. verl's client waits a second before it goes on; this one does not."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,7 +39,7 @@ class ResumingLLMClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
-        """A whole response: tokens, each with the log-prob of the policy that sampled it.
+        """A whole response: tokens, each with the log-prob under the policy that sampled the token.
 
         Returns:
             verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
@@ -67,7 +68,7 @@ class ResumingLLMClient(LLMServerClient):
         """One request, repeated until a server answers it."""
         while True:
             try:
-                async with asyncio.timeout(None) as clock:  # starts when there is a server
+                async with asyncio.timeout(None) as clock:  # `_acquire_server` sets the limit
                     self._clock_of[request_id] = clock
                     return await super().generate(
                         request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
@@ -105,9 +106,9 @@ class ResumingLLMClient(LLMServerClient):
 
 
 def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
-    """One output of two, the second of which went on where the first was aborted."""
+    """The output of a response whose first part, `whole`, was aborted and continued by `part`."""
     fields = dict(whole.extra_fields)
-    if part.token_ids:  # a version that sampled nothing is none of the response's versions
+    if part.token_ids:  # a policy version that sampled no token is not a version of the response
         if not whole.token_ids:
             fields["min_global_steps"] = part.extra_fields.get("min_global_steps")
         for name in ("global_steps", "max_global_steps"):

@@ -1,6 +1,6 @@
-"""The samplers' load balancer, which also measures how long they stand idle (extends verl/workers/rollout/router.py).
+"""The samplers' load balancer, which also measures their idle time (extends verl/workers/rollout/router.py).
 
-verl builds it from the file that `actor_rollout_ref.rollout.router_config_path` names.
+verl builds the balancer from the file that `actor_rollout_ref.rollout.router_config_path` names.
 """
 
 import time
@@ -12,7 +12,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
     """verl's sticky, least-loaded balancer plus a clock per server that runs while the server has no request.
 
-    A weight synchronisation counts as idle: it aborts every request, which the clients send again.
+    A weight synchronisation counts as idle time, because a synchronisation aborts every request.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any] | None = None) -> None:

@@ -1,11 +1,11 @@
 """verl's vLLM server with weight updates in the middle of responses (extends .../vllm_rollout/vllm_async_server.py).
 
-`async.kv_cache` says what becomes of the responses that are on their way while new weights arrive:
+`async.kv_cache` decides what happens to unfinished responses when new weights arrive:
 
-    recompute  they are aborted, and the client requests the rest: the prefix is computed anew with the new weights
-    keep       they are paused and go on with the keys and values of the old weights (PipelineRL)
+    recompute  requests are aborted, and the client requests the rest: the prefix is computed anew with the new weights
+    keep       requests are paused, and continue with the keys and values of the old weights (PipelineRL)
 
-Either way no prefix that old weights computed is reused for another request.
+In both cases no prefix that old weights have computed is reused for another request.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def keeps_kv_cache(rollout_config: Any) -> bool:
 
 
 class LagKvLLMHttpServer(vLLMHttpServer):
-    """Knows which policy version a request started with, and can pause requests instead of aborting them."""
+    """Reports the policy version that a request started with, and can pause requests instead of aborting them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,7 +41,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             self.engine.pause_generation = self._pausing(self.engine.pause_generation)
 
     def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        """vLLM shares prefixes between requests of the same salt only: here, of the same policy version."""
+        """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only."""
 
         def salted(*, prompt: dict[str, Any], **kwargs: Any) -> Any:
             prompt["cache_salt"] = f"policy {self.global_steps}"
@@ -57,13 +57,13 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         return pause
 
     async def probe(self) -> tuple[str, list[tuple[int, float]]]:
-        """A sign of life of the engine, not only of this server.
+        """Return only if the engine answers, not only this server.
 
         Returns:
             this node's id; process id and time of creation of each of the engine's processes.
         """
         if self.node_rank == 0:
-            await self.engine.is_sleeping()  # any call that the engine's process has to answer
+            await self.engine.is_sleeping()  # a cheap call that the engine's process has to answer
         children = psutil.Process().children(recursive=True)
         return ray.get_runtime_context().get_node_id(), [(child.pid, child.create_time()) for child in children]
 
@@ -75,7 +75,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        """verl's, with the version that the response started with as `min_global_steps`."""
+        """As verl's `generate`, with the policy version of the response's start as `min_global_steps`."""
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:

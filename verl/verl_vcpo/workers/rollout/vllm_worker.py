@@ -1,7 +1,7 @@
-"""vLLM's worker takes weights from its own user only (extends verl/workers/rollout/vllm_rollout/utils.py).
+"""vLLM's worker accepts weights of the same user only (extends verl/workers/rollout/vllm_rollout/utils.py).
 
-verl sends them over a Unix socket whose name another user of the machine can foresee and, because it lies in /tmp, make
-first. What comes through it is unpickled, which is running code.
+verl sends weights over a Unix socket in /tmp, whose name another user of the machine can predict, and create before the
+sender does. The worker unpickles the messages, which can run any code.
 """
 
 import os
@@ -15,11 +15,11 @@ _TIMEOUT_S = 300.0
 
 
 def wait_for_own_socket(socket: Path, timeout_s: float = _TIMEOUT_S) -> None:
-    """Until this user's sender has made the socket, which in a folder like /tmp nobody else can replace.
+    """Block until this user's sender has created the socket; in a folder like /tmp no other user can replace a file.
 
     Raises:
-        PermissionError: another user has made it.
-        TimeoutError: nobody made it in `timeout_s`.
+        PermissionError: another user has created the socket.
+        TimeoutError: the socket was not created in `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while not os.path.lexists(socket):
@@ -34,7 +34,7 @@ def wait_for_own_socket(socket: Path, timeout_s: float = _TIMEOUT_S) -> None:
 
 
 class LagKWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's worker extension that looks at who sends."""
+    """verl's worker extension, which also checks that the sender is the same user."""
 
     def _get_zmq_handle(self) -> str:
         handle = super()._get_zmq_handle()
