@@ -25,9 +25,9 @@ from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptim
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
 from testkit.layout_run import GROUP_SIZE, LEARNING_RATE, ParallelLayout  # noqa: E402
-from vcpo import VCPOConfig  # noqa: E402
 from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
 from verl_vcpo.workers.config.actor import VCPOActorConfig  # noqa: E402
+from verl_vcpo.workers.config.vcpo import VCPOSettings  # noqa: E402
 
 if ON_GPU:
     from verl_vcpo.workers.engine.megatron import bridge as bridge  # registers the bridge of local layers
@@ -90,7 +90,7 @@ def build_engine(
     return engine
 
 
-def loss_function(vcpo: VCPOConfig, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
+def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
     """verl's loss as the engine receives it: a partial that carries the actor's configuration."""
     config = VCPOActorConfig(
         strategy="megatron",

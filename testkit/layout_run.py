@@ -53,7 +53,7 @@ class Method:
 
     name: str
     vcpo: dict[str, Any]
-    """Settings of VCPOConfig."""
+    """Settings of VCPOSettings."""
     whole_groups: bool = False
     """A prompt's samples lie on one data-parallel rank; else on all of them."""
 
@@ -62,14 +62,16 @@ class Method:
         return str(self.vcpo.get("opob_scope", "group"))
 
 
-PER_TRAJECTORY = Method("per trajectory", {"gradient_norms": "per_trajectory"})
+PER_TRAJECTORY = Method("per trajectory", {"norms": {"how": "per_trajectory"}})
 PER_TRAJECTORY_MINI_BATCH = Method(
-    "per trajectory, mini-batch", {"gradient_norms": "per_trajectory", "opob_scope": "minibatch"}
+    "per trajectory, mini-batch", {"norms": {"how": "per_trajectory"}, "opob_scope": "minibatch"}
 )
-ACTIVATIONS = Method("packed, activations", {"packed_keep": "activations", "packed_tokens": 60})
-GRADIENTS = Method("packed, gradients", {"packed_keep": "gradients"}, whole_groups=True)
-GRADIENTS_MINI_BATCH = Method("packed, gradients, mini-batch", {"packed_keep": "gradients", "opob_scope": "minibatch"})
-SECOND_PASS = Method("packed, second pass", {"packed_keep": "nothing"})
+ACTIVATIONS = Method("packed, activations", {"norms": {"keep": "activations", "tokens": 60}})
+GRADIENTS = Method("packed, gradients", {"norms": {"keep": "gradients"}}, whole_groups=True)
+GRADIENTS_MINI_BATCH = Method(
+    "packed, gradients, mini-batch", {"norms": {"keep": "gradients"}, "opob_scope": "minibatch"}
+)
+SECOND_PASS = Method("packed, second pass", {"norms": {"keep": "nothing"}})
 
 
 def methods(layout: ParallelLayout) -> list[Method]:

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from testkit.layout_run import GROUP_SIZE, GROUPS, STEPS, VOCABULARY, Method, ParallelLayout, Result
-from vcpo import VCPOConfig
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 
 def order_of_rows(whole_groups: bool) -> list[int]:
@@ -48,7 +48,7 @@ def make_batch(
                 "loss_mask": torch.ones(length, dtype=torch.int64),
                 "rollout_log_probs": log_prob,
                 "rm_scores": reward,
-                # what verl's own loss (vcpo.enable=false) reads instead
+                # what verl's own loss (method=none, ...) reads instead
                 "old_log_probs": log_prob.clone(),
                 "advantages": torch.full((length,), rng.random() - 0.5),
             }
@@ -89,7 +89,7 @@ def run(layout: ParallelLayout, of: list[Method], checkpoint: Path, folder: Path
 
 def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     engine = build_engine(layout, checkpoint, adamw())
-    loss = loss_function(VCPOConfig(base_ess_ratio=0.9, **method.vcpo))
+    loss = loss_function(VCPOSettings(base_ess_ratio=0.9, **method.vcpo))
     norms, ratios, baselines, seconds = [], [], [], []
     canonical = torch.tensor(order_of_rows(method.whole_groups)).argsort()
     for step in range(STEPS):

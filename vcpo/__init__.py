@@ -7,12 +7,9 @@ Read in this order: `importance` (how far off policy is each sequence), `ess` (h
 from vcpo.config import (
     AUTO,
     Baseline,
-    BufferDtype,
     EssWeights,
-    GradientNorms,
     OpobScope,
     OpobWeights,
-    PackedKeep,
     StepSizeRule,
     VCPOConfig,
 )
@@ -22,14 +19,11 @@ from vcpo.estimator import Estimate, estimate
 __all__ = [
     "AUTO",
     "Baseline",
-    "BufferDtype",
     "EssWeights",
     "Estimate",
     "FreshestEssRatio",
-    "GradientNorms",
     "OpobScope",
     "OpobWeights",
-    "PackedKeep",
     "StepSizeRule",
     "VCPOConfig",
     "estimate",

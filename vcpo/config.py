@@ -59,45 +59,18 @@ class OpobScope(StrEnum):
     """All sequences of the mini-batch, of every data-parallel rank."""
 
 
-class GradientNorms(StrEnum):
-    """How the gradient norm of each sequence is measured."""
-
-    PACKED = "packed"
-    """From one backward over packed sequences. Where a model has parameters that this cannot do (a mixture of experts,
-    fused layers), `per_trajectory` instead, and the log says why."""
-    PER_TRAJECTORY = "per_trajectory"
-    """One backward per sequence. Exact on any model, slow: the reference."""
-
-
-class PackedKeep(StrEnum):
-    """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
-
-    AUTO = "auto"
-    """`gradients` where a baseline's sequences are one pass of one rank, else `activations`."""
-    GRADIENTS = "gradients"
-    """Two weighted sums of them: in the gradient buffer and in a second one. Memory of the size of the model."""
-    ACTIVATIONS = "activations"
-    """Every layer's inputs and output gradients, from which they are formed afterwards. Memory by tokens."""
-    NOTHING = "nothing"
-    """Nothing: a second forward and backward, with the coefficients. Twice the time of a plain update, no memory."""
-
-
-class BufferDtype(StrEnum):
-    """Numbers of the second gradient buffer."""
-
-    FLOAT32 = "float32"
-    """Exact."""
-    BFLOAT16 = "bfloat16"
-    """Half the memory; sums of many sequences lose digits."""
-
-
 AUTO = "auto"
 """`base_ess_ratio=auto`: measured while training (`vcpo.ess.FreshestEssRatio`)."""
 
 _E = TypeVar("_E", bound=Enum)
 
 
-def _choice(name: str, value: object, enum: type[_E]) -> _E:
+def choice(name: str, value: object, enum: type[_E]) -> _E:
+    """`value` as a member of `enum`.
+
+    Raises:
+        ValueError: naming the setting `vcpo.<name>` and the choices there are.
+    """
     try:
         return enum(value)
     except ValueError:
@@ -122,7 +95,7 @@ class VCPOConfig:
     """
 
     enable: bool = True
-    """False: the trainer runs verl's own policy loss (GRPO, PPO, ...) on the same data path."""
+    """False: the trainer runs verl's own policy loss (GRPO, PPO, ...) on the same data path. `method=NAME` decides."""
 
     truncation: float | None = 8.0
     """c: a sequence's weight is min(w, c). None: no truncation."""
@@ -131,7 +104,7 @@ class VCPOConfig:
     """How the learning rate follows the ESS ratio rho."""
 
     ess_weights: EssWeights = EssWeights.UNTRUNCATED
-    """Which weights rho is measured on."""
+    """Which weights rho is measured on. With `step_size_rule=none` rho is reported, and nothing follows it."""
 
     base_ess_ratio: float | str = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn, or `auto`."""
@@ -154,18 +127,6 @@ class VCPOConfig:
     norm_by_std: bool = True
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
 
-    gradient_norms: GradientNorms = GradientNorms.PACKED
-    """How per-sequence gradient norms are measured; used by `baseline=opob` only."""
-
-    packed_keep: PackedKeep = PackedKeep.AUTO
-    """With `gradient_norms=packed`: what is kept of a backward until the baseline is known."""
-
-    packed_buffer_dtype: BufferDtype = BufferDtype.FLOAT32
-    """With `packed_keep=gradients`: of the second buffer."""
-
-    packed_tokens: int = 16384
-    """With `packed_keep=activations`: at most so many tokens of a rank are kept at a time, but at least one group."""
-
     def __post_init__(self) -> None:
         for name in ("enable", "norm_by_std", "opob_leave_one_out"):
             if not isinstance(getattr(self, name), bool):
@@ -176,13 +137,8 @@ class VCPOConfig:
             ("baseline", Baseline),
             ("opob_scope", OpobScope),
             ("opob_weights", OpobWeights),
-            ("gradient_norms", GradientNorms),
-            ("packed_keep", PackedKeep),
-            ("packed_buffer_dtype", BufferDtype),
         ):
-            object.__setattr__(self, name, _choice(name, getattr(self, name), enum))
-        if not isinstance(self.packed_tokens, int) or isinstance(self.packed_tokens, bool) or self.packed_tokens < 1:
-            raise ValueError(f"vcpo.packed_tokens={self.packed_tokens!r}: give a whole number of at least 1")
+            object.__setattr__(self, name, choice(name, getattr(self, name), enum))
         if self.truncation is not None:
             _number("truncation", self.truncation, 0.0, math.inf, low_open=True)
         if self.base_ess_ratio != AUTO:
@@ -207,11 +163,6 @@ class VCPOConfig:
                 "vcpo.opob_weights=paper: without truncation the estimator's weights are the paper's; set "
                 "vcpo.truncation, or vcpo.opob_weights=estimator"
             )
-        if self.opob_leave_one_out and self.packed_keep is PackedKeep.GRADIENTS:
-            raise ValueError(
-                "vcpo.packed_keep=gradients: with vcpo.opob_leave_one_out=true every sequence has a baseline of its "
-                "own, and two sums are not enough; set vcpo.packed_keep=activations, or leave it out"
-            )
         if self.baseline is not Baseline.OPOB:
             for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):
                 if getattr(self, name) != getattr(type(self), name):
@@ -221,9 +172,14 @@ class VCPOConfig:
                     )
 
     @property
+    def scales_step_size(self) -> bool:
+        """Whether the learning rate follows the effective sample size."""
+        return self.enable and self.step_size_rule is not StepSizeRule.NONE
+
+    @property
     def needs_gradient_norms(self) -> bool:
         """Whether the update has to know each sequence's gradient norm."""
-        return self.baseline is Baseline.OPOB
+        return self.enable and self.baseline is Baseline.OPOB
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
@@ -231,4 +187,4 @@ class VCPOConfig:
         within_group = self.baseline in (Baseline.MEAN, Baseline.LENGTH) or (
             self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
         )
-        return within_group or self.norm_by_std
+        return self.enable and (within_group or self.norm_by_std)

@@ -20,6 +20,9 @@ _EQUAL_REWARDS = 1e-6
 # Without truncation a weight has no bound. Beyond e^40 (2e17) its float32 gradient would overflow once squared for
 # clipping, and one sequence has the whole update anyway: gradient clipping decides how long it is.
 _LARGEST_LOG_WEIGHT = 40.0
+# A packed backward measures the norm of w_i g_i and divides by w_i. Below e^-40 a weight is as good as 0 beside any
+# other, and w_i g_i would have no digits left in float32.
+_SMALLEST_LOG_WEIGHT = -40.0
 # Nor has the deviation of a reward from a baseline over other groups, in standard deviations of its own group.
 _LARGEST_COEFFICIENT = 1e18
 
@@ -104,6 +107,11 @@ def log_reward_scale(config: VCPOConfig, reward: Tensor, group: Tensor) -> Tenso
 def log_used_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
     """[B] log of the weights that multiply the gradients: truncated, and never beyond what float32 can square."""
     return truncated_log_weights(log_weight, config.truncation).clamp(max=_LARGEST_LOG_WEIGHT)
+
+
+def log_packed_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
+    """[B] log of the weights inside the loss of a packed backward, which its norms are divided by afterwards."""
+    return log_used_weights(config, log_weight).clamp(min=_SMALLEST_LOG_WEIGHT)
 
 
 def _ess_truncation(config: VCPOConfig) -> float | None:

@@ -5,9 +5,9 @@ Memory per GPU of the trainer, for N parameters (TP: tensor, PP: pipeline, CP: c
     weights              2 N / (TP PP)              bf16
     gradients            4 N / (TP PP)              Megatron's buffer; verl reduces in fp32
     optimizer            12 N / (TP PP DP CP)       Adam's fp32 master weights and two moments, sharded
-    second buffer        as much as the gradients with OPOB from packed sequences (vcpo.packed_keep=auto, gradients);
+    second buffer        as much as the gradients with OPOB from packed sequences (vcpo.norms.keep=auto, gradients);
                          otherwise 0
-    critic               weights, gradients and optimizer once more (stabilizer=a2c); its head is one column
+    critic               weights, gradients and optimizer once more (method=a2c); its head is one column
     reference policy     weights once more, with a KL penalty
     activations          34 T h L / (TP PP) for T tokens of a micro-batch, hidden size h, L layers (Korthikanti et al.,
                          arXiv 2205.05198, with sequence parallelism and flash attention), or 2 T h L / (TP PP) with
@@ -29,7 +29,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.validate import SettingError
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 GIB = 2**30
 GPU_MEMORY_GIB = 80.0
@@ -49,7 +51,7 @@ SETTINGS = (
     "data.val_files",
     "run_dir",
     "async.lag",
-    "vcpo.enable",
+    "method",
     "vcpo.truncation",
     "vcpo.step_size_rule",
     "vcpo.ess_weights",
@@ -216,8 +218,6 @@ def trainer_memory(config: DictConfig, layout: Layout, shape: Shape) -> dict[str
     tokens = (actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else fixed) / layout.cp
     recomputed = actor.megatron.override_transformer_config.get("recompute_granularity") == "full"
     sharded = layout.dp * layout.cp if actor.megatron.use_distributed_optimizer else 1
-    packed_opob = config.vcpo.baseline == "opob" and config.vcpo.gradient_norms == "packed"
-    two_sums = config.vcpo.enable and packed_opob and config.vcpo.packed_keep in ("auto", "gradients")
     split = layout.tp if actor.megatron.sequence_parallel else 1
     activations = (2 if recomputed else 34) * tokens * shape.hidden * shape.layers / (split * layout.pp)
     weights, gradients, optimizer = (size * share / GIB for size in (2, 4, 12 / sharded))
@@ -229,7 +229,7 @@ def trainer_memory(config: DictConfig, layout: Layout, shape: Shape) -> dict[str
         "weights": weights,
         "gradients": gradients,
         "optimizer": optimizer,
-        "second buffer (OPOB)": gradients if two_sums else 0.0,
+        "second buffer (OPOB)": gradients if VCPOSettings.of(config.vcpo).may_fill_a_second_buffer else 0.0,
         **{use: gib for use, gib in others.items() if gib},
         "activations, at most": (activations + 6 * tokens * shape.vocabulary / layout.tp) / GIB,
         "CUDA, NCCL": RUNTIME_GIB,
@@ -303,7 +303,10 @@ def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
     console = Console(width=110)
     settings = Table("setting", "value", title="What runs", title_justify="left")
     for name in SETTINGS:
-        settings.add_row(name, str(OmegaConf.select(config, name)))
+        if name.startswith("vcpo.") and not config.vcpo.enable:
+            continue
+        value = str(OmegaConf.select(config, name))
+        settings.add_row(name, f"{value}: {description(value)}" if name == "method" else value)
     console.print(settings)
     if config.trainer.device == "cpu":
         console.print("hardware=cpu: no GPU takes part. DRY_RUN: nothing was started.")

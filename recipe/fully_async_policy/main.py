@@ -1,6 +1,6 @@
-"""Train a language model with lag-k asynchronous RL, stabilised by VCPO.
+"""Train a language model with lag-k asynchronous RL, stabilized by VCPO.
 
-    python -m recipe.fully_async_policy.main +task=countdown async.lag=8 vcpo.enable=true [setting=value ...]
+    python -m recipe.fully_async_policy.main +task=countdown async.lag=8 [method=NAME] [setting=value ...]
 
 Any setting of verl can be given as well. The run's folder (run_dir) gets metrics.jsonl, one line per step;
 summary.json; config.yaml; verl.log; and tensorboard/.
@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
     run_id = new_run_id()
     prepare_environment(args.overrides)
+    from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.validate import SettingError
 
     try:
@@ -67,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(f"method={config.method} ({description(config.method)}), async.lag={config['async'].lag}: {config.run_dir}")
     try:
         summary = train(config, run_id)
     except KeyboardInterrupt:
@@ -115,12 +117,13 @@ def compose(overrides: list[str]) -> "DictConfig":
     """The configuration for these overrides.
 
     Raises:
-        SettingError: an override names no setting, or cannot be parsed.
+        SettingError: an override names no setting, cannot be parsed, contradicts the method or has no effect with it.
     """
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from recipe.fully_async_policy.method import check_overrides
     from recipe.fully_async_policy.validate import SettingError
 
     try:
@@ -129,6 +132,7 @@ def compose(overrides: list[str]) -> "DictConfig":
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
         raise SettingError(f"{reason} (see --print-config for all settings)") from None
+    check_overrides(config, overrides)
     rollout = config.actor_rollout_ref.rollout
     if rollout.router_config_path is None:
         rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
@@ -191,7 +195,7 @@ def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
         LagKTaskRunner().run(config, observe_processes=run.observe)
-    return write_summary(config.run_dir, config["async"].lag, time.perf_counter() - start)
+    return write_summary(config.run_dir, config.method, config["async"].lag, time.perf_counter() - start)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ import requests
 from omegaconf import DictConfig, ListConfig
 
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from vcpo import VCPOConfig
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
@@ -42,7 +42,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
             _check_sandbox(settings)
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         raise SettingError(
-            "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or vcpo.enable=false"
+            "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or another method"
         )
 
 
@@ -74,14 +74,14 @@ def _check_async(config: DictConfig) -> None:
         raise SettingError("async.exact_lag=true: needs a whole async.lag and async.on_deadline=wait")
 
 
-def _check_vcpo(settings: DictConfig) -> VCPOConfig:
+def _check_vcpo(settings: DictConfig) -> VCPOSettings:
     try:
-        return VCPOConfig(**{str(k): v for k, v in settings.items() if k != "_target_"})
+        return VCPOSettings.of(settings)
     except ValueError as error:
         raise SettingError(str(error)) from None
 
 
-def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> ToolUseSettings:
+def _check_tool_use(config: DictConfig, vcpo: VCPOSettings) -> ToolUseSettings:
     if "tool_use" not in config:
         raise SettingError("actor_rollout_ref.rollout.agent.default_agent_loop=simpletir: add +agent=simpletir")
     try:
@@ -90,7 +90,7 @@ def _check_tool_use(config: DictConfig, vcpo: VCPOConfig) -> ToolUseSettings:
         raise SettingError(str(error)) from None
     if settings.drop_void_turns and not vcpo.enable:
         raise SettingError(
-            "tool_use.drop_void_turns=true: verl's own update (vcpo.enable=false) would count the rewards of void "
+            f"tool_use.drop_void_turns=true: the update of method={config.method} would count the rewards of void "
             "trajectories in its baseline; set it to false"
         )
     return settings
@@ -166,9 +166,9 @@ def _check_reward(reward: DictConfig, files: bool) -> None:
         )
 
 
-def _check_groups(config: DictConfig, vcpo: VCPOConfig) -> None:
+def _check_groups(config: DictConfig, vcpo: VCPOSettings) -> None:
     n = config.actor_rollout_ref.rollout.n
-    if vcpo.enable and vcpo.compares_samples_of_a_prompt and n < 2:
+    if vcpo.compares_samples_of_a_prompt and n < 2:
         raise SettingError(
             f"actor_rollout_ref.rollout.n={n}: vcpo.baseline={vcpo.baseline}, vcpo.norm_by_std={vcpo.norm_by_std} "
             "compare the samples of a prompt; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"

@@ -27,7 +27,7 @@ class GridRun:
     """One cell of a grid."""
 
     method: str
-    """A file of config/stabilizer."""
+    """A file of config/method."""
     lag: int
     seed: int
     lr: float
@@ -148,4 +148,4 @@ def _config(method: str, overrides: tuple[str, ...]) -> DictConfig:
     """The configuration of a method; lag, seed and learning rate come from the run."""
     from recipe.lag_simulator.main import compose
 
-    return compose([f"+task={TASK}", f"stabilizer={method}", *overrides])
+    return compose([f"+task={TASK}", f"method={method}", *overrides])

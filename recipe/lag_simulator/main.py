@@ -1,6 +1,6 @@
 """Train at an exact lag, in this process, with the settings of the real stack.
 
-    python -m recipe.lag_simulator.main +task=countdown_lag stabilizer=tis_seq async.lag=32 [setting=value ...]
+    python -m recipe.lag_simulator.main +task=countdown_lag method=tis_seq async.lag=32 [setting=value ...]
 
 A few seconds to start, less than a minute to run. The run's folder (run_dir) gets metrics.jsonl, one line per step, and
 config.yaml.

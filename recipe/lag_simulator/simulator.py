@@ -16,7 +16,7 @@ from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.replay import TrajectoryBalance
 from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
-from vcpo import VCPOConfig
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 Row = dict[str, float]
 """One step, under the names of metrics.jsonl."""
@@ -114,7 +114,7 @@ def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod 
     """The method that the configuration asks for; `policy` is the first one."""
     settings = config.actor_rollout_ref.actor
     if config.vcpo.enable:
-        vcpo = VCPOConfig(**{str(k): v for k, v in config.vcpo.items() if k != "_target_"})
+        vcpo = VCPOSettings.of(config.vcpo)
         return VCPOMethod(vcpo, settings)
     from verl.utils.config import omega_conf_to_dataclass
 

@@ -1,4 +1,4 @@
-"""Every `stabilizer=NAME` on the real stack: `python -m scripts.bench.stabilizers [--only NAME ...] [--json]`.
+"""Every `method=NAME` on the real stack: `python -m scripts.bench.stabilizers [--only NAME ...] [--json]`.
 
 A few steps each through Ray, vLLM and Megatron on CPU, at lag 1, one run after another: about three minutes each on 2
 cores. Exits with 1 where a run fails, or a step's gradient is not finite.
@@ -19,11 +19,11 @@ def print_table(rows: list[StabilizerExecution]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("stabilizer", "exit code", "gradient norms", "largest lag", "seconds", "")
+    table = Table("method", "exit code", "gradient norms", "largest lag", "seconds", "")
     for row in rows:
         norms = ", ".join(f"{norm:.3g}" for norm in row.grad_norms)
         verdict = "ok" if row.ok else "WRONG"
-        table.add_row(row.stabilizer, str(row.exit_code), norms, f"{row.max_lag:.0f}", f"{row.seconds:.0f}", verdict)
+        table.add_row(row.method, str(row.exit_code), norms, f"{row.max_lag:.0f}", f"{row.seconds:.0f}", verdict)
     Console(width=110).print(table)
 
 
@@ -33,10 +33,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     names = arguments.only or METHODS
-    rows = list(tqdm(executions(names), total=len(names), desc="stabilizers", file=sys.stderr))
+    rows = list(tqdm(executions(names), total=len(names), desc="methods", file=sys.stderr))
     print_table(rows)
     if arguments.json:
-        print(json.dumps({"lag": LAG, "steps": STEPS, "stabilizers": [asdict(row) for row in rows]}))
+        print(json.dumps({"lag": LAG, "steps": STEPS, "methods": [asdict(row) for row in rows]}))
     return 0 if all(row.ok for row in rows) else 1
 
 

@@ -11,10 +11,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.fully_async_policy.method import decided_by
+from vcpo import VCPOConfig
 from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}
-_NAMES = {"none": "REINFORCE", "mean": "GRPO", "leave_one_out": "RLOO", "length": "OPO", "opob": "OPOB"}
+
+_CONTROLS = ("step_size_rule", "baseline", "opob_scope")
 
 
 class RunError(ValueError):
@@ -25,7 +28,7 @@ class RunError(ValueError):
 class ReportedRun:
     """One run.
 
-    method: the estimator's name, without the lag.
+    method: as `method=NAME` named it, with the settings that were given to VCPO's two controls besides.
     task: what it was evaluated on.
     devices, device: how many GPUs trained and sampled; on CPU, the machine's cores.
     lines: metrics.jsonl, one dictionary per step; step 0 is before training.
@@ -117,7 +120,7 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
     task = Path(val_files if isinstance(val_files, str) else val_files[0]).parent.name
     return ReportedRun(
         folder=folder,
-        method=method(config.vcpo),
+        method=method(config),
         task=TASKS.get(task, task or "held-out"),
         lag=config["async"].lag,
         devices=(os.cpu_count() or 1) if on_cpu else gpus,
@@ -129,11 +132,10 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
     )
 
 
-def method(vcpo: DictConfig) -> str:
-    """The estimator's name: VCPO where both of its controls are on."""
-    if not vcpo.enable:
-        return "verl's loss"
-    baseline = _NAMES[vcpo.baseline]
-    if vcpo.step_size_rule == "none":
-        return baseline
-    return "VCPO" if vcpo.baseline == "opob" else f"{baseline} + ESS step size"
+def method(config: DictConfig) -> str:
+    """The method's name, and what the run's settings make of VCPO's two controls where that is not the name's."""
+    if not config.vcpo.enable:
+        return str(config.method)
+    usual = {f"vcpo.{name}": getattr(VCPOConfig, name) for name in _CONTROLS} | decided_by(config.method)
+    given = {f"vcpo.{name}": config.vcpo[name] for name in _CONTROLS}
+    return " ".join([str(config.method), *(f"{k}={v}" for k, v in given.items() if v != usual[k])])

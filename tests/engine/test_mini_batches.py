@@ -16,7 +16,7 @@ from testkit.layout_run import GROUP_SIZE, GROUPS
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS, sgd
 from tests.engine.test_vcpo_engine import exported, train
-from vcpo import VCPOConfig
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 EPOCHS, MINI_BATCHES = 2, 2
 
@@ -30,7 +30,7 @@ def worker(process_group: None, checkpoints: Callable[[], Path], monkeypatch: py
     settings["engine_config"].micro_batch_size_per_gpu = 2
     worker = TrainingWorker(TrainingWorkerConfig(model_type="language_model", **settings))
     worker.reset()
-    worker.set_loss_fn(loss_function(VCPOConfig(norm_by_std=False)))
+    worker.set_loss_fn(loss_function(VCPOSettings(norm_by_std=False)))
     return worker
 
 
@@ -49,7 +49,7 @@ def test_every_update_is_made_and_reported(worker: TrainingWorker, make_engine: 
 
     engine = make_engine()
     expected = [
-        train(engine, mini_batch, VCPOConfig(norm_by_std=False))
+        train(engine, mini_batch, VCPOSettings(norm_by_std=False))
         for _ in range(EPOCHS)
         for mini_batch in tu.chunk_tensordict(batch.clone(), MINI_BATCHES)
     ]

@@ -13,8 +13,9 @@ from testkit.layout_run import GROUP_SIZE, GROUPS, ParallelLayout
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
-from vcpo import VCPOConfig
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+from verl_vcpo.workers.engine.megatron.norms import NormsConfig
 from verl_vcpo.workers.engine.megatron.packed import update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
@@ -33,7 +34,7 @@ def gradients(engine: Any, batch: Any, **settings: Any) -> dict[str, torch.Tenso
         return step()
 
     engine.optimizer_step = look
-    train(engine, batch.clone(), VCPOConfig(**settings))
+    train(engine, batch.clone(), VCPOSettings(**settings))
     return seen
 
 
@@ -41,8 +42,8 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
     """Norms to 1e-5, and gradients to `tolerance` of each tensor's largest entry."""
     packed, oracle = make_engine(), make_engine()
     got = gradients(packed, batch, **settings)
-    of_config = {name: value for name, value in settings.items() if not name.startswith("packed_")}
-    wanted = gradients(oracle, batch, **of_config, gradient_norms="per_trajectory")
+    of_config = {name: value for name, value in settings.items() if name != "norms"}
+    wanted = gradients(oracle, batch, **of_config, norms={"how": "per_trajectory"})
     norms, expected = (engine.last_update[0].squared_norm for engine in (packed, oracle))
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
     for name, gradient in wanted.items():
@@ -57,9 +58,9 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
         dict(opob_scope="minibatch"),
         dict(opob_weights="paper", norm_by_std=False),
         dict(opob_leave_one_out=True),
-        dict(truncation=None, packed_keep="activations", packed_tokens=1),
-        dict(opob_scope="minibatch", packed_keep="activations"),
-        dict(packed_keep="nothing"),
+        dict(truncation=None, norms=dict(keep="activations", tokens=1)),
+        dict(opob_scope="minibatch", norms=dict(keep="activations")),
+        dict(norms=dict(keep="nothing")),
     ],
     ids=str,
 )
@@ -68,7 +69,7 @@ def test_settings(make_engine: Callable[..., Any], settings: dict[str, Any]) -> 
 
 
 def test_a_second_buffer_of_narrow_numbers(make_engine: Callable[..., Any]) -> None:
-    assert_same_update(make_engine, make_batch(ONE_PROCESS), 2e-2, packed_buffer_dtype="bfloat16")
+    assert_same_update(make_engine, make_batch(ONE_PROCESS), 2e-2, norms=dict(buffer_dtype="bfloat16"))
 
 
 def test_micro_batches_that_do_not_divide_a_group(make_engine: Callable[..., Any]) -> None:
@@ -79,10 +80,10 @@ def test_micro_batches_that_do_not_divide_a_group(make_engine: Callable[..., Any
 
 def test_what_is_not_needed_is_not_allocated(make_engine: Callable[..., Any]) -> None:
     engine = make_engine()
-    for settings in (dict(baseline="mean"), dict(packed_keep="activations"), dict(packed_keep="nothing")):
-        train(engine, make_batch(ONE_PROCESS), VCPOConfig(**settings))
+    for settings in (dict(baseline="mean"), dict(norms=dict(keep="activations")), dict(norms=dict(keep="nothing"))):
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings(**settings))
         assert not engine._second_buffers
-    train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+    train(engine, make_batch(ONE_PROCESS), VCPOSettings())
     trained = [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
     assert set(engine._second_buffers) == set(trained)
     assert not any(buffer.any() for buffer in engine._second_buffers.values()), "zero between updates"
@@ -93,7 +94,7 @@ def test_a_mixture_of_experts_falls_back_and_says_so(
 ) -> None:
     engine = make_engine("moe")
     with caplog.at_level(logging.WARNING):
-        train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings())
     assert "packed -> per_trajectory" in caplog.text and "mixture of experts" in caplog.text
     assert engine.last_update[0].squared_norm is not None
 
@@ -107,7 +108,7 @@ def test_a_gradient_that_is_not_finite_is_found_and_left_out(
     ids[0] = 0  # in the first sequence only
     with torch.no_grad():
         engine.module[0].module.embedding.word_embeddings.weight[0] = torch.inf
-    metrics = train(engine, batch, VCPOConfig())
+    metrics = train(engine, batch, VCPOSettings())
     assert "not finite" in caplog.text
     assert metrics["vcpo/excluded_sequences"] == [1] and metrics["vcpo/skipped_updates"] == [0]
     assert not engine.last_update[1].usable[0] and engine.last_update[1].usable[1:].all()
@@ -152,7 +153,7 @@ def test_nothing_in_loss_and_backward_waits_for_a_device(
 
     if batched:  # as on a GPU
         monkeypatch.setattr(linear, "_is_batched", lambda x: True)
-    train(make_engine("tied"), make_batch(ONE_PROCESS), VCPOConfig(packed_keep=keep))
+    train(make_engine("tied"), make_batch(ONE_PROCESS), VCPOSettings(norms=NormsConfig(keep=keep)))
     expected = {"linear", "vector", "embedding", "squared_norms"}
     expected |= {"weighted_score_loss", "add_weighted"} if keep == "activations" else {"importance_weighted_score_loss"}
     assert set(no_waiting) == expected
@@ -178,7 +179,7 @@ def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[
 
 def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
     seen = prompts([0] * 4 + [1] * 4, [0, 1, 0, 1, 2, 2, 3, 3])
-    config = VCPOConfig()
+    config = VCPOSettings()
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"gradients"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
     assert passes == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
@@ -187,26 +188,29 @@ def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
 def test_groups_over_several_ranks_share_passes_that_no_rank_is_idle_in() -> None:
     # group 0 is on rank 0 only, 1 on both, 2 on rank 1 only
     seen = prompts([0] * 4 + [1] * 4, [0, 0, 1, 1, 1, 1, 2, 2])
-    config = VCPOConfig(packed_tokens=20)
+    config = VCPOSettings(norms=NormsConfig(tokens=20))
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"activations"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
     assert passes == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
-    with pytest.raises(ValueError, match="packed_keep=gradients: a prompt's samples lie on several"):
-        what_to_keep(VCPOConfig(packed_keep="gradients"), seen[0], False)
+    with pytest.raises(ValueError, match="norms.keep=gradients: a prompt's samples lie on several"):
+        what_to_keep(VCPOSettings(norms=NormsConfig(keep="gradients")), seen[0], False)
 
 
 def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
     (seen,) = prompts([0] * 8, [0, 0, 1, 1, 2, 2, 3, 3])
-    sizes = {most: len(plan_passes(VCPOConfig(packed_tokens=most), "activations", seen, False)) for most in (1, 40, 80)}
+    sizes = {
+        most: len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=most)), "activations", seen, False))
+        for most in (1, 40, 80)
+    }
     assert sizes == {1: 4, 40: 2, 80: 1}
-    assert len(plan_passes(VCPOConfig(packed_tokens=1), "activations", seen, interleaved=True)) == 1
+    assert len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=1)), "activations", seen, interleaved=True)) == 1
 
 
 def test_recompute_and_the_default_is_packed(make_engine: Callable[..., Any]) -> None:
     recompute = ParallelLayout("recompute", recompute=True, distributed_optimizer=False)
     plain, again = make_engine(), make_engine(layout=recompute)
     for engine in (plain, again):
-        train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings())
         assert engine._second_buffers
     assert plain.last_update[0].squared_norm.equal(again.last_update[0].squared_norm)
     assert len(plain.last_update[0].squared_norm) == GROUPS * GROUP_SIZE

@@ -22,7 +22,7 @@ from testkit.actor import adamw, loss_function
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
 from tests.engine.test_vcpo_engine import exported, train
-from vcpo import VCPOConfig
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 # VCPO's are compared above; the others get weights from a pass of log-probs before the update
 THE_ACTORS = [name for name in METHODS if not name.startswith("vcpo") and name not in ("otb", "decoupled_ppo")]
@@ -56,7 +56,7 @@ def check_step(engine: Any, checkpoint: Path, policy: Policy, update: Update) ->
 def test_ratios_norms_baselines_and_step(
     make_engine: Callable[..., Any], checkpoints: Callable[..., Path], baseline: str
 ) -> None:
-    vcpo, engine, data = VCPOConfig(baseline=baseline), make_engine(), make_batch(ONE_PROCESS)
+    vcpo, engine, data = VCPOSettings(baseline=baseline), make_engine(), make_batch(ONE_PROCESS)
     train(engine, data, vcpo)
     real, real_step = engine.last_update
 
@@ -76,13 +76,13 @@ def test_ratios_norms_baselines_and_step(
 
 
 def configured(name: str) -> DictConfig:
-    """All settings of the real stack with `stabilizer=NAME`."""
+    """All settings of the real stack with `method=NAME`."""
     main.prepare_environment(["hardware=cpu"])
-    return main.compose(["+task=countdown_lag", "hardware=cpu", f"stabilizer={name}"])
+    return main.compose(["+task=countdown_lag", "hardware=cpu", f"method={name}"])
 
 
 @pytest.mark.parametrize("name", THE_ACTORS)
-def test_every_stabilizer_makes_the_same_step(
+def test_every_method_makes_the_same_step(
     make_engine: Callable[..., Any], checkpoints: Callable[..., Path], name: str
 ) -> None:
     from verl.utils.config import omega_conf_to_dataclass
@@ -109,7 +109,7 @@ def test_every_stabilizer_makes_the_same_step(
 
 
 def test_the_optimizer_is_megatrons(make_engine: Callable[..., Any], checkpoints: Callable[..., Path]) -> None:
-    vcpo, engine = VCPOConfig(), make_engine(optimizer=adamw())
+    vcpo, engine = VCPOSettings(), make_engine(optimizer=adamw())
     policy = Policy.load(checkpoints())
     before = {name: p.detach().clone() for name, p in policy.parameters.items()}
     method = VCPOMethod(vcpo, loss_function(vcpo).keywords["config"])

@@ -16,8 +16,9 @@ from testkit.actor import adamw, loss_function
 from testkit.layout_run import ParallelLayout
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
-from vcpo import VCPOConfig, estimate
+from vcpo import estimate
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.transformer_impl import scaled_learning_rate
 
 
@@ -27,7 +28,7 @@ def exported(engine: Any) -> dict[str, torch.Tensor]:
         return {name: weight.clone() for name, weight in engine.bridge.export_weights(engine.module)}
 
 
-def train(engine: Any, batch: TensorDict, vcpo: VCPOConfig, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def train(engine: Any, batch: TensorDict, vcpo: VCPOSettings, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """One update; its metrics."""
     with engine.train_mode():
         return engine.train_batch(batch, loss_function(vcpo, *args, **kwargs))["metrics"]
@@ -48,7 +49,7 @@ def reference_scores(model: torch.nn.Module, batch: TensorDict, mode: str) -> tu
 
 
 def reference_update(
-    checkpoint: Path, batch: TensorDict, vcpo: VCPOConfig, mode: str = "seq-mean-token-mean"
+    checkpoint: Path, batch: TensorDict, vcpo: VCPOSettings, mode: str = "seq-mean-token-mean"
 ) -> tuple[Any, dict, torch.Tensor]:
     """(estimate, weights after one SGD step, squared norms) computed with transformers and torch.autograd."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
@@ -75,7 +76,7 @@ def reference_update(
 def test_one_update_is_the_definition(
     make_engine: Callable[..., Any], checkpoints: Callable[..., Path], baseline: str, mode: str
 ) -> None:
-    batch, vcpo = make_batch(ONE_PROCESS), VCPOConfig(baseline=baseline, base_ess_ratio=0.9)
+    batch, vcpo = make_batch(ONE_PROCESS), VCPOSettings(baseline=baseline, base_ess_ratio=0.9)
     step, expected, norms = reference_update(checkpoints(), batch, vcpo, mode)
     engine = make_engine()
     metrics = train(engine, batch, vcpo, mode, loss_scale_factor=7)
@@ -97,9 +98,9 @@ def test_one_update_is_the_definition(
 def test_norms_are_those_of_transformers(
     make_engine: Callable[..., Any], checkpoints: Callable[..., Path], model: str
 ) -> None:
-    *_, norms = reference_update(checkpoints(model), make_batch(ONE_PROCESS), VCPOConfig())
+    *_, norms = reference_update(checkpoints(model), make_batch(ONE_PROCESS), VCPOSettings())
     engine = make_engine(model)
-    train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+    train(engine, make_batch(ONE_PROCESS), VCPOSettings())
     torch.testing.assert_close(engine.last_update[0].squared_norm, norms, rtol=1e-5, atol=0)
 
 
@@ -127,7 +128,7 @@ def test_a_sequence_without_tokens_has_weight_one_and_no_gradient(
     make_engine: Callable[..., Any], baseline: str
 ) -> None:
     engine = make_engine()
-    train(engine, with_empty_response(make_batch(ONE_PROCESS), 3), VCPOConfig(baseline=baseline))
+    train(engine, with_empty_response(make_batch(ONE_PROCESS), 3), VCPOSettings(baseline=baseline))
     batch, step = engine.last_update
     assert batch.log_weight[3] == 0 and batch.tokens[3] == 0 and step.usable.all()
     if baseline == "opob":
@@ -145,8 +146,8 @@ def test_a_masked_sequence_is_as_if_it_were_not_there(make_engine: Callable[...,
         first, end = masked["rm_scores"].offsets()[row : row + 2]
         masked["rm_scores"].values()[first:end] = 1e6  # its reward is nobody's business
         masked["rollout_log_probs"].values()[first:end] = -1e6
-    metrics = train(engine, masked, VCPOConfig(baseline=baseline, base_ess_ratio=0.9))
-    expected = train(other, without, VCPOConfig(baseline=baseline, base_ess_ratio=0.9))
+    metrics = train(engine, masked, VCPOSettings(baseline=baseline, base_ess_ratio=0.9))
+    expected = train(other, without, VCPOSettings(baseline=baseline, base_ess_ratio=0.9))
     assert metrics["vcpo/dropped_sequences"] == [2] and expected["vcpo/dropped_sequences"] == [0]
     assert metrics["vcpo/excluded_sequences"] == [0]
     for name in ("ess_ratio", "lr_multiplier", "baseline", "weight/max", "kl_rollout_policy"):
@@ -163,13 +164,13 @@ def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(
     engine, other = make_engine(), make_engine()
     batch = make_batch(ONE_PROCESS)
     batch["rollout_log_probs"].values()[0] = bad
-    metrics = train(engine, batch, VCPOConfig())
+    metrics = train(engine, batch, VCPOSettings())
     assert metrics["vcpo/excluded_sequences"] == [1] and metrics["vcpo/skipped_updates"] == [0]
     assert engine.last_update[1].coefficient[0] == 0
     batch = make_batch(ONE_PROCESS)
     batch["rollout_log_probs"].values()[0] = bad
     batch["rm_scores"].values()[batch["rm_scores"].offsets()[1] - 1] = 99.0  # whatever that sequence earned
-    train(other, batch, VCPOConfig())
+    train(other, batch, VCPOSettings())
     theirs = exported(other)
     assert all(torch.equal(weight, theirs[name]) for name, weight in exported(engine).items())
 
@@ -177,11 +178,11 @@ def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(
 @pytest.mark.parametrize("baseline", ["opob", "mean"])
 def test_an_update_without_a_usable_sequence_is_skipped(make_engine: Callable[..., Any], baseline: str) -> None:
     engine = make_engine(optimizer=adamw(), layout=ParallelLayout("one process"))
-    train(engine, make_batch(ONE_PROCESS), VCPOConfig())  # Adam has momentum now
+    train(engine, make_batch(ONE_PROCESS), VCPOSettings())  # Adam has momentum now
     before = exported(engine)
     batch = make_batch(ONE_PROCESS)
     batch["rollout_log_probs"].values()[:] = math.nan
-    metrics = train(engine, batch, VCPOConfig(baseline=baseline))
+    metrics = train(engine, batch, VCPOSettings(baseline=baseline))
     assert metrics["vcpo/skipped_updates"] == [1] and metrics["vcpo/excluded_sequences"] == [16]
     assert all(torch.equal(weight, before[name]) for name, weight in exported(engine).items())
 
@@ -193,7 +194,7 @@ def test_huge_ratios_neither_overflow_nor_reach_the_parameters(
     engine = make_engine()
     batch = make_batch(ONE_PROCESS)
     batch["rollout_log_probs"].values()[:] -= log_ratio
-    metrics = train(engine, batch, VCPOConfig())
+    metrics = train(engine, batch, VCPOSettings())
     assert metrics["vcpo/excluded_sequences"] == [0] and 0 < metrics["vcpo/ess_ratio"][0] <= 1
     assert all(torch.isfinite(weight).all() for weight in exported(engine).values())
 
@@ -201,14 +202,14 @@ def test_huge_ratios_neither_overflow_nor_reach_the_parameters(
 def test_padding_rows_are_left_out_and_not_counted(make_engine: Callable[..., Any]) -> None:
     batch = make_batch(ONE_PROCESS)
     batch["uid"] = ["pad0" if i == 0 else str(uid) for i, uid in enumerate(batch["uid"])]
-    assert train(make_engine(), batch, VCPOConfig())["vcpo/excluded_sequences"] == [0]
+    assert train(make_engine(), batch, VCPOSettings())["vcpo/excluded_sequences"] == [0]
 
 
 def test_disabled_is_verls_own_update(make_engine: Callable[..., Any]) -> None:
     from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
     ours, verls = make_engine(), make_engine()
-    config = VCPOConfig(enable=False)
+    config = VCPOSettings(enable=False)
     metrics = train(ours, make_batch(ONE_PROCESS), config)
     with verls.train_mode():
         super_ = MegatronEngineWithLMHead.train_batch(verls, make_batch(ONE_PROCESS), loss_function(config))["metrics"]
@@ -233,7 +234,7 @@ def test_a_crash_inside_the_step_leaves_the_schedulers_rate(
 
     monkeypatch.setattr(engine.optimizer, "step", crash)
     with pytest.raises(RuntimeError, match="the optimizer fails"):
-        train(engine, make_batch(ONE_PROCESS), VCPOConfig())
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings())
     assert seen and all(rate < LEARNING_RATE for rate in seen), "the step is meant to be scaled"
     assert set(rates(engine)) == {LEARNING_RATE}
 
@@ -241,7 +242,7 @@ def test_a_crash_inside_the_step_leaves_the_schedulers_rate(
 def test_a_checkpoint_stores_the_schedule_and_the_measured_base(
     make_engine: Callable[..., Any], tmp_path: Path
 ) -> None:
-    auto = VCPOConfig(base_ess_ratio="auto")
+    auto = VCPOSettings(base_ess_ratio="auto")
     layout = ParallelLayout("one process")
     warming_up = replace(adamw(), lr_warmup_steps=4)
     engine = make_engine(optimizer=warming_up, layout=layout)

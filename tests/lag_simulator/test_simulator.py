@@ -45,16 +45,16 @@ def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[st
     assert len({drawn.accuracy() for _ in range(5)}) > 1
 
 
-@pytest.mark.parametrize("stabilizer", METHODS)
-def test_every_stabilizer_runs(overrides: list[str], stabilizer: str) -> None:
-    steps = rows(overrides, f"stabilizer={stabilizer}", "async.lag=1", "trainer.total_training_steps=3")
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs(overrides: list[str], method: str) -> None:
+    steps = rows(overrides, f"method={method}", "async.lag=1", "trainer.total_training_steps=3")
     assert [row["step"] for row in steps] == [0, 1, 2, 3] and all(row["finite"] for row in steps[1:])
 
 
 def test_methods_without_a_correction_agree_on_policy(overrides: list[str]) -> None:
     """On policy every weight is 1 and every clip open: the first steps are the same."""
     names = ("none", "tis_token", "tis_seq", "mis", "whitened", "ppo", "topr", "vespo", "m2po")
-    runs = {n: rows(overrides, f"stabilizer={n}", "async.lag=0", "trainer.total_training_steps=2") for n in names}
+    runs = {n: rows(overrides, f"method={n}", "async.lag=0", "trainer.total_training_steps=2") for n in names}
     for name, steps in runs.items():
         for row, reference in zip(steps[1:], runs["none"][1:], strict=True):
             assert row["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-3), name
@@ -62,7 +62,7 @@ def test_methods_without_a_correction_agree_on_policy(overrides: list[str]) -> N
 
 def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
     """The same batch again and again, the actor standing still: values go to the reward."""
-    settings = ["stabilizer=a2c", "async.lag=0", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=0"]
+    settings = ["method=a2c", "async.lag=0", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=0"]
     simulator = Simulator(main.compose([*overrides, *settings]))
     batch = simulator.roll_out(list(range(4)), version=0)
     critic, batch = simulator.method, replace(batch, reward=torch.full_like(batch.reward, 0.7))
@@ -76,7 +76,7 @@ def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
 
 
 def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:
-    steps = rows(overrides, "stabilizer=decoupled_ppo", "async.lag=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    steps = rows(overrides, "method=decoupled_ppo", "async.lag=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
     assert steps[-1]["step"] == 6 and steps[-1]["lag_max"] == 1
 
 
@@ -92,7 +92,7 @@ def test_the_command_writes_its_curve(overrides: list[str], tmp_path: Path) -> N
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "ppo_epochs=2: the simulator knows 1 only"),
         ("actor_rollout_ref.rollout.val_kwargs.temperature=0.5", "temperature=0.5: the simulator knows 1.0 only"),
-        ("stabilizer=magic", "magic"),
+        ("method=magic", "magic"),
         ("async.lag=-1", "async.lag=-1: give a number of policy updates"),
     ],
 )

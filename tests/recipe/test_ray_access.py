@@ -179,3 +179,18 @@ def test_a_private_folder_that_is_not_ours_is_refused(
     (tmp_path / "other").mkdir()
     made = ray_access.private_folder()
     assert stat.S_IMODE(made.stat().st_mode) == 0o700 and ray_access.private_folder() == made
+
+
+@pytest.mark.nightly
+def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
+    """As on a busy machine. Ray by itself gives up after half a minute."""
+    slow = tmp_path / "raylet"
+    slow.write_text(f'#!/bin/sh\nsleep 50\nexec "{ray._private.services.RAYLET_EXECUTABLE}" "$@"\n')
+    slow.chmod(0o700)
+    program = (
+        "import sys, ray\nfrom recipe.fully_async_policy import main, ray_access\n"
+        "main.prepare_environment(['hardware=cpu'])\nray._private.services.RAYLET_EXECUTABLE = sys.argv[1]\n"
+        "with ray_access.started({'num_cpus': 1, 'include_dashboard': False, 'log_to_driver': False}): print('up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(slow)], capture_output=True, text=True, timeout=200)
+    assert done.stdout.endswith("up\n"), done.stderr[-1000:]

@@ -48,7 +48,9 @@ def test_an_agent_without_its_settings(good: dict[str, str], capsys: pytest.Capt
 
 
 def test_verls_update_counts_what_is_dropped(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "tool_use.drop_void_turns=true: verl's own update" in run({**tool_use, "vcpo.enable": "false"}, capsys)
+    assert "tool_use.drop_void_turns=true: the update of method=none would" in run(
+        {**tool_use, "method": "none"}, capsys
+    )
 
 
 def test_a_wrong_agent_file(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,12 @@ from scripts.report.runs import method, read_run
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, write_summary
 
 
-def config(lag: float, *, device: str = "gpu", task: str = "math", **vcpo: object) -> dict:
+def config(lag: float, *, device: str = "gpu", task: str = "math", name: str = "vcpo", **vcpo: object) -> dict:
     """What the report reads of config.yaml; the samplers' GPUs are an interpolation, as the launcher leaves it."""
     return {
         "async": {"lag": lag},
-        "vcpo": {"enable": True, "baseline": "opob", "step_size_rule": "sqrt", **vcpo},
+        "method": name,
+        "vcpo": {"enable": True, "baseline": "opob", "step_size_rule": "sqrt", "opob_scope": "group", **vcpo},
         "data": {"val_files": f"data/{task}/val.parquet"},
         "trainer": {"device": device, "n_gpus_per_node": 4, "nnodes": 1, "total_training_steps": 4},
         "actor_rollout_ref": {"rollout": {"n_gpus_per_node": "${trainer.n_gpus_per_node}", "nnodes": 1}},
@@ -51,14 +52,14 @@ def write_run(folder: Path, settings: dict, accuracies: list[float], seconds: fl
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     OmegaConf.save(settings, folder / "config.yaml")
     if finished:
-        write_summary(folder, settings["async"]["lag"], lines[-1]["wall_clock_s"])
+        write_summary(folder, settings["method"], settings["async"]["lag"], lines[-1]["wall_clock_s"])
     return folder
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """Synchronous, VCPO at lag 10 that learns as much in half the time, a collapse, and one on its way."""
-    plain = {"baseline": "mean", "step_size_rule": "none"}
+    plain = {"name": "vcpo_off", "baseline": "mean", "step_size_rule": "none"}
     return [
         write_run(tmp_path / "sync", config(0, **plain), [0.4, 0.5, 0.6, 0.65, 0.7], 3600),
         write_run(tmp_path / "vcpo", config(10), [0.4, 0.6, 0.7, 0.71, 0.71], 1800),
@@ -72,10 +73,10 @@ def test_the_papers_table(runs: list[Path]) -> None:
     assert table.make_table([read_run(run) for run in runs]) == [
         ["Method", "MATH-500 accuracy", "Steps", "GPU hours", "Speed-up, steps", "Speed-up, GPU hours"],
         ["before RL", "40.0%", "0", "-", "-", "-"],
-        ["GRPO, synchronous", "70.0%", "4", "32.00", "1.00x", "1.00x"],
-        ["VCPO, lag 10", "71.0%", "4", "16.00", "2.00x", "4.00x"],
-        ["GRPO, lag 10", "0.0%", "4", "16.00", "not reached", "not reached"],
-        ["VCPO, lag 128", "41.0%", "1 of 4, unfinished", "4.00", "not reached", "not reached"],
+        ["vcpo_off, synchronous", "70.0%", "4", "32.00", "1.00x", "1.00x"],
+        ["vcpo, lag 10", "71.0%", "4", "16.00", "2.00x", "4.00x"],
+        ["vcpo_off, lag 10", "0.0%", "4", "16.00", "not reached", "not reached"],
+        ["vcpo, lag 128", "41.0%", "1 of 4, unfinished", "4.00", "not reached", "not reached"],
     ]
 
 
@@ -87,13 +88,13 @@ def test_the_files(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     with open(out / "table.csv", newline="") as file:
         assert list(csv.reader(file)) == rows
     text = (out / "table.md").read_text()
-    assert "| VCPO, lag 10 | 71.0% | 4 | 16.00 | 2.00x | 4.00x |" in text
+    assert "| vcpo, lag 10 | 71.0% | 4 | 16.00 | 2.00x | 4.00x |" in text
     assert "Speed-up: how many times fewer optimizer steps" in text
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text()
-    assert "<td>VCPO, lag 10</td>" in page
+    assert "<td>vcpo, lag 10</td>" in page
     assert re.findall(r'(?:src|href)="([a-z]+:[a-z/]+)', page) == ["data:image/png"], "the page needs no other file"
-    assert "VCPO, lag 10" in capsys.readouterr().out
+    assert "vcpo, lag 10" in capsys.readouterr().out
 
 
 def test_one_run_on_cpu_writes_into_its_own_folder(
@@ -104,7 +105,7 @@ def test_one_run_on_cpu_writes_into_its_own_folder(
     assert main([str(run)]) == 0
     assert (run / "table.md").read_text() == (
         "| Method | Countdown accuracy | Steps | CPU hours |\n| --- | --- | --- | --- |\n"
-        "| before RL | 10.0% | 0 | - |\n| VCPO, lag 8 | 20.0% | 1 | 1.00 |\n"
+        "| before RL | 10.0% | 0 | - |\n| vcpo, lag 8 | 20.0% | 1 | 1.00 |\n"
     )
     assert (run / "figure.png").is_file()
     assert "Figure:" in capsys.readouterr().out
@@ -119,7 +120,7 @@ def test_a_resumed_run_counts_its_time_and_steps_once(tmp_path: Path) -> None:
     line |= {"step": 2, "wall_clock_s": 9000.0, "val_accuracy": 0.66}
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
-    write_summary(run, 10, 1200.0)
+    write_summary(run, "vcpo", 10, 1200.0)
     read = read_run(run)
     assert (read.steps, read.accuracy, read.hours) == (2, 0.66, 9000 / 3600 * 8)
 
@@ -132,17 +133,17 @@ def test_two_tasks_are_kept_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"),
+    ("settings", "label"),
     [
-        ({}, "VCPO"),
-        ({"enable": False}, "verl's loss"),
-        ({"step_size_rule": "none"}, "OPOB"),
-        ({"step_size_rule": "none", "baseline": "mean"}, "GRPO"),
-        ({"baseline": "leave_one_out"}, "RLOO + ESS step size"),
+        ({}, "vcpo"),
+        ({"name": "ppo", "enable": False}, "ppo"),
+        ({"name": "vcpo_opob", "step_size_rule": "none"}, "vcpo_opob"),
+        ({"name": "vcpo_off", "step_size_rule": "none", "baseline": "mean"}, "vcpo_off"),
+        ({"name": "vcpo", "baseline": "leave_one_out"}, "vcpo vcpo.baseline=leave_one_out"),
     ],
 )
-def test_methods_have_names(settings: dict, name: str) -> None:
-    assert method(OmegaConf.create(config(10, **settings)["vcpo"])) == name
+def test_a_run_is_called_by_its_method(settings: dict, label: str) -> None:
+    assert method(OmegaConf.create(config(10, **settings))) == label
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,15 @@ def test_summary(tmp_path: Path) -> None:
     log.write(0, {"val-core/countdown/acc/mean@1": 0.1})
     log.write(1, step_metrics(2, 0.5))
     log.write(2, step_metrics(1, 0.7) | {"val-core/countdown/acc/mean@1": 0.3})
-    summary = write_summary(tmp_path, lag=2, wall_clock_s=12.34)
+    summary = write_summary(tmp_path, "vcpo", lag=2, wall_clock_s=12.34)
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert summary["base_accuracy"] == 0.1 and summary["final_accuracy"] == 0.3
-    assert summary["steps"] == 2 and summary["lag"] == 2 and summary["max_realized_lag"] == 2
+    assert (
+        summary["method"] == "vcpo"
+        and summary["steps"] == 2
+        and summary["lag"] == 2
+        and summary["max_realized_lag"] == 2
+    )
     assert summary["mean_ess_ratio"] == pytest.approx(0.6) and summary["wall_clock_s"] == 12.3
 
 
@@ -78,4 +83,4 @@ def test_a_collapse_is_announced_with_what_to_change(tmp_path: Path, capfd: pyte
     assert signs == [[]] * 6 + [["low_ess_ratio"]] + [[]], "after five low steps, and once"
     text = capfd.readouterr().out
     assert text.count("collapse ahead") == 1
-    assert "lower actor_rollout_ref.actor.optim.lr or async.lag, or set stabilizer=vcpo" in text
+    assert "lower actor_rollout_ref.actor.optim.lr or async.lag, or set method=vcpo" in text

@@ -24,7 +24,7 @@ from verl.utils.device import get_device_id
 
 from scripts.bench.cost.steps import METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWO_PASSES, Case
 from testkit.layout_run import ParallelLayout
-from vcpo import VCPOConfig
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.packed import update as packed_update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.utils.losses import padded_responses
@@ -160,7 +160,7 @@ def _record_log_probs(engine: Any, batch: TensorDict) -> None:
     if engine.is_mp_src_rank_with_outputs():
         rows = padded_responses(out["model_output"]["log_probs"], batch).cpu()
         lengths = batch["responses"].offsets().diff().tolist()
-        margin = math.log(VCPOConfig().truncation or 1.0) + 2.0
+        margin = math.log(VCPOSettings().truncation or 1.0) + 2.0
         recorded = [[row[:n] - margin / n for row, n in zip(rows, lengths, strict=True)]]
     dist.broadcast_object_list(recorded)
     for name in ("rollout_log_probs", "old_log_probs"):
@@ -224,7 +224,7 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
 
     def step(method: str, look: Callable[[], Any] = lambda: None) -> Any:
         with engine.train_mode():  # which ends with gradients of zero
-            engine.train_batch(batch.copy(), loss_function(VCPOConfig(**METHODS[method])))
+            engine.train_batch(batch.copy(), loss_function(VCPOSettings(**METHODS[method])))
             return look()
 
     rows: dict[str, dict[str, Any]] = {method: {} for method in METHODS}

@@ -14,10 +14,10 @@ PLAIN, TWO_PASSES, PER_TRAJECTORY = "plain", "packed, two backward passes", "per
 
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {"enable": False},
-    "packed, gradients": {"packed_keep": "gradients"},
-    "packed, activations": {"packed_keep": "activations"},
-    TWO_PASSES: {"packed_keep": "nothing"},
-    PER_TRAJECTORY: {"gradient_norms": "per_trajectory"},
+    "packed, gradients": {"norms": {"keep": "gradients"}},
+    "packed, activations": {"norms": {"keep": "activations"}},
+    TWO_PASSES: {"norms": {"keep": "nothing"}},
+    PER_TRAJECTORY: {"norms": {"how": "per_trajectory"}},
 }
 
 SLOW = (TWO_PASSES, PER_TRAJECTORY)

@@ -19,7 +19,7 @@ LAG, STEPS = 1, 3
 class StabilizerExecution:
     """What became of one method."""
 
-    stabilizer: str
+    method: str
     exit_code: int
     grad_norms: list[float]
     """One per step."""
@@ -35,11 +35,11 @@ class StabilizerExecution:
 def execute(name: str, assets: Path, run_dir: Path) -> StabilizerExecution:
     """Run one method to its end, and say on stderr how it went."""
     start = time.perf_counter()
-    run = TrainerRun(assets, run_dir, f"stabilizer={name}", f"async.lag={LAG}", f"trainer.total_training_steps={STEPS}")
+    run = TrainerRun(assets, run_dir, f"method={name}", f"async.lag={LAG}", f"trainer.total_training_steps={STEPS}")
     exit_code = run.wait()
     steps = [line for line in run.lines() if line["step"] > 0]
     execution = StabilizerExecution(
-        stabilizer=name,
+        method=name,
         exit_code=exit_code,
         grad_norms=[line["grad_norm"] for line in steps],
         max_lag=max((line["lag_max"] for line in steps), default=0.0),

@@ -22,7 +22,7 @@ def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
         RuntimeError: the run failed.
     """
     if not (run_dir / "summary.json").is_file():
-        settings = [f"+task={TASK}", f"stabilizer={run.method}", f"async.lag={run.lag}", f"data.seed={run.seed}"]
+        settings = [f"+task={TASK}", f"method={run.method}", f"async.lag={run.lag}", f"data.seed={run.seed}"]
         settings += [f"actor_rollout_ref.actor.optim.lr={run.lr}", f"trainer.total_training_steps={steps}"]
         command = [sys.executable, "-m", "recipe.fully_async_policy.main", *settings, f"run_dir={run_dir}"]
         if code := subprocess.run(command, stdout=sys.stderr).returncode:

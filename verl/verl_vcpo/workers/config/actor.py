@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.workers.config import McoreActorConfig
 
-from vcpo import VCPOConfig
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.utils.losses import LOSS_AGG_MODES, TOKEN_SUM_NORM
 from verl_vcpo.workers.utils.policy_losses import check_settings
 
@@ -19,7 +19,7 @@ class VCPOActorConfig(McoreActorConfig):
             per sequence, or a term that its update lacks.
     """
 
-    vcpo: VCPOConfig = field(default_factory=VCPOConfig)
+    vcpo: VCPOSettings = field(default_factory=VCPOSettings)
 
     stabilizer: dict[str, Any] = field(default_factory=dict)
     """Settings of a policy loss from `vcpo.stabilizers`."""
@@ -35,7 +35,7 @@ class VCPOActorConfig(McoreActorConfig):
     def _check_loss(self) -> None:
         if self.loss_agg_mode not in LOSS_AGG_MODES:
             raise ValueError(
-                f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode!r}: with vcpo.enable=true choose one of "
+                f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode!r}: VCPO's update has one of "
                 f"{', '.join(LOSS_AGG_MODES)}"
             )
         if self.loss_agg_mode == TOKEN_SUM_NORM and not self.loss_scale_factor:
@@ -52,7 +52,7 @@ class VCPOActorConfig(McoreActorConfig):
             if getattr(self, name) != absent:
                 raise ValueError(
                     f"actor_rollout_ref.actor.{name}={getattr(self, name)}: VCPO's update has no such term; set "
-                    f"{name}={absent}, or vcpo.enable=false"
+                    f"{name}={absent}, or another method (method=none, ...)"
                 )
 
     def _check_gradients(self) -> None:

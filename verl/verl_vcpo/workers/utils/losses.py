@@ -9,7 +9,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from vcpo import VCPOConfig
-from vcpo.estimator import log_used_weights
+from vcpo.estimator import log_packed_weights
 from vcpo.importance import sequence_log_weights
 
 TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM = "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -89,10 +89,6 @@ def weighted_score_loss(
     return -(data["vcpo_coefficient"] * used).sum() * data["dp_size"], {}
 
 
-# Below e^-40 a weight is as good as 0 beside any other, and its gradient still has digits to measure.
-SMALLEST_LOG_WEIGHT = -40.0
-
-
 def importance_weighted_score_loss(
     model_output: dict[str, Tensor],
     data: TensorDict,
@@ -107,7 +103,7 @@ def importance_weighted_score_loss(
     A sequence whose weight is NaN has none, and no gradient; the caller finds out when it gathers the weights.
     """
     log_prob, mask, rollout = response_rows(model_output["log_probs"], data, "response_mask", "rollout_log_probs")
-    log_weight = log_used_weights(config, sequence_log_weights(log_prob, rollout, mask)).clamp(min=SMALLEST_LOG_WEIGHT)
+    log_weight = log_packed_weights(config, sequence_log_weights(log_prob, rollout, mask))
     weight = torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
     score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
     coefficient = weight * data["vcpo_coefficient"]

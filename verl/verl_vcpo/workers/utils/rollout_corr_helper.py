@@ -1,4 +1,4 @@
-"""verl's importance weights where every one of a micro-batch is masked to 0 (`stabilizer=mis`, `mis_seq`).
+"""verl's importance weights where every one of a micro-batch is masked to 0 (`method=mis`, `mis_seq`).
 
 Extends verl/trainer/ppo/rollout_corr_helper.py, whose metrics divide by the mean of the squared weights: such a
 micro-batch ended the run with a ZeroDivisionError (verl pull request 7559). Its effective sample size is 0.

@@ -86,7 +86,5 @@ class CollapseWarner:
         signs = self._alarm.update(*values)
         if not signs:
             return [], None
-        cure = "lower actor_rollout_ref.actor.optim.lr or async.lag" + (
-            "" if self._scales else ", or set stabilizer=vcpo"
-        )
+        cure = "lower actor_rollout_ref.actor.optim.lr or async.lag" + ("" if self._scales else ", or set method=vcpo")
         return [str(sign) for sign in signs], f"collapse ahead: {'; '.join(_SIGNS[sign] for sign in signs)}: {cure}"

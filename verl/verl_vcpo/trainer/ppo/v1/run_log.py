@@ -124,11 +124,12 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-def write_summary(run_dir: str | Path, lag: int, wall_clock_s: float) -> dict[str, Any]:
+def write_summary(run_dir: str | Path, method: str, lag: int, wall_clock_s: float) -> dict[str, Any]:
     """Summarise the run into `summary.json` and return it.
 
     Args:
         run_dir: holds `metrics.jsonl`.
+        method: what was trained with, as `method=NAME` names it.
         lag: k, the bound that was asked for.
         wall_clock_s: the whole run, start-up included.
     """
@@ -138,6 +139,7 @@ def write_summary(run_dir: str | Path, lag: int, wall_clock_s: float) -> dict[st
     before = [line["val_accuracy"] for line in lines if line["step"] == 0]
     trained_s = sum(line["step_s"] for line in steps)
     summary = {
+        "method": method,
         "base_accuracy": before[0] if before else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "steps": len(steps),

@@ -35,6 +35,7 @@ from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
 from verl_vcpo.trainer.ppo.v1.trajectory_metrics import trajectory_metrics
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
@@ -53,7 +54,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def __init__(self, config: DictConfig) -> None:
         actor = config.actor_rollout_ref.actor
-        scales = config.vcpo.enable and config.vcpo.step_size_rule != "none"
+        scales = VCPOSettings.of(config.vcpo).scales_step_size
         self.run_log = RunLog(config.run_dir, scales_step_size=scales)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         self.has_token_baseline: bool = actor.calculate_sum_pi_squared

@@ -1,6 +1,6 @@
 """mbridge's models on a GPU with Megatron's own layers, where `transformer_impl=local` asks for them.
 
-`actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` makes `vcpo.gradient_norms=packed`
+`actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` makes `vcpo.norms.how=packed`
 possible, which it is not with the layers of Transformer Engine that mbridge builds. Attention is Transformer Engine's
 in both; torch's, in the first, where that is not installed.
 """

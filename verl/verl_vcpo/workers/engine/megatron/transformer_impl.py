@@ -27,9 +27,11 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from vcpo import Estimate, FreshestEssRatio, GradientNorms, PackedKeep, VCPOConfig, estimate
+from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.whole_file import write_whole
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_batch
+from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.modules import plug_in, untapped
 from verl_vcpo.workers.engine.megatron.packed.update import (
     NotFinite,
@@ -49,13 +51,14 @@ ENGINE_VENDOR = "vcpo"
 # In a checkpoint's folder, beside Megatron's files.
 STATE_FILE = "vcpo.json"
 
-# With vcpo.enable=false the update is verl's; the ESS ratio is watched all the same.
+# The estimate behind the ESS ratio's metric where the update is verl's own.
 _WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]  # it takes strings as well
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
 class VCPOMegatronEngine(MegatronEngineWithLMHead):
-    """verl's Megatron actor with the VCPO update. With `vcpo.enable=false` it is verl's, plus VCPO's diagnostics."""
+    """verl's Megatron actor with the VCPO update. With another method it is verl's, plus VCPO's
+    diagnostics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,7 +86,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             verl's dictionary; `metrics` on the rank that holds the outputs.
         """
         actor_config = loss_function.keywords["config"]
-        vcpo: VCPOConfig = actor_config.vcpo
+        vcpo: VCPOSettings = actor_config.vcpo
         if not vcpo.enable:
             outputs = super().train_batch(data, loss_function)
             batch = self._gather(data, outputs)
@@ -112,7 +115,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         return self._with_metrics(outputs, batch, step)
 
     def _why_not_packed(self) -> str | None:
-        """Why `gradient_norms=packed` cannot be had with this model and these settings, or None."""
+        """Why `vcpo.norms.how=packed` cannot be had with this model and these settings, or None."""
         if self.engine_config.forward_only:
             return "a reference policy has no gradients"
         if self.module[0].ddp_config.overlap_grad_reduce:
@@ -123,25 +126,23 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return "adapters and multi-token prediction are not supported"
         return untapped(self.module)
 
-    def _packed_update(self, data: TensorDict, vcpo: VCPOConfig, aggregation: dict[str, Any]) -> PackedOutcome | None:
+    def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
         """The update's norms, and its gradient, from packed passes; None: not asked for, or not possible."""
-        if not vcpo.needs_gradient_norms or vcpo.gradient_norms is not GradientNorms.PACKED:
+        if not vcpo.packs_gradient_norms:
             return None
         if self._unpackable:
             if not self._warned and dist.get_rank() == 0:
-                logger.warning("vcpo.gradient_norms=packed -> per_trajectory: %s", self._unpackable)
+                logger.warning("vcpo.norms.how=packed -> per_trajectory: %s", self._unpackable)
             self._warned = True
             return None
         update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
-        if update.keep is PackedKeep.GRADIENTS and not self._second_buffers:
-            dtype = getattr(torch, vcpo.packed_buffer_dtype.value)
+        if update.keep is NormsKeep.GRADIENTS and not self._second_buffers:
+            dtype = getattr(torch, vcpo.norms.buffer_dtype.value)
             self._second_buffers.update(buffers_like_gradients(self.module, dtype))
         try:
             return update.run()
         except NotFinite:
-            logger.warning(
-                "vcpo.gradient_norms=packed: a sequence's gradient is not finite; per_trajectory finds which"
-            )
+            logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
             for second in self._second_buffers.values():
                 second.zero_()
             return None

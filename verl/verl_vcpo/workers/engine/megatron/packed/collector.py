@@ -8,7 +8,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor
 
-from vcpo import PackedKeep
 from vcpo.gradnorm import (
     add_weighted,
     add_weighted_per_sequence,
@@ -17,6 +16,7 @@ from vcpo.gradnorm import (
     squared_norms,
     tied_rows,
 )
+from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 
 
@@ -79,7 +79,7 @@ class Collector:
 
     def __init__(
         self,
-        keep: PackedKeep,
+        keep: NormsKeep,
         size: int,
         *,
         tied: bool,
@@ -117,13 +117,13 @@ class Collector:
             whole_dy = whole_dy[:, mine]
         if self.tied and module.is_head:
             self._tied_head(micro_batch, weight, whole_x, whole_dy, mine)
-        if self.keep is PackedKeep.GRADIENTS:
+        if self.keep is NormsKeep.GRADIENTS:
             main, second = weight.main_grad[mine], self._second[weight][mine]  # type: ignore[attr-defined]
             coefficient = self._coefficient[:, micro_batch.rows]  # type: ignore[index]  # given with this `keep`
             norms = add_weighted_per_sequence(whole_x, whole_dy, micro_batch.whole, coefficient, [main, second])
         else:
             norms = squared_norms(whole_x, whole_dy, micro_batch.whole)
-            if self.keep is PackedKeep.ACTIVATIONS:
+            if self.keep is NormsKeep.ACTIVATIONS:
                 self._shares.append(_Weight(weight, micro_batch, x, dy))
         self._norms[micro_batch.rows] += norms
 
@@ -161,9 +161,9 @@ class Collector:
         self._cross["head"].append((micro_batch, tied_rows(token, x, dy, micro_batch.whole)))
 
     def _keep(self, share: _Vector | _Rows) -> None:
-        if self.keep is PackedKeep.ACTIVATIONS:
+        if self.keep is NormsKeep.ACTIVATIONS:
             self._shares.append(share)
-        elif self.keep is PackedKeep.GRADIENTS:
+        elif self.keep is NormsKeep.GRADIENTS:
             main, second = self._coefficient  # type: ignore[misc]  # given with this `keep`
             share.add_to(share.parameter.main_grad, main)  # type: ignore[attr-defined]
             share.add_to(self._second[share.parameter], second)

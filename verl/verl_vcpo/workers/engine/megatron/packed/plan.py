@@ -3,26 +3,28 @@
 import torch
 from torch import Tensor
 
-from vcpo import OpobScope, PackedKeep, VCPOConfig
+from vcpo import OpobScope
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
 
-def what_to_keep(config: VCPOConfig, prompts: Prompts, interleaved: bool) -> PackedKeep:
-    """`config.packed_keep`; for `auto` what suits it.
+def what_to_keep(config: VCPOSettings, prompts: Prompts, interleaved: bool) -> NormsKeep:
+    """`config.norms.keep`; for `auto` what suits it.
 
     Raises:
         ValueError: `gradients`, where groups and ranks do not allow it.
     """
-    if config.packed_keep is PackedKeep.GRADIENTS:
+    if config.norms.keep is NormsKeep.GRADIENTS:
         obstacle = _against_gradients(config, prompts, interleaved)
         if obstacle:
-            raise ValueError(f"vcpo.packed_keep=gradients: {obstacle}; set vcpo.packed_keep=activations, or auto")
-    if config.packed_keep is not PackedKeep.AUTO:
-        return config.packed_keep
-    return PackedKeep.ACTIVATIONS if _against_gradients(config, prompts, interleaved) else PackedKeep.GRADIENTS
+            raise ValueError(f"vcpo.norms.keep=gradients: {obstacle}; set vcpo.norms.keep=activations, or auto")
+    if config.norms.keep is not NormsKeep.AUTO:
+        return config.norms.keep
+    return NormsKeep.ACTIVATIONS if _against_gradients(config, prompts, interleaved) else NormsKeep.GRADIENTS
 
 
-def _against_gradients(config: VCPOConfig, prompts: Prompts, interleaved: bool) -> str | None:
+def _against_gradients(config: VCPOSettings, prompts: Prompts, interleaved: bool) -> str | None:
     if config.opob_leave_one_out:
         return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
     if config.opob_scope is OpobScope.MINIBATCH:
@@ -39,21 +41,21 @@ def _ranks(prompts: Prompts) -> int:
     return int(prompts.rank.max()) + 1
 
 
-def plan_passes(config: VCPOConfig, keep: PackedKeep, prompts: Prompts, interleaved: bool) -> list[list[int]]:
+def plan_passes(config: VCPOSettings, keep: NormsKeep, prompts: Prompts, interleaved: bool) -> list[list[int]]:
     """This rank's sequences of each pass; as many passes on every rank, and none of them empty.
 
     A pass is closed: it has all sequences of a baseline, on whatever ranks they are.
     """
     everything = [list(range(prompts.mine.stop - prompts.mine.start))]
-    if keep is PackedKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
+    if keep is NormsKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
         return everything
     local = torch.arange(len(prompts.group)) - prompts.rank * len(everything[0])  # [B] place among its rank's rows
-    if keep is PackedKeep.GRADIENTS:
+    if keep is NormsKeep.GRADIENTS:
         return [_rows(prompts, prompts.group == group, local) for group in prompts.group[prompts.mine].unique()]
     passes: list[Tensor] = []
     for group in prompts.group.unique():
         rows = prompts.group == group
-        if passes and (_some_rank_idle(passes[-1], prompts) or _fits(passes[-1] | rows, prompts, config.packed_tokens)):
+        if passes and (_some_rank_idle(passes[-1], prompts) or _fits(passes[-1] | rows, prompts, config.norms.tokens)):
             passes[-1] |= rows
         else:
             passes.append(rows)

@@ -1,10 +1,10 @@
 """The gradient of a VCPO update from one packed backward, although its baseline needs norms known only after it.
 
 A pass is a forward and backward over some of this rank's sequences; a baseline's sequences are all in one pass. What
-the backward keeps (`vcpo.packed_keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
+the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
 
     activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
-                  many groups as `packed_tokens` allows, wherever their sequences lie; all of them at scope `minibatch`
+                  many groups as `vcpo.norms.tokens` allows, wherever their sequences lie; at scope `minibatch` all
     gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
                   sum (R_i - m) / s h_i and sum h_i / s, m the mean reward; then main -= (b - m) second. At scope
                   `group` a pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
@@ -28,19 +28,16 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from vcpo import Estimate, OpobScope, PackedKeep, VCPOConfig, estimate
+from vcpo import Estimate, OpobScope, estimate
 from vcpo.baseline import group_mean
-from vcpo.estimator import log_reward_scale, log_used_weights
+from vcpo.estimator import log_packed_weights, log_reward_scale
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, Prompts, gather_mini_batch, gather_prompts
+from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
 from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
-from verl_vcpo.workers.utils.losses import (
-    SMALLEST_LOG_WEIGHT,
-    importance_weighted_score_loss,
-    padded_responses,
-    weighted_score_loss,
-)
+from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
 
 
 class NotFinite(ArithmeticError):
@@ -54,7 +51,7 @@ class PackedOutcome:
     batch: MiniBatch
     losses: list[float]
     has_gradient: bool
-    """False with `packed_keep=nothing`: only the norms are known."""
+    """False with `keep=nothing`: only the norms are known."""
 
 
 class PackedUpdate:
@@ -72,7 +69,7 @@ class PackedUpdate:
         self,
         engine: Any,
         data: TensorDict,
-        config: VCPOConfig,
+        config: VCPOSettings,
         aggregation: dict[str, Any],
         second: dict[Tensor, Tensor],
     ) -> None:
@@ -87,7 +84,7 @@ class PackedUpdate:
         self.losses: list[float] = []
 
     def run(self) -> PackedOutcome:
-        """All passes: the update's gradient is in the buffers, or with `packed_keep=nothing` none is.
+        """All passes: the update's gradient is in the buffers, or with `keep=nothing` none is.
 
         Raises:
             NotFinite: on all ranks; what is in the buffers is of no use.
@@ -96,12 +93,12 @@ class PackedUpdate:
         with _finalized_once(self.engine.module):
             for rows in self.passes:
                 self._one_pass(rows)
-        return PackedOutcome(self._whole_batch(), self.losses, self.keep is not PackedKeep.NOTHING)
+        return PackedOutcome(self._whole_batch(), self.losses, self.keep is not NormsKeep.NOTHING)
 
     def _one_pass(self, rows: list[int]) -> None:
         engine = self.engine
         data = self._select(rows)
-        coefficient = self._sums(rows) if self.keep is PackedKeep.GRADIENTS else None
+        coefficient = self._sums(rows) if self.keep is NormsKeep.GRADIENTS else None
         collector = Collector(
             self.keep,
             len(rows),
@@ -126,7 +123,7 @@ class PackedUpdate:
         factor = self.ranks * mpu.get_context_parallel_world_size()
         norms[self.rank] = collector.squared_norms() / factor**2
         self.squared_norm[self.rank, rows] = norms[self.rank]
-        if self.keep is not PackedKeep.NOTHING:
+        if self.keep is not NormsKeep.NOTHING:
             batch = self._unweighted(gather_mini_batch(data, self.rank, log_prob, norms, equal=False))
             self._combine(collector, rows, batch)
 
@@ -143,7 +140,7 @@ class PackedUpdate:
         return data
 
     def _loss(self) -> Callable[..., Any]:
-        if self.keep is PackedKeep.GRADIENTS:
+        if self.keep is NormsKeep.GRADIENTS:
             return partial(importance_weighted_score_loss, config=self.config, **self.aggregation)
         return partial(weighted_score_loss, **self.aggregation)
 
@@ -168,10 +165,10 @@ class PackedUpdate:
 
     def _unweighted(self, batch: MiniBatch) -> MiniBatch:
         """With `gradients` the norms are those of a_i g_i: of g_i instead."""
-        if self.keep is not PackedKeep.GRADIENTS:
+        if self.keep is not NormsKeep.GRADIENTS:
             return batch
         assert batch.squared_norm is not None
-        log_used = log_used_weights(self.config, batch.log_weight).clamp(min=SMALLEST_LOG_WEIGHT)
+        log_used = log_packed_weights(self.config, batch.log_weight)
         used = torch.where(log_used.isfinite(), log_used, 0.0)
         return MiniBatch(**{**vars(batch), "squared_norm": batch.squared_norm * (-2 * used).exp()})
 
@@ -179,7 +176,7 @@ class PackedUpdate:
         """What was kept -> the update's gradient."""
         step = self._estimate(batch)
         usable = self.prompts.usable
-        if self.keep is PackedKeep.ACTIVATIONS:
+        if self.keep is NormsKeep.ACTIVATIONS:
             share = step.usable.sum() / usable.sum().clamp(min=1)  # the coefficients contain 1 / B, B of this pass
             collector.add_weighted((step.coefficient[batch.mine] * share).float().to(get_device_id()))
             return

@@ -1,0 +1,93 @@
+"""`method=NAME`: the one switch between VCPO and what it is compared with. config/method has one file for each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy.effects import without_effect
+from recipe.fully_async_policy.validate import SettingError
+
+FOLDER = Path(__file__).resolve().parent / "config" / "method"
+
+
+def names() -> tuple[str, ...]:
+    """All methods."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
+
+
+def description(name: str) -> str:
+    """The first sentence of the comment in the method's file; its name where it is in another folder."""
+    if not _file(name).is_file():
+        return name
+    comment = [line.removeprefix("# ") for line in _file(name).read_text().splitlines() if line.startswith("# ")]
+    return " ".join(comment[1:]).split(". ")[0].rstrip(".")
+
+
+def decided_by(name: str) -> dict[str, Any]:
+    """The settings that make the method what it is: those of its file but for numbers, thresholds and references.
+
+    Numbers and thresholds are the method's parameters, and may be given other values.
+    """
+    content = OmegaConf.load(_file(name))
+    assert isinstance(content, DictConfig)
+    return {
+        setting: value
+        for setting, value in _leaves(content)
+        if isinstance(value, str | bool | None) and not setting.endswith("threshold") and "${" not in str(value)
+    }
+
+
+def check_overrides(config: DictConfig, overrides: list[str]) -> None:
+    """Refuse what contradicts the method, and what has no effect with it, of the settings given on the command line.
+
+    Args:
+        config: composed from `overrides`.
+        overrides: Hydra's.
+
+    Raises:
+        SettingError: the first of them.
+    """
+    decided = decided_by(config.method) if _file(config.method).is_file() else {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        for setting in _given(override.key_or_group, override.value()):
+            value = OmegaConf.select(config, setting)
+            if setting in decided and value != decided[setting]:
+                raise SettingError(
+                    f"{setting}={_text(value)}: contradicts method={config.method}, which sets it to "
+                    f"{_text(decided[setting])}; choose another method by method=NAME, or leave it out"
+                )
+            why = None if setting in decided else without_effect(config, setting)
+            if why:
+                raise SettingError(
+                    f"{setting}={_text(value)}: has no effect with method={config.method}: {why}; leave it out"
+                )
+
+
+def _file(name: str) -> Path:
+    return FOLDER / f"{name}.yaml"
+
+
+def _given(key: str, value: Any) -> Iterator[str]:
+    """The settings that the override `key=value` gives: several where the value is a section."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _given(f"{key}.{name}", below)
+    else:
+        yield key
+
+
+def _leaves(section: DictConfig, above: str = "") -> Iterator[tuple[str, Any]]:
+    """(full name, value) of every setting below; references as they are written."""
+    for name, value in section.items_ex(resolve=False):
+        if isinstance(value, DictConfig):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _text(value: Any) -> str:
+    """As the command line spells it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,291 @@
+"""`method=NAME` on the real stack: one switch, recorded in the configuration; what contradicts it is refused."""
+
+import inspect
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy import main, method
+from recipe.fully_async_policy.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
+from recipe.fully_async_policy.validate import SettingError
+from tests.recipe.test_bad_input import good as good  # a fixture
+from verl_vcpo.workers.config.vcpo import VCPOSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+# One of each kind; the simulator's tests compose all of them.
+NAMES = ("vcpo_ess", "vcpo_off", "tis_seq", "ppo", "m2po", "decoupled_ppo")
+ACTOR = "actor_rollout_ref.actor"
+
+
+def composed(good: dict[str, str], *more: str) -> DictConfig:
+    main.prepare_environment(["hardware=cpu"])
+    return main.compose([*(f"{name}={value}" for name, value in good.items()), *more])
+
+
+@lru_cache
+def of_method(*overrides: str) -> DictConfig:
+    main.prepare_environment(["hardware=cpu"])
+    return main.compose(["+task=countdown", *overrides])
+
+
+def test_the_default_is_vcpo(good: dict[str, str]) -> None:
+    both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=vcpo",))]
+    assert both[0] == both[1]
+    plain = OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml").vcpo
+    assert composed(good).vcpo == plain, "it changes nothing"
+
+
+def test_every_method_records_its_name_and_says_what_it_is() -> None:
+    assert {name: OmegaConf.load(method.FOLDER / f"{name}.yaml").method for name in method.names()} == {
+        name: name for name in method.names()
+    }
+    sentences = [method.description(name) for name in method.names()]
+    assert len(set(sentences)) == len(sentences) and min(map(len, sentences)) > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_passes_every_check(good: dict[str, str], name: str) -> None:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = composed(good, f"method={name}")
+    main.check(config)
+    actor: Any = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert config.method == name and actor.vcpo.enable == name.startswith("vcpo")
+    assert callable(get_policy_loss_fn(actor.policy_loss.loss_mode))
+    correction = actor.policy_loss.rollout_correction
+    if actor.policy_loss.loss_mode == "bypass_mode":
+        assert correction["loss_type"] == "reinforce", "verl's default would be PPO's clip"
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ("method=none vcpo.enable=true", "vcpo.enable=true: contradicts method=none, which sets it to false"),
+        ("vcpo.enable=false", "vcpo.enable=false: contradicts method=vcpo, which sets it to true"),
+        ("vcpo={enable:false}", "vcpo.enable=false: contradicts method=vcpo"),
+        (f"method=ppo {ACTOR}.policy_loss.loss_mode=gspo", "loss_mode=gspo: contradicts method=ppo"),
+        ("method=vcpo_minibatch vcpo.opob_scope=group", "opob_scope=group: contradicts method=vcpo_minibatch"),
+        (f"method=none {ACTOR}.policy_loss.rollout_correction.rollout_is=token", "rollout_is=token: contradicts"),
+        ("method=a2c critic.enable=false", "critic.enable=false: contradicts method=a2c"),
+    ],
+)
+def test_what_contradicts_the_method_is_refused(overrides: str, message: str) -> None:
+    with pytest.raises(SettingError) as error:
+        of_method(*overrides.split())
+    assert message in str(error.value) and "method=NAME" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "method=tis_seq actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_threshold=4",
+        "method=mis actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_threshold=0.4_2.5",
+        f"method=ppo {ACTOR}.clip_ratio_high=0.28",
+        f"method=ppo {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio=0.1",
+        f"method=m2po {ACTOR}.stabilizer.tau=0.1",
+        "method=vcpo vcpo.enable=true vcpo.baseline=mean",
+        "vcpo.norms.keep=activations vcpo.norms.tokens=100",
+        "method=a2c critic.optim.lr=1e-5 algorithm.lam=0.9",
+        f"method=ppo {ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.1",
+    ],
+)
+def test_a_methods_parameters_can_be_given(overrides: str) -> None:
+    of_method(*overrides.split())
+
+
+# What passed the checks once and did nothing.
+IGNORED_BY_VCPO = (
+    f"{ACTOR}.policy_loss.loss_mode=gspo",
+    f"+{ACTOR}.stabilizer.tau=1",
+    f"{ACTOR}.clip_ratio=0.3",
+    f"{ACTOR}.clip_ratio_high=0.3",
+    f"{ACTOR}.tau_pos=2",
+    f"{ACTOR}.kl_loss_coef=0.1",
+    f"{ACTOR}.calculate_entropy=true",
+    "algorithm.adv_estimator=rloo",
+    "algorithm.norm_adv_by_std_in_grpo=false",
+    "algorithm.gamma=0.9",
+    "algorithm.use_pf_ppo=true",
+    "algorithm.rollout_correction.rollout_is=token",
+    "algorithm.rollout_correction.rollout_is_threshold=3",
+    "algorithm.rollout_correction.rollout_rs=token_k1",
+    "algorithm.rollout_correction.bypass_mode=false",
+    "critic.enable=true",
+    "distillation.enabled=true",
+    "vcpo.baseline=mean vcpo.norms.keep=gradients",
+    "vcpo.baseline=mean vcpo.norms.how=per_trajectory",
+    "vcpo.norms.keep=nothing vcpo.norms.tokens=100",
+    "trainer.v1.sampler.max_off_policy_threshold=2",
+    "trainer.v1.sampler.custom_sampler.path=sampler.py",
+    "trainer.v1.separate_async.num_warmup_batches=3",
+    "+trainer.remove_previous_ckpt_in_save=true",
+)
+
+
+@pytest.mark.parametrize("overrides", IGNORED_BY_VCPO)
+def test_what_vcpo_would_ignore_is_refused(overrides: str) -> None:
+    with pytest.raises(SettingError, match=r"has no effect with method=vcpo: .*; leave it out"):
+        of_method(*overrides.split())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "method=none vcpo.truncation=4",
+        "method=ppo vcpo.norms.how=per_trajectory",
+        f"method=ppo {ACTOR}.clip_ratio=0.3",
+        f"method=none {ACTOR}.clip_ratio_low=0.3",
+        f"method=gspo {ACTOR}.clip_ratio_c=4",
+        f"method=ppo +{ACTOR}.policy_loss.rollout_correction.rollout_is=token",
+        f"method=ppo {ACTOR}.policy_loss.clip_cov_ratio=0.1",
+        "method=ppo algorithm.lam=0.9",
+        "method=opo algorithm.norm_adv_by_std_in_grpo=false",
+        "method=ppo algorithm.kl_ctrl.kl_coef=0.1",
+        "method=ppo critic.enable=true",
+    ],
+)
+def test_what_another_method_would_ignore_is_refused(overrides: str) -> None:
+    with pytest.raises(SettingError, match=r"has no effect with method="):
+        of_method(*overrides.split())
+
+
+def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
+    """No rule is hidden behind another, or about a setting that does not exist."""
+    kl, kept = f"{ACTOR}.use_kl_loss=true", "vcpo.norms.keep=activations"
+    some = [(), (kept,), ("vcpo.norms.how=per_trajectory",), ("vcpo.baseline=mean",), ("method=ppo", kl)]
+    some += [(f"method={name}",) for name in method.names() if not name.startswith("vcpo")]
+    configs = [of_method(*overrides) for overrides in some]
+    for rule in RULES:
+        for setting in rule.settings:
+            reasons = [without_effect(config, setting) for config in configs]
+            assert any(reasons), f"{setting}: never refused"
+            if not setting.startswith(("trainer.", "algorithm.filter_groups")) and "loss_type" not in setting:
+                only_elsewhere = ("dppo", "kl_cov", "dro_beta", "ppo_kl_coef", ".clip_ratio", "distillation")
+                assert None in reasons or any(part in setting for part in only_elsewhere), f"{setting}: always refused"
+
+
+class Reads:
+    """A configuration that notes which of its settings are read."""
+
+    def __init__(self, config: Any, above: str, seen: set[str]) -> None:
+        self.__dict__.update(_config=config, _above=above, _seen=seen)
+
+    def _note(self, name: str, value: Any) -> Any:
+        self._seen.add(f"{self._above}{name}")
+        return Reads(value, f"{self._above}{name}.", self._seen) if name == "policy_loss" else value
+
+    def __getattr__(self, name: str) -> Any:
+        return self._note(name, getattr(self._config, name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._note(name, self._config.get(name, default))
+
+
+def actor_config(loss_mode: str, seen: set[str]) -> Any:
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    class NotingConfig(ActorConfig):
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if not name.startswith("_") and not callable(value):
+                seen.add(name)
+            return Reads(value, f"{name}.", seen) if name == "policy_loss" else value
+
+    bypass = {"bypass_mode": True, "loss_type": "ppo_clip", "rollout_is": "token", "rollout_is_threshold": 2.0}
+    policy_loss: dict[str, Any] = {"loss_mode": loss_mode, "dro_beta": 1.0, "rollout_correction": bypass}
+    config = NotingConfig(
+        strategy="megatron",
+        ppo_micro_batch_size_per_gpu=1,
+        rollout_n=1,
+        policy_loss=PolicyLossConfig(**policy_loss),
+        clip_ratio_low=None,  # then clip_ratio is read
+        clip_ratio_high=None,
+    )
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=20, global_batch_size=4, loss_scale_factor=None)
+    object.__setattr__(config, "stabilizer", {})
+    seen.clear()
+    return config
+
+
+def test_the_table_of_losses_is_what_their_code_reads() -> None:
+    """Each of the registered policy losses is called once, with a configuration that notes what is read."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers ours
+
+    everywhere = {"policy_loss", "global_batch_info"}
+    read: dict[str, set[str]] = {}
+    for name, loss in POLICY_LOSS_REGISTRY.items():
+        seen: set[str] = set()
+        config = actor_config(name, seen)
+        loss(
+            old_log_prob=torch.full((4, 5), -1.0),
+            log_prob=torch.full((4, 5), -1.1, requires_grad=True),
+            advantages=torch.ones(4, 5),
+            response_mask=torch.ones(4, 5),
+            loss_agg_mode="seq-mean-token-mean",
+            config=config,
+            rollout_is_weights=None,
+        )
+        read[name] = seen - everywhere
+    assert read == {name: set(settings) for name, settings in LOSS_SETTINGS.items()}
+
+
+def test_the_table_of_estimators_is_what_their_code_reads() -> None:
+    """By their source: `config.NAME`, `config.get("NAME", ...)` or a parameter that verl's trainer passes."""
+    from verl.trainer.ppo import core_algos, ray_trainer
+
+    names = ("gamma", "lam", "norm_adv_by_std_in_grpo", "use_pf_ppo")
+    read: dict[str, set[str]] = {}
+    for name, estimator in core_algos.ADV_ESTIMATOR_REGISTRY.items():
+        source = inspect.getsource(estimator)
+        read[str(name)] = {s for s in names if f"config.{s}" in source or f'config.get("{s}"' in source}
+    passed = inspect.getsource(ray_trainer.compute_advantage).split("GRPO:")
+    assert "gamma=gamma" in passed[0] and "lam=lam" in passed[0] and "use_pf_ppo" in passed[0]
+    assert "norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo" in passed[1]
+    read["gae"] |= {"gamma", "lam", "use_pf_ppo"}
+    read["grpo"] |= {"norm_adv_by_std_in_grpo"}
+    table = {name: set(settings) - {"pf_ppo"} for name, settings in ESTIMATOR_SETTINGS.items()}
+    assert {name: settings for name, settings in read.items() if settings} == table
+
+
+def test_a_default_stands_once() -> None:
+    """vcpo_trainer.yaml and the page of the settings say what the dataclasses say."""
+    plain = OmegaConf.to_container(OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)
+    assert isinstance(plain, dict)
+    defaults = asdict(VCPOSettings())
+    assert {name: value for name, value in plain.items() if name != "_target_"} == defaults
+    page = (ROOT / "docs/algorithm.md").read_text().split("## Settings")[1].split("## ")[0]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    flat = {k: v for k, v in defaults.items() if k != "norms"} | {f"norms.{k}": v for k, v in defaults["norms"].items()}
+    shown = {name: f"{value:g}" if isinstance(value, float) else str(value).lower() for name, value in flat.items()}
+    assert {name.strip(" `"): value.strip().removesuffix(".0") for name, value in rows} == shown
+
+
+def test_a_setting_of_another_stabilizer_is_refused(good: dict[str, str]) -> None:
+    with pytest.raises(SettingError, match="stabilizer.delta: policy_loss.loss_mode=m2po has the settings tau only"):
+        main.check(composed(good, "method=m2po", f"+{ACTOR}.stabilizer.delta=1"))
+    with pytest.raises(SettingError, match="stabilizer.tau=1: has no effect with method=ppo"):
+        composed(good, "method=ppo", f"+{ACTOR}.stabilizer.tau=1")
+
+
+@pytest.mark.parametrize(
+    "setting", ["algorithm.rollout_correction.bypass_mode=true", f"{ACTOR}.calculate_sum_pi_squared=false"]
+)
+def test_the_token_baseline_needs_probabilities(good: dict[str, str], setting: str) -> None:
+    with pytest.raises(SettingError, match="contradicts method=otb"):
+        composed(good, "method=otb", setting)
+    with pytest.raises(SettingError, match=r"adv_estimator=optimal_token_baseline: needs .*; set .*bypass_mode=false"):
+        main.check(composed(good, "method=none", "algorithm.adv_estimator=optimal_token_baseline"))
+
+
+def test_an_unknown_method_names_those_there_are(good: dict[str, str]) -> None:
+    with pytest.raises(SettingError, match="magic") as error:
+        composed(good, "method=magic")
+    assert "m2po" in str(error.value)

@@ -1,0 +1,45 @@
+"""The settings `vcpo.*`: the algorithm's, and how the engine measures what the algorithm needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from vcpo import VCPOConfig
+from verl_vcpo.workers.engine.megatron.norms import NormsConfig, NormsHow, NormsKeep
+
+
+@dataclass(frozen=True)
+class VCPOSettings(VCPOConfig):
+    """Everything below `vcpo` in the configuration. A mapping is accepted for `norms`.
+
+    Raises:
+        ValueError: naming the setting and what to set instead; also for a setting that would have no effect.
+    """
+
+    norms: NormsConfig = field(default_factory=NormsConfig)
+    """How each sequence's gradient norm is measured."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.norms, NormsConfig):
+            object.__setattr__(self, "norms", NormsConfig(**self.norms))
+        if self.opob_leave_one_out and self.norms.keep is NormsKeep.GRADIENTS:
+            raise ValueError(
+                "vcpo.norms.keep=gradients: with vcpo.opob_leave_one_out=true every sequence has a baseline of its "
+                "own, and two sums are not enough; set vcpo.norms.keep=activations, or leave it out"
+            )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The settings that stand below `vcpo` in a composed configuration."""
+        return cls(**{name: value for name, value in settings.items() if name != "_target_"})
+
+    @property
+    def packs_gradient_norms(self) -> bool:
+        """Whether norms come from packed backwards, where the model allows it."""
+        return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED
+
+    @property
+    def may_fill_a_second_buffer(self) -> bool:
+        """Whether a packed backward may add a second weighted sum of the gradients, in memory of the model's size."""
+        return self.packs_gradient_norms and self.norms.keep in (NormsKeep.AUTO, NormsKeep.GRADIENTS)

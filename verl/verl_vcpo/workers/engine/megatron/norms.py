@@ -1,0 +1,65 @@
+"""How the engine measures each sequence's gradient norm: the settings `vcpo.norms.*` (docs/performance.md)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vcpo.config import choice
+
+
+class NormsHow(StrEnum):
+    """Where the gradient norm of each sequence comes from."""
+
+    PACKED = "packed"
+    """One backward over packed sequences. Where a model has parameters that this cannot do (a mixture of experts,
+    fused layers), `per_trajectory` instead, and the log says why."""
+    PER_TRAJECTORY = "per_trajectory"
+    """One backward per sequence. Exact on any model, slow: the reference."""
+
+
+class NormsKeep(StrEnum):
+    """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
+
+    AUTO = "auto"
+    """`gradients` where a baseline's sequences are one pass of one rank, else `activations`."""
+    GRADIENTS = "gradients"
+    """Two weighted sums of them: in the gradient buffer and in a second one. Memory of the size of the model."""
+    ACTIVATIONS = "activations"
+    """Every layer's inputs and output gradients, from which they are formed afterwards. Memory by tokens."""
+    NOTHING = "nothing"
+    """Nothing: a second forward and backward, with the coefficients. Twice the time of a plain update, no memory."""
+
+
+class BufferDtype(StrEnum):
+    """Numbers of the second gradient buffer."""
+
+    FLOAT32 = "float32"
+    """Exact."""
+    BFLOAT16 = "bfloat16"
+    """Half the memory; sums of many sequences lose digits."""
+
+
+@dataclass(frozen=True)
+class NormsConfig:
+    """The settings `vcpo.norms.*`; used by `vcpo.baseline=opob` only. Strings are accepted for the enums.
+
+    Raises:
+        ValueError: naming the setting and what to set instead.
+    """
+
+    how: NormsHow = NormsHow.PACKED
+    """Where the norms come from."""
+
+    keep: NormsKeep = NormsKeep.AUTO
+    """With `how=packed`: what is kept of a backward until the baseline is known."""
+
+    buffer_dtype: BufferDtype = BufferDtype.FLOAT32
+    """With `keep=gradients`: of the second buffer."""
+
+    tokens: int = 16384
+    """With `keep=activations`: at most so many tokens of a rank are kept at a time, but at least one group."""
+
+    def __post_init__(self) -> None:
+        for name, enum in (("how", NormsHow), ("keep", NormsKeep), ("buffer_dtype", BufferDtype)):
+            object.__setattr__(self, name, choice(f"norms.{name}", getattr(self, name), enum))
+        if not isinstance(self.tokens, int) or isinstance(self.tokens, bool) or self.tokens < 1:
+            raise ValueError(f"vcpo.norms.tokens={self.tokens!r}: give a whole number of at least 1")
