@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -85,17 +86,24 @@ def run_id_of(launcher: psutil.Process) -> str:
 
 
 class TrainerRun:
-    """One launch of the trainer."""
+    """One launch of the trainer, or of another `module` that takes the same settings."""
 
-    def __init__(self, assets: Path, run_dir: Path, *overrides: str) -> None:
+    def __init__(
+        self, assets: Path, run_dir: Path, *overrides: str, module: str = "recipe.fully_async_policy.main"
+    ) -> None:
         self.run_dir = run_dir
         without_validation = ["trainer.val_before_train=false", "trainer.test_freq=0"]
         arguments = [*small_task(assets, run_dir), *without_validation, *overrides]
         self._output = run_dir.parent / f"{run_dir.name}.log"
-        command = [sys.executable, "-u", "-m", "recipe.fully_async_policy.main", *arguments]
         with open(self._output, "a") as output:
             self.process = psutil.Popen(
-                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                [sys.executable, "-u", "-m", module, *arguments],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group of its own, as a terminal gives it
+                # a shell's background job ignores Ctrl-C, and so would all that it starts
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         self.run_id = ""
 

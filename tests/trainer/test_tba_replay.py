@@ -10,7 +10,6 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from recipe.fully_async_policy import main, ray_access
-from vcpo.stabilizers.group_replay import GroupReplay
 from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import PARTITION, TBAReplay
 
@@ -48,8 +47,7 @@ def contents(batch: KVBatchMeta) -> list[tuple[str, float, int]]:
 
 
 def test_remembered_groups_come_back_whole(queue: None) -> None:
-    replayed = TBAReplay(seed=1)
-    replayed._replay = GroupReplay(seed=1, capacity=2, recent=0.0, temperature=0.01)  # always the best one
+    replayed = TBAReplay(seed=1, capacity=2, recent=0.0, temperature=0.01)  # always the best one
     first = put(["u1", "u3"], step=0)
     assert replayed.mix(first).keys == first.keys, "nothing to replay yet"
     tq.kv_clear(keys=first.keys, partition_id="train")  # trained on
@@ -67,9 +65,8 @@ def test_remembered_groups_come_back_whole(queue: None) -> None:
     kept = {prompt_of(key) for key in tq.kv_list(PARTITION)[PARTITION]}
     assert kept == {"u2", "u0"}, "the older ones were forgotten, among them the one that has come back"
 
-    resumed = TBAReplay(seed=1)
+    resumed = TBAReplay(seed=1, recent=0.0, temperature=0.01)
     resumed.resume()
-    resumed._replay.recent, resumed._replay.temperature = 0.0, 0.01
     tq.kv_clear(keys=mixed.keys, partition_id="train")
     again = contents(resumed.mix(put(["u1"], step=6)))
     assert [(reward, version) for _, reward, version in again] == [(2.0, 5), (3.0, 5)]

@@ -22,11 +22,11 @@ class TBAReplay:
     """Exchanges some prompt groups of a batch for remembered groups, and remembers all groups of the batch.
 
     Args:
-        seed: of the draws.
+        seed, of_replay: arguments of `GroupReplay`.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._replay: GroupReplay[str] = GroupReplay(seed)  # of uids
+    def __init__(self, seed: int, **of_replay: Any) -> None:
+        self._replay: GroupReplay[str] = GroupReplay(seed, **of_replay)  # of uids
         self._count = 0
 
     def resume(self) -> None:

@@ -1,0 +1,63 @@
+"""A run goes on where a reward hangs, a reward's process dies and a sampler is killed; nothing is lost of it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench.reliability.faults import FAULTS, FaultVerdict, try_fault
+from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclasses.dataclass
+class Survivor:
+    """A run that had all of these faults."""
+
+    verdict: FaultVerdict
+    failed: set[str]
+    """What the reward did."""
+    output: str
+    lines: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def survivor(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+    """Its reward fails in the validation before step 1 and in step 1; the sampler is killed after step 3."""
+    folder = tmp_path_factory.mktemp("survivor")
+    marks = folder / "marks"
+    marks.mkdir()
+    settings = [
+        "reward.custom_reward_function.name=fails_twice",
+        f"+reward.custom_reward_function.reward_kwargs.marks={marks}",
+        "async.reward_timeout_s=5",
+        "trainer.val_before_train=true",
+    ]
+    (kill_engine,) = (fault for fault in FAULTS if fault.name == "kill -9 of a vLLM engine")
+    verdict = try_fault(dataclasses.replace(kill_engine, prepare=lambda _: settings), assets, folder / "run")
+    output = (folder / "run.log").read_text()
+    return Survivor(verdict, {mark.name for mark in marks.iterdir()}, output, read_metrics(folder / "run"))
+
+
+def test_nothing_is_lost(survivor: Survivor) -> None:
+    assert survivor.verdict.ok, survivor.verdict
+    assert "1 sampler(s) restarted" in survivor.output
+    assert survivor.failed == {"val-hang", "val-die", "train-hang", "train-die"}
+
+
+def test_prompts_whose_reward_failed_are_sampled_again(survivor: Survivor) -> None:
+    said = [line for line in survivor.output.splitlines() if "sampled again" in line]
+    retried = int(sum(line["vcpo/async/retried_prompts"] for line in survivor.lines if line["step"]))
+    assert retried in (1, 2), "both calls may be of the same prompt: it says the last reason"
+    assert len(said) in (retried + 1, retried + 2), "those of the validation come first"
+    for complaint in ("took longer than 5 s", "its process ended with exit code 1")[:retried]:
+        named = [line for line in said[-retried:] if complaint in line and ":fails_twice" in line and "on row " in line]
+        assert named, survivor.output
+
+
+def test_no_answer_counts_as_wrong_because_its_reward_failed(survivor: Survivor) -> None:
+    validation = survivor.lines[0]
+    (accuracy,) = (value for name, value in validation.items() if "/acc_success_only/mean@" in name)
+    assert validation["val_accuracy"] == accuracy > 0

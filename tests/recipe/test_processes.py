@@ -1,0 +1,98 @@
+"""However a launcher ends, it leaves no process and no shared-memory file behind: shown with one that starts a sleeper.
+
+tests/e2e has the same of real runs.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipe.fully_async_policy.processes import processes_of
+from testkit import ROOT
+
+LAUNCHER = """
+import subprocess, sys
+from recipe.fully_async_policy import processes
+
+run_id = processes.new_run_id()
+try:
+    with processes.cleaned_up(run_id):
+        subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, sys.argv[2]], start_new_session=True).wait()
+except KeyboardInterrupt:
+    sys.exit(143 if processes.was_terminated() else 130)
+"""
+SLEEPER = """
+import mmap, signal, sys, time
+signal.signal(signal.SIGTERM, {on_sigterm})
+with open(sys.argv[2], "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+    print(sys.argv[1], flush=True)
+    time.sleep(600)
+"""
+STUBBORN = SLEEPER.format(on_sigterm="signal.SIG_IGN")
+OBEDIENT = SLEEPER.format(on_sigterm="signal.SIG_DFL")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    path = Path(f"/dev/shm/vcpo-test-{uuid.uuid4().hex}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def started(sleeper: str, memory: Path) -> tuple[subprocess.Popen[str], str]:
+    """A launcher whose sleeper is up and has mapped `memory`, and the id of its run."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, sleeper, str(memory)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        # what starts these tests may ignore Ctrl-C, as a shell's background job does: children would inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert launcher.stdout is not None
+    run_id = launcher.stdout.readline().strip()
+    assert processes_of(run_id), "the sleeper is not found, so its absence proves nothing"
+    assert memory.exists()
+    return launcher, run_id
+
+
+def nothing_left(run_id: str, memory: Path, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while (processes_of(run_id) or memory.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes_of(run_id) and not memory.exists()
+
+
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+def test_interrupted(memory: Path, signum: int, exit_code: int) -> None:
+    launcher, run_id = started(OBEDIENT, memory)
+    launcher.send_signal(signum)
+    assert launcher.wait(timeout=60) == exit_code
+    assert nothing_left(run_id, memory, within_s=0)
+
+
+def test_a_second_ctrl_c_does_not_interrupt_the_cleaning(memory: Path) -> None:
+    launcher, run_id = started(STUBBORN, memory)
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(1)  # it waits for the sleeper, which ignores SIGTERM
+    assert launcher.poll() is None
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=60) == 130
+    assert nothing_left(run_id, memory, within_s=0)
+
+
+def test_killed(memory: Path) -> None:
+    """What cleans up then is a process of its own."""
+    launcher, run_id = started(OBEDIENT, memory)
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert launcher.wait(timeout=60) == -signal.SIGKILL
+    assert nothing_left(run_id, memory, within_s=30)
