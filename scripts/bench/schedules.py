@@ -12,7 +12,8 @@ import sys
 
 from tqdm import tqdm
 
-from scripts.bench.reliability.schedules import Outcome, Schedule, run
+from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome
+from scripts.bench.reliability.simulated_loop import run
 
 
 def main() -> int:
@@ -23,7 +24,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.n < 1:
         parser.error(f"--n {arguments.n}: give 1 or more")
-    total = Outcome()
+    total = ScheduleOutcome()
     for seed in tqdm(range(arguments.first, arguments.first + arguments.n), desc="schedules", mininterval=1.0):
         outcome = run(Schedule.draw(seed))
         total.add(outcome)

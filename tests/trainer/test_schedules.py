@@ -2,12 +2,13 @@
 
 import pytest
 
-from scripts.bench.reliability.schedules import Outcome, Schedule, run
+from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome
+from scripts.bench.reliability.simulated_loop import run
 from verl_vcpo.trainer.ppo.v1 import replay_buffer
 
 
-def outcome_of(seeds: range) -> Outcome:
-    total = Outcome()
+def outcome_of(seeds: range) -> ScheduleOutcome:
+    total = ScheduleOutcome()
     for seed in seeds:
         outcome = run(Schedule.draw(seed))
         assert outcome.ok, (Schedule.draw(seed), outcome)

@@ -8,6 +8,7 @@ SERVER, VLLM_REPLICA = f"{ROLLOUT}.vllm_async_server:vLLMHttpServer", f"{ROLLOUT
 CLIENT, MANAGER = (f"verl.workers.rollout.llm_server:{name}" for name in ("LLMServerClient", "LLMServerManager"))
 BALANCER = "verl.workers.rollout.router:GlobalRequestLoadBalancer"
 AGENT = "verl.experimental.agent_loop.agent_loop"
+V1 = "verl.trainer.ppo.v1"
 
 
 SAMPLERS = Place(
@@ -199,7 +200,7 @@ TASKS = Place(
 
 SIMULATOR = Place(
     "recipe/lag_simulator, scripts/bench",
-    "Signatures of losses and estimators; the trainer of `scripts/bench/reliability/schedules.py`.",
+    "Signatures of losses and estimators.",
     (
         Reach("LossMethod", How.CALLS, "verl.trainer.ppo.core_algos:get_policy_loss_fn", "name", "verl's losses"),
         Reach(
@@ -241,22 +242,47 @@ SIMULATOR = Place(
             "data_config, dataset",
             "order of rows",
         ),
+    ),
+)
+
+CONTROL_LOOP = Place(
+    "scripts/bench/reliability/simulated_loop.py",
+    "What `PPOTrainer._setup` and `PPOTrainerSeparateAsync._setup` give the trainer; the order of calls in `fit`.",
+    (
         Reach(
-            "schedules",
-            How.USES,
-            "verl.trainer.ppo.v1.trainer_separate_async:HybridEngineMode.TRAINER",
+            "SimulatedTrainer.__init__", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer.__init__", "", "parts to inject"
+        ),
+        Reach("SimulatedTrainer._setup", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer._setup", "", "no processes"),
+        Reach(
+            "SimulatedTrainer._init_dataloader",
+            How.OVERRIDES,
+            f"{V1}.trainer_base:PPOTrainer._init_dataloader",
             "",
-            "a trainer without workers",
+            "endless data",
         ),
         Reach(
-            "schedules",
-            How.USES,
-            "verl.trainer.ppo.v1.trainer_base:PPOTrainer._restored_tq_prompt_count",
-            "",
-            "as above",
+            "SimulatedTrainer._step_once", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer._step_once", "", "no update"
         ),
-        Reach("schedules", How.REPLACES, "verl.trainer.ppo.v1.trainer_base:tq", "", "TransferQueue in memory"),
-        Reach("schedules", How.REPLACES, "verl.trainer.ppo.v1.replay_buffer:tq", "", "as above"),
+        Reach(
+            "SimulatedTrainer._compute_metrics",
+            How.OVERRIDES,
+            f"{V1}.trainer_base:PPOTrainer._compute_metrics",
+            "",
+            "no tokens to measure",
+        ),
+        Reach(
+            "SimulatedTrainer._setup",
+            How.USES,
+            f"{V1}.trainer_separate_async:HybridEngineMode.TRAINER",
+            "",
+            "as without colocated samplers",
+        ),
+        Reach("_in_memory", How.REPLACES, f"{V1}.trainer_base:tq", "", "TransferQueue in memory"),
+        Reach("_in_memory", How.REPLACES, f"{V1}.replay_buffer:tq", "", "as above"),
+        *(
+            Reach("_in_memory", How.REPLACES, f"{V1}.trainer_base:{name}", "", "`fit` shows and tracks nothing")
+            for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint")
+        ),
     ),
 )
 
@@ -281,4 +307,4 @@ SLOW_TOOL = Place(
     ),
 )
 
-PLACES = (SAMPLERS, CLIENTS, ROUTER, KEEPER, WEIGHTS, TASKS, SIMULATOR, SLOW_TOOL)
+PLACES = (SAMPLERS, CLIENTS, ROUTER, KEEPER, WEIGHTS, TASKS, SIMULATOR, CONTROL_LOOP, SLOW_TOOL)
