@@ -1,6 +1,7 @@
-"""Megatron's own layers ("local"), their norms apart from the linear layers: what per-sequence gradients need.
+"""Megatron's own layers ("local"), with norms separate from linear layers, as per-sequence gradients require.
 
-Transformer Engine's layers fuse a norm with the linear layer after it and form weight gradients out of sight.
+Transformer Engine's layers fuse a norm with the linear layer after the norm, and compute weight gradients in kernels
+that give no access to inputs and output gradients.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ from verl_vcpo.workers.engine.megatron.packed.modules import TappedNorm
 class RMSNorm(TappedNorm, torch.nn.RMSNorm):
     """torch's RMSNorm, tapped for per-sequence gradients.
 
-    Its weight is marked, so that sequence parallelism sums its gradient over tensor-parallel ranks.
+    The weight's mark `sequence_parallel` makes Megatron sum its gradient over tensor-parallel ranks.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
@@ -26,7 +27,7 @@ class RMSNorm(TappedNorm, torch.nn.RMSNorm):
 
 
 def layer_spec(config: TransformerConfig, core_attention: type) -> ModuleSpec:
-    """One transformer layer of Megatron's own modules, `RMSNorm`, and this attention over packed sequences."""
+    """One transformer layer of Megatron's own modules, with `RMSNorm` and `core_attention`."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
@@ -40,13 +41,13 @@ def layer_spec(config: TransformerConfig, core_attention: type) -> ModuleSpec:
 
 
 def block_spec(layer: ModuleSpec, config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """The layers that this pipeline (and virtual pipeline) stage builds."""
+    """The layers of one pipeline (and virtual pipeline) stage, all alike."""
     layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
 
 
 class UnfusedNames:
-    """For a bridge of mbridge: the names of weights that Transformer Engine would fuse."""
+    """Mixin for a bridge of mbridge: the names of norm weights, which Transformer Engine's layers fuse."""
 
     _DIRECT_MAPPING: dict[str, str]
     _OTHER_MAPPING = {
@@ -56,11 +57,11 @@ class UnfusedNames:
     config: TransformerConfig
 
     def _adjust_mapping_for_shared_weights(self) -> None:
-        # Upstream changes the class's dictionary, and so every later model's: give this instance its own.
+        # Upstream changes the dictionary of the class, which all later models share: this instance gets a copy.
         self._DIRECT_MAPPING = dict(type(self)._DIRECT_MAPPING)
         super()._adjust_mapping_for_shared_weights()  # type: ignore[misc]
 
     def _weight_name_mapping_mcore_to_hf(self, mcore_weights_name: str) -> list[str]:
-        if "pre_mlp_layernorm" in mcore_weights_name:  # upstream takes it for an MLP weight
+        if "pre_mlp_layernorm" in mcore_weights_name:  # upstream treats the name as one of an MLP weight
             return self._weight_name_mapping_other(mcore_weights_name)  # type: ignore[attr-defined]
         return super()._weight_name_mapping_mcore_to_hf(mcore_weights_name)  # type: ignore[misc]

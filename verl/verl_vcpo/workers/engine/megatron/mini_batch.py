@@ -1,4 +1,4 @@
-"""The global mini-batch as VCPO sees it: one row per sequence, the same on every rank of the trainer."""
+"""The global mini-batch, with one row per sequence: the same numbers on every rank of the trainer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ class MiniBatch:
     """B sequences of all data-parallel ranks, in rank order; a prompt's group may lie on several ranks."""
 
     log_weight: Tensor
-    """[B] float64 log importance weights; NaN for `padding` and `dropped`, which nothing is to count."""
+    """[B] float64 log importance weights; NaN for `padding` and `dropped`, so that the estimator excludes them."""
     reward: Tensor
     """[B] float64 raw rewards."""
     group: Tensor
@@ -30,16 +30,16 @@ class MiniBatch:
     padding: Tensor
     """[B] bool: rows without a real sequence."""
     dropped: Tensor
-    """[B] bool: sequences that their agent loop took out, by a response mask without a single 1."""
+    """[B] bool: sequences that their agent loop excluded, by a response mask of zeros."""
     squared_norm: Tensor | None
-    """[B] float64 ||g_i||^2, where it was measured."""
+    """[B] float64 ||g_i||^2; None where norms are not needed."""
     mine: slice
-    """The rows of this rank's data-parallel rank."""
+    """The rows that this data-parallel rank trains on."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is known of the B sequences before any forward pass."""
+    """Everything that is known about the B sequences before a forward pass."""
 
     reward: Tensor
     """[B] float64 raw rewards."""
@@ -50,15 +50,15 @@ class Prompts:
     length: Tensor
     """[B] numbers of all tokens."""
     usable: Tensor
-    """[B] bool: false for padding, for what its agent loop took out, and where a recorded log-prob is not finite."""
+    """[B] bool: false for padding, for sequences that their agent loop excluded, and for recorded log-probs not finite."""
     rank: Tensor
     """[B] data-parallel ranks."""
     mine: slice
-    """The rows of this rank's data-parallel rank."""
+    """The rows that this data-parallel rank trains on."""
 
 
 def gather_prompts(data: TensorDict, data_parallel_rank: int) -> Prompts:
-    """Put what is known before a forward pass together on all ranks. Collective over the whole trainer.
+    """Gather on all ranks what is known before a forward pass. Collective over the whole trainer.
 
     Raises:
         RuntimeError: data-parallel ranks with different numbers of sequences.
@@ -113,7 +113,7 @@ def _is_padding(uid: str) -> bool:
 
 
 def _taken_out(tokens: Tensor, length: Tensor) -> Tensor:
-    """[B] bool: masked from beginning to end. A response of no tokens at all is an outcome like others, of weight 1."""
+    """[B] bool: all tokens are masked. A response of 0 tokens is no such case, but an outcome of importance weight 1."""
     return (tokens == 0) & (length > 0)
 
 
@@ -125,15 +125,15 @@ def gather_mini_batch(
     *,
     equal: bool = True,
 ) -> MiniBatch:
-    """Put all sequences together on all ranks, from the one rank per data-parallel rank that has the log-probs.
+    """Gather all sequences on all ranks; of each data-parallel rank one model-parallel rank has the log-probs.
 
-    Collective over the whole trainer. Every rank ends with the same numbers, so that all ranks take the same step.
+    Collective over the whole trainer. All ranks get the same numbers, and therefore take the same step.
 
     Args:
         data: this data-parallel rank's b sequences: `uid`, `rollout_log_probs`, `response_mask`, `rm_scores`.
         data_parallel_rank: d.
-        log_prob: [b, T] log-probs of their response tokens under the current policy, on exactly one rank of each
-            data-parallel rank (the first of its last pipeline stage); None on the others.
+        log_prob: [b, T] log-probs of the response tokens under the current policy, on exactly one model-parallel rank
+            of each data-parallel rank (the first of the last pipeline stage); None on the others.
         squared_norm: [D, b] this rank's part of ||g_i||^2 of all sequences, or None (then on all ranks).
         equal: whether all data-parallel ranks must have the same number of sequences.
 
@@ -169,7 +169,7 @@ def gather_mini_batch(
 
 
 def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
-    """What the other ranks need to know of these sequences: a list of b values per name."""
+    """The numbers about these sequences that all ranks need: a list of b values per name."""
     fields = data.select("rollout_log_probs", "response_mask", "rm_scores").to_padded_tensor().cpu()
     mask = fields["response_mask"].bool()
     log_prob = torch.nn.functional.pad(log_prob, (0, max(0, mask.shape[1] - log_prob.shape[1])))[:, : mask.shape[1]]

@@ -1,13 +1,13 @@
 """Per-sequence gradient norms by one backward per sequence: exact on every parallel layout, slow, the reference.
 
-What a parallel layout does to the squared norm of one sequence's gradient, and how each part is counted once:
+How a parallel layout spreads the squared norm of one sequence's gradient over ranks, and how each part is counted once:
 
     tensor (TP)      a parameter is a shard, or a replica that only rank 0 counts
-    sequence (SP)    norm weights see a part of the tokens: Megatron sums their gradient over TP before we square it
-    pipeline (PP)    a stage holds its own layers; the tied output layer is a shared copy that nobody counts again
-    context (CP)     every parameter sees a part of the tokens: summed over CP before squaring, counted by CP rank 0
-    expert (EP)      a token's experts live on ranks that hold other data-parallel ranks' sequences: data-parallel
-                     ranks take turns, and the gradient of an expert is summed over its replicas before squaring
+    sequence (SP)    norm weights get the gradient of some tokens: Megatron sums over TP before we square
+    pipeline (PP)    a stage counts the parameters of its layers; the copy of a tied output layer is not counted
+    context (CP)     a rank has the gradient of some tokens: summed over CP before squaring, counted by CP rank 0
+    expert (EP)      a token's experts may be on ranks that train on other sequences: data-parallel ranks take
+                     turns, and the gradient of an expert is summed over its replicas before squaring
     data (DP)        ranks hold different sequences: gradients are never summed over them
 """
 
@@ -29,7 +29,7 @@ from verl.utils.device import get_device_id
 
 from verl_vcpo.workers.utils.losses import padded_responses
 
-# Per-sequence fields that no forward pass reads: slicing them for every sequence would cost more than the pass.
+# Fields of the batch that no forward pass reads: slicing these fields for every sequence would cost more than the pass.
 _NOT_OF_THE_MODEL = (
     *("advantages", "returns", "old_log_probs", "rollout_log_probs", "rm_scores", "uid", "raw_prompt", "reward_model"),
     *("extra_info", "extra_fields", "data_source", "session_id", "num_turns", "ability", "index", "tools_kwargs"),
@@ -52,7 +52,7 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
     dp_size, dp_rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
     turns = range(dp_size) if mpu.get_expert_model_parallel_world_size() > 1 else [dp_rank]
     copies = _copies(engine)
-    # Of the loss's own factors, data-parallel size and (Megatron's) context-parallel size, nothing may remain.
+    # Cancels the factors in the loss: copies, data-parallel size, and (from Megatron) context-parallel size.
     unit = 1.0 / (copies * dp_size * mpu.get_context_parallel_world_size())
     data = data.exclude(*_NOT_OF_THE_MODEL)
     tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
@@ -74,7 +74,7 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
 
 
 def _copies(engine: Any) -> int:
-    """Micro-batches per backward: an interleaved pipeline wants a multiple of its group size, so a sequence repeats."""
+    """How often a sequence repeats in a backward: an interleaved pipeline needs a multiple of its group size."""
     if mpu.get_virtual_pipeline_model_parallel_world_size() is None:
         return 1
     return engine.tf_config.microbatch_group_size_per_vp_stage
@@ -105,11 +105,11 @@ def _squared_norms(modules: list[torch.nn.Module]) -> tuple[Tensor | float, Tens
 
 
 def _is_expert(parameter: torch.nn.Parameter) -> bool:
-    return not getattr(parameter, "allreduce", True)  # Megatron's own mark
+    return not getattr(parameter, "allreduce", True)  # Megatron marks experts so
 
 
 def _sum_over_token_ranks(chunk: Any, force_all_reduce: bool | None = False) -> None:
-    """In place of the reduction over data-parallel ranks: over those that share the tokens of one sequence."""
+    """Replaces Megatron's reduction over data-parallel ranks: sums over the ranks that share one sequence's tokens."""
     for buffers, group in (
         (chunk.buffers, mpu.get_context_parallel_group()),
         (chunk.expert_parallel_buffers, mpu.get_expert_data_parallel_group()),
@@ -119,7 +119,7 @@ def _sum_over_token_ranks(chunk: Any, force_all_reduce: bool | None = False) -> 
                 dist.all_reduce(buffer.grad_data, group=group)
 
 
-# Regularisers that Megatron adds inside the backward, and reductions that it starts there.
+# Regularisers that Megatron adds to gradients in the backward, and reductions that Megatron starts in the backward.
 _SWITCHED_OFF = {
     "no_sync_func": None,
     "grad_sync_func": None,
@@ -131,7 +131,7 @@ _SWITCHED_OFF = {
 
 @contextlib.contextmanager
 def _score_gradients_only(modules: list[Any]) -> Iterator[None]:
-    """Backwards inside the block leave the score's gradient, and of one sequence, not the sum over the ranks."""
+    """In the block a backward leaves the gradient of one sequence's score, without regularisers, not summed over DP."""
     configs = [get_model_config(chunk) for chunk in modules]
     saved = [{name: getattr(config, name) for name in _SWITCHED_OFF} for config in configs]
     with contextlib.ExitStack() as stack:

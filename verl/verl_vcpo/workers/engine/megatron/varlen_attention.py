@@ -1,4 +1,4 @@
-"""Attention over packed sequences in plain torch, where Transformer Engine's is not installed: on CPU always."""
+"""Attention over packed sequences in plain torch, for machines without Transformer Engine, among them all CPUs."""
 
 import math
 from typing import Any
@@ -17,10 +17,10 @@ class VarlenAttention(MegatronModule):
     """Causal grouped-query attention for padded ([S, B, H, D]) and packed ([T, H, D]) batches.
 
     Sequences are padded on the right for one SDPA call. Under context parallelism every rank gathers the keys and
-    values of its group (Transformer Engine would pass them around a ring) and attends from its own tokens.
+    values of the group (Transformer Engine passes them around a ring), and computes attention for its queries.
 
     Raises:
-        NotImplementedError: dropout or a sliding window, which it does not have.
+        NotImplementedError: the configuration has dropout or a sliding window.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class VarlenAttention(MegatronModule):
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor, longest: int) -> Tensor:
         """Packed [T, H, D] -> [T, H*D]; `length` [B]: this rank's tokens of each sequence, at most `longest`."""
         ranks, rank, device = self.cp_group.size(), self.cp_group.rank(), query.device
-        # [T] the sequence of each token; with the size given, a GPU's host need not wait for it
+        # [T] the sequence of each token; `output_size` spares torch a copy of the size from the GPU
         sequence = torch.repeat_interleave(length, output_size=len(query))
         index = torch.arange(len(query), device=device) - (length.cumsum(0) - length)[sequence]  # [T] in this part
         positions = torch.cat([_zigzag(index, length[sequence], r, ranks) for r in range(ranks)])  # [ranks*T]
-        if ranks > 1:  # backward: every rank's gradients of these keys and values are summed
+        if ranks > 1:  # the backward sums the gradients of keys and values over the ranks
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
             value = gather_from_sequence_parallel_region(value, group=self.cp_group)
         places = (sequence.repeat(ranks), positions)
@@ -77,7 +77,7 @@ class VarlenAttention(MegatronModule):
         v = value.new_zeros(len(length), longest * ranks, *value.shape[1:]).index_put(places, value)
         q = query.new_zeros(len(length), longest, *query.shape[1:]).index_put((sequence, index), query)
         mask = None
-        if ranks > 1:  # a padded query sits at position 0 and is thrown away
+        if ranks > 1:  # padding queries get position 0; their outputs are not used
             at = torch.zeros(len(length), longest, dtype=torch.long, device=device)
             at[sequence, index] = positions.chunk(ranks)[rank]
             mask = (at[:, :, None] >= torch.arange(longest * ranks, device=device))[:, None]  # [B, 1, Sq, Sk]
@@ -94,10 +94,12 @@ class VarlenAttention(MegatronModule):
 
 
 def _zigzag(index: Tensor, length: Tensor, rank: int, ranks: int) -> Tensor:
-    """Positions of a rank's tokens: of 2*ranks chunks of a sequence a rank holds one from each end, to share the work.
+    """Positions of a rank's tokens in their sequence: of 2*ranks chunks rank r holds chunk r and the r-th from the end.
+
+    Attention to a late chunk costs more than to an early one; so all ranks have the same work.
 
     Args:
-        index: [T] place within the rank's part of the sequence.
+        index: [T] position within the rank's part of the sequence.
         length: [T] length of that part.
     """
     if ranks == 1:

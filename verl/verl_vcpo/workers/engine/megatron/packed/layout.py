@@ -1,4 +1,4 @@
-"""Where the tokens of a micro-batch lie on this rank: which rows of an activation belong to which sequence."""
+"""The layout of a micro-batch on this rank: which rows of an activation belong to which sequence."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from vcpo.gradnorm import Segments
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """n sequences in one forward pass, aligned as verl aligns them for tensor and context parallelism.
+    """n sequences of one forward pass, padded as verl pads them for tensor and context parallelism.
 
     Activations are [S, 1, d] (packed: all sequences one after the other) or [S, n, d] (padded). Under context
     parallelism a rank has the same share of every sequence; under sequence parallelism layers may see a rank's part of
@@ -22,13 +22,13 @@ class MicroBatch:
     """
 
     rows: Tensor
-    """[n] which sequences of the pass these are."""
+    """[n] the numbers of these sequences in the pass."""
     segments: Segments
-    """Of this rank's tokens, flattened sequence by sequence."""
+    """The sequences in this rank's T tokens."""
     whole: Segments
-    """The same of all context-parallel ranks together; it is `segments` without context parallelism."""
+    """The sequences in the CP * T tokens of all context-parallel ranks; `segments` without context parallelism."""
     by_sequence: Tensor | None
-    """[CP * T] brings the tokens of all context-parallel ranks, one rank after the other, in the order of `whole`."""
+    """[CP * T] indices that put the tokens of all context-parallel ranks, rank after rank, in the order of `whole`."""
     sequence: Tensor
     """[S, 1] or [S, n]: the sequence of each row of an activation."""
     token: Tensor
@@ -61,7 +61,7 @@ class MicroBatch:
 
 
 def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> MicroBatch:
-    """The layout of `data`, as verl's preprocessing (verl/models/mcore/util.py) is about to make it.
+    """The layout that verl's preprocessing (verl/models/mcore/util.py) will give `data`.
 
     Args:
         data: `input_ids` (nested, n sequences) and `vcpo_row` [n].
@@ -97,7 +97,7 @@ def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> M
 
 
 def _as_held(token: Tensor, ranks: int) -> Tensor:
-    """A sequence's tokens, rank after rank: of 2 * ranks chunks, rank r holds chunk r and the r-th from the end."""
+    """Reorder a sequence's tokens rank after rank: of 2 * ranks chunks rank r has chunk r and the r-th from the end."""
     if ranks == 1:
         return token
     chunks = token.chunk(2 * ranks)

@@ -1,7 +1,8 @@
-"""Megatron's linear layers and embedding, and the norms, with their parameters' gradients left to a `Collector`.
+"""Megatron's linear layers, embedding and norms, whose parameter gradients a `Collector` computes.
 
-While a collector is at work, a module computes with a detached weight, so that autograd forms no weight gradient, and
-hands its inputs and output gradients to the collector as the backward reaches it. Otherwise it is Megatron's own.
+While a collector is set, a module computes with a detached weight, so that autograd forms no weight gradient, and gives
+inputs and output gradients to the collector when the backward reaches the module. Without a collector a module behaves
+as Megatron's.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Tap:
-    """What all modules of a model share: the collector at work, or None."""
+    """Shared by all modules of a model: the current collector, or None."""
 
     collector: "Collector | None" = None
 
@@ -36,7 +37,7 @@ class _Tapped:
 
 
 def _on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tensor], None]) -> None:
-    """Call take(inputs, gradient of output) in the backward, and let go of the inputs."""
+    """Call take(inputs, gradient of output) in the backward, and drop the reference to the inputs."""
     held = [inputs]
     output.register_hook(lambda gradient: take(held.pop(), gradient))
 
@@ -50,7 +51,7 @@ class _Linear(_Tapped):
             return super()._forward_impl(input=input, weight=weight, bias=bias, **settings)  # type: ignore[misc]
         fixed = None if bias is None else bias.detach()
         output = layers.linear_with_frozen_weight(input=input, weight=weight.detach(), bias=fixed, **settings)
-        if not output.requires_grad:  # nothing before this layer is trained
+        if not output.requires_grad:  # no parameter before this layer is trained
             output.requires_grad_()
         gather = settings["tp_group"] if settings["sequence_parallel"] else None
         _on_gradient(output, input.detach(), lambda x, dy: collector.linear(self, weight, bias, x, dy, gather))
@@ -58,7 +59,7 @@ class _Linear(_Tapped):
 
 
 class ColumnParallelLinear(_Linear, layers.ColumnParallelLinear):
-    """Megatron's, tapped."""
+    """Megatron's class with per-sequence gradients."""
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         output, bias = super().forward(input_, *args, **kwargs)
@@ -66,7 +67,7 @@ class ColumnParallelLinear(_Linear, layers.ColumnParallelLinear):
 
 
 class RowParallelLinear(_Linear, layers.RowParallelLinear):
-    """Megatron's, tapped."""
+    """Megatron's class with per-sequence gradients."""
 
     skip_bias_add: bool
 
@@ -83,7 +84,7 @@ class RowParallelLinear(_Linear, layers.RowParallelLinear):
 
 
 def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: bool) -> Tensor | None:
-    """`bias`, for someone else to add: one row per token, so that its gradient comes token by token."""
+    """`bias` expanded to one row per token, so that the gradient has one row per token; the caller adds the rows."""
     collector = module.collector
     if collector is None or bias is None:
         return bias
@@ -93,7 +94,7 @@ def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: b
 
 
 class VocabParallelEmbedding(_Tapped, layers.VocabParallelEmbedding):
-    """Megatron's, tapped."""
+    """Megatron's class with per-sequence gradients."""
 
     def forward(self, input_: Tensor) -> Tensor:
         collector = self.collector
@@ -114,7 +115,7 @@ class TappedNorm(_Tapped):
     """A mixin for torch.nn.RMSNorm and torch.nn.LayerNorm over the last dimension."""
 
     heads = False
-    """Of queries or keys: every tensor-parallel rank sees some of the heads."""
+    """Whether the norm is of queries or keys, of which every tensor-parallel rank has some of the heads."""
 
     def forward(self, x: Tensor) -> Tensor:
         collector = self.collector
@@ -146,7 +147,7 @@ _TAPPED: dict[type, type] = {
 
 
 def plug_in(chunks: list[torch.nn.Module]) -> Tap:
-    """Tap a model: the norms of its layer specification, and Megatron's linear layers and embedding, wherever built."""
+    """Tap a model: its `TappedNorm`s get the tap, its Megatron linear layers and embedding get the classes above."""
     tap = Tap()
     for chunk in chunks:
         for name, module in chunk.named_modules():
@@ -161,7 +162,7 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
 
 
 def untapped(chunks: list[torch.nn.Module]) -> str | None:
-    """Which parameter's per-sequence gradients cannot be collected, and why; None: all can."""
+    """A parameter whose per-sequence gradients cannot be collected, and why; None if all can be collected."""
     for chunk in chunks:
         if get_model_config(chunk).num_moe_experts:
             return "the model is a mixture of experts"
