@@ -50,7 +50,7 @@ class Prompts:
     length: Tensor
     """[B] numbers of all tokens."""
     usable: Tensor
-    """[B] bool: false for padding, for sequences that their agent loop excluded, and for recorded log-probs not finite."""
+    """[B] bool: false for padding, for sequences that an agent loop excluded, and for recorded log-probs not finite."""
     rank: Tensor
     """[B] data-parallel ranks."""
     mine: slice
@@ -113,7 +113,7 @@ def _is_padding(uid: str) -> bool:
 
 
 def _taken_out(tokens: Tensor, length: Tensor) -> Tensor:
-    """[B] bool: all tokens are masked. A response of 0 tokens is no such case, but an outcome of importance weight 1."""
+    """[B] bool: all tokens are masked. A response of 0 tokens is another case: an outcome of importance weight 1."""
     return (tokens == 0) & (length > 0)
 
 
