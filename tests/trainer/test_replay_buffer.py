@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
+from tensordict import TensorDict
 
-from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold
+from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
 
 
@@ -122,3 +123,79 @@ def test_a_validation_prompt_that_fails_is_sampled_again(capfd: pytest.CaptureFi
     buffer.failure_keys["val"] = {"bad"}
     with pytest.raises(RuntimeError, match="1 prompts failed 4 times each"):
         buffer._terminal_eviction_reasons(2, "val")
+
+
+def in_flight(lag: int, batch_size: int, step: int) -> dict[str, int]:
+    """The prompts that a run has left after step `step`, all submitted at the last `lag` steps."""
+    return {f"{at}.{i}": at for at in range(step - lag + 1, step + 1) for i in range(batch_size)}
+
+
+@pytest.mark.parametrize("mode", OnDeadline)
+@pytest.mark.parametrize("unfinished", [0, 3])
+@pytest.mark.parametrize(
+    "old_lag, new_lag, old_batch, new_batch",
+    [(8, 8, 16, 16), (8, 7, 16, 16), (8, 4, 16, 16), (8, 0, 16, 16), (8, 8, 16, 8), (8, 12, 16, 16), (8, 3, 16, 24)],
+)
+def test_a_checkpoint_resumes_with_other_settings(
+    old_lag: int, new_lag: int, old_batch: int, new_batch: int, unfinished: int, mode: OnDeadline
+) -> None:
+    """What is kept and what is sampled again can be consumed in time, with the batch that the first step submits."""
+    submitted = in_flight(old_lag, old_batch, step=20)
+    finished = {uid for i, uid in enumerate(submitted) if not unfinished or i % unfinished}
+    resumed = resume_prompts(submitted, finished, step=21, lag=new_lag, batch_size=new_batch)
+    assert sorted([*resumed.kept, *resumed.again, *resumed.withheld]) == sorted(submitted), "none is lost"
+    assert set(resumed.kept) <= finished
+    if (old_lag, old_batch) == (new_lag, new_batch):
+        assert set(resumed.kept) == finished and not resumed.withheld
+    after = {uid: submitted[uid] for uid in resumed.kept} | dict.fromkeys(resumed.again, 21)
+    after |= {f"new{i}": 21 for i in range(new_batch)}
+    buffer = buffer_with(new_lag, after, set(after), mode)
+    for step in range(21, 21 + new_lag + 1):
+        if len(after) < new_batch:
+            break
+        consumed = choose(buffer, step, new_batch)
+        assert consumed is not None, "everything is finished: a step that waits would wait for ever"
+        assert max(step - after.pop(uid) for uid in consumed) <= new_lag
+        buffer = buffer_with(new_lag, after, set(after), mode)
+
+
+def test_deadlines_that_cannot_hold_end_the_run_instead_of_a_wait_without_end() -> None:
+    buffer = buffer_with(1, {f"p{i}": 1 for i in range(6)}, {f"p{i}" for i in range(6)})
+    with pytest.raises(RuntimeError, match=r"async.lag=1: every prompt is finished, and at step 2 .* cannot hold"):
+        choose(buffer, step=2, batch_size=2)
+
+
+def test_thousand_late_prompts_are_issued_again_at_once() -> None:
+    """As few as it takes, and in one pass: the deadlines are counted once."""
+    submitted = {f"slow{i}": 1 for i in range(1000)} | {f"fast{i}": 2 for i in range(1000)}
+    reissued: list[str] = []
+    buffer = buffer_with(
+        2, submitted, {uid for uid in submitted if uid.startswith("fast")}, OnDeadline.REISSUE, reissued
+    )
+    assert choose(buffer, step=3, batch_size=1000) is None
+    assert len(reissued) == 1000 and set(buffer.prompt_global_steps["train"].values()) == {2, 3}
+
+
+def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
+    buffer = buffer_with(2, {"old": 3, "new": 4}, set())
+    now = [0.0]
+    buffer.clock, buffer.sleep = lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + 10.0)
+    buffer._waiting_since = buffer._last_told = 0.0
+    for _ in range(12):
+        buffer._wait_for_next_poll("train", 0.0)
+    lines = [line for line in capfd.readouterr().out.splitlines() if "has waited" in line]
+    assert lines == [
+        f"The trainer has waited {seconds} s for samples: 2 prompts are unfinished; the oldest, old, was submitted at "
+        "step 3."
+        for seconds in (60, 120)
+    ]
+
+
+def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = buffer_with(2, {"a": 1, "b": 1}, {"a", "b"})
+    buffer.note_submitted(TensorDict({"uid": ["a", "b"], "index": [5, 6]}, batch_size=2))
+    monkeypatch.setattr("transfer_queue.kv_clear", lambda **kwargs: None)
+    buffer._clear_groups("train", {"a"})  # by group filtering
+    assert buffer._submission_number.keys() == buffer._data_row.keys() == {"b"}
+    buffer._metrics(2, "train", {"b"})
+    assert not buffer._submission_number and not buffer._data_row and buffer.data_rows == [6]

@@ -12,13 +12,15 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_vcpo.console import print_line
-from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold
+from verl_vcpo.trainer.ppo.v1 import withheld_prompts
+from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
 
 _POLL_S = 0.05
 # Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
 # the cause is taken to be in the prompt, and the run ends.
 MAX_ATTEMPTS = 4
 _MAX_LINES = 3  # printed for prompts that fail at the same time
+_TELL_S = 60.0  # a wait prints after each of these what it is for
 
 
 def prompt_of(key: str) -> str:
@@ -48,6 +50,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.lag = lag
         self.bound = math.ceil(lag)
         self.reissue_fn = reissue_fn
         self.on_deadline = on_deadline
@@ -63,6 +66,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
+        self._waiting_since = self._last_told = self.clock()
+        self.data_rows: list[int] = []
+        """The rows in the data, sorted, of the prompts that `sample` took last."""
         self.ages: Counter[int] = Counter()
         """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
 
@@ -76,31 +82,52 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self._submission_number[uid] = next(self._count_submitted)
             self._data_row[uid] = int(row)
 
-    def pop_data_rows(self, keys: list[str]) -> list[int]:
-        """The rows in the data, sorted, of the prompts whose trajectories are stored under `keys`; each row once."""
-        return sorted(self._data_row.pop(uid) for uid in {prompt_of(key) for key in keys} if uid in self._data_row)
-
-    def resume(self) -> None:
-        """Take over the prompts that a checkpoint has brought back into TransferQueue.
+    def resume(self, step: int, batch_size: int) -> int:
+        """Take over the prompts that a checkpoint has brought back into TransferQueue, as far as the bound allows.
 
         The checkpoint of a step is written before verl removes the step's batch: its trajectories are removed here.
+
+        Args:
+            step: the first step of the resumed run.
+            batch_size: prompts that a step consumes.
+
+        Returns:
+            how many prompts are in flight.
         """
         tags = (tq.kv_list("train") or {}).get("train", {})
-        prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
-        trained = [key for key in tags if prompt_of(key) not in prompts]
-        if trained:
-            tq.kv_clear(keys=trained, partition_id="train")
-        if prompts:
-            self.note_submitted(
-                tq.kv_batch_get(keys=list(prompts), partition_id="train", select_fields=["uid", "index"])
+        submitted = {key: tag["global_steps"] for key, tag in tags.items() if tag.get("is_prompt")}
+        submitted = dict(sorted(submitted.items(), key=lambda item: item[1]))  # stable: of one step, as they were put
+        finished = {uid for uid in submitted if tags[uid]["status"] == "finished"}
+        resumed = resume_prompts(submitted, finished, step=step, lag=self.lag, batch_size=batch_size)
+        self._forget_trajectories(tags, {*resumed.kept})
+        if resumed.withheld:
+            withheld_prompts.withhold(tq.kv_batch_get(keys=resumed.withheld, partition_id="train"))
+            tq.kv_clear(keys=resumed.withheld, partition_id="train")
+        if resumed.again:  # verl submits what is pending
+            tq.kv_batch_put(keys=resumed.again, partition_id="train", tags=[{"status": "pending"}] * len(resumed.again))
+        in_flight = [*resumed.kept, *resumed.again]
+        if in_flight:
+            self.note_submitted(tq.kv_batch_get(keys=in_flight, partition_id="train", select_fields=["uid", "index"]))
+        late = finished - {*resumed.kept, *resumed.withheld}
+        if late or resumed.withheld:
+            print_line(
+                f"The checkpoint has more prompts than async.lag={self.lag:g} with data.train_batch_size={batch_size} "
+                f"allows: {len(late)} are sampled again, {len(resumed.withheld)} wait for their turn."
             )
+        return len(in_flight)
+
+    @staticmethod
+    def _forget_trajectories(tags: dict[str, dict[str, Any]], kept: set[str]) -> None:
+        """Remove all trajectories from TransferQueue but those of the prompts `kept`."""
+        trajectories = [key for key, tag in tags.items() if not tag.get("is_prompt") and prompt_of(key) not in kept]
+        if trajectories:
+            tq.kv_clear(keys=trajectories, partition_id="train")
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
         _, trajectories, submitted = super()._select_prompt_uids(partition_id, set(), 0)
-        ordered = sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), self._submission_number.get(uid, 0)))
-        return ordered[:batch_size], trajectories, submitted
+        return self._oldest(partition_id, sampleable_keys, batch_size), trajectories, submitted
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
@@ -124,31 +151,42 @@ class LagKReplayBuffer(ReplayBufferAsync):
             return True
         if self.exact:
             return not self._unfinished(partition_id)
-        if self._bound_allows(global_steps, partition_id, batch_size, sampleable_keys):
+        remaining = self._deadlines_without_oldest(partition_id, batch_size, sampleable_keys)
+        if deadlines_hold(remaining, global_steps, batch_size):
             self._stop_waiting()
             return True
+        if not self._unfinished(partition_id):
+            raise RuntimeError(
+                f"async.lag={self.lag:g}: every prompt is finished, and at step {global_steps} the deadlines "
+                f"{dict(sorted(remaining.items()))} (step: prompts) cannot hold with {batch_size} prompts a step"
+            )
         if self.on_deadline is OnDeadline.REISSUE:
-            self._reissue_late(global_steps, partition_id, batch_size, sampleable_keys)
+            self._reissue_late(global_steps, partition_id, batch_size, remaining)
         self._held_back_since = self.clock() if self._held_back_since is None else self._held_back_since
         return False
 
     def _unfinished(self, partition_id: str) -> set[str]:
         return self.pending_keys[partition_id] | self.running_keys[partition_id]
 
-    def _bound_allows(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> bool:
-        """Whether after consuming the oldest finished prompts at `step` all others can still meet their deadlines."""
-        selected, _, submitted = self._select_prompt_uids(partition_id, sampleable_keys, batch_size)
-        consumed = set(selected)
-        remaining = Counter(at + self.bound for uid, at in submitted.items() if uid not in consumed)
-        return deadlines_hold(remaining, step, batch_size)
+    def _oldest(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> list[str]:
+        submitted, number = self.prompt_global_steps[partition_id], self._submission_number
+        return sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), number.get(uid, 0)))[:batch_size]
 
-    def _reissue_late(self, step: int, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> None:
+    def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
+        """The number of prompts per deadline that are left when the oldest finished prompts are consumed."""
+        consumed = set(self._oldest(partition_id, sampleable_keys, batch_size))
+        submitted = self.prompt_global_steps[partition_id]
+        return Counter(at + self.bound for uid, at in submitted.items() if uid not in consumed)
+
+    def _reissue_late(self, step: int, partition_id: str, batch_size: int, remaining: Counter[int]) -> None:
         """Submit the oldest unfinished prompts again: as few as it takes for all others to meet their deadlines."""
         submitted = self.prompt_global_steps[partition_id]
         late = []
         for uid in sorted(self._unfinished(partition_id) - self._reissued, key=submitted.__getitem__):
-            if submitted[uid] == step or self._bound_allows(step, partition_id, batch_size, sampleable_keys):
+            if submitted[uid] == step or deadlines_hold(remaining, step, batch_size):
                 break
+            remaining[submitted[uid] + self.bound] -= 1
+            remaining[step + self.bound] += 1
             submitted[uid] = step
             late.append(uid)
         if late:
@@ -194,16 +232,15 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
         self._counts.clear()
+        self._waiting_since = self._last_told = self.clock()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
             metrics |= self._metrics(global_steps, partition_id, {prompt_of(key) for key in batch.keys})
         return batch, metrics
 
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
-        for uid in consumed:
-            self._attempts.pop(uid, None)
-            self._submission_number.pop(uid, None)
-            self._reissued.discard(uid)
+        self.data_rows = sorted(self._data_row[uid] for uid in consumed if uid in self._data_row)
+        self._forget(consumed)
         submitted = self.prompt_global_steps[partition_id]
         self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)
         unfinished = self._unfinished(partition_id)
@@ -216,14 +253,26 @@ class LagKReplayBuffer(ReplayBufferAsync):
             "vcpo/buffer/age/max": max(self.ages, default=0),
         }
 
+    def _forget(self, uids: set[str]) -> None:
+        for uid in uids:
+            self._attempts.pop(uid, None)
+            self._submission_number.pop(uid, None)
+            self._data_row.pop(uid, None)
+            self._reissued.discard(uid)
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        super()._clear_groups(partition_id, uids)
+        self._forget(uids)
+
     def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
         """Block until every submitted prompt is finished."""
+        self._waiting_since = self._last_told = self.clock()
         while True:
             self._sync_metadata_from_transfer_queue()
             self._terminal_eviction_reasons(global_steps, partition_id)
             if not self._unfinished(partition_id):
                 return
-            self.sleep(self.poll_interval)
+            self._wait_for_next_poll(partition_id, 0.0)
 
     def _stop_waiting(self) -> None:
         if self._held_back_since is not None:
@@ -232,4 +281,15 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self.sleep(self.poll_interval)
+        now = self.clock()
+        if now - self._last_told >= _TELL_S:
+            self._last_told = now
+            self._print_waiting(partition_id, now - self._waiting_since)
         return last_debug_time
+
+    def _print_waiting(self, partition_id: str, seconds: float) -> None:
+        submitted, unfinished = self.prompt_global_steps[partition_id], self._unfinished(partition_id)
+        oldest = min(unfinished, key=lambda uid: submitted.get(uid, 0), default=None)
+        which = f"; the oldest, {oldest}, was submitted at step {submitted.get(oldest, 0)}" if oldest else ""
+        what = "Validation" if partition_id == "val" else "The trainer"
+        print_line(f"{what} has waited {seconds:.0f} s for samples: {len(unfinished)} prompts are unfinished{which}.")

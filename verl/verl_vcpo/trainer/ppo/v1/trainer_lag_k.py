@@ -14,6 +14,7 @@ verl's `PPOTrainer` calls the methods of `LagKTrainer` in the order in which the
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,10 +25,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from verl_vcpo.console import print_line
-from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline
+from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline, withheld_prompts
 from verl_vcpo.trainer.ppo.v1.agent_loop import failure_reasons
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
@@ -91,7 +93,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         checkpoint.choose(self.config.trainer)
         super()._load_checkpoint()
         if self.global_steps:
-            self.replay_buffer.resume()
+            self._restored_tq_prompt_count = self.replay_buffer.resume(
+                self.global_steps + 1, self.config.data.train_batch_size
+            )
             if self.tba_replay:
                 self.tba_replay.resume()
             print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
@@ -123,6 +127,14 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self._add_async_warmup_batches(self.config["async"].lag)
 
     # Each step, in order.
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        size, fetched = num_prompts or self.config.data.train_batch_size, self.config.data.train_batch_size
+        if not withheld_prompts.count() and size % (self.config.data.get("gen_batch_size") or fetched) == 0:
+            return super()._next_train_batch(num_prompts)
+        batch = withheld_prompts.next_batch(size, super()._next_train_batch)
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        return batch
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self.replay_buffer.note_submitted(batch)
@@ -158,18 +170,22 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             super()._save_checkpoint()
 
     def on_step_end(self) -> None:
+        # From here on the trainer has the weights of this step: a sampler that replaces a dead one gets these.
+        self.sampler_keeper.version = self.global_steps
         if self.config["async"].exact_lag:
             # Unfinished responses would otherwise be completed by newer weights, and have a lag below k.
             self.replay_buffer.wait_until_finished(self.global_steps, "train")
         self.sampler_keeper.replace_dead()  # a weight update would wait for a dead sampler without end
-        self.sampler_keeper.version = self.global_steps
         with marked_timer("stage_weights", self.timing_raw):
             self.actor_rollout_wg.stage_weights(self.global_steps)
+        start = time.perf_counter()
         try:
             super().on_step_end()
         except ray.exceptions.RayError:  # a sampler that died during the update has the weights once it is replaced
             if not self.sampler_keeper.replace_dead():
                 raise
+        # verl's timer notes nothing where its block raised.
+        self.timing_raw.setdefault("update_weights", time.perf_counter() - start)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -181,7 +197,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
         metrics |= trajectory_metrics(batch)
-        ages, rows = self.replay_buffer.ages, self.replay_buffer.pop_data_rows(batch.keys)
+        ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         tables = {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
         self.run_log.write(global_steps, metrics | tables)
 
