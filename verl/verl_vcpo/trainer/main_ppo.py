@@ -1,7 +1,7 @@
 """Runs the lag-k trainer in the calling process (extends verl/trainer/main_ppo.py).
 
-verl runs its trainer in a Ray actor. In the driver its progress bar is a real one, an exception is an ordinary
-traceback, and one process less has to import everything.
+verl runs its trainer in a Ray actor. In the calling process the progress bar is on the terminal, an exception has an
+ordinary traceback, and one process less imports the packages.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
 
         Args:
             config: the whole configuration.
-            observe_processes: called when every process of the run is up, and before one is replaced.
+            observe_processes: called when all processes of the run are up, and before a dead sampler is replaced.
         """
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)

@@ -25,7 +25,7 @@ class VCPOActorWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, global_steps: int) -> None:
-        """Export the weights while the samplers still run, if the checkpoint engine has a place for them."""
+        """Export the weights while the samplers still sample, if the checkpoint engine can store weights in advance."""
         stage = getattr(self.checkpoint_engine, "stage_weights", None)
         if stage is not None:
             weights, _ = self.actor.engine.get_per_tensor_param()
@@ -41,7 +41,7 @@ class VCPOCriticWorker(TrainingWorker):
 
 
 def _choose_engines() -> None:
-    """Have verl's engine registry, and mbridge's of models, find ours: importing the modules registers them."""
+    """Register our engines with verl and our models with mbridge, by importing the modules that have them."""
     importlib.import_module(ENGINES_OF[get_device_name()])
     engine = importlib.import_module("verl_vcpo.workers.engine.megatron.transformer_impl")
     os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR

@@ -1,6 +1,6 @@
 """Our stabilizers among verl's policy losses (extends verl/trainer/ppo/core_algos.py); registered by the import.
 
-Here and not below trainer/, because losses are computed in the workers.
+The module is below workers/ and not below trainer/, because the workers compute losses.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
-import verl_vcpo.workers.utils.rollout_corr_helper  # noqa: F401  # a fix in verl's
+import verl_vcpo.workers.utils.rollout_corr_helper  # noqa: F401  # applies a fix to verl's module
 from vcpo.stabilizers import TOKEN_LOSSES
 from vcpo.stabilizers.tba import tba_tokens
 

@@ -1,4 +1,4 @@
-"""verl's importance weights where every one of a micro-batch is masked to 0 (`method=mis`, `mis_seq`).
+"""verl's importance weights where all weights of a micro-batch are masked to 0 (`method=mis`, `mis_seq`).
 
 Extends verl/trainer/ppo/rollout_corr_helper.py, whose metrics divide by the mean of the squared weights: such a
 micro-batch ended the run with a ZeroDivisionError (verl pull request 7559). Its effective sample size is 0.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 from verl.trainer.ppo import rollout_corr_helper
 
-_TINY = 1e-12  # what the metrics see instead of weights that are all 0
+_TINY = 1e-12  # added to weights that are all 0, for the metrics
 
 
 def _defined_for_zeros(compute: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:

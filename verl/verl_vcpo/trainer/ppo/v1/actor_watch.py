@@ -1,7 +1,7 @@
-"""Ends the run when a process dies that nothing can replace: without it the trainer would wait for ever.
+"""Ends the run when a Ray actor dies that cannot be replaced: the trainer would otherwise wait for the actor for ever.
 
-Samplers are replaced (workers/rollout/sampler_keeper.py). Everything else ends the run with one line that names what
-died; training goes on from the last checkpoint.
+Samplers are replaced (workers/rollout/sampler_keeper.py). The death of any other actor ends the run with one line that
+names the actor. `trainer.resume_mode=auto` continues a run from the last checkpoint.
 """
 
 import os
@@ -12,12 +12,12 @@ from typing import Any
 import ray
 
 _INTERVAL_S = 1.0
-# Ray actors that make up a sampler, by the end of their class's name.
+# The Ray actors of a sampler, by the end of the class's name.
 _REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker")
 
 
 class ActorWatch:
-    """Watches the run's Ray actors from `start` to `stop`, in a thread. `reason` says what died."""
+    """Watches the run's Ray actors from `start` to `stop`, in a thread. `reason` names the actor that died."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -25,12 +25,12 @@ class ActorWatch:
         self._thread = threading.Thread(target=self._run, name="actor-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch the actors that are alive now."""
+        """Watch the actors that are alive at this moment."""
         self._alive = {actor_id for actor_id, actor in _actors().items() if actor["State"] == "ALIVE"}
         self._thread.start()
 
     def stop(self) -> None:
-        """Look away: the run is over, and its actors may end."""
+        """Stop watching: at the end of a run its actors end."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -42,7 +42,7 @@ class ActorWatch:
                     continue
                 if not self._stop.is_set():
                     self.reason = f"{actor['ActorClassName']} (process {actor['Pid']}) died"
-                    os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be waiting for it
+                    os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be in a call to the dead actor
                 return
 
 

@@ -1,4 +1,4 @@
-"""What a run should change: the side of the pipeline that holds the other up, and what announces a collapse."""
+"""Advice while a run trains: which of trainer and samplers waits for the other, and signs of a collapse."""
 
 import math
 from collections import deque
@@ -12,14 +12,14 @@ _HELD_BACK = 0.2
 
 
 class Advisor:
-    """Looks at the lines of `metrics.jsonl` and speaks up at most once per `_WINDOW` steps."""
+    """Finds out from the lines of `metrics.jsonl` which side waits; gives advice at most once per `_WINDOW` steps."""
 
     def __init__(self) -> None:
         self._lines: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
         self._quiet = 0
 
     def look_at(self, line: dict[str, Any]) -> str | None:
-        """Take in one step; a line of advice, or None.
+        """Take in one step. Returns a line of advice, or None.
 
         Args:
             line: has `trainer_idle_share`, `sampler_idle_share`, `step_s`, `lag_max` and `vcpo/async/deadline_wait_s`.
@@ -69,7 +69,7 @@ class CollapseWarner:
     """Replays the lines of `metrics.jsonl` through the collapse alarm.
 
     Args:
-        scales_step_size: whether VCPO scales the step size already, so that it need not be recommended.
+        scales_step_size: whether VCPO scales the step size already; otherwise the warning recommends scaling.
     """
 
     def __init__(self, scales_step_size: bool) -> None:
@@ -77,10 +77,10 @@ class CollapseWarner:
         self._scales = scales_step_size
 
     def look_at(self, line: dict[str, Any]) -> tuple[list[str], str | None]:
-        """Take in one step; the signs that appeared at it, and what to say about them (None where there are none).
+        """Take in one step. Returns the signs that appeared at this step, and the text of a warning, or None.
 
         Args:
-            line: has `ess_ratio`, `grad_norm` and `kl`; None is taken for not measured.
+            line: has `ess_ratio`, `grad_norm` and `kl`; None means not measured.
         """
         values = (math.nan if line[name] is None else float(line[name]) for name in ("ess_ratio", "grad_norm", "kl"))
         signs = self._alarm.update(*values)

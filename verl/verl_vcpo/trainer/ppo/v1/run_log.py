@@ -1,4 +1,4 @@
-"""What a run tells: a line per step on the console and in `metrics.jsonl`, and `summary.json` at its end."""
+"""The records of a run: a line per step on the console and in `metrics.jsonl`, and `summary.json` at the end."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from verl_vcpo.whole_file import write_whole
 
 METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
 
-# Our name -> verl's. These come first in every line; all of verl's own metrics follow under their own names.
+# Our name of a metric -> verl's. These metrics come first in a line; all metrics follow under the names that verl uses.
 HEADLINES = {
     "reward": "critic/score/mean",
     "ess_ratio": "actor/vcpo/ess_ratio",
@@ -34,7 +34,7 @@ HEADLINES = {
 
 
 def validation_accuracy(metrics: dict[str, Any]) -> float | None:
-    """The mean of verl's core accuracies (one per data source) among `metrics`; None where there was no validation."""
+    """The mean of verl's core accuracies (one per data source) among `metrics`; None without a validation."""
     core = [float(v) for name, v in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
     return sum(core) / len(core) if core else None
 
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: null, as for what was not measured."""
+    """Replace NaN and infinity, which JSON does not have, by None: null in the file, as for metrics not measured."""
     return {
         name: None if isinstance(value, float | np.floating) and not np.isfinite(value) else value
         for name, value in line.items()
@@ -57,8 +57,8 @@ class RunLog:
     """Appends whole lines to `<run_dir>/metrics.jsonl`.
 
     Args:
-        run_dir: the run's folder; it exists.
-        scales_step_size: whether the step size follows the ESS ratio: the collapse warning then does not recommend it.
+        run_dir: the run's folder, which exists.
+        scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
     """
 
     def __init__(self, run_dir: str | Path, scales_step_size: bool = True) -> None:
@@ -68,7 +68,7 @@ class RunLog:
         self._warner = CollapseWarner(scales_step_size)
 
     def resume(self, step: int) -> None:
-        """Go on after step `step` of an earlier process: what it wrote of later steps is dropped, time goes on."""
+        """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock."""
         if not self._path.is_file():
             return
         lines = [line for line in read_metrics(self._path.parent) if line["step"] <= step]
@@ -77,7 +77,7 @@ class RunLog:
             self._start = time.perf_counter() - lines[-1]["wall_clock_s"]
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """One step (0: before training). Each headline is in every line, null where it was not measured."""
+        """Write the line of one step (0: before training), with all headlines: null where one was not measured."""
         headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
         line = {
             "step": step,
@@ -99,7 +99,7 @@ class RunLog:
 
 
 def console_line(line: dict[str, Any]) -> str:
-    """The step in one line of text."""
+    """The line of a step on the console."""
     accuracy = line["val_accuracy"]
     shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
     if line["reward"] is None:
@@ -116,7 +116,7 @@ def console_line(line: dict[str, Any]) -> str:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, oldest first; a last line that a crash cut off is left out."""
+    """The lines of `metrics.jsonl`, oldest first, without a last line that a crash has cut off."""
     lines = []
     for line in (Path(run_dir) / METRICS_FILE).read_text().splitlines(keepends=True):
         if line.endswith("\n"):
@@ -125,13 +125,13 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def write_summary(run_dir: str | Path, method: str, lag: int, wall_clock_s: float) -> dict[str, Any]:
-    """Summarise the run into `summary.json` and return it.
+    """Write the summary of a run to `summary.json`, and return the summary.
 
     Args:
         run_dir: holds `metrics.jsonl`.
         method: what was trained with, as `method=NAME` names it.
-        lag: k, the bound that was asked for.
-        wall_clock_s: the whole run, start-up included.
+        lag: k, the setting `async.lag`.
+        wall_clock_s: seconds of the whole run, with the start.
     """
     lines = read_metrics(run_dir)
     steps = [line for line in lines if line["reward"] is not None]

@@ -1,4 +1,4 @@
-"""What a batch's trajectories tell besides their tokens: what tools were used for, and which rewards met a limit."""
+"""Metrics of a batch's trajectories besides their tokens: use of tools, and rewards that exceeded a limit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,26 +9,26 @@ from verl.utils import tensordict_utils as tu
 
 TOOLS = "tool_use"
 OVER_LIMIT = "over_limit"
-"""What a reward returns beside its score: 1 where computing it was cut short by a limit, else 0."""
+"""A value that a reward may return beside the score: 1 if a limit ended the computation of the reward, else 0."""
 
 
 def trajectory_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """`tool_use/*` where tools were offered, and `reward/over_limit` where the reward has a limit of its own.
+    """`tool_use/*` where tools were offered, and `reward/over_limit` where rewards return `over_limit`.
 
     Args:
-        batch: the trained one, still stored.
+        batch: the batch that was trained on, still in TransferQueue.
     """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
     stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    told = list(tu.get(stored, "extra_fields"))
-    return tool_counts([fields.get(TOOLS) for fields in told]) | over_limit([f.get("reward_extra_info") for f in told])
+    extra = list(tu.get(stored, "extra_fields"))
+    return tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
 
 
 def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Sums over trajectories with these counts (None: without tools), and per trajectory `tool_use/calls/mean`.
+    """Sums of the counts over trajectories, and the mean number of calls of a trajectory, `tool_use/calls/mean`.
 
     Args:
-        counts: what the agent loop leaves in `extra_fields["tool_use"]`.
+        counts: per trajectory the agent loop's `extra_fields["tool_use"]`; None without tools.
     """
     used = [count for count in counts if count]
     if not used:
@@ -37,11 +37,11 @@ def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
     return metrics | {f"{TOOLS}/calls/mean": metrics[f"{TOOLS}/calls"] / len(used)}
 
 
-def over_limit(told: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """How many of these rewards met their limit; nothing where none of them says.
+def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:
+    """The number of rewards that exceeded a limit; nothing where no reward returns `over_limit`.
 
     Args:
-        told: what the rewards returned besides their scores.
+        infos: per trajectory the values that the reward returned beside the score.
     """
-    says = [info[OVER_LIMIT] for info in told if info and OVER_LIMIT in info]
-    return {f"reward/{OVER_LIMIT}": sum(says)} if says else {}
+    exceeded = [info[OVER_LIMIT] for info in infos if info and OVER_LIMIT in info]
+    return {f"reward/{OVER_LIMIT}": sum(exceeded)} if exceeded else {}
