@@ -14,33 +14,33 @@ from vcpo.importance import sequence_log_weights
 
 TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM = "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 LOSS_AGG_MODES = (TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM)
-"""What a sequence's score is: the mean of its response tokens' log-probabilities, their sum, or their sum divided by
-`loss_scale_factor`, the same for all sequences."""
+"""The score of a sequence is the mean of the log-probabilities of its response tokens, their sum, or their sum divided by
+the constant `loss_scale_factor`."""
 
 
 def padded_responses(log_probs: Tensor, data: TensorDict) -> Tensor:
-    """The model's log-probs over whole sequences (nested) -> those of the response tokens, [B, T]."""
+    """The model's log-probs of whole sequences (nested) -> the log-probs of the response tokens, [B, T]."""
     return no_padding_2_padding(log_probs, data)
 
 
 def note_longest_response(data: TensorDict) -> None:
-    """Tell the losses, and verl's padding, the length of the longest response, while it is on the host."""
+    """Store the longest response's length in `data`, for the losses and verl's padding, while `data` is on the host."""
     tu.assign_non_tensor(data, max_response_len=int(data["responses"].offsets().diff().max()))
 
 
 def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Tensor]:
-    """Of the response tokens: log-probs under the policy, then `fields` of `data`. [n, T] each, 0 beyond the end.
+    """The response tokens' log-probs under the policy, then their `fields` of `data`. [n, T] each, 0 beyond the end.
 
-    T is what `note_longest_response` noted: no GPU's host waits. In verl's padding it waits for every
-    sequence.
+    T is read from the batch (`note_longest_response`), so no device-to-host copy is needed; verl's own padding
+    synchronises once per sequence.
 
     Args:
-        log_probs: nested, over whole sequences; of a token, at the place of the token before it.
+        log_probs: nested, over whole sequences: at position t the log-prob of token t + 1.
         data: a micro-batch of n sequences, with `prompts`, `responses` and `fields`, all nested.
-        fields: of the response tokens.
+        fields: names of fields with one value per response token.
 
     Raises:
-        RuntimeError: `log_probs` has not as many tokens as `data`.
+        RuntimeError: `log_probs` and `data` have different numbers of tokens.
     """
     prompt, response = (data[name].offsets().diff() for name in ("prompts", "responses"))
     if len(log_probs.values()) != len(data["prompts"].values()) + len(data["responses"].values()):
@@ -49,8 +49,8 @@ def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Ten
     inside = at < response[:, None]  # [n, T]
 
     def rows(values: Tensor, start: Tensor) -> Tensor:
-        place = (start[:, None] + at).masked_fill(~inside, 0)
-        return torch.where(inside, values[place], 0) if len(values) else values.new_zeros(place.shape)
+        index = (start[:, None] + at).masked_fill(~inside, 0)
+        return torch.where(inside, values[index], 0) if len(values) else values.new_zeros(index.shape)
 
     of_policy = rows(log_probs.values(), (prompt + response).cumsum(0) - response - 1)
     return [of_policy, *(rows(data[name].values(), data[name].offsets()[:-1]) for name in fields)]
@@ -59,7 +59,7 @@ def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Ten
 def aggregated(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
     """[B, T] log-probs of response tokens, [B, T] bool -> [B] scores (1/L_i) sum_t m_t log pi_theta(t); 0 if empty.
 
-    The other modes have another factor, or none.
+    `seq-mean-token-sum` has the factor 1, `seq-mean-token-sum-norm` 1 / `loss_scale_factor`, in place of 1/L_i.
     """
     total = torch.where(mask, log_prob, 0.0).sum(dim=-1)
     if loss_agg_mode == TOKEN_MEAN:
@@ -79,8 +79,8 @@ def weighted_score_loss(
 ) -> tuple[Tensor, dict[str, Any]]:
     """-sum_i coefficient_i score_i, whose gradient summed over the global mini-batch is -G.
 
-    The coefficients contain 1/B of the global mini-batch. Times the data-parallel size, because Megatron
-    averages gradients over data-parallel ranks.
+    The coefficients contain 1/B of the global mini-batch. The loss is multiplied by the data-parallel size, because
+    Megatron averages gradients over data-parallel ranks.
     """
     log_prob, mask = response_rows(model_output["log_probs"], data, "response_mask")
     score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
@@ -98,9 +98,9 @@ def importance_weighted_score_loss(
     loss_agg_mode: str,
     loss_scale_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """-sum_i a_i coefficient_i score_i: `weighted_score_loss` with the weights a_i of this very forward pass.
+    """-sum_i a_i coefficient_i score_i: `weighted_score_loss` with the weights a_i of the same forward pass.
 
-    A sequence whose weight is NaN has none, and no gradient; the caller finds out when it gathers the weights.
+    A sequence with weight NaN gets weight 0, and so no gradient; the caller sees the NaN in the gathered log-weights.
     """
     log_prob, mask, rollout = response_rows(model_output["log_probs"], data, "response_mask", "rollout_log_probs")
     log_weight = log_packed_weights(config, sequence_log_weights(log_prob, rollout, mask))
