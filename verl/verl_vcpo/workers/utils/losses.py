@@ -14,7 +14,7 @@ from vcpo.importance import sequence_log_weights
 
 TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM = "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 LOSS_AGG_MODES = (TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM)
-"""The score of a sequence is the mean of the log-probabilities of its response tokens, their sum, or their sum divided by
+"""A sequence's score is the mean of the log-probabilities of its response tokens, or their sum, or their sum divided by
 the constant `loss_scale_factor`."""
 
 
