@@ -23,14 +23,15 @@ import psutil
 
 from recipe.tasks import verifier_process
 
-# An answer costs less than 3 s of a core: this, and half a second for each of the processes, one or two, that replace
-# those it ended.
+# An answer costs less than 3 s of a core: this limit, and half a second to start each of the one or two processes that
+# replace those that the answer ended.
 LIMIT_S = 1.8
 PROCESSES = 4
-# On a busy machine an honest answer waits for a core: processor time counts. Real time does only where none is used.
+# The limit is on processor time, because on a busy machine an honest answer waits for a core. Elapsed time is limited
+# to this many times as much, for an answer that blocks without using the processor.
 _PATIENCE = 20
 _LOOK_EVERY_S = 0.05
-# An honest answer is shorter. A longer one counts as wrong, unread.
+# Honest answers are shorter; a longer answer counts as wrong without being read.
 MAX_ANSWER_CHARS = 512
 _START_LIMIT_S = 120.0
 _ATTEMPTS = 2

@@ -30,7 +30,7 @@ ACTOR = Place(
             How.OVERRIDES,
             "verl.workers.engine.base:BaseEngine.train_batch",
             "",
-            "the VCPO update. Theirs also mends multimodal position ids, which `TrainingWorker` does before",
+            "the VCPO update. Theirs also repairs multimodal position ids, which `TrainingWorker` does before",
         ),
         Reach("VCPOMegatronEngine.forward_step", How.OVERRIDES, f"{HEAD}.forward_step", "", "tells the collector"),
         Reach("VCPOMegatronEngine.save_checkpoint", How.OVERRIDES, f"{ENGINE}.save_checkpoint", "", "vcpo.json"),

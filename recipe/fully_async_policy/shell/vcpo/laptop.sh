@@ -18,12 +18,12 @@ if [[ ! -f $DATA/meta.json ]]; then
   python -m scripts.prepare_data "$TASK" --source "$DATA/raw" --tokenizer "$MODEL" --max-prompt-length 448 --out "$DATA"
 fi
 if [[ $TASK == tool_use && ${DRY_RUN:-} != 1 ]]; then
-  # its own: another one may end at any moment, with the run that it belongs to
+  # This run starts its own sandbox: the sandbox of another run ends with that run.
   port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   # shellcheck disable=SC2086  # several options: SANDBOX_OPTIONS=--allow-unbounded-memory, where only root could bound it
   python -m recipe.code_sandbox --port "$port" --warm 0 ${SANDBOX_OPTIONS:-} &
   sandbox=$!
   until curl -sf "127.0.0.1:$port/v1/ping" >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
-  (while kill -0 $$ 2>/dev/null; do sleep 1; done; kill "$sandbox") & # it ends with the run, which gets this process's id
+  (while kill -0 $$ 2>/dev/null; do sleep 1; done; kill "$sandbox") & # ends with the run, to which exec gives this process's id
   LAYOUT+=("tool_use.sandbox_url=http://127.0.0.1:$port")
 fi
