@@ -7,6 +7,18 @@ from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 
 
 @dataclass(frozen=True)
+class Resume:
+    """A run that ends at some step, and goes on from an earlier step's checkpoint, perhaps with other settings."""
+
+    save_freq: int
+    """Steps between checkpoints."""
+    crash_step: int
+    """The step that is not completed; after the first checkpoint's."""
+    lag: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """What is random about a run."""
 
@@ -23,6 +35,11 @@ class Schedule:
     failure: float
     """Probability that an attempt fails."""
     sync_s: float
+    samples: int
+    """Responses for each prompt."""
+    rows: int
+    """Of the data; an epoch ends after so many prompts."""
+    resume: Resume | None
 
     @staticmethod
     def draw(seed: int) -> "Schedule":
@@ -30,17 +47,31 @@ class Schedule:
         exact = rng.random() < 0.15
         lag = rng.choice([0, 1, 2, 3, 5, 8, 16]) if exact or rng.random() < 0.7 else round(rng.uniform(0, 5), 1)
         reissue = not exact and lag > 0 and rng.random() < 0.4
+        batch_size, steps = rng.randint(1, 4), rng.randint(3, 10)
+        resume = None
+        if rng.random() < 0.4:
+            at = rng.randint(1, steps - 1)
+            other = rng.random() < 0.5
+            resume = Resume(
+                save_freq=at,
+                crash_step=rng.randint(at + 1, steps),
+                lag=rng.choice([1 if reissue else 0, 1, 2, 4, 8]) if other else lag,
+                batch_size=rng.randint(1, 4) if other else batch_size,
+            )
         return Schedule(
             seed=seed,
             lag=lag,
             on_deadline=OnDeadline.REISSUE if reissue else OnDeadline.WAIT,
             exact=exact,
-            batch_size=rng.randint(1, 4),
-            steps=rng.randint(3, 10),
+            batch_size=batch_size,
+            steps=steps,
             capacity=rng.choice([1, 2, 4, 16, 1000]),
             straggler=rng.choice([0.0, 0.05, 0.3]),
             failure=rng.choice([0.0, 0.0, 0.1, 0.4]),
             sync_s=rng.choice([0.0, 0.1, 3.0]),
+            samples=rng.choice([1, 1, 3]),
+            rows=rng.choice([5, 12, 40, 10000]),
+            resume=resume,
         )
 
 
@@ -56,6 +87,9 @@ class ScheduleOutcome:
     duplicated: int = 0
     reissued: int = 0
     retried: int = 0
+    resumed: int = 0
+    withheld: int = 0
+    """Prompts of a checkpoint for which the resumed run had no room at once."""
 
     def add(self, other: "ScheduleOutcome") -> None:
         for name, value in vars(other).items():

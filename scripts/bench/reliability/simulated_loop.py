@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa:
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
-from verl_vcpo.trainer.ppo.v1 import agent_loop, replay_buffer, trainer_lag_k  # noqa: E402
+from verl_vcpo.trainer.ppo.v1 import agent_loop, replay_buffer, trainer_lag_k, withheld_prompts  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, prompt_of  # noqa: E402
 
@@ -66,27 +66,38 @@ class MemoryQueue:
 
     def __init__(self) -> None:
         self.tags: dict[str, dict[str, dict[str, Any]]] = {"train": {}}
-        self._fields: dict[str, Any] = {}
+        self._fields: dict[tuple[str, str], Any] = {}
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        return {partition: {k: dict(tag) for k, tag in keys.items()} for partition, keys in self.tags.items()}
+        tags = self.tags if partition_id is None else {partition_id: self.tags.get(partition_id, {})}
+        return {partition: {k: dict(tag) for k, tag in keys.items()} for partition, keys in tags.items()}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         for key in keys:
             self.tags[partition_id].pop(key, None)
-            self._fields.pop(key, None)
+            self._fields.pop((partition_id, key), None)
 
     def kv_batch_put(
         self, keys: list[str], partition_id: str, fields: Any = None, tags: list[dict[str, Any]] | None = None
     ) -> None:
         for i, key in enumerate(keys):
             if tags is not None:
-                self.tags[partition_id].setdefault(key, {}).update(tags[i])
+                self.tags.setdefault(partition_id, {}).setdefault(key, {}).update(tags[i])
             if fields is not None:
-                self._fields[key] = fields[i : i + 1]
+                self._fields[partition_id, key] = fields[i : i + 1]
 
-    def kv_batch_get(self, keys: list[str], partition_id: str) -> Any:
-        return tu.concat_tensordict([self._fields[key] for key in keys])
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> Any:
+        return tu.concat_tensordict([self._fields[partition_id, key] for key in keys])
+
+    def copy(self) -> "MemoryQueue":
+        """What a checkpoint keeps."""
+        copy = MemoryQueue()
+        copy.tags, copy._fields = self.kv_list(), dict(self._fields)
+        return copy
+
+    def prompts(self) -> set[str]:
+        """The uids of all prompts, withheld ones among them."""
+        return {uid for tags in self.tags.values() for uid, tag in tags.items() if tag.get("is_prompt")}
 
 
 class SimulatedSamplers:
@@ -94,12 +105,14 @@ class SimulatedSamplers:
 
     def __init__(self, schedule: Schedule, clock: SimulatedClock, queue: MemoryQueue) -> None:
         self.version = 0
-        self.clock, self._schedule, self._queue = clock, schedule, queue
+        self.clock, self._schedule, self.queue = clock, schedule, queue
         self._rng = random.Random(schedule.seed + 1)
         self.submitted: set[str] = set()
         """Every prompt so far."""
         self._waiting: list[str] = []
         self._running: dict[str, int] = {}  # uid -> its attempt
+        self._unfinished: Counter[str] = Counter()  # responses of a running prompt
+        self._failed: set[str] = set()  # running prompts of which a response failed
         self._attempt: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._pauses = 0.0
@@ -130,32 +143,39 @@ class SimulatedSamplers:
             uid = self._waiting.pop(0)
             self._attempt[uid] += 1
             self._running[uid] = self._attempt[uid]
-            self._queue.tags["train"][uid]["status"] = "running"
-            seconds = self._rng.expovariate(1.0) * (30 if self._rng.random() < self._schedule.straggler else 1)
-            self._finish_later(uid, self._attempt[uid], self.version, seconds)
+            self.queue.tags["train"][uid]["status"] = "running"
+            self._unfinished[uid] = self._schedule.samples
+            self._failed.discard(uid)
+            for session in range(self._schedule.samples):
+                seconds = self._rng.expovariate(1.0) * (30 if self._rng.random() < self._schedule.straggler else 1)
+                self._finish_later(uid, session, self._attempt[uid], self.version, seconds)
 
-    def _finish_later(self, uid: str, attempt: int, version: int, seconds: float) -> None:
+    def _finish_later(self, uid: str, session: int, attempt: int, version: int, seconds: float) -> None:
         pauses = self._pauses
 
         def finish() -> None:
             if self._running.get(uid) != attempt:
                 return  # cancelled
             if self._pauses > pauses:
-                self._finish_later(uid, attempt, version, self._pauses - pauses)
+                self._finish_later(uid, session, attempt, version, self._pauses - pauses)
                 return
-            del self._running[uid]
-            self._publish(uid, version)
-            self._start()
+            self._publish(uid, session, version)
+            self._unfinished[uid] -= 1
+            if not self._unfinished[uid]:
+                del self._running[uid]
+                self.queue.tags["train"][uid]["status"] = "failure" if uid in self._failed else "finished"
+                self._start()
 
         self.clock.after(seconds, finish)
 
-    def _publish(self, uid: str, version: int) -> None:
+    def _publish(self, uid: str, session: int, version: int) -> None:
         fails = self._rng.random() < self._schedule.failure and self._failures[uid] < MAX_ATTEMPTS - 1
-        self._failures[uid] += fails
-        if not fails:
+        if fails:
+            self._failures[uid] += uid not in self._failed
+            self._failed.add(uid)
+        else:
             tag = {"seq_len": 2, "min_global_steps": version, "max_global_steps": self.version}
-            self._queue.tags["train"][f"{uid}_0_0"] = tag
-        self._queue.tags["train"][uid]["status"] = "failure" if fails else "finished"
+            self.queue.tags["train"][f"{uid}_{session}_0"] = tag
 
 
 class Silent:
@@ -178,21 +198,58 @@ class SamplersThatLive:
         return 0
 
 
-def _dataset() -> Iterator[dict[str, Any]]:
-    """An endless data loader of one prompt at a time."""
-    for index in range(sys.maxsize):
-        yield {"raw_prompt": np.array([f"prompt {index}"], dtype=object), "index": np.array([index], dtype=object)}
+class SimulatedData:
+    """A data loader of one prompt at a time, which goes on in the middle of an epoch.
+
+    position: prompts that it has delivered in all epochs.
+    """
+
+    def __init__(self, rows: int, position: int = 0) -> None:
+        self._rows, self.position = rows, position
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            index = self.position % self._rows
+            self.position += 1
+            yield {"raw_prompt": np.array([f"prompt {index}"], dtype=object), "index": np.array([index], dtype=object)}
+            if self.position % self._rows == 0:
+                return
+
+
+class Crash(Exception):
+    """The run ends in the middle of a step."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint of a simulated run holds."""
+
+    step: int
+    queue: MemoryQueue
+    position: int
+    """Of the data loader."""
+    submitted: frozenset[str]
+    """Every prompt so far."""
 
 
 class SimulatedTrainer(trainer_lag_k.LagKTrainer):
     """The real trainer, by its constructor and verl's `init` and `fit`, without processes, updates and metrics.
 
     batches: what was trained on: (step, batch, the replay buffer's metrics).
+    saved: the last checkpoint.
     """
 
-    def __init__(self, config: DictConfig, samplers: SimulatedSamplers, update_s: Callable[[], float]) -> None:
-        self._samplers, self._update_s = samplers, update_s
+    def __init__(
+        self,
+        config: DictConfig,
+        samplers: SimulatedSamplers,
+        update_s: Callable[[], float],
+        data: SimulatedData,
+        crash_step: int | None,
+    ) -> None:
+        self._samplers, self._update_s, self._data, self._crash_step = samplers, update_s, data, crash_step
         self.batches: list[tuple[int, KVBatchMeta, dict[str, Any]]] = []
+        self.saved: Saved | None = None
         super().__init__(config)
 
     def _setup(self) -> None:
@@ -206,14 +263,20 @@ class SimulatedTrainer(trainer_lag_k.LagKTrainer):
         self._load_checkpoint()
 
     def _init_dataloader(self) -> None:
-        self.train_dataloader, self.train_dataloader_it = _dataset(), None
+        self.train_dataloader, self.train_dataloader_it = self._data, None
         self.total_training_steps, self.steps_per_epoch = self.config.trainer.total_training_steps, sys.maxsize
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         batch, sampled = self.replay_buffer.sample(self.global_steps, "train", sample_batch_size)
+        if self.global_steps == self._crash_step:
+            raise Crash
         self.batches.append((self.global_steps, batch, sampled))
         self._samplers.clock.run(self._update_s())
         return batch
+
+    def _save_checkpoint(self) -> None:
+        queue, submitted = self._samplers.queue.copy(), frozenset(self._samplers.submitted)
+        self.saved = Saved(self.global_steps, queue, self._data.position, submitted)
 
     def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
         """None: verl's are of trajectories that have tokens."""
@@ -226,21 +289,27 @@ def _settings() -> DictConfig:
     return compose(["+task=countdown", "hardware=cpu", "trainer.resume_mode=disable", "data.gen_batch_size=1", *off])
 
 
-def _configured(schedule: Schedule) -> DictConfig:
+def _configured(schedule: Schedule, lag: float, batch_size: int) -> DictConfig:
     config = _settings()
-    config["async"].lag, config["async"].on_deadline = schedule.lag, str(schedule.on_deadline)
+    config["async"].lag, config["async"].on_deadline = lag, str(schedule.on_deadline)
     config["async"].exact_lag = schedule.exact
-    config.data.train_batch_size = schedule.batch_size
+    config.data.train_batch_size = batch_size
     config.trainer.total_training_steps = schedule.steps
+    config.trainer.save_freq = schedule.resume.save_freq if schedule.resume else -1
     return config
 
 
 @contextlib.contextmanager
-def _in_memory(queue: MemoryQueue) -> Iterator[None]:
-    """TransferQueue is `queue`, samplers live, and nothing is printed or tracked."""
+def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
+    """TransferQueue is `queue`, the checkpoint is `loaded`, samplers live, and nothing is printed or tracked."""
+
+    def load(trainer: SimulatedTrainer) -> None:
+        trainer.global_steps = loaded.step if loaded else 0
+
     with contextlib.ExitStack() as stack:
-        for module in (verl_replay_buffer, trainer_base, agent_loop):
+        for module in (verl_replay_buffer, trainer_base, agent_loop, replay_buffer, withheld_prompts):
             stack.enter_context(mock.patch.object(module, "tq", queue))
+        stack.enter_context(mock.patch.object(trainer_base.PPOTrainer, "_load_checkpoint", load))
         stack.enter_context(mock.patch.object(trainer_lag_k, "SamplerKeeper", SamplersThatLive))
         for module in (replay_buffer, trainer_lag_k):
             stack.enter_context(mock.patch.object(module, "print_line", Silent()))
@@ -249,31 +318,59 @@ def _in_memory(queue: MemoryQueue) -> Iterator[None]:
         yield
 
 
+def _trained(
+    schedule: Schedule, outcome: ScheduleOutcome, lag: float, batch_size: int, loaded: Saved | None = None
+) -> SimulatedTrainer:
+    """One process of the run, from its first step to its last or to the crash."""
+    queue, rng = loaded.queue.copy() if loaded else MemoryQueue(), random.Random(schedule.seed + 2)
+    samplers = SimulatedSamplers(schedule, SimulatedClock(), queue)
+    samplers.submitted.update(loaded.submitted if loaded else ())
+    data = SimulatedData(schedule.rows, loaded.position if loaded else 0)
+    crash_step = schedule.resume.crash_step if schedule.resume and not loaded else None
+    with _in_memory(queue, loaded):
+        config = _configured(schedule, lag, batch_size)
+        trainer = SimulatedTrainer(config, samplers, lambda: rng.expovariate(0.3), data, crash_step)
+        trainer.init()
+        outcome.withheld += len(queue.tags.get("withheld", {}))
+        with contextlib.suppress(Crash):
+            try:
+                trainer.fit(samplers)
+            except Deadlock:
+                outcome.deadlocks += 1
+    return trainer
+
+
 def run(schedule: Schedule) -> ScheduleOutcome:
     """One schedule, from the first step to the last."""
-    queue, rng = MemoryQueue(), random.Random(schedule.seed + 2)
-    samplers = SimulatedSamplers(schedule, SimulatedClock(), queue)
-    outcome = ScheduleOutcome(schedules=1)
-    with _in_memory(queue):
-        trainer = SimulatedTrainer(_configured(schedule), samplers, update_s=lambda: rng.expovariate(0.3))
-        trainer.init()
-        try:
-            trainer.fit(samplers)
-        except Deadlock:
-            outcome.deadlocks = 1
+    outcome, resume = ScheduleOutcome(schedules=1), schedule.resume
+    trainer = _trained(schedule, outcome, schedule.lag, schedule.batch_size)
+    steps = [(schedule.lag, *step) for step in trainer.batches]
+    if resume and not outcome.deadlocks:
+        assert trainer.saved is not None
+        outcome.resumed = 1
+        steps = [step for step in steps if step[1] <= trainer.saved.step]
+        trainer = _trained(schedule, outcome, resume.lag, resume.batch_size, trainer.saved)
+        steps += [(resume.lag, *step) for step in trainer.batches]
     trained = Counter[str]()
-    for step, batch, metrics in trainer.batches:
+    for lag, step, batch, metrics in steps:
         lags = [step - 1 - tag["min_global_steps"] for tag in batch.tags]
-        outcome.lag_violations += sum(lag > math.ceil(schedule.lag) for lag in lags)
-        if schedule.exact and not schedule.failure:
-            outcome.lag_violations += sum(lag != min(step - 1, schedule.lag) for lag in lags)
-        trained.update(prompt_of(key) for key in batch.keys)
+        outcome.lag_violations += sum(of_one > math.ceil(lag) for of_one in lags)
+        if schedule.exact and not schedule.failure and not resume:
+            outcome.lag_violations += sum(of_one != min(step - 1, lag) for of_one in lags)
+        trained.update({prompt_of(key) for key in batch.keys})
         outcome.reissued += int(metrics["vcpo/async/reissued_prompts"])
         outcome.retried += int(metrics["vcpo/async/retried_prompts"])
-    known = {uid for uid, tag in queue.tags["train"].items() if tag.get("is_prompt")}
+        outcome.lost += len({prompt_of(key) for key in batch.keys}) * schedule.samples - len(batch.keys)
+    _count_prompts(outcome, trainer, trained, steps)
+    return outcome
+
+
+def _count_prompts(
+    outcome: ScheduleOutcome, trainer: SimulatedTrainer, trained: Counter[str], steps: list[tuple[Any, ...]]
+) -> None:
+    known = trainer._samplers.queue.prompts()
     outcome.trained = trained.total()
     outcome.duplicated = sum(times - 1 for times in trained.values()) + len(known & trained.keys())
-    outcome.lost = len(samplers.submitted - known - trained.keys())
+    outcome.lost += len(trainer._samplers.submitted - known - trained.keys())
     if not outcome.deadlocks:
-        outcome.lost += schedule.steps * schedule.batch_size - len(trained)
-    return outcome
+        outcome.lost += trainer.config.trainer.total_training_steps - len(steps)
