@@ -12,9 +12,9 @@ bash scripts/test.sh [--quick | --nightly] [pytest arguments]
   --nightly   and all repetitions: 100,000 schedules, every fault, every layout with every method, every attack in
               every mode of the sandbox
 
-What follows goes to pytest, for example -m "not e2e", -k resume or tests/vcpo. Tests that may run beside others run
-in several processes (-n 0: in one, as --pdb needs it); after them, one at a time, those that measure or fill the
-machine. The tests' own times are in CONTRIBUTING.md.
+What follows goes to pytest, for example -m "not e2e", -k resume or tests/vcpo. Tests run in several processes (-n 0:
+in one, as --pdb needs it), those of the whole stack after the others, and last, one at a time, those that measure the
+machine. CONTRIBUTING.md says how long that takes.
 TEXT
 }
 
@@ -45,7 +45,10 @@ ruff format --check .
 mypy
 lint-imports --no-logo
 part together --numprocesses logical --maxprocesses 4 --dist loadfile "$@"
-if [[ $tier != quick ]]; then part alone "$@"; fi
+if [[ $tier != quick ]]; then
+  part stack --numprocesses 2 --dist loadfile "$@" # a start of the stack keeps one core and a half busy
+  part alone "$@"
+fi
 if [[ $tier == nightly ]]; then
   failed=()
   for benchmark in "schedules --n 100000" layouts sandbox faults; do

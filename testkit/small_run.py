@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from testkit import ROOT
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
 BATCH = 4
-_TIMEOUT_S = 420
+_TIMEOUT_S = 900
+_WEIGHTS = re.compile(r"vcpo-([0-9a-f]+)-weights-")
 
 
 def make_assets(folder: Path) -> Path:
@@ -47,9 +49,10 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
 
 
 def abandoned_memory() -> set[str]:
-    """The shared-memory files of this machine that no process has mapped."""
+    """The shared-memory files of this machine that no process has mapped, less the weights of runs that are up."""
     files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-    return files - {file.name for file in shared_memory_of(list(psutil.process_iter()))}
+    files -= {file.name for file in shared_memory_of(list(psutil.process_iter()))}
+    return {name for name in files if not ((run := _WEIGHTS.match(name)) and processes_of(run[1]))}
 
 
 class Listener(NamedTuple):

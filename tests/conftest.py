@@ -1,5 +1,7 @@
 """Tests run on CPU: the environment has to be set before anything imports verl, vLLM or Ray."""
 
+from pathlib import Path
+
 from verl_vcpo.cpu import environment
 
 environment.apply()
@@ -14,20 +16,18 @@ from testkit import session  # noqa: E402
 settings.register_profile("project", deadline=None, derandomize=True, database=None)
 settings.load_profile("project")
 
-# Tier -> markers of the tests that it leaves out.
-TIERS = {"quick": {"e2e", "alone", "slow", "nightly"}, "default": {"nightly"}, "nightly": set()}
-# The processes of the whole stack use every core: these tests have the machine to themselves.
-ALONE = {"e2e", "alone"}
+# Tier -> markers and folders of the tests that it leaves out.
+MANY_SECONDS = {"e2e", "alone", "slow", "engine", "lag_simulator", "sandbox", "upstream"}
+TIERS = {"quick": {*MANY_SECONDS, "nightly"}, "default": {"nightly"}, "nightly": set()}
+# Marker -> part of its tests: those of one part may run beside each other, but not beside those of another part.
+PARTS = {"e2e": "stack", "alone": "alone"}
+OTHERS = "together"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=TIERS, default="default", help="which tests (default: all but nightly)")
-    group.addoption(
-        "--part",
-        choices=["together", "alone"],
-        help="together: tests that may run beside others (pytest -n); alone: those that may not",
-    )
+    group.addoption("--part", choices=[OTHERS, *PARTS.values()], help="which of them (default: all)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,13 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of --tier and --part."""
-    part = config.getoption("part")
+    tier, part = config.getoption("tier"), config.getoption("part")
     kept, left_out = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        wanted = not marks & TIERS[config.getoption("tier")]
-        if part:
-            wanted &= bool(marks & ALONE) == (part == "alone")
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        parts = {PARTS[mark] for mark in marks & PARTS.keys()} or {OTHERS}
+        wanted = not (marks | {folder}) & TIERS[tier] and (part is None or part in parts)
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -8,8 +8,6 @@ import torch
 from scripts.bench.exactness.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
 from testkit.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, ParallelLayout, Result, make_checkpoint
 
-pytestmark = pytest.mark.slow
-
 # The other two share their code with these; `python -m scripts.bench.layouts` runs all of them.
 TESTED = [PER_TRAJECTORY, ACTIVATIONS, GRADIENTS]
 

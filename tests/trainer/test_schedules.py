@@ -16,6 +16,7 @@ def outcome_of(seeds: range) -> ScheduleOutcome:
     return total
 
 
+@pytest.mark.slow
 def test_a_thousand_schedules() -> None:
     """`python -m scripts.bench.schedules --n 100000` runs more; `scripts/test.sh --nightly` does that."""
     total = outcome_of(range(1000))
