@@ -16,7 +16,7 @@ class VCPOActorConfig(McoreActorConfig):
 
     Raises:
         ValueError: a setting that the policy loss does not have; with VCPO enabled, a loss aggregation without a score
-            per sequence, or a term that its update lacks.
+            per sequence, or a term of the loss that the VCPO update does not have.
     """
 
     vcpo: VCPOSettings = field(default_factory=VCPOSettings)

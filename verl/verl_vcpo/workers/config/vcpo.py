@@ -31,7 +31,7 @@ class VCPOSettings(VCPOConfig):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """The settings that stand below `vcpo` in a composed configuration."""
+        """The settings of the group `vcpo` in a composed configuration."""
         return cls(**{name: value for name, value in settings.items() if name != "_target_"})
 
     @property

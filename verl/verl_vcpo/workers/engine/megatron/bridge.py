@@ -1,8 +1,8 @@
 """mbridge's models on a GPU with Megatron's own layers, where `transformer_impl=local` asks for them.
 
 `actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` makes `vcpo.norms.how=packed`
-possible, which it is not with the layers of Transformer Engine that mbridge builds. Attention is Transformer Engine's
-in both; torch's, in the first, where that is not installed.
+possible, which the layers of Transformer Engine that mbridge builds by default do not allow. Attention is Transformer
+Engine's with both kinds of layers; local layers use torch's where Transformer Engine is not installed.
 """
 
 from mbridge.core import register_model

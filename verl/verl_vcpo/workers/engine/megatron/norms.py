@@ -10,8 +10,8 @@ class NormsHow(StrEnum):
     """Where the gradient norm of each sequence comes from."""
 
     PACKED = "packed"
-    """One backward over packed sequences. Where a model has parameters that this cannot do (a mixture of experts,
-    fused layers), `per_trajectory` instead, and the log says why."""
+    """One backward over packed sequences. For models with parameters that packed norms do not support (a mixture of
+    experts, fused layers) `per_trajectory` is used instead, and the log says why."""
     PER_TRAJECTORY = "per_trajectory"
     """One backward per sequence. Exact on any model, slow: the reference."""
 
@@ -22,15 +22,15 @@ class NormsKeep(StrEnum):
     AUTO = "auto"
     """`gradients` where a baseline's sequences are one pass of one rank, else `activations`."""
     GRADIENTS = "gradients"
-    """Two weighted sums of them: in the gradient buffer and in a second one. Memory of the size of the model."""
+    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size."""
     ACTIVATIONS = "activations"
-    """Every layer's inputs and output gradients, from which they are formed afterwards. Memory by tokens."""
+    """Every layer's inputs and output gradients, from which gradients are formed later. Memory grows with tokens."""
     NOTHING = "nothing"
-    """Nothing: a second forward and backward, with the coefficients. Twice the time of a plain update, no memory."""
+    """Nothing: a second forward and backward follows. Twice the time of a plain update, no memory."""
 
 
 class BufferDtype(StrEnum):
-    """Numbers of the second gradient buffer."""
+    """The number format of the second gradient buffer."""
 
     FLOAT32 = "float32"
     """Exact."""
@@ -53,7 +53,7 @@ class NormsConfig:
     """With `how=packed`: what is kept of a backward until the baseline is known."""
 
     buffer_dtype: BufferDtype = BufferDtype.FLOAT32
-    """With `keep=gradients`: of the second buffer."""
+    """With `keep=gradients`: the number format of the second buffer."""
 
     tokens: int = 16384
     """With `keep=activations`: at most so many tokens of a rank are kept at a time, but at least one group."""

@@ -2,12 +2,13 @@
 
 An update is two passes over the mini-batch:
 
-1. measure: every sequence's log importance weight and, if the baseline needs it, the norm of its score gradient;
-2. step: one ordinary packed backward of `-sum_i coefficient_i * score_i`, with the learning rate multiplied by
-   the step-size multiplier around the optimizer step and nowhere else.
+1. measure: every sequence's log importance weight and, if the baseline needs norms, the norm of its score gradient;
+2. step: one ordinary packed backward of `-sum_i coefficient_i * score_i`, then an optimizer step with the learning rate
+   multiplied by the step-size multiplier.
 
-Between them every rank of the trainer learns every sequence's row (mini_batch.py), so weights, baselines and the
-step are those of the global mini-batch on every parallel layout, wherever the sequences of a prompt lie.
+A packed backward that measures norms usually forms the gradient too (packed/update.py). After measuring, the rows of
+all sequences are gathered on all ranks (mini_batch.py), so weights, baselines and the step are those of the global
+mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
 """
 
 import contextlib
@@ -51,19 +52,18 @@ ENGINE_VENDOR = "vcpo"
 # In a checkpoint's folder, beside Megatron's files.
 STATE_FILE = "vcpo.json"
 
-# The estimate behind the ESS ratio's metric where the update is verl's own.
+# The settings of the estimate from which metrics are computed with methods other than VCPO.
 _WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]  # it takes strings as well
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
 class VCPOMegatronEngine(MegatronEngineWithLMHead):
-    """verl's Megatron actor with the VCPO update. With another method it is verl's, plus VCPO's
-    diagnostics."""
+    """verl's Megatron actor with the VCPO update; with another method verl's update, plus VCPO's diagnostics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.freshest_ess_ratio = FreshestEssRatio()
-        self.last_update: tuple[MiniBatch, Estimate] | None = None  # to look at; the same on every rank
+        self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
         self._second_buffers: dict[Tensor, Tensor] = {}
         self._warned = False
 
@@ -74,7 +74,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         self._unpackable = self._why_not_packed()
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
-        """One optimizer step on one mini-batch; none where no sequence of it is usable.
+        """One optimizer step on one mini-batch; no step where no sequence of the mini-batch is usable.
 
         Args:
             data: this data-parallel rank's sequences (B of them); besides verl's fields it needs
@@ -115,11 +115,11 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         return self._with_metrics(outputs, batch, step)
 
     def _why_not_packed(self) -> str | None:
-        """Why `vcpo.norms.how=packed` cannot be had with this model and these settings, or None."""
+        """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
         if self.engine_config.forward_only:
             return "a reference policy has no gradients"
         if self.module[0].ddp_config.overlap_grad_reduce:
-            return "overlap_grad_reduce=true: gradients would leave before they are known"
+            return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
         if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels or self.tf_config.fp8:
             return "pad_to_length, use_fused_kernels and fp8 are not supported"
         if self.peft_cls is not None or self.model_config.mtp.enable:
@@ -127,7 +127,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         return untapped(self.module)
 
     def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
-        """The update's norms, and its gradient, from packed passes; None: not asked for, or not possible."""
+        """Norms and gradient of the update from packed passes; None if packed norms are not set or not possible."""
         if not vcpo.packs_gradient_norms:
             return None
         if self._unpackable:
@@ -148,7 +148,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return None
 
     def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """verl's; while gradients are collected, the collector is told of every micro-batch."""
+        """As verl's; during a packed update also gives the collector the layout of the micro-batch."""
         collector = self.tap.collector
         if collector is None:
             return super().forward_step(batch_iter, *args, **kwargs)
@@ -183,7 +183,10 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         )
 
     def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
-        """No step at all: with a gradient of zero Adam's momentum and weight decay would still move the weights."""
+        """The outputs of an update without an optimizer step.
+
+        A step with a gradient of zero would still change the weights, by Adam's momentum and weight decay.
+        """
         outputs = self._outputs([0.0])
         if outputs:
             outputs["metrics"]["grad_norm"] = 0.0
@@ -206,22 +209,22 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())
-        # Lists: verl refuses bare numbers. Every rank reports the same global value, whose mean is itself.
+        # verl requires lists, and takes the mean over ranks, which all report the same global value.
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})
         return outputs
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """verl's checkpoint, and what `base_ess_ratio=auto` has measured."""
+        """As verl's; also saves the ratios that `base_ess_ratio=auto` has measured."""
         super().save_checkpoint(local_path, *args, **kwargs)
         if dist.get_rank() == 0:
             write_whole(Path(local_path) / STATE_FILE, json.dumps(self.freshest_ess_ratio.state_dict()))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Load what `save_checkpoint` wrote; a checkpoint of verl's own engine is accepted too."""
+        """Load a checkpoint of this engine, or of verl's."""
         state_file = Path(local_path or "") / STATE_FILE
         state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
-        # How far the schedule is comes from the checkpoint, the schedule itself from the settings, which may have
-        # changed: verl takes both from the checkpoint, or starts a warm-up anew.
+        # Resume at the checkpoint's step count, but follow the schedule of the current settings: verl either takes the
+        # schedule from the checkpoint too, or starts the warm-up anew.
         self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
         super().load_checkpoint(local_path, *args, **kwargs)
         if state is not None:
@@ -234,7 +237,7 @@ def _mean(values: Tensor) -> float:
 
 @contextlib.contextmanager
 def scaled_learning_rate(optimizer: Any, multiplier: float) -> Iterator[None]:
-    """The step inside the block uses `multiplier` times the scheduler's rate, which is restored whatever happens."""
+    """Inside the block the learning rate is `multiplier` times the scheduler's; afterwards it is restored."""
     groups = optimizer.param_groups
     rates = [group["lr"] for group in groups]
     try:

@@ -1,4 +1,4 @@
-"""Takes every layer's inputs and output gradients as a backward reaches it, and keeps what the update will need."""
+"""Computes per-sequence norms from every layer's inputs and output gradients, and keeps what the update needs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 
 @dataclass(frozen=True)
 class _Weight:
-    """A linear layer's share of one micro-batch."""
+    """What is kept of the weight of a linear layer in one micro-batch: inputs and output gradients."""
 
     parameter: Tensor
     micro_batch: MicroBatch
@@ -37,7 +37,7 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Vector:
-    """A bias's or norm weight's: `sums` [n, d]."""
+    """What is kept of a bias or norm weight in one micro-batch: per sequence the gradient, `sums` [n, d]."""
 
     parameter: Tensor
     micro_batch: MicroBatch
@@ -52,7 +52,10 @@ class _Vector:
 
 @dataclass(frozen=True)
 class _Rows:
-    """An embedding's: gradients `dy` [T, d] of the rows `token` [T], 0 where the row is another rank's."""
+    """What is kept of an embedding in one micro-batch: gradients `dy` [T, d] of the rows `token` [T].
+
+    `dy` is 0 where another rank has the row.
+    """
 
     parameter: Tensor
     micro_batch: MicroBatch
@@ -66,14 +69,14 @@ class _Rows:
 
 
 class Collector:
-    """One pass over a part of the mini-batch: its squared norms, and what is kept of its gradients.
+    """The squared norms of one pass over a part of the mini-batch, and what is kept of the gradients of the pass.
 
     Args:
         keep: besides the norms nothing, the layers' activations, or weighted sums in the main and a second buffer.
-        size: sequences of the pass.
+        size: number of sequences of the pass.
         tied: whether embedding and head share their weight.
-        device: of the model.
-        coefficient: with `keep=gradients` [2, size]: of a sequence in the main and in the second buffer.
+        device: the model's device.
+        coefficient: with `keep=gradients` [2, size]: a sequence's coefficients in the main and in the second buffer.
         second: with `keep=gradients`: the second buffer of each parameter.
     """
 
@@ -89,7 +92,7 @@ class Collector:
     ) -> None:
         self.keep, self.tied = keep, tied
         self.micro_batch: MicroBatch | None = None
-        """Of the forward or backward that is running."""
+        """The micro-batch whose forward or backward is running."""
         self._coefficient = coefficient
         self._second = second or {}
         self._shares: list[_Weight | _Vector | _Rows] = []
@@ -100,7 +103,11 @@ class Collector:
         self._tp = mpu.get_tensor_model_parallel_world_size()
 
     def linear(self, module: Any, weight: Tensor, bias: Tensor | None, x: Tensor, dy: Tensor, gather: Any) -> None:
-        """A linear layer's inputs and output gradients; `gather`: the ranks over which the inputs' rows are spread."""
+        """Take the inputs and output gradients of a linear layer.
+
+        Args:
+            gather: the ranks over which the rows of the inputs are spread, or None.
+        """
         micro_batch = self._current()
         if gather is not None:
             rows = x.new_empty(x.shape[0] * gather.size(), *x.shape[1:])
@@ -111,7 +118,7 @@ class Collector:
         x, dy = micro_batch.flat(x), micro_batch.flat(dy)
         whole_x = micro_batch.gathered(x)
         whole_dy, mine = micro_batch.gathered(dy), slice(None)
-        if self._cp > 1:  # every rank squares its rows of the weight's gradient, of all tokens
+        if self._cp > 1:  # context-parallel ranks share the rows of the weight: each squares some rows, over all tokens
             bounds = [weight.shape[0] * r // self._cp for r in range(self._cp + 1)]
             mine = slice(bounds[self._cp_rank], bounds[self._cp_rank + 1])
             whole_dy = whole_dy[:, mine]
@@ -128,7 +135,7 @@ class Collector:
         self._norms[micro_batch.rows] += norms
 
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
-        """Gradients [S, 1 or n, ..., d] of a parameter [d], token by token.
+        """Take the gradients [S, 1 or n, ..., d] of a parameter [d], one for each token.
 
         Args:
             summed_over_tp: tensor-parallel ranks have different tokens or heads.
@@ -143,7 +150,7 @@ class Collector:
         self._keep(share)
 
     def embedding(self, weight: Tensor, token: Tensor, dy: Tensor) -> None:
-        """Gradients [B, S, d] of the looked-up rows `token` [B, S]; -1: another rank's."""
+        """Take the gradients [B, S, d] of the looked-up rows `token` [B, S]; -1 where another rank has the row."""
         micro_batch = self._current()
         token, dy = token.flatten(), dy.flatten(0, 1).masked_fill(token.flatten()[:, None] < 0, 0.0)
         share = _Rows(weight, micro_batch, token.clamp(min=0), dy)
@@ -175,7 +182,7 @@ class Collector:
 
     @torch.no_grad()
     def squared_norms(self) -> Tensor:
-        """[size] float64, this rank's part: the sum over all model-parallel ranks is ||gradient||^2."""
+        """[size] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks."""
         self._square_vectors()
         if self.tied:
             self._add_cross_terms()
@@ -199,7 +206,7 @@ class Collector:
                     self._norms[share.micro_batch.rows] += sums.view_as(share.sums).square().sum(1)
 
     def _add_cross_terms(self) -> None:
-        """2 <dE_i, dH_i>: of the same rank, or of the first and the last pipeline stage."""
+        """Add 2 <dE_i, dH_i>; with a pipeline the first stage has dE_i, and the last sends dH_i to the first."""
         head, embedding = self._cross["head"], self._cross["embedding"]
         if mpu.get_pipeline_model_parallel_world_size() > 1:
             if not mpu.is_rank_in_embedding_group():
@@ -220,9 +227,13 @@ class Collector:
             sums = sequence_sums(products, micro_batch.whole.sequence, len(micro_batch.rows))
             self._norms[micro_batch.rows] += 2 * sums[:, 0]
 
-    @torch.no_grad()  # a pipeline's received gradients require one
+    @torch.no_grad()  # gradients that a pipeline stage receives have requires_grad=True
     def add_weighted(self, coefficient: Tensor) -> None:
-        """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i. [size]."""
+        """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i.
+
+        Args:
+            coefficient: [size].
+        """
         for share in self._shares:
             share.add_to(share.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
         self._shares.clear()

@@ -1,4 +1,4 @@
-"""Which sequences are in which pass of a packed update, and what a pass keeps: the same decisions on every rank."""
+"""The passes of a packed update: the sequences of each pass, and what a pass keeps. All ranks decide the same."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
 
 def what_to_keep(config: VCPOSettings, prompts: Prompts, interleaved: bool) -> NormsKeep:
-    """`config.norms.keep`; for `auto` what suits it.
+    """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`.
 
     Raises:
-        ValueError: `gradients`, where groups and ranks do not allow it.
+        ValueError: `keep=gradients`, where groups and ranks do not allow it.
     """
     if config.norms.keep is NormsKeep.GRADIENTS:
         obstacle = _against_gradients(config, prompts, interleaved)
@@ -42,14 +42,14 @@ def _ranks(prompts: Prompts) -> int:
 
 
 def plan_passes(config: VCPOSettings, keep: NormsKeep, prompts: Prompts, interleaved: bool) -> list[list[int]]:
-    """This rank's sequences of each pass; as many passes on every rank, and none of them empty.
+    """Per pass the numbers of this rank's sequences. All ranks have the same number of passes, none of them empty.
 
-    A pass is closed: it has all sequences of a baseline, on whatever ranks they are.
+    All sequences of a baseline are in the same pass, on whichever ranks they are.
     """
     everything = [list(range(prompts.mine.stop - prompts.mine.start))]
     if keep is NormsKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
         return everything
-    local = torch.arange(len(prompts.group)) - prompts.rank * len(everything[0])  # [B] place among its rank's rows
+    local = torch.arange(len(prompts.group)) - prompts.rank * len(everything[0])  # [B] row number within the rank
     if keep is NormsKeep.GRADIENTS:
         return [_rows(prompts, prompts.group == group, local) for group in prompts.group[prompts.mine].unique()]
     passes: list[Tensor] = []
@@ -76,5 +76,5 @@ def _some_rank_idle(rows: Tensor, prompts: Prompts) -> bool:
 
 
 def _fits(rows: Tensor, prompts: Prompts, most: int) -> bool:
-    """Whether no rank has more tokens than that."""
+    """Whether every rank has at most `most` tokens in these rows."""
     return all(prompts.length[rows & (prompts.rank == rank)].sum() <= most for rank in range(_ranks(prompts)))

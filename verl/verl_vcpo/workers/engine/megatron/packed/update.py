@@ -1,6 +1,6 @@
-"""The gradient of a VCPO update from one packed backward, although its baseline needs norms known only after it.
+"""The gradient of a VCPO update from one packed backward, although baselines need norms that a backward computes.
 
-A pass is a forward and backward over some of this rank's sequences; a baseline's sequences are all in one pass. What
+A pass is a forward and backward over some of this rank's sequences; all sequences of a baseline are in one pass. What
 the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
 
     activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
@@ -10,8 +10,8 @@ the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the no
                   `group` a pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
     nothing       the norms: a second forward and backward follows, with the coefficients in its loss
 
-A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches, the share (P - 1) / (n + P - 1)
-of its time is a bubble, once per pass and not once per mini-batch.
+A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches the stages are idle for a share of
+(P - 1) / (n + P - 1) of each pass.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padde
 
 
 class NotFinite(ArithmeticError):
-    """A sequence's weight or gradient is NaN or infinite, and has spoilt the sums that it is in."""
+    """The weight or gradient of a sequence is NaN or infinite, and so are the sums that contain the sequence."""
 
 
 @dataclass(frozen=True)
 class PackedOutcome:
-    """What the passes over a mini-batch computed. The gradient is in the buffers, where the optimizer looks for it."""
+    """The result of the passes over a mini-batch, without the gradient, which is in Megatron's gradient buffers."""
 
     batch: MiniBatch
     losses: list[float]
@@ -62,7 +62,7 @@ class PackedUpdate:
         data: this data-parallel rank's b sequences.
         config: VCPO's settings, with `baseline=opob`.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
-        second: the second buffer of each parameter; made by `gradients` when first needed, and zero between updates.
+        second: with `keep=gradients` the second buffer of each parameter, zero between updates.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class PackedUpdate:
         self.losses: list[float] = []
 
     def run(self) -> PackedOutcome:
-        """All passes: the update's gradient is in the buffers, or with `keep=nothing` none is.
+        """Run all passes. Afterwards the update's gradient is in Megatron's buffers, except with `keep=nothing`.
 
         Raises:
-            NotFinite: on all ranks; what is in the buffers is of no use.
+            NotFinite: on all ranks; the contents of the buffers are not usable.
         """
         self.engine.optimizer_zero_grad()
         with _finalized_once(self.engine.module):
@@ -119,7 +119,7 @@ class PackedUpdate:
                 self.log_probs[row] = values
             self.losses += out["loss"]
         norms = torch.zeros(self.ranks, len(rows), dtype=torch.float64, device=get_device_id())
-        # the loss's own factors: the data-parallel size, and Megatron's, the context-parallel size
+        # The loss contains the data-parallel size as a factor, and Megatron multiplies by the context-parallel size.
         factor = self.ranks * mpu.get_context_parallel_world_size()
         norms[self.rank] = collector.squared_norms() / factor**2
         self.squared_norm[self.rank, rows] = norms[self.rank]
@@ -131,7 +131,7 @@ class PackedUpdate:
         data = self.data if rows == list(range(len(self.data))) else tu.index_select_tensor_dict(self.data, rows)
         data = data.copy()
         size = tu.get_non_tensor_data(data, key="micro_batch_size_per_gpu", default=None)
-        if size:  # the largest that divides this pass, as verl demands
+        if size:  # verl demands a size that divides the pass: the largest such size
             tu.assign_non_tensor(
                 data, micro_batch_size_per_gpu=max(n for n in range(1, size + 1) if len(rows) % n == 0)
             )
@@ -164,7 +164,7 @@ class PackedUpdate:
         return reward, mean, scale
 
     def _unweighted(self, batch: MiniBatch) -> MiniBatch:
-        """With `gradients` the norms are those of a_i g_i: of g_i instead."""
+        """Replace norms of a_i g_i, which `keep=gradients` measures, by norms of g_i."""
         if self.keep is not NormsKeep.GRADIENTS:
             return batch
         assert batch.squared_norm is not None
@@ -173,17 +173,18 @@ class PackedUpdate:
         return MiniBatch(**{**vars(batch), "squared_norm": batch.squared_norm * (-2 * used).exp()})
 
     def _combine(self, collector: Collector, rows: list[int], batch: MiniBatch) -> None:
-        """What was kept -> the update's gradient."""
+        """Form the update's gradient from what the collector has kept of a pass."""
         step = self._estimate(batch)
         usable = self.prompts.usable
         if self.keep is NormsKeep.ACTIVATIONS:
-            share = step.usable.sum() / usable.sum().clamp(min=1)  # the coefficients contain 1 / B, B of this pass
+            # The step's coefficients contain 1 / B with the B of this pass, not of the mini-batch.
+            share = step.usable.sum() / usable.sum().clamp(min=1)
             collector.add_weighted((step.coefficient[batch.mine] * share).float().to(get_device_id()))
             return
         mine = usable[self.prompts.mine][rows]
         if mine.any():
             mean = self._rewards[1][self.prompts.mine][rows]
-            shift = (step.baseline[batch.mine] - mean)[mine][0].item()  # the same for all: they have one baseline
+            shift = (step.baseline[batch.mine] - mean)[mine][0].item()  # all rows have one baseline
             for parameter, second in self.second.items():
                 parameter.main_grad.sub_(second, alpha=shift)  # type: ignore[attr-defined]
         for second in self.second.values():
@@ -215,7 +216,7 @@ def buffers_like_gradients(modules: list[torch.nn.Module], dtype: torch.dtype) -
 
 @contextlib.contextmanager
 def _finalized_once(modules: list[torch.nn.Module]) -> Iterator[None]:
-    """Megatron's reductions of the gradients, over ranks and stages, come after the last pass instead of in each."""
+    """Megatron reduces gradients over ranks and stages once, at the end of the block, instead of in every pass."""
     configs = [get_model_config(chunk) for chunk in modules]
     finalize = configs[0].finalize_model_grads_func
     calls: list[tuple[Any, Any]] = []
@@ -238,7 +239,7 @@ def forward_step(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """verl's `forward_step`, with the collector told which micro-batch it is in, in the forward and in its backward."""
+    """verl's `forward_step`, which also sets the collector's micro-batch for the forward and for its backward."""
     batch = next(batch_iter)
     layout = micro_batch(batch, packed, get_device_id())
     collector.micro_batch = layout
