@@ -17,19 +17,20 @@ from vcpo.importance import truncated_log_weights
 # A group whose rewards differ by less than this has no signal: its coefficients are 0, not 0/0.
 _EQUAL_REWARDS = 1e-6
 
-# Without truncation a weight has no bound. Beyond e^40 (2e17) its float32 gradient would overflow once squared for
-# clipping, and one sequence has the whole update anyway: gradient clipping decides how long it is.
+# Without truncation a weight has no bound. Beyond e^40 (2e17) the square of its float32 gradient, which clipping needs,
+# would overflow. One sequence dominates such an update anyway, and gradient clipping decides the length of the update.
 _LARGEST_LOG_WEIGHT = 40.0
-# A packed backward measures the norm of w_i g_i and divides by w_i. Below e^-40 a weight is as good as 0 beside any
-# other, and w_i g_i would have no digits left in float32.
+# A packed backward measures the norm of w_i g_i and divides by w_i. A weight below e^-40 adds nothing to an update with
+# other weights, and w_i g_i would underflow in float32.
 _SMALLEST_LOG_WEIGHT = -40.0
-# Nor has the deviation of a reward from a baseline over other groups, in standard deviations of its own group.
+# The square of a coefficient has to fit float32. At scope `minibatch` a reward's deviation from the baseline, divided
+# by the standard deviation of the reward's group, has no bound.
 _LARGEST_COEFFICIENT = 1e18
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one optimizer step needs to know about its mini-batch. B sequences, all data-parallel ranks."""
+    """The result for one mini-batch, of B sequences on all data-parallel ranks, that an optimizer step needs."""
 
     coefficient: Tensor
     """[B] float64: multiplies g_i in the update; 0 for a sequence that is not usable."""
@@ -38,11 +39,11 @@ class Estimate:
     weight: Tensor
     """[B] float64: min(w_i, c)."""
     usable: Tensor
-    """[B] bool: false where the weight or the gradient norm is NaN or infinite. Left out of everything, B included."""
+    """[B] bool: false where the weight or the gradient norm is NaN or infinite; such sequences do not count in B."""
     ess_ratio: float
     """rho; 0 where no sequence is usable."""
     step_size_multiplier: float
-    """What the learning rate is multiplied by at this step."""
+    """The factor of the learning rate at this step."""
 
 
 def estimate(
