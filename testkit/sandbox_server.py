@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -49,9 +51,12 @@ class NotStarted(RuntimeError):
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port on which nothing listens, below those that the system gives to connections on their way out."""
+    given_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", given_out - 1 - secrets.randbelow(given_out // 4)))
+            return s.getsockname()[1]
 
 
 @contextlib.contextmanager

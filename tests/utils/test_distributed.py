@@ -2,12 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch.distributed
+
+from testkit.sandbox_server import free_port
 
 PORTS = """
 import json, sys
@@ -29,9 +30,7 @@ print(json.dumps(listening))
 
 def addresses(patch: str) -> set[str]:
     """Where two processes of one group listen."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PORTS, patch],
