@@ -23,7 +23,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = folder.parent  # each process has one of its own in there
     with FileLock(folder / "assets.lock"):
         if not (folder / "assets").exists():
-            make_assets(folder / "assets-unfinished").rename(folder / "assets")
+            make_assets(tmp_path_factory.mktemp("assets")).rename(folder / "assets")
     return folder / "assets"
 
 
