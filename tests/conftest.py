@@ -1,10 +1,12 @@
 """Tests run on CPU: the environment has to be set before anything imports verl, vLLM or Ray."""
 
+import os
 from pathlib import Path
 
 from verl_vcpo.cpu import environment
 
 environment.apply()
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a test that calls Ray without starting it fails, and starts none
 
 import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402

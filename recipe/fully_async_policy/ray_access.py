@@ -88,17 +88,32 @@ def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
         if _given_token() is None:
             environment[_TOKEN] = secrets.token_hex(32)
     loader, had_clusters = AuthenticationTokenLoader.instance(), ray_constants.ENABLE_RAY_CLUSTER
+    next_job_id = ray._private.state.next_job_id
     with _environment(environment):
         Config.initialize("")  # this process has read the mode already, and may have read a token
         loader.reset_cache()
         ray_constants.ENABLE_RAY_CLUSTER = had_clusters and _ONE_MACHINE not in environment
+        if arguments.get("address") == "local":
+            ray._private.state.next_job_id = _random_job_id
         try:
             ray.init(**arguments)
+            ray._private.state.next_job_id = next_job_id
             yield
         finally:
             ray.shutdown()
-            ray_constants.ENABLE_RAY_CLUSTER = had_clusters
+            ray_constants.ENABLE_RAY_CLUSTER, ray._private.state.next_job_id = had_clusters, next_job_id
     loader.reset_cache()
+
+
+def _random_job_id() -> Any:
+    """An id of this run's Ray job. Ray counts jobs per cluster, so that the first one of every cluster has the same id.
+
+    verl names the socket, over which vLLM gets its weights, after the job: with a cluster per run, two runs on one
+    machine would have one socket.
+    """
+    import ray
+
+    return ray.JobID.from_int(1 + secrets.randbelow(2**31))
 
 
 def private_folder() -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import requests
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
@@ -35,6 +35,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
     _check_groups(config, vcpo)
     _check_layout(config)
     _check_schedule(config)
+    _check_checkpoints(config)
     _check_estimator(config)
     if config.actor_rollout_ref.rollout.agent.default_agent_loop == "simpletir":
         settings = _check_tool_use(config, vcpo)
@@ -117,11 +118,17 @@ def _check_sandbox(settings: ToolUseSettings) -> None:
 def _check_data(config: DictConfig) -> None:
     for setting in ("train_files", "val_files"):
         files = config.data[setting]
-        for file in files if isinstance(files, list | ListConfig) else [files]:
-            _check_parquet(f"data.{setting}", file)
+        files = files if isinstance(files, list | ListConfig) else [files]
+        rows = sum(_check_parquet(f"data.{setting}", file) for file in files)
+        if setting == "train_files" and rows < config.data.train_batch_size:
+            raise SettingError(
+                f"data.train_batch_size={config.data.train_batch_size}: data.train_files has {rows} prompts, less than "
+                "one batch; lower it, or give more data"
+            )
 
 
-def _check_parquet(setting: str, file: str | None) -> None:
+def _check_parquet(setting: str, file: str | None) -> int:
+    """Refuse a file that is no data set of verl's. Returns the number of its rows."""
     prepare = "make it with `python -m scripts.prepare_data` or point the setting at a parquet file"
     if not file or not Path(file).is_file():
         raise SettingError(f"{setting}={file}: no such file; {prepare}")
@@ -136,6 +143,7 @@ def _check_parquet(setting: str, file: str | None) -> None:
         raise SettingError(
             f"{setting}={file}: column {missing[0]!r} is missing; verl needs {', '.join(REQUIRED_COLUMNS)}"
         )
+    return parquet.metadata.num_rows
 
 
 def _check_model(path: str | None) -> None:
@@ -239,6 +247,15 @@ def _check_schedule(config: DictConfig) -> None:
             f"actor_rollout_ref.actor.optim.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio}: give a share of "
             "trainer.total_training_steps, 0 or more and below 1"
         )
+
+
+def _check_checkpoints(config: DictConfig) -> None:
+    for role in ("actor_rollout_ref.actor", "critic"):
+        if OmegaConf.select(config, f"{role}.checkpoint.async_save"):
+            raise SettingError(
+                f"{role}.checkpoint.async_save=true: the folder would be taken for whole while its files are still "
+                "being written; set it to false"
+            )
 
 
 def _check_estimator(config: DictConfig) -> None:

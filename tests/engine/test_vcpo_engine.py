@@ -261,6 +261,23 @@ def test_a_checkpoint_stores_the_schedule_and_the_measured_base(
     assert all(torch.equal(weight, theirs[name]) for name, weight in exported(resumed).items())
 
 
+@pytest.mark.parametrize("factor", [0.1, 5.0])
+def test_a_resumed_run_has_the_learning_rate_of_its_settings(
+    make_engine: Callable[..., Any], tmp_path: Path, factor: float
+) -> None:
+    """Whoever resumes after a collapse lowers the rate; the checkpoint's would be Megatron's choice."""
+    layout = ParallelLayout("one process")
+    engine = make_engine(optimizer=replace(adamw(1e-3), lr_warmup_steps=4), layout=layout)
+    train(engine, make_batch(ONE_PROCESS), VCPOSettings())
+    scheduled = engine.lr_scheduler_step()
+    engine.save_checkpoint(str(tmp_path))
+    other = replace(adamw(1e-3 * factor), lr_warmup_steps=4)
+    resumed = make_engine(optimizer=other, layout=layout)
+    resumed.load_checkpoint(str(tmp_path), del_local_after_load=False)
+    assert rates(resumed) == pytest.approx([scheduled * factor] * len(rates(resumed)))
+    assert resumed.lr_scheduler_step() == pytest.approx(engine.lr_scheduler_step() * factor), "at the same step"
+
+
 def test_the_learning_rate_is_scaled_inside_the_block_only() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     with scaled_learning_rate(optimizer, 0.1):

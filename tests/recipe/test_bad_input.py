@@ -18,7 +18,7 @@ GOOD_ROW = {
 @pytest.fixture
 def good(tmp_path: Path) -> dict[str, str]:
     """Overrides of a run that passes every check of ours."""
-    pd.DataFrame([GOOD_ROW] * 4).to_parquet(tmp_path / "train.parquet")
+    pd.DataFrame([GOOD_ROW] * 16).to_parquet(tmp_path / "train.parquet")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
@@ -67,6 +67,16 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
             "actor_rollout_ref.rollout.n=1: vcpo.baseline=opob, vcpo.norm_by_std=True compare",
         ),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", "5", "ppo_mini_batch_size=5: does not divide"),
+        (
+            "data.train_batch_size",
+            "32",
+            "data.train_batch_size=32: data.train_files has 16 prompts, less than one batch",
+        ),
+        (
+            "actor_rollout_ref.actor.checkpoint.async_save",
+            "true",
+            "async_save=true: the folder would be taken for whole",
+        ),
         ("actor_rollout_ref.actor.shuffle", "true", "shuffle=true: it would split the samples of a prompt"),
         ("vcpo.opob_weights", "best", "vcpo.opob_weights='best': choose one of"),
         (

@@ -181,6 +181,11 @@ def test_a_private_folder_that_is_not_ours_is_refused(
     assert stat.S_IMODE(made.stat().st_mode) == 0o700 and ray_access.private_folder() == made
 
 
+def test_runs_on_one_machine_have_different_jobs(own_ray: str) -> None:
+    """verl names a socket in /tmp, over which vLLM gets weights, after the job. Ray's first one is 01000000 everywhere."""
+    assert ray.get_runtime_context().get_job_id() != ray.JobID.from_int(1).hex()
+
+
 @pytest.mark.nightly
 def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
     """As on a busy machine. Ray by itself gives up after half a minute."""

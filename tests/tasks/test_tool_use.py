@@ -42,15 +42,20 @@ class ScriptedPolicy(ResumingLLMClient):
     """The project's client, whose samplers say what is written for the prompt, part after part."""
 
     def __init__(self, tokenizer: Any, script: dict[str, list[Part]]) -> None:
-        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"response_length": 9}}})
-        self._server_of, self._clock_of = {}, {}
+        one = (
+            "nnodes",
+            "n_gpus_per_node",
+            *(f"{part}_parallel_size" for part in ("tensor_model", "pipeline_model", "data")),
+        )
+        rollout = dict.fromkeys(one, 1) | {"response_length": 9, "max_num_seqs": 4, "agent": {"num_workers": 1}}
+        super().__init__(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
         self.tokenizer, self.script = tokenizer, {name: list(parts) for name, parts in script.items()}
         self.read: list[str] = []
         """The whole prompt of every request."""
         self.stops: list[bool] = []
         """Whether each was to stop at a fence."""
 
-    async def _attempt(self, request_id: str, prompt_ids: list[int], sampling_params: Any, kwargs: Any) -> TokenOutput:
+    async def _part(self, request_id: str, prompt_ids: list[int], sampling_params: Any, kwargs: Any) -> TokenOutput:
         self.read.append(self.tokenizer.decode(prompt_ids))
         self.stops.append(CLOSING_FENCE in sampling_params.get("stop", []))
         name = next(name for name in self.script if name in self.read[-1])

@@ -6,7 +6,7 @@ import pytest
 from tensordict import TensorDict
 
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
-from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
+from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, Failure, LagKReplayBuffer
 
 
 def buffer_with(
@@ -83,7 +83,9 @@ def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
 ) -> None:
     reissued: list[str] = []
     buffer = buffer_with(2, {"bad": 1}, set(), reissued=reissued)
-    buffer.reason_fn = lambda uids, partition_id: [f"{partition_id}: the reward of {uid} hangs" for uid in uids]
+    buffer.failures_fn = lambda uids, partition_id: [
+        Failure(f"{partition_id}: the reward of {uid} hangs") for uid in uids
+    ]
     for _ in range(MAX_ATTEMPTS - 1):
         buffer.failure_keys["train"] = {"bad"}
         assert not any(buffer._terminal_eviction_reasons(2, "train")[:3]), "nothing is thrown away"
@@ -99,7 +101,7 @@ def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
 
 def test_of_many_failures_the_first_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     buffer = buffer_with(2, dict.fromkeys("abcdef", 1), set())
-    buffer.reason_fn = lambda uids, partition_id: ["why"] * len(uids)
+    buffer.failures_fn = lambda uids, partition_id: [Failure("why")] * len(uids)
     buffer.failure_keys["train"] = set("abcdef")
     buffer._terminal_eviction_reasons(2, "train")
     assert [line[:8] for line in capfd.readouterr().out.splitlines()] == [
@@ -199,3 +201,13 @@ def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatc
     assert buffer._submission_number.keys() == buffer._data_row.keys() == {"b"}
     buffer._metrics(2, "train", {"b"})
     assert not buffer._submission_number and not buffer._data_row and buffer.data_rows == [6]
+
+
+def test_a_prompt_that_ends_samplers_is_not_sampled_again() -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"a": 1}, set(), reissued=reissued)
+    buffer.failures_fn = lambda uids, partition_id: [Failure("4 samplers failed", final=True) for _ in uids]
+    buffer.failure_keys["train"] = {"a"}
+    with pytest.raises(RuntimeError, match="prompt a cannot be sampled: 4 samplers failed"):
+        buffer._terminal_eviction_reasons(1, "train")
+    assert not reissued

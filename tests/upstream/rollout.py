@@ -51,6 +51,16 @@ SAMPLERS = Place(
             "LagKvLLMReplica.release_kv_cache", How.OVERRIDES, f"{VLLM_REPLICA}.release_kv_cache", "", "kv_cache=keep"
         ),
         Reach("LagKvLLMReplica.resume_kv_cache", How.OVERRIDES, f"{REPLICA}.resume_kv_cache", "", "kv_cache=keep"),
+        Reach(
+            "LagKvLLMReplica.max_concurrency",
+            How.OVERRIDES,
+            f"{REPLICA}.max_concurrency",
+            "",
+            "control calls never wait for requests",
+        ),
+        Reach(
+            "LagKvLLMHttpServer.drop_request", How.CALLS, "vllm.v1.engine.async_llm:AsyncLLM.abort", "request_id", ""
+        ),
         Reach("LagKvLLMReplica", How.USES, f"{VLLM_REPLICA}.server_class", "", "set after theirs has set it"),
         Reach(
             "register",
@@ -70,10 +80,24 @@ CLIENTS = Place(
     "`FullyAsyncLLMServerClient.generate`, which `ResumingLLMClient` stands in for: what it joins of two outputs.",
     (
         Reach("ResumingLLMClient", How.SUBCLASSES, CLIENT, "", "the samplers' client"),
-        Reach("ResumingLLMClient.__init__", How.OVERRIDES, f"{CLIENT}.__init__", "", "servers and clocks by request"),
+        Reach("ResumingLLMClient.__init__", How.OVERRIDES, f"{CLIENT}.__init__", "", "servers by request, admission"),
         Reach("ResumingLLMClient.generate", How.OVERRIDES, f"{CLIENT}.generate", "", "goes on where an update aborted"),
         Reach(
             "ResumingLLMClient._acquire_server", How.OVERRIDES, f"{CLIENT}._acquire_server", "", "waits for a server"
+        ),
+        Reach(
+            "ResumingLLMClient._release_server",
+            How.OVERRIDES,
+            f"{CLIENT}._release_server",
+            "",
+            "a response keeps its server over weight updates",
+        ),
+        Reach(
+            "ResumingLLMClient._vllm_request_id",
+            How.OVERRIDES,
+            f"{CLIENT}._vllm_request_id",
+            "",
+            "remembers the id, to end the request",
         ),
         Reach("ResumingLLMClient", How.USES, f"{CLIENT}._load_balancer", "", "takes out a server that failed"),
         Reach("_acquire_server", How.NAMES, BALANCER, '"No available servers in load balancer"', "a message"),
@@ -259,6 +283,13 @@ CONTROL_LOOP = Place(
             f"{V1}.trainer_base:PPOTrainer._init_dataloader",
             "",
             "endless data",
+        ),
+        Reach(
+            "SimulatedTrainer._save_checkpoint",
+            How.OVERRIDES,
+            f"{V1}.trainer_base:PPOTrainer._save_checkpoint",
+            "",
+            "kept in memory",
         ),
         Reach(
             "SimulatedTrainer._step_once", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer._step_once", "", "no update"

@@ -27,6 +27,13 @@ TRAINER = Place(
         Reach("LagKTrainer._load_checkpoint", How.OVERRIDES, f"{BASE}._load_checkpoint", "", "whole checkpoints only"),
         Reach("LagKTrainer._save_checkpoint", How.OVERRIDES, f"{BASE}._save_checkpoint", "", "written aside, sealed"),
         Reach(
+            "LagKTrainer._next_train_batch",
+            How.OVERRIDES,
+            f"{BASE}._next_train_batch",
+            "",
+            "withheld prompts of a checkpoint come first",
+        ),
+        Reach(
             "LagKTrainer._submit_batch_to_rollout",
             How.OVERRIDES,
             f"{BASE}._submit_batch_to_rollout",
@@ -201,6 +208,7 @@ REPLAY = Place(
             "",
             "what failed is sampled again, not replaced by another prompt",
         ),
+        Reach("LagKReplayBuffer._clear_groups", How.OVERRIDES, f"{BUFFER}._clear_groups", "", "forgets them too"),
         Reach("LagKReplayBuffer.sample", How.OVERRIDES, f"{BUFFER_ASYNC}.sample", "", "metrics"),
         Reach(
             "LagKReplayBuffer._wait_for_next_poll",

@@ -4,11 +4,13 @@ A weight update aborts every request. The client keeps the tokens sampled so far
 rest: the server holds the request back until the new weights are loaded, and computes the prefix anew with them.
 
 A server that dies or hangs is taken out of the load balancer's pool. The request goes to another server, or waits until
-the pool has one.
+the pool has one. Requests go to the servers as admission.py lets them.
 """
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -16,8 +18,13 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_vcpo.workers.rollout.admission import AdmissionGate, admitted_per_worker, request_order
+
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 0.5
+_PROBE_S = 60.0
+MAX_SERVER_FAILURES = 4
+"""After so many servers that failed while they worked on a request, the request is taken to be the cause."""
 _logger = logging.getLogger(__name__)
 
 
@@ -28,13 +35,23 @@ def is_server_failure(error: BaseException) -> bool:
     return isinstance(error, RayActorError | TimeoutError)
 
 
+class RequestEndsServers(RuntimeError):
+    """Server after server failed while it worked on the same request: the request is taken to be the cause."""
+
+
 class ResumingLLMClient(LLMServerClient):
-    """Hides weight updates from the agent loop. verl's client waits a second before it goes on; this one does not."""
+    """Hides weight updates, and servers that fail, from the agent loop.
+
+    A response keeps its server from its first request to its last: after a weight update, which aborts every request,
+    no client has to ask the load balancer again.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._server_of: dict[str, str] = {}
-        self._clock_of: dict[str, asyncio.Timeout] = {}
+        self._gate = AdmissionGate(admitted_per_worker(self.config.actor_rollout_ref.rollout))
+        self._suspects = AdmissionGate(1)
+        self._server_of: dict[str, tuple[str, Any]] = {}
+        self._engine_request: dict[str, str] = {}  # the id under which vLLM knows a request
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -44,55 +61,109 @@ class ResumingLLMClient(LLMServerClient):
         Returns:
             verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
             policy version that sampled one of the tokens.
-        """
-        prompt_ids = normalize_token_ids(prompt_ids)
-        budget = self._budget(sampling_params)
-        whole: TokenOutput | None = None
-        try:
-            while True:
-                done = [] if whole is None else whole.token_ids
-                limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
-                part = await self._attempt(request_id, prompt_ids + done, limited, kwargs)
-                whole = part if whole is None else _joined(whole, part)
-                if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
-                    if whole.stop_reason in _ABORTED:
-                        whole.stop_reason = "length"
-                    return whole
-        finally:
-            self._server_of.pop(request_id, None)
-            self._clock_of.pop(request_id, None)
 
-    async def _attempt(
+        Raises:
+            RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on it.
+        """
+        async with self._gate.admitted(request_order.get()):
+            try:
+                return await self._whole_response(request_id, normalize_token_ids(prompt_ids), sampling_params, kwargs)
+            finally:
+                self._leave_server(request_id)
+
+    async def _whole_response(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> TokenOutput:
-        """One request, repeated until a server answers it."""
+        budget = self._budget(sampling_params)
+        whole: TokenOutput | None = None
         while True:
+            done = [] if whole is None else whole.token_ids
+            limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
+            part = await self._part(request_id, prompt_ids + done, limited, kwargs)
+            whole = part if whole is None else _joined(whole, part)
+            if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
+                if whole.stop_reason in _ABORTED:
+                    whole.stop_reason = "length"
+                return whole
+
+    async def _part(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
+    ) -> TokenOutput:
+        """One request, repeated at other servers while servers fail; a request that may be the cause comes alone."""
+        for failures in range(MAX_SERVER_FAILURES):
+            alone = self._suspects.admitted(()) if failures > 1 else contextlib.nullcontext()
             try:
-                async with asyncio.timeout(None) as clock:  # `_acquire_server` sets the limit
-                    self._clock_of[request_id] = clock
-                    return await super().generate(
-                        request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
+                async with alone:
+                    return await self._attempt(
+                        super().generate(
+                            request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
+                        ),
+                        request_id,
                     )
             except (RayActorError, RayTaskError, TimeoutError) as error:
-                if not is_server_failure(error):
+                if not is_server_failure(error) or request_id not in self._server_of:
                     raise
-                server_id = self._server_of[request_id]
+                server_id, _ = self._server_of[request_id]
+                self._leave_server(request_id)
                 _logger.warning("sampler %s failed (%s): its requests go elsewhere", server_id, type(error).__name__)
                 await self._load_balancer.remove_servers.remote([server_id])
+        raise RequestEndsServers(f"{MAX_SERVER_FAILURES} samplers failed, one after another, while they worked on it")
+
+    async def _attempt(self, generate: Coroutine[Any, Any, TokenOutput], request_id: str) -> TokenOutput:
+        """What the server answers. A server that does not answer in time is asked whether its engine still does.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        call = asyncio.ensure_future(generate)
+        try:
+            while True:
+                done, _ = await asyncio.wait({call}, timeout=self.config["async"].sampler_timeout_s)
+                if done:
+                    return call.result()
+                if request_id in self._server_of and not await self._answers(self._server_of[request_id][1]):
+                    raise TimeoutError
+        finally:
+            if not call.done():
+                call.cancel()
+                self._drop(request_id)
+
+    async def _answers(self, server: Any) -> bool:
+        """Whether the server's engine answers a probe."""
+        try:
+            await asyncio.wait_for(server.probe.remote(), min(self.config["async"].sampler_timeout_s, _PROBE_S))
+        except (RayActorError, RayTaskError, TimeoutError):
+            return False
+        return True
+
+    def _drop(self, request_id: str) -> None:
+        """Have the server end a request that nobody waits for any more, so that its place in the engine is free."""
+        held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
+        if held and engine_request:
+            held[1].drop_request.remote(engine_request)
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        self._engine_request[request_id] = super()._vllm_request_id(request_id)
+        return self._engine_request[request_id]
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        while True:
+        while request_id not in self._server_of:
             try:
-                server_id, handle = await super()._acquire_server(request_id, **extra)
+                self._server_of[request_id] = await super()._acquire_server(request_id, **extra)
             except RuntimeError as error:
                 if "No available servers" not in str(error):
                     raise
                 await asyncio.sleep(_RETRY_S)  # a replacement is being started
-            else:
-                self._server_of[request_id] = server_id
-                limit_s = self.config["async"].sampler_timeout_s
-                self._clock_of[request_id].reschedule(asyncio.get_running_loop().time() + limit_s)
-                return server_id, handle
+        return self._server_of[request_id]
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """verl releases the server after each part of a response; `_leave_server` does after the last one."""
+
+    def _leave_server(self, request_id: str) -> None:
+        held = self._server_of.pop(request_id, None)
+        self._engine_request.pop(request_id, None)
+        if held is not None:
+            super()._release_server(held[0], request_id=request_id)
 
     def _budget(self, sampling_params: dict[str, Any]) -> int:
         for name in ("max_tokens", "max_new_tokens"):

@@ -8,15 +8,17 @@ from typing import Any
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+_SESSIONS = 200_000  # above the default of 10,000, sessions of several turns in flight would lose their server
+
 
 class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
     """verl's sticky, least-loaded balancer plus a clock per server that runs while the server has no request.
 
-    A weight synchronisation counts as idle time, because a synchronisation aborts every request.
+    A request keeps its server over weight updates: the clock stands still while the server loads weights.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any] | None = None) -> None:
-        super().__init__(servers)
+        super().__init__(servers, max_cache_size=_SESSIONS)
         now = time.monotonic()
         self._since = now
         self._idle_since: dict[str, float | None] = dict.fromkeys(servers, now)

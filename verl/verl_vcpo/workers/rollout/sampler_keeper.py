@@ -66,9 +66,11 @@ class SamplerKeeper:
 
     def _remove_dead(self) -> None:
         """Probe every sampler's engine, and take those that do not answer out of the balancer's pool."""
-        for replica in self._servers.rollout_replicas:
+        probes = {r: [server.probe.remote() for server in r.servers] for r in self._servers.rollout_replicas}
+        deadline = time.monotonic() + self._timeout_s
+        for replica, answers in probes.items():
             try:
-                engines = ray.get([server.probe.remote() for server in replica.servers], timeout=self._timeout_s)
+                engines = ray.get(answers, timeout=max(0.0, deadline - time.monotonic()))
                 self._engines[replica._server_address] = engines
             except (ray.exceptions.RayError, TimeoutError) as error:
                 if not is_server_failure(error):

@@ -13,10 +13,14 @@ from typing import Any
 
 import psutil
 import ray
+from cachetools import LRUCache
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from verl_vcpo.workers.rollout.admission import most_calls
 from verl_vcpo.workers.rollout.kv_cache import KVCache
+
+_MOST_DROPPED = 10_000  # ids of ended requests are kept for those that arrive after their end
 
 
 def keeps_kv_cache(rollout_config: Any) -> bool:
@@ -30,6 +34,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
+        self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
 
     def _get_worker_extension_cls(self) -> str:
         return "verl_vcpo.workers.rollout.vllm_worker.LagKWorkerExtension"
@@ -67,7 +72,14 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         children = psutil.Process().children(recursive=True)
         return ray.get_runtime_context().get_node_id(), [(child.pid, child.create_time()) for child in children]
 
+    async def drop_request(self, request_id: str) -> None:
+        """End a request that nobody waits for, whether it is in the engine or still on its way there."""
+        self._dropped[request_id] = None
+        await self.engine.abort(request_id)
+
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
+        if request_id in self._dropped:
+            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": self.global_steps})
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_with[request_id] = self.global_steps
         return rejected
@@ -92,6 +104,11 @@ class LagKvLLMReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(self.server)
+
+    @property
+    def max_concurrency(self) -> int:
+        """More calls than the server's actor can have at a time, so that a control call never waits for a request."""
+        return max(super().max_concurrency, most_calls(self.config))
 
     async def release_kv_cache(self) -> None:
         if not keeps_kv_cache(self.config):  # upstream first waits until no request is left

@@ -11,16 +11,23 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure, prompt_of
+from verl_vcpo.workers.rollout.admission import request_order
+from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
 
 REASON = "reason"
 """The tag of a failed prompt with the cause of its failure, in one line."""
 
 
-def failure_reasons(uids: list[str], partition_id: str) -> list[str]:
-    """For each of these failed prompts the cause, in one line."""
+FINAL = "final"
+"""The tag of a failed prompt that must not be sampled again."""
+
+
+def failures(uids: list[str], partition_id: str) -> list[Failure]:
+    """For each of these failed prompts the cause."""
     tags = tq.kv_list(partition_id)[partition_id]
-    return [tags[uid].get(REASON, "for a reason that is in the agent loop workers' logs") for uid in uids]
+    unknown = "for a reason that is in the agent loop workers' logs"
+    return [Failure(tags[uid].get(REASON, unknown), tags[uid].get(FINAL, False)) for uid in uids]
 
 
 def one_line(error: BaseException) -> str:
@@ -52,12 +59,14 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             sample = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
+        request_order.set((not trajectory["validate"], int(trajectory["step"]), int(trajectory["sample_index"])))
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
             # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
             partition_id = "val" if trajectory["validate"] else "train"
-            await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag={REASON: one_line(error)})
+            tag = {REASON: one_line(error), FINAL: isinstance(error, RequestEndsServers)}
+            await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag=tag)
             raise
 
     async def cancel(self, uids: list[str]) -> None:

@@ -5,6 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import transfer_queue as tq
@@ -28,6 +29,16 @@ def prompt_of(key: str) -> str:
     return key.split("_")[0]
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a prompt was not sampled."""
+
+    reason: str
+    """In one line."""
+    final: bool = False
+    """Another attempt must not be made: it would harm the samplers."""
+
+
 class LagKReplayBuffer(ReplayBufferAsync):
     """Consumes the oldest finished prompts; waits where consuming them would make another trajectory older than k.
 
@@ -36,7 +47,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
         on_deadline: what happens to a prompt that is due and not finished.
         exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
-        reason_fn: (uids, partition) -> for each of these failed prompts the cause, in one line.
+        failures_fn: (uids, partition) -> for each of these failed prompts the cause.
         **kwargs: verl's.
     """
 
@@ -46,7 +57,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         reissue_fn: Callable[[list[str], str], None],
         on_deadline: OnDeadline = OnDeadline.WAIT,
         exact: bool = False,
-        reason_fn: Callable[[list[str], str], list[str]] = lambda uids, partition_id: uids,
+        failures_fn: Callable[[list[str], str], list[Failure]] = lambda uids, _: list(map(Failure, uids)),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -55,7 +66,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.reissue_fn = reissue_fn
         self.on_deadline = on_deadline
         self.exact = exact
-        self.reason_fn = reason_fn
+        self.failures_fn = failures_fn
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
@@ -207,13 +218,17 @@ class LagKReplayBuffer(ReplayBufferAsync):
         failed = failed or set(self.failure_keys[partition_id])  # verl returns no failed prompts of a validation
         if failed:
             self._attempts.update(failed)
-            hopeless = [uid for uid in sorted(failed) if self._attempts[uid] >= MAX_ATTEMPTS]
+            causes = dict(zip(sorted(failed), self.failures_fn(sorted(failed), partition_id), strict=True))
+            for uid, cause in causes.items():
+                if cause.final:
+                    raise RuntimeError(f"prompt {uid} cannot be sampled: {cause.reason}")
+            hopeless = [uid for uid in causes if self._attempts[uid] >= MAX_ATTEMPTS]
             if hopeless:
                 raise RuntimeError(
                     f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
-                    f"{hopeless[0]}, {self.reason_fn(hopeless[:1], partition_id)[0]}"
+                    f"{hopeless[0]}, {causes[hopeless[0]].reason}"
                 )
-            self._print_failed(failed, partition_id)
+            self._print_failed(causes)
             self._counts["retried_prompts"] += len(failed)
             self.failure_keys[partition_id] -= failed
             self.pending_keys[partition_id] |= failed
@@ -221,13 +236,12 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self.reissue_fn(sorted(failed), partition_id)
         return stale, filtered, set(), counts
 
-    def _print_failed(self, uids: set[str], partition_id: str) -> None:
+    def _print_failed(self, causes: dict[str, Failure]) -> None:
         """Print a line for each of these prompts, but at most `_MAX_LINES` and the number of the others."""
-        shown = sorted(uids)[:_MAX_LINES]
-        for uid, reason in zip(shown, self.reason_fn(shown, partition_id), strict=True):
-            print_line(f"Prompt {uid} failed, and is sampled again: {reason}")
-        if len(uids) > len(shown):
-            print_line(f"... and so did {len(uids) - len(shown)} others.")
+        for uid, cause in itertools.islice(causes.items(), _MAX_LINES):
+            print_line(f"Prompt {uid} failed, and is sampled again: {cause.reason}")
+        if len(causes) > _MAX_LINES:
+            print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""

@@ -30,7 +30,7 @@ from verl.utils.debug import marked_timer
 
 from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline, withheld_prompts
-from verl_vcpo.trainer.ppo.v1.agent_loop import failure_reasons
+from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
@@ -69,7 +69,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return LagKReplayBuffer(
             lag=settings.lag,
             reissue_fn=self._resubmit,
-            reason_fn=failure_reasons,
+            failures_fn=failures,
             on_deadline=OnDeadline(settings.on_deadline),
             exact=settings.exact_lag,
             trainer_mode=self.trainer_mode,

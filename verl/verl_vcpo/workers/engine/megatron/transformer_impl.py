@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
 ENGINE_VENDOR = "vcpo"
 
+# What Megatron's scheduler reads in each group of the optimizer.
+_RATES = ("max_lr", "min_lr")
+
 # In a checkpoint's folder, beside Megatron's files.
 STATE_FILE = "vcpo.json"
 
@@ -223,10 +226,15 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Load a checkpoint of this engine, or of verl's."""
         state_file = Path(local_path or "") / STATE_FILE
         state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
-        # Resume at the checkpoint's step count, but follow the schedule of the current settings: verl either takes the
-        # schedule from the checkpoint too, or starts the warm-up anew.
+        # Resume at the checkpoint's step count, but follow the schedule of the current settings: verl takes both from
+        # the checkpoint, or starts a warm-up anew. The rates are in the optimizer's groups, which the checkpoint
+        # replaces.
         self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
+        rates = [{name: group[name] for name in _RATES if name in group} for group in self.optimizer.param_groups]
         super().load_checkpoint(local_path, *args, **kwargs)
+        for group, of_settings in zip(self.optimizer.param_groups, rates, strict=True):
+            group.update(of_settings)
+        self.lr_scheduler.step(0)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
 

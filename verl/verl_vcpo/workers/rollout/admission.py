@@ -1,0 +1,83 @@
+"""Admission control: which of the requests of a run are at the samplers, and which wait their turn.
+
+`async.lag` + 1 batches of prompts are in flight: for the paper's layouts up to 33,000 requests for each sampler. A vLLM
+engine works on `max_num_seqs` of them at a time. If all were at the samplers, control calls, validations and time
+limits would wait behind them, and every weight update would abort all of them and have them sent again. So a request
+is released to the samplers only while fewer than `REQUESTS_PER_SLOT` times their slots are there, the one whose
+deadline is earliest first; the others wait in the agent-loop workers. A request that is released later starts with
+newer weights: the realised lag falls, and the bound, which counts from the prompt's submission, is untouched.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import math
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Any
+
+REQUESTS_PER_SLOT = 2
+"""One request that the engine works on, and one that waits for the slot, so that the engine never runs dry."""
+
+CONTROL_CALLS = 64
+"""Calls of a server's actor at a time that are no requests: probes, aborts, weight updates."""
+
+request_order: ContextVar[tuple[int, ...]] = ContextVar("request_order", default=())
+"""The place of an agent loop's requests in the queue, smallest first: validation, step of submission, ..."""
+
+
+def sampler_count(rollout: Any) -> int:
+    """The number of samplers of a layout; `rollout` are the settings `actor_rollout_ref.rollout`."""
+    split = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    return max(1, rollout.n_gpus_per_node * rollout.nnodes // split)
+
+
+def admitted_per_worker(rollout: Any) -> int:
+    """How many requests an agent-loop worker may have at the samplers at a time."""
+    slots = sampler_count(rollout) * rollout.data_parallel_size * rollout.max_num_seqs
+    return math.ceil(REQUESTS_PER_SLOT * slots / rollout.agent.num_workers)
+
+
+def most_calls(rollout: Any) -> int:
+    """The largest number of calls that one server can have at a time: all admitted requests, if the others died."""
+    return admitted_per_worker(rollout) * rollout.agent.num_workers + CONTROL_CALLS
+
+
+class AdmissionGate:
+    """Lets `places` in at a time; of those that wait, the one of the smallest order first."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, order: tuple[int, ...]) -> AsyncIterator[None]:
+        """Wait for a place, and keep it for the block."""
+        await self._enter(order)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, order: tuple[int, ...]) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (order, next(self._arrivals), place))
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # the place was given at the same moment
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            _, _, place = heapq.heappop(self._waiting)
+            if not place.done():
+                place.set_result(None)
+                return
+        self._free += 1
