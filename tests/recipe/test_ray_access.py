@@ -182,7 +182,7 @@ def test_a_private_folder_that_is_not_ours_is_refused(
 
 
 def test_runs_on_one_machine_have_different_jobs(own_ray: str) -> None:
-    """verl names a socket in /tmp, over which vLLM gets weights, after the job. Ray's first one is 01000000 everywhere."""
+    """verl names a socket in /tmp, over which vLLM gets weights, after the job. Ray's first is 01000000 everywhere."""
     assert ray.get_runtime_context().get_job_id() != ray.JobID.from_int(1).hex()
 
 
