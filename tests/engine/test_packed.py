@@ -14,7 +14,7 @@ from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
 from verl_vcpo.workers.engine.megatron.norms import NormsConfig
 from verl_vcpo.workers.engine.megatron.packed import update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
@@ -159,12 +159,12 @@ def test_nothing_in_loss_and_backward_waits_for_a_device(
     assert set(no_waiting) == expected
 
 
-def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[Prompts]:
+def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[SequencesBeforeForward]:
     """The same B sequences, as each of the ranks sees them; sorted by rank."""
     ranks, size = max(rank_of_row) + 1, rank_of_row.count(0)
     ones = torch.ones(len(group))
     return [
-        Prompts(
+        SequencesBeforeForward(
             reward=ones.double(),
             group=torch.tensor(group),
             tokens=ones.double(),

@@ -38,7 +38,7 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class SequencesBeforeForward:
     """Everything that is known about the B sequences before a forward pass."""
 
     reward: Tensor
@@ -57,7 +57,7 @@ class Prompts:
     """The rows that this data-parallel rank trains on."""
 
 
-def gather_prompts(data: TensorDict, data_parallel_rank: int) -> Prompts:
+def gather_sequences(data: TensorDict, data_parallel_rank: int) -> SequencesBeforeForward:
     """Gather on all ranks what is known before a forward pass. Collective over the whole trainer.
 
     Raises:
@@ -81,7 +81,7 @@ def gather_prompts(data: TensorDict, data_parallel_rank: int) -> Prompts:
     by_rank = {part["rank"]: part for part in gathered}
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     _check_sizes(ranks, equal=True)
-    return Prompts(
+    return SequencesBeforeForward(
         reward=_column(ranks, "reward", torch.float64),
         group=_numbered([uid for part in ranks for uid in part["uid"]]),
         tokens=_column(ranks, "tokens", torch.float64),

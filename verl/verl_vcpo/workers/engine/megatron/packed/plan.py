@@ -5,76 +5,80 @@ from torch import Tensor
 
 from vcpo import OpobScope
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.mini_batch import Prompts
+from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
 
-def what_to_keep(config: VCPOSettings, prompts: Prompts, interleaved: bool) -> NormsKeep:
+def what_to_keep(config: VCPOSettings, sequences: SequencesBeforeForward, interleaved: bool) -> NormsKeep:
     """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`.
 
     Raises:
         ValueError: `keep=gradients`, where groups and ranks do not allow it.
     """
     if config.norms.keep is NormsKeep.GRADIENTS:
-        obstacle = _against_gradients(config, prompts, interleaved)
+        obstacle = _against_gradients(config, sequences, interleaved)
         if obstacle:
             raise ValueError(f"vcpo.norms.keep=gradients: {obstacle}; set vcpo.norms.keep=activations, or auto")
     if config.norms.keep is not NormsKeep.AUTO:
         return config.norms.keep
-    return NormsKeep.ACTIVATIONS if _against_gradients(config, prompts, interleaved) else NormsKeep.GRADIENTS
+    return NormsKeep.ACTIVATIONS if _against_gradients(config, sequences, interleaved) else NormsKeep.GRADIENTS
 
 
-def _against_gradients(config: VCPOSettings, prompts: Prompts, interleaved: bool) -> str | None:
+def _against_gradients(config: VCPOSettings, sequences: SequencesBeforeForward, interleaved: bool) -> str | None:
     if config.opob_leave_one_out:
         return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
     if config.opob_scope is OpobScope.MINIBATCH:
         return None
     if interleaved:
         return "an interleaved pipeline cannot run one group at a time"
-    homes = [prompts.group[prompts.rank == rank].unique() for rank in range(_ranks(prompts))]
+    homes = [sequences.group[sequences.rank == rank].unique() for rank in range(_ranks(sequences))]
     if len({len(groups) for groups in homes}) != 1 or len(torch.cat(homes).unique()) != sum(map(len, homes)):
         return "a prompt's samples lie on several data-parallel ranks, or ranks hold different numbers of prompts"
     return None
 
 
-def _ranks(prompts: Prompts) -> int:
-    return int(prompts.rank.max()) + 1
+def _ranks(sequences: SequencesBeforeForward) -> int:
+    return int(sequences.rank.max()) + 1
 
 
-def plan_passes(config: VCPOSettings, keep: NormsKeep, prompts: Prompts, interleaved: bool) -> list[list[int]]:
+def plan_passes(
+    config: VCPOSettings, keep: NormsKeep, sequences: SequencesBeforeForward, interleaved: bool
+) -> list[list[int]]:
     """Per pass the numbers of this rank's sequences. All ranks have the same number of passes, none of them empty.
 
     All sequences of a baseline are in the same pass, on whichever ranks they are.
     """
-    everything = [list(range(prompts.mine.stop - prompts.mine.start))]
+    everything = [list(range(sequences.mine.stop - sequences.mine.start))]
     if keep is NormsKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
         return everything
-    local = torch.arange(len(prompts.group)) - prompts.rank * len(everything[0])  # [B] row number within the rank
+    local = torch.arange(len(sequences.group)) - sequences.rank * len(everything[0])  # [B] row number within the rank
     if keep is NormsKeep.GRADIENTS:
-        return [_rows(prompts, prompts.group == group, local) for group in prompts.group[prompts.mine].unique()]
+        return [_rows(sequences, sequences.group == group, local) for group in sequences.group[sequences.mine].unique()]
     passes: list[Tensor] = []
-    for group in prompts.group.unique():
-        rows = prompts.group == group
-        if passes and (_some_rank_idle(passes[-1], prompts) or _fits(passes[-1] | rows, prompts, config.norms.tokens)):
+    for group in sequences.group.unique():
+        rows = sequences.group == group
+        if passes and (
+            _some_rank_idle(passes[-1], sequences) or _fits(passes[-1] | rows, sequences, config.norms.tokens)
+        ):
             passes[-1] |= rows
         else:
             passes.append(rows)
-    if len(passes) > 1 and _some_rank_idle(passes[-1], prompts):
+    if len(passes) > 1 and _some_rank_idle(passes[-1], sequences):
         last = passes.pop()
         passes[-1] |= last
-    return [_rows(prompts, rows, local) for rows in passes]
+    return [_rows(sequences, rows, local) for rows in passes]
 
 
-def _rows(prompts: Prompts, rows: Tensor, local: Tensor) -> list[int]:
+def _rows(sequences: SequencesBeforeForward, rows: Tensor, local: Tensor) -> list[int]:
     mine = torch.zeros_like(rows)
-    mine[prompts.mine] = True
+    mine[sequences.mine] = True
     return local[rows & mine].tolist()
 
 
-def _some_rank_idle(rows: Tensor, prompts: Prompts) -> bool:
-    return len(prompts.rank[rows].unique()) < _ranks(prompts)
+def _some_rank_idle(rows: Tensor, sequences: SequencesBeforeForward) -> bool:
+    return len(sequences.rank[rows].unique()) < _ranks(sequences)
 
 
-def _fits(rows: Tensor, prompts: Prompts, most: int) -> bool:
+def _fits(rows: Tensor, sequences: SequencesBeforeForward, most: int) -> bool:
     """Whether every rank has at most `most` tokens in these rows."""
-    return all(prompts.length[rows & (prompts.rank == rank)].sum() <= most for rank in range(_ranks(prompts)))
+    return all(sequences.length[rows & (sequences.rank == rank)].sum() <= most for rank in range(_ranks(sequences)))

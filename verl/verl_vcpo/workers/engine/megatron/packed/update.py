@@ -32,7 +32,12 @@ from vcpo import Estimate, OpobScope, estimate
 from vcpo.baseline import group_mean
 from vcpo.estimator import log_packed_weights, log_reward_scale
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, Prompts, gather_mini_batch, gather_prompts
+from verl_vcpo.workers.engine.megatron.mini_batch import (
+    MiniBatch,
+    SequencesBeforeForward,
+    gather_mini_batch,
+    gather_sequences,
+)
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
@@ -75,10 +80,10 @@ class PackedUpdate:
     ) -> None:
         self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
         self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
-        self.prompts: Prompts = gather_prompts(data, self.rank)
+        self.sequences: SequencesBeforeForward = gather_sequences(data, self.rank)
         interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
-        self.keep = what_to_keep(config, self.prompts, interleaved)
-        self.passes = plan_passes(config, self.keep, self.prompts, interleaved)
+        self.keep = what_to_keep(config, self.sequences, interleaved)
+        self.passes = plan_passes(config, self.keep, self.sequences, interleaved)
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
@@ -136,7 +141,7 @@ class PackedUpdate:
                 data, micro_batch_size_per_gpu=max(n for n in range(1, size + 1) if len(rows) % n == 0)
             )
         data["vcpo_row"] = torch.arange(len(rows))
-        data["vcpo_coefficient"] = self.prompts.usable[self.prompts.mine][rows].float()
+        data["vcpo_coefficient"] = self.sequences.usable[self.sequences.mine][rows].float()
         return data
 
     def _loss(self) -> Callable[..., Any]:
@@ -148,16 +153,16 @@ class PackedUpdate:
         """[2, b] coefficients of a_i g_i in the main and the second buffer."""
         reward, mean, scale = self._rewards
         both = torch.stack([(reward - mean) * scale, scale])
-        return both[:, self.prompts.mine][:, rows].float().to(get_device_id())
+        return both[:, self.sequences.mine][:, rows].float().to(get_device_id())
 
     @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
         """[B] rewards, their mean over the baseline's scope, and 1 / (s B); 0 where a sequence is not usable."""
-        prompts, usable = self.prompts, self.prompts.usable
-        reward, mean, scale = (torch.zeros_like(prompts.reward) for _ in range(3))
+        sequences, usable = self.sequences, self.sequences.usable
+        reward, mean, scale = (torch.zeros_like(sequences.reward) for _ in range(3))
         if usable.any():
-            reward[usable] = prompts.reward[usable]
-            group = prompts.group[usable]
+            reward[usable] = sequences.reward[usable]
+            group = sequences.group[usable]
             scale[usable] = log_reward_scale(self.config, reward[usable], group).exp() / usable.sum()
             whole = self.config.opob_scope is OpobScope.MINIBATCH
             mean[usable] = group_mean(reward[usable], torch.zeros_like(group) if whole else group)
@@ -175,15 +180,15 @@ class PackedUpdate:
     def _combine(self, collector: Collector, rows: list[int], batch: MiniBatch) -> None:
         """Form the update's gradient from what the collector has kept of a pass."""
         step = self._estimate(batch)
-        usable = self.prompts.usable
+        usable = self.sequences.usable
         if self.keep is NormsKeep.ACTIVATIONS:
             # The step's coefficients contain 1 / B with the B of this pass, not of the mini-batch.
             share = step.usable.sum() / usable.sum().clamp(min=1)
             collector.add_weighted((step.coefficient[batch.mine] * share).float().to(get_device_id()))
             return
-        mine = usable[self.prompts.mine][rows]
+        mine = usable[self.sequences.mine][rows]
         if mine.any():
-            mean = self._rewards[1][self.prompts.mine][rows]
+            mean = self._rewards[1][self.sequences.mine][rows]
             shift = (step.baseline[batch.mine] - mean)[mine][0].item()  # all rows have one baseline
             for parameter, second in self.second.items():
                 parameter.main_grad.sub_(second, alpha=shift)  # type: ignore[attr-defined]
@@ -199,7 +204,7 @@ class PackedUpdate:
             log_prob = torch.nn.utils.rnn.pad_sequence([x for x in self.log_probs if x is not None], batch_first=True)
         batch = self._unweighted(gather_mini_batch(self.data, self.rank, log_prob, self.squared_norm))
         assert batch.squared_norm is not None
-        if (self.prompts.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
+        if (self.sequences.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
             raise NotFinite
         return batch
 
