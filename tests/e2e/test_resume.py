@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.reliability.faults import left_over
 from testkit.small_run import BATCH, TrainerRun, abandoned_memory
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
@@ -30,13 +31,16 @@ SETTINGS = [
 
 @dataclass
 class Stopped:
-    """A run that was stopped while it trained: its folder, its log then, its exit code and what it left."""
+    """A run that was stopped while it trained: its folder, its log then, its exit code and what it left.
+
+    processes: at once; left: soon after. Other runs on the machine make shared memory, which they map a moment later.
+    """
 
     run_dir: Path
     log: list[dict[str, Any]]
     exit_code: int
     processes: list[Any]
-    memory: set[str]
+    left: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,8 @@ def stopped(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     assert processes_of(run.run_id), "the run's processes are not found, so their absence proves nothing"
     run.process.send_signal(signal.SIGTERM)
     exit_code = run.wait()
-    return Stopped(run.run_dir, run.lines(), exit_code, processes_of(run.run_id), abandoned_memory() - before)
+    processes = processes_of(run.run_id)
+    return Stopped(run.run_dir, run.lines(), exit_code, processes, left_over(run.run_id, before))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def same_updates(ours: list[dict[str, Any]], verls: list[dict[str, Any]]) -> Non
 def test_sigterm_ends_a_run_and_leaves_nothing(stopped: Stopped) -> None:
     assert stopped.exit_code == 143
     assert not stopped.processes
-    assert not stopped.memory
+    assert not stopped.left
     assert len(stopped.log) < STEPS, "it had ended before"
 
 
