@@ -24,8 +24,12 @@ LOOPBACK = {
 # Where Ray keeps to one machine it takes 127.0.0.1 for the node's address, which verl and TransferQueue then bind to.
 # `_node_ip_address="127.0.0.1"` does not do that: Ray replaces it by the address that others see.
 _ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-# Ray gives its processes 10 s to report that they are up, and tries three times. A busy machine takes longer.
-_PATIENCE = {"RAY_raylet_start_wait_time_s": "300"}
+_START = {
+    # Ray gives its processes 10 s to report that they are up, and tries three times. A busy machine takes longer.
+    "RAY_raylet_start_wait_time_s": "300",
+    # Processes that Ray starts before any is asked for lack the run's environment, so that no actor takes one.
+    "RAY_prestart_worker_first_driver": "0",
+}
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"
 _CONNECT_TIMEOUT_S = 10.0
@@ -78,7 +82,7 @@ def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # not in its stub
 
     arguments, environment = dict(ray_init), {_MODE: "token"}
-    environment |= {name: os.environ.get(name, value) for name, value in _PATIENCE.items()}
+    environment |= {name: os.environ.get(name, value) for name, value in _START.items()}
     if _cluster_address(ray_init) is None:
         folder = private_folder()
         arguments |= {"address": "local", "_temp_dir": ray_init.get("_temp_dir") or f"{folder}/ray"}
