@@ -18,6 +18,8 @@ from recipe.fully_async_policy import main, ray_access
 from recipe.fully_async_policy.validate import SettingError
 from testkit.small_run import listening
 
+pytestmark = pytest.mark.slow
+
 TOKEN = ray_access._TOKEN
 NOBODY = 65534
 # The interpreter may lie where others cannot go: everything is imported before the user changes.

@@ -13,6 +13,8 @@ from recipe.fully_async_policy import main, ray_access
 from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import PARTITION, TBAReplay
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def queue() -> Iterator[None]:
