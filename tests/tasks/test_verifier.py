@@ -68,27 +68,27 @@ def test_a_process_that_died_is_replaced(pool: Verifier) -> None:
 
 def test_an_answer_that_kills_a_fresh_process_too_is_over_the_limit(pool: Verifier, monkeypatch) -> None:
     # no answer is known that does it: stands in for a crash inside math-verify
-    asked = verifier._Process.ask
+    asked = verifier._VerifierProcess.ask
 
-    def crash(self: verifier._Process, question: dict[str, str], limit_s: float) -> dict:
+    def crash(self: verifier._VerifierProcess, question: dict[str, str], limit_s: float) -> dict:
         if question["answer"] == "crash":
             self._process.kill()
         return asked(self, question, limit_s)
 
-    monkeypatch.setattr(verifier._Process, "ask", crash)
+    monkeypatch.setattr(verifier._VerifierProcess, "ask", crash)
     assert pool.compare("1", "crash") is Verdict.OVER_LIMIT
 
 
 def test_the_second_process_has_the_time_that_the_first_left(monkeypatch) -> None:
     limits: list[float] = []
 
-    def work_and_die(self: verifier._Process, question: dict[str, str], limit_s: float) -> dict:
+    def work_and_die(self: verifier._VerifierProcess, question: dict[str, str], limit_s: float) -> dict:
         limits.append(limit_s)
         raise verifier._Died(used_s=0.2)
 
-    monkeypatch.setattr(verifier._Process, "ask", work_and_die)
-    monkeypatch.setattr(verifier._Process, "__init__", lambda self: None)
-    monkeypatch.setattr(verifier._Process, "kill", lambda self: None)
+    monkeypatch.setattr(verifier._VerifierProcess, "ask", work_and_die)
+    monkeypatch.setattr(verifier._VerifierProcess, "__init__", lambda self: None)
+    monkeypatch.setattr(verifier._VerifierProcess, "kill", lambda self: None)
     assert Verifier(limit_s=0.5).compare("1", "2") is Verdict.OVER_LIMIT
     assert limits == pytest.approx([0.5, 0.3])
     limits.clear()
@@ -97,7 +97,7 @@ def test_the_second_process_has_the_time_that_the_first_left(monkeypatch) -> Non
 
 
 def test_the_time_of_a_process_that_died_is_known() -> None:
-    process = verifier._Process()
+    process = verifier._VerifierProcess()
     threading.Timer(1.0, process._process.kill).start()
     with pytest.raises(verifier._Died) as died:
         process.ask({"truth": "18", "answer": ENDLESS}, limit_s=30.0)
@@ -119,7 +119,7 @@ def test_a_ground_truth_that_cannot_be_read_is_an_error(pool: Verifier, truth: s
 
 def test_the_kernel_ends_a_process_whose_parent_is_gone(pool: Verifier) -> None:
     """The parent never kills this one: its limit of processor time does."""
-    process = verifier._Process()
+    process = verifier._VerifierProcess()
     process._process.stdin.write(b'{"truth": "18", "answer": "9^{9^{9^{9}}}", "limit_s": 0.1}\n')
     assert process._process.wait(60) == -signal.SIGXCPU
     process.kill()
