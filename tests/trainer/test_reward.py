@@ -131,7 +131,8 @@ def test_what_a_reward_started_ends_with_it() -> None:
             await scored("child")
 
     run(work)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "86399" in (p.info["cmdline"] or [])]
+    left = [p for p in psutil.process_iter(["cmdline"]) if "86399" in (p.info["cmdline"] or [])]
+    assert not psutil.wait_procs(left, timeout=20)[1], "killed, a process is gone a moment later"
 
 
 def test_a_reward_that_does_not_load_says_why(tmp_path: Path) -> None:
