@@ -29,11 +29,8 @@ LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     "clip_cov": (*_CLIP_BOUNDS, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
     "kl_cov": ("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"),
     "dro": ("policy_loss.dro_beta",),
-    "bypass_mode": (
-        *_CLIP_BOUNDS,
-        "clip_ratio_c",
-        "policy_loss.rollout_correction",
-    ),  # the clip with loss_type=ppo_clip
+    # clip bounds are read with rollout_correction.loss_type=ppo_clip only
+    "bypass_mode": (*_CLIP_BOUNDS, "clip_ratio_c", "policy_loss.rollout_correction"),
     **dict.fromkeys(_OWN_LOSSES, ("stabilizer",)),
 }
 """Of each policy loss (`policy_loss.loss_mode`): which settings below `actor_rollout_ref.actor` its code reads."""
@@ -126,7 +123,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         (f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"),
         lambda config: config.actor_rollout_ref.actor.use_kl_loss,
-        "actor_rollout_ref.actor.use_kl_loss=false: there is no such loss",
+        "with actor_rollout_ref.actor.use_kl_loss=false no KL loss is computed",
     ),
     # The advantages
     Rule(("algorithm.adv_estimator",), _updates_by_loss, "VCPO's update has its own: vcpo.baseline, vcpo.norm_by_std"),
@@ -134,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("algorithm.kl_penalty", "algorithm.kl_ctrl"),
         lambda config: config.algorithm.use_kl_in_reward,
-        "algorithm.use_kl_in_reward=false: there is no such penalty",
+        "with algorithm.use_kl_in_reward=false rewards have no KL penalty",
     ),
     Rule((f"{_CORRECTION}.bypass_mode",), _updates_by_loss, "VCPO's update reads the samplers' log-probs"),
     Rule(
@@ -160,24 +157,24 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("vcpo.norms.tokens",),
         lambda config: _packs(config) and config.vcpo.norms.keep in (NormsKeep.AUTO, NormsKeep.ACTIVATIONS),
-        "it is of vcpo.norms.how=packed with vcpo.norms.keep=activations",
+        "only vcpo.norms.how=packed with vcpo.norms.keep=activations reads it",
     ),
     Rule(
         ("vcpo.norms.buffer_dtype",),
         lambda config: _packs(config) and config.vcpo.norms.keep in (NormsKeep.AUTO, NormsKeep.GRADIENTS),
-        "it is of vcpo.norms.how=packed with vcpo.norms.keep=gradients",
+        "only vcpo.norms.how=packed with vcpo.norms.keep=gradients reads it",
     ),
     Rule(
         ("vcpo.norms.keep",),
         lambda config: not _vcpo(config).needs_gradient_norms or config.vcpo.norms.how == NormsHow.PACKED,
-        "it is of vcpo.norms.how=packed",
+        "only vcpo.norms.how=packed reads it",
     ),
     Rule(
         ("vcpo.norms",),
         lambda config: _vcpo(config).needs_gradient_norms,
         "gradient norms are measured for vcpo.baseline=opob only",
     ),
-    Rule(("vcpo",), lambda config: config.vcpo.enable, "it is a setting of VCPO's update"),
+    Rule(("vcpo",), lambda config: config.vcpo.enable, "only VCPO's update reads it"),
     # The lag-k trainer
     Rule(
         ("trainer.v1.sampler.max_off_policy_threshold", "trainer.v1.sampler.max_off_policy_strategy"),

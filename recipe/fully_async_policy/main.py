@@ -105,7 +105,7 @@ def prepare_environment(overrides: list[str]) -> None:
 
         hardware = "gpu" if torch.cuda.is_available() else "cpu"
     os.environ["VCPO_HARDWARE"] = hardware
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or a call after a run's end starts a Ray that is open to everyone
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a Ray call after the run's end starts a new Ray
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     if hardware == "cpu":

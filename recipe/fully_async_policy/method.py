@@ -29,8 +29,11 @@ def description(name: str) -> str:
 def decided_by(name: str) -> dict[str, Any]:
     """The settings that make the method what it is: those of its file but for numbers, thresholds and references.
 
-    Numbers and thresholds are the method's parameters, and may be given other values.
+    Numbers and thresholds are the method's parameters, and may be given other values. Empty for a method whose file
+    is in another folder.
     """
+    if not _file(name).is_file():
+        return {}
     content = OmegaConf.load(_file(name))
     assert isinstance(content, DictConfig)
     return {
@@ -50,7 +53,7 @@ def check_overrides(config: DictConfig, overrides: list[str]) -> None:
     Raises:
         SettingError: the first of them.
     """
-    decided = decided_by(config.method) if _file(config.method).is_file() else {}
+    decided = decided_by(config.method)
     for override in OverridesParser.create().parse_overrides(overrides):
         for setting in _given(override.key_or_group, override.value()):
             value = OmegaConf.select(config, setting)

@@ -77,7 +77,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
-        self._waiting_since = self._last_told = self.clock()
+        self._start_wait()
         self.data_rows: list[int] = []
         """The rows in the data, sorted, of the prompts that `sample` took last."""
         self.ages: Counter[int] = Counter()
@@ -246,7 +246,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
         self._counts.clear()
-        self._waiting_since = self._last_told = self.clock()
+        self._start_wait()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
             metrics |= self._metrics(global_steps, partition_id, {prompt_of(key) for key in batch.keys})
@@ -280,7 +280,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
         """Block until every submitted prompt is finished."""
-        self._waiting_since = self._last_told = self.clock()
+        self._start_wait()
         while True:
             self._sync_metadata_from_transfer_queue()
             self._terminal_eviction_reasons(global_steps, partition_id)
@@ -292,6 +292,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         if self._held_back_since is not None:
             self._counts["deadline_wait_s"] += self.clock() - self._held_back_since  # type: ignore[assignment]  # not int
             self._held_back_since = None
+
+    def _start_wait(self) -> None:
+        self._waiting_since = self._last_told = self.clock()
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self.sleep(self.poll_interval)

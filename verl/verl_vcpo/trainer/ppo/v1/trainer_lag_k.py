@@ -129,8 +129,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     # Each step, in order.
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        size, fetched = num_prompts or self.config.data.train_batch_size, self.config.data.train_batch_size
-        if not withheld_prompts.count() and size % (self.config.data.get("gen_batch_size") or fetched) == 0:
+        batch_size = self.config.data.train_batch_size
+        size = num_prompts or batch_size
+        whole_fetches = size % (self.config.data.get("gen_batch_size") or batch_size) == 0
+        if whole_fetches and not withheld_prompts.count():
             return super()._next_train_batch(num_prompts)
         batch = withheld_prompts.next_batch(size, super()._next_train_batch)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
@@ -184,7 +186,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         except ray.exceptions.RayError:  # a sampler that died during the update has the weights once it is replaced
             if not self.sampler_keeper.replace_dead():
                 raise
-        # verl's timer notes nothing where its block raised.
+        # verl's `marked_timer` records no time for a weight update that raised.
         self.timing_raw.setdefault("update_weights", time.perf_counter() - start)
 
     def _compute_metrics(
