@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of, shared_memory_of
+from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
 from testkit import ROOT
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
+from verl_vcpo.workers.rollout.engine_processes import shared_memory_of
 
 BATCH = 4
 _TIMEOUT_S = 900
@@ -51,7 +52,7 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
 def abandoned_memory() -> set[str]:
     """The shared-memory files of this machine that no process has mapped, less the weights of runs that are up."""
     files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-    files -= {file.name for file in shared_memory_of(list(psutil.process_iter()))}
+    files -= {Path(file).name for file in shared_memory_of(psutil.process_iter())}
     return {name for name in files if not ((run := _WEIGHTS.match(name)) and processes_of(run[1]))}
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from verl_vcpo.workers.rollout.engine_processes import shared_memory_of
+
 RUN_ID_VARIABLE = "VCPO_RUN_ID"
 _SHARED_MEMORY = "/dev/shm/"
 _GRACE_S = 5.0
@@ -36,15 +38,6 @@ def processes_of(run_id: str) -> list[psutil.Process]:
     return found
 
 
-def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
-    """The shared-memory files that the processes have mapped."""
-    files = set()
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            files |= {Path(m.path) for m in process.memory_maps(grouped=True) if m.path.startswith(_SHARED_MEMORY)}
-    return files
-
-
 class Run:
     """What a run has on this machine. `observe` while it is up, so that `clean_up` knows it after a crash."""
 
@@ -55,7 +48,7 @@ class Run:
     def observe(self) -> list[psutil.Process]:
         """Note the shared-memory files of the processes that are up now; those processes."""
         processes = processes_of(self.run_id)
-        self._shared_memory |= shared_memory_of(processes)
+        self._shared_memory |= {Path(file) for file in shared_memory_of(processes)}
         return processes
 
     def clean_up(self) -> None:

@@ -33,7 +33,7 @@ SETTINGS = [
 class Stopped:
     """A run that was stopped while it trained: its folder, its log then, its exit code and what it left.
 
-    processes: at once; left: soon after. Other runs on the machine make shared memory, which they map a moment later.
+    processes: at once; left: soon after, since other runs on the machine have shared memory that they do not map yet.
     """
 
     run_dir: Path

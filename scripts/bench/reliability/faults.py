@@ -23,6 +23,7 @@ SETTINGS = [
     "async.sampler_timeout_s=20",
 ]
 _CLEAN_UP_S = 30
+_OTHER_RUN_S = 300  # another run on the machine removes the shared memory of its dead samplers when it replaces them
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,14 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
 
 
 def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:
-    deadline = time.monotonic() + _CLEAN_UP_S  # what cleans up after a killed driver needs a moment
-    while (processes_of(run_id) or abandoned_memory() - abandoned_before) and time.monotonic() < deadline:
+    start = time.monotonic()
+    while processes_of(run_id) and time.monotonic() < start + _CLEAN_UP_S:  # it needs a moment after a killed driver
         time.sleep(0.5)
     found = []
     if processes := processes_of(run_id):
         found.append(f"processes left: {[p.name() for p in processes]}")
+    while abandoned_memory() - abandoned_before and time.monotonic() < start + _OTHER_RUN_S:
+        time.sleep(0.5)
     if memory := abandoned_memory() - abandoned_before:
         found.append(f"shared memory left: {sorted(memory)}")
     return found

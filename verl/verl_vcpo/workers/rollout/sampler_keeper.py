@@ -1,22 +1,19 @@
 """Samplers that die are replaced while the run goes on; clients send their requests to another sampler meanwhile."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_vcpo.console import print_line
+from verl_vcpo.workers.rollout import engine_processes
+from verl_vcpo.workers.rollout.engine_processes import EngineProcesses
 from verl_vcpo.workers.rollout.llm_client import is_server_failure
 
 _PROBE_S = 60.0
-
-Engine = tuple[str, list[tuple[int, float]]]
-"""A node, and the processes of an engine on it."""
 
 
 class SamplerKeeper:
@@ -38,7 +35,7 @@ class SamplerKeeper:
     ) -> None:
         self._servers, self._weights, self._timeout_s = servers, weights, min(timeout_s, _PROBE_S)
         self._before_restart = before_restart
-        self._engines: dict[str, list[Engine]] = {}
+        self._engines: dict[str, list[EngineProcesses]] = {}
         self.version = version
         """The policy version that the samplers have: set before every weight update."""
         self._remove_dead()
@@ -101,11 +98,11 @@ class SamplerKeeper:
         return fresh
 
 
-def _remove(replica: Any, engines: list[Engine]) -> None:
+def _remove(replica: Any, engines: list[EngineProcesses]) -> None:
     """End the processes of a sampler that are left, and free the devices and actor names for the replacement."""
-    for node_id, processes in engines:  # an engine's processes outlive their server, and keep a GPU's memory
-        on_node = NodeAffinitySchedulingStrategy(node_id, soft=True)
-        ray.get(_kill.options(scheduling_strategy=on_node).remote(processes))
+    for engine in engines:  # an engine's processes outlive their server, and keep a GPU's memory
+        on_node = NodeAffinitySchedulingStrategy(engine.node_id, soft=True)
+        ray.get(_end_engine.options(scheduling_strategy=on_node).remote(engine))
     actors = (*replica.servers, *replica.workers)
     for actor in actors:
         ray.kill(actor)
@@ -119,11 +116,4 @@ def _remove(replica: Any, engines: list[Engine]) -> None:
         ray.util.remove_placement_group(group)
 
 
-@ray.remote(num_cpus=0)
-def _kill(processes: list[tuple[int, float]]) -> None:
-    """End processes of this node, given as (id, time of creation): the system may use an id again."""
-    for pid, created in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            if process.create_time() == created:
-                process.kill()
+_end_engine = ray.remote(num_cpus=0)(engine_processes.end)

@@ -11,13 +11,13 @@ In both cases no prefix that old weights have computed is reused for another req
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import ray
 from cachetools import LRUCache
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from verl_vcpo.workers.rollout.admission import most_calls
+from verl_vcpo.workers.rollout.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 _MOST_DROPPED = 10_000  # ids of ended requests are kept for those that arrive after their end
@@ -61,16 +61,11 @@ class LagKvLLMHttpServer(vLLMHttpServer):
 
         return pause
 
-    async def probe(self) -> tuple[str, list[tuple[int, float]]]:
-        """Return only if the engine answers, not only this server.
-
-        Returns:
-            this node's id; process id and time of creation of each of the engine's processes.
-        """
+    async def probe(self) -> EngineProcesses:
+        """What this server's engine has on this node. Returns only if the engine answers, not only this server."""
         if self.node_rank == 0:
             await self.engine.is_sleeping()  # a cheap call that the engine's process has to answer
-        children = psutil.Process().children(recursive=True)
-        return ray.get_runtime_context().get_node_id(), [(child.pid, child.create_time()) for child in children]
+        return engine_processes(ray.get_runtime_context().get_node_id())
 
     async def drop_request(self, request_id: str) -> None:
         """End a request that nobody waits for, whether it is in the engine or still on its way there."""

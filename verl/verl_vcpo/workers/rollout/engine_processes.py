@@ -1,0 +1,66 @@
+"""What a sampler's engine has on its node: processes, and shared memory, which outlives processes that are killed."""
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+_SHARED_MEMORY = "/dev/shm/"
+_OF_THE_RUN = f"{_SHARED_MEMORY}vcpo-"  # weights that other samplers read as well
+_DEATH_S = 10.0
+
+
+class EngineProcesses(NamedTuple):
+    """The processes of one node that serve one engine.
+
+    node_id: Ray's id of the node.
+    processes: id and time of creation (seconds since 1970) of each; the system may use an id again.
+    shared_memory: the files that the processes have mapped.
+    """
+
+    node_id: str
+    processes: list[tuple[int, float]]
+    shared_memory: list[str]
+
+
+def engine_processes(node_id: str) -> EngineProcesses:
+    """The engine that the calling process, on node `node_id`, has started: all of its children."""
+    children = psutil.Process().children(recursive=True)
+    files = [file for file in shared_memory_of(children) if not file.startswith(_OF_THE_RUN)]
+    return EngineProcesses(node_id, [(child.pid, child.create_time()) for child in children], sorted(files))
+
+
+def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
+    """The shared-memory files that the processes have mapped and that still have a name.
+
+    /proc/PID/maps, not psutil's memory_maps: that counts the pages of every mapping, which takes long where a process
+    has many.
+    """
+    files = set()
+    for process in processes:
+        # it ended while we looked, or is another user's
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                path = line.split(maxsplit=5)[-1]
+                if path.startswith(_SHARED_MEMORY) and not path.endswith(" (deleted)"):
+                    files.add(path)
+    return files
+
+
+def end(engine: EngineProcesses) -> None:
+    """Kill the engine's processes on this node, and remove the shared memory that nobody has mapped then.
+
+    vLLM's processes share memory that their resource tracker would remove; the tracker is killed with them.
+    """
+    found = []
+    for pid, created in engine.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.create_time() == created:
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, timeout=_DEATH_S)
+    for file in set(engine.shared_memory) - shared_memory_of(psutil.process_iter()):
+        Path(file).unlink(missing_ok=True)
