@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from verl_vcpo import start_up
 from verl_vcpo.cpu import environment
 
+start_up.collect_rarely()
 environment.apply()
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a test that calls Ray without starting it fails, and starts none
 

@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_vcpo import start_up
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -97,6 +99,7 @@ def what_next(config: "DictConfig") -> str:
 
 def prepare_environment(overrides: list[str]) -> None:
     """Decide between CPU and GPU, and set what has to be set before verl, Ray and vLLM are imported."""
+    start_up.collect_rarely()
     given = [o.removeprefix("hardware=") for o in overrides if o.startswith("hardware=")]
     if given:
         hardware = given[-1]
@@ -229,7 +232,9 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     # The terminal is for our lines and the progress bar; what verl prints goes to a file.
     with cleaned_up(run_id) as run, open(run_dir / "verl.log", "w") as log, contextlib.redirect_stdout(log):
         init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-        runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), init.pop("runtime_env", None) or {})
+        in_each_worker = {"worker_process_setup_hook": start_up.__name__ + ".collect_rarely"}
+        given = init.pop("runtime_env", None) or {}
+        runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
         init["runtime_env"] = OmegaConf.to_container(runtime_env)
         with ray_access.started(init):
             catch_sigterm()

@@ -51,6 +51,7 @@ RAY = Place(
         Reach("(several files)", How.CALLS, "ray:get", "object_refs, timeout", ""),
         Reach("(several files)", How.CALLS, "ray:remote", "", "a decorator; `options` of what it makes"),
         Reach("(several files)", How.CALLS, "ray:kill", "actor", ""),
+        Reach("ray_session", How.NAMES, "ray.runtime_env.runtime_env", '"worker_process_setup_hook"', "by its path"),
         Reach("probe", How.CALLS, "ray:get_runtime_context", "", "`get_node_id`"),
         Reach(
             "_remove", How.CALLS, "ray.util:remove_placement_group", "placement_group", "frees a dead sampler's devices"

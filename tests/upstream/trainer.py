@@ -25,6 +25,13 @@ TRAINER = Place(
             "our workers in `role_worker_mapping`",
         ),
         Reach("LagKTrainer._load_checkpoint", How.OVERRIDES, f"{BASE}._load_checkpoint", "", "whole checkpoints only"),
+        Reach(
+            "LagKTrainer._end_unused_balancer",
+            How.USES,
+            "verl.workers.rollout.llm_server:LLMServerManager.create_empty",
+            "",
+            "`llm_server_manager.global_load_balancer`, started for no sampler: ended",
+        ),
         Reach("LagKTrainer._save_checkpoint", How.OVERRIDES, f"{BASE}._save_checkpoint", "", "written aside, sealed"),
         Reach(
             "LagKTrainer._next_train_batch",

@@ -262,6 +262,9 @@ class SimulatedTrainer(trainer_lag_k.LagKTrainer):
         self.replay_buffer.clock = lambda: self._samplers.clock.now
         self._load_checkpoint()
 
+    def _end_unused_balancer(self) -> None:
+        """Nothing has started it."""
+
     def _init_dataloader(self) -> None:
         self.train_dataloader, self.train_dataloader_it = self._data, None
         self.total_training_steps, self.steps_per_epoch = self.config.trainer.total_training_steps, sys.maxsize

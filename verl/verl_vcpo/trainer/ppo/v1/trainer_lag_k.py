@@ -90,6 +90,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         print_line("Starting the trainer (Megatron) ...")
 
     def _load_checkpoint(self) -> None:
+        self._end_unused_balancer()
         checkpoint.choose(self.config.trainer)
         super()._load_checkpoint()
         if self.global_steps:
@@ -101,6 +102,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps)
         print_line("Starting the samplers (vLLM) ...")
+
+    def _end_unused_balancer(self) -> None:
+        """End the load balancer that verl starts for samplers on the trainer's devices: a lag-k run has none there."""
+        ray.kill(self.llm_server_manager.global_load_balancer)
 
     def on_init_end(self) -> None:
         super().on_init_end()
