@@ -18,6 +18,7 @@ def buffer_with(
 ) -> LagKReplayBuffer:
     buffer = LagKReplayBuffer(
         lag=lag,
+        samples=1,
         on_deadline=on_deadline,
         reissue_fn=lambda uids, partition_id: (reissued if reissued is not None else []).extend(uids),
         trainer_mode="lag_k",
@@ -37,7 +38,7 @@ def choose(buffer: LagKReplayBuffer, step: int, batch_size: int) -> list[str] | 
     finished = buffer.finished_keys["train"]
     if not buffer._has_enough_samples(step, "train", batch_size, finished):
         return None
-    return buffer._select_prompt_uids("train", finished, batch_size)[0]
+    return buffer._oldest("train", finished, batch_size)
 
 
 def test_waits_for_a_batch() -> None:

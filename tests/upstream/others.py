@@ -21,6 +21,13 @@ VLLM = Place(
             "prompt, sampling_params, request_id",
             "replaced: salts every prompt with the policy version",
         ),
+        Reach(
+            "_counted",
+            How.REPLACES,
+            "vllm.v1.engine.async_llm:AsyncLLM.add_request",
+            "request_id, prompt, params",
+            "the engine has the request once it returns; `generate` calls it",
+        ),
         Reach("_salted", How.USES, "vllm.inputs:TokensPrompt.cache_salt", "", "a key of the prompt"),
         Reach(
             "probe", How.CALLS, "vllm.v1.engine.async_llm:AsyncLLM.is_sleeping", "", "any call that the engine answers"
@@ -109,6 +116,23 @@ QUEUE = Place(
         Reach("LagKTaskRunner.run", How.CALLS, "transfer_queue:init", "conf", "starts it"),
         Reach("LagKTaskRunner.run", How.CALLS, "transfer_queue:close", "", "ends it"),
         Reach("(several files)", How.CALLS, "transfer_queue:kv_list", "partition_id=None", "tags by key, by partition"),
+        Reach("tags_of", How.CALLS, "transfer_queue:get_client", "", "for calls that the key-value interface lacks"),
+        Reach(
+            "tags_of",
+            How.CALLS,
+            "transfer_queue.client:TransferQueueClient.kv_retrieve_meta",
+            "keys, partition_id, create",
+            "of the stored ones of the keys, in their order",
+        ),
+        Reach(
+            "tags_of",
+            How.CALLS,
+            "transfer_queue.client:TransferQueueClient.kv_retrieve_keys",
+            "global_indexes, partition_id",
+            "which ones these are",
+        ),
+        Reach("tags_of", How.USES, "transfer_queue:BatchMeta.size", "", "the number of stored keys"),
+        Reach("tags_of", How.NAMES, "transfer_queue.metadata", "custom_meta", "the tags"),
         Reach("(several files)", How.CALLS, "transfer_queue:kv_clear", "keys, partition_id", ""),
         Reach(
             "(several files)", How.CALLS, "transfer_queue:kv_batch_get", "keys, partition_id, select_fields=None", ""

@@ -32,6 +32,13 @@ SAMPLERS = Place(
             "",
             "the version with which a request starts: no await follows theirs before the engine has it",
         ),
+        Reach(
+            "LagKvLLMHttpServer._admitting",
+            How.NAMES,
+            f"{SERVER}.abort_all_requests",
+            "while self._admitting > 0:",
+            "theirs counts requests until their first token; ours, until the engine has them",
+        ),
         Reach("LagKvLLMHttpServer.generate", How.OVERRIDES, f"{SERVER}.generate", "", "`min_global_steps`"),
         Reach("LagKvLLMHttpServer", How.USES, f"{SERVER}.engine", "", "vLLM's AsyncLLM"),
         Reach("LagKvLLMHttpServer", How.USES, f"{SERVER}.global_steps", "", "the policy version"),

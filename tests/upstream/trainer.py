@@ -225,6 +225,17 @@ REPLAY = Place(
             "often; dead samplers",
         ),
         Reach(
+            "LagKReplayBuffer._sync_metadata_from_transfer_queue",
+            How.OVERRIDES,
+            f"{BUFFER}._sync_metadata_from_transfer_queue",
+            "",
+            "asks for what can have changed; verl lists all keys",
+        ),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.finished_keys", "", "prompts by partition"),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.partitions", "", "the trajectories' tags by partition and key"),
+        Reach("LagKReplayBuffer", How.USES, f"{BUFFER}.filter_groups_metric", "", "None: no group filtering"),
+        Reach("sessions_of", How.NAMES, LOOP, '"__rollout_n__"', "a prompt's own number of sessions"),
+        Reach(
             "LagKReplayBuffer.wait_until_finished",
             How.CALLS,
             f"{BUFFER}._sync_metadata_from_transfer_queue",

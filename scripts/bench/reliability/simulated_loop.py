@@ -18,16 +18,23 @@ prepare_environment(["hardware=cpu"])
 
 import numpy as np  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
-from transfer_queue import KVBatchMeta  # noqa: E402
+from transfer_queue import BatchMeta, KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer  # noqa: E402
 from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
-from verl_vcpo.trainer.ppo.v1 import agent_loop, replay_buffer, trainer_lag_k, withheld_prompts  # noqa: E402
+from verl_vcpo.trainer.ppo.v1 import (  # noqa: E402
+    agent_loop,
+    replay_buffer,
+    stored_tags,
+    trainer_lag_k,
+    withheld_prompts,
+)
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager  # noqa: E402
-from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, prompt_of  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of  # noqa: E402
 
 
 class Deadlock(Exception):
@@ -89,6 +96,18 @@ class MemoryQueue:
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> Any:
         return tu.concat_tensordict([self._fields[partition_id, key] for key in keys])
 
+    def get_client(self) -> "MemoryQueue":
+        return self
+
+    def kv_retrieve_meta(self, keys: list[str], partition_id: str, create: bool) -> BatchMeta:
+        """Of the stored ones of the keys; in place of an index the key itself."""
+        stored = [key for key in keys if key in self.tags.get(partition_id, {})]
+        tags = [dict(self.tags[partition_id][key]) for key in stored]
+        return BatchMeta(stored, [partition_id] * len(stored), custom_meta=tags)
+
+    def kv_retrieve_keys(self, global_indexes: list[str], partition_id: str) -> list[str]:
+        return global_indexes
+
     def copy(self) -> "MemoryQueue":
         """What a checkpoint keeps."""
         copy = MemoryQueue()
@@ -103,8 +122,8 @@ class MemoryQueue:
 class SimulatedSamplers:
     """In place of agent loops and vLLM: prompts take their time, some fail, weight updates pause all of them."""
 
-    def __init__(self, schedule: Schedule, clock: SimulatedClock, queue: MemoryQueue) -> None:
-        self.version = 0
+    def __init__(self, schedule: Schedule, clock: SimulatedClock, queue: MemoryQueue, config: DictConfig) -> None:
+        self.version, self.config = 0, config
         self.clock, self._schedule, self.queue = clock, schedule, queue
         self._rng = random.Random(schedule.seed + 1)
         self.submitted: set[str] = set()
@@ -297,6 +316,7 @@ def _configured(schedule: Schedule, lag: float, batch_size: int) -> DictConfig:
     config["async"].lag, config["async"].on_deadline = lag, str(schedule.on_deadline)
     config["async"].exact_lag = schedule.exact
     config.data.train_batch_size = batch_size
+    config.actor_rollout_ref.rollout.n = schedule.samples
     config.trainer.total_training_steps = schedule.steps
     config.trainer.save_freq = schedule.resume.save_freq if schedule.resume else -1
     return config
@@ -310,7 +330,7 @@ def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
         trainer.global_steps = loaded.step if loaded else 0
 
     with contextlib.ExitStack() as stack:
-        for module in (verl_replay_buffer, trainer_base, agent_loop, replay_buffer, withheld_prompts):
+        for module in (verl_replay_buffer, trainer_base, agent_loop, replay_buffer, stored_tags, withheld_prompts):
             stack.enter_context(mock.patch.object(module, "tq", queue))
         stack.enter_context(mock.patch.object(trainer_base.PPOTrainer, "_load_checkpoint", load))
         stack.enter_context(mock.patch.object(trainer_lag_k, "SamplerKeeper", SamplersThatLive))
@@ -326,12 +346,12 @@ def _trained(
 ) -> SimulatedTrainer:
     """One process of the run, from its first step to its last or to the crash."""
     queue, rng = loaded.queue.copy() if loaded else MemoryQueue(), random.Random(schedule.seed + 2)
-    samplers = SimulatedSamplers(schedule, SimulatedClock(), queue)
+    config = _configured(schedule, lag, batch_size)
+    samplers = SimulatedSamplers(schedule, SimulatedClock(), queue, config)
     samplers.submitted.update(loaded.submitted if loaded else ())
     data = SimulatedData(schedule.rows, loaded.position if loaded else 0)
     crash_step = schedule.resume.crash_step if schedule.resume and not loaded else None
     with _in_memory(queue, loaded):
-        config = _configured(schedule, lag, batch_size)
         trainer = SimulatedTrainer(config, samplers, lambda: rng.expovariate(0.3), data, crash_step)
         trainer.init()
         outcome.withheld += len(queue.tags.get("withheld", {}))

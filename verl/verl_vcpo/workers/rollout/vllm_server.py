@@ -32,6 +32,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     """Reports the policy version that a request started with, and can pause requests instead of aborting them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._on_their_way: set[str] = set()
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
         self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
@@ -41,9 +42,13 @@ class LagKvLLMHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
-        self.engine.generate = self._salted(self.engine.generate)
+        self._extend(self.engine)
+
+    def _extend(self, engine: Any) -> None:
+        engine.generate = self._salted(engine.generate)
+        engine.add_request = self._counted(engine.add_request)
         if keeps_kv_cache(self.config):
-            self.engine.pause_generation = self._pausing(self.engine.pause_generation)
+            engine.pause_generation = self._pausing(engine.pause_generation)
 
     def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only."""
@@ -53,6 +58,30 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             return generate(prompt=prompt, **kwargs)
 
         return salted
+
+    def _counted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
+        """A request is on its way no more once the engine has it."""
+
+        async def counted(request_id: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return await add_request(request_id, *args, **kwargs)
+            finally:
+                self._on_their_way.discard(request_id)
+
+        return counted
+
+    @property
+    def _admitting(self) -> int:
+        """Requests that are past the gate and that the engine does not have yet: a weight update waits for these.
+
+        verl counts a request until its first token. A request that waits in the engine for a slot has none, so that
+        every weight update would wait for slots, a minute at most.
+        """
+        return len(self._on_their_way)
+
+    @_admitting.setter
+    def _admitting(self, _: int) -> None:
+        """verl's own count, which is not used."""
 
     @staticmethod
     def _pausing(pause_generation: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +105,8 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         if request_id in self._dropped:
             return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": self.global_steps})
         rejected = await super()._park_until_admitted(request_id)
+        if rejected is None:
+            self._on_their_way.add(request_id)
         self._admitted_with[request_id] = self.global_steps
         return rejected
 
@@ -86,6 +117,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
+            self._on_their_way.discard(request_id)
             version = self._admitted_with.pop(request_id, self.global_steps)
         output.extra_fields["min_global_steps"] = version
         return output

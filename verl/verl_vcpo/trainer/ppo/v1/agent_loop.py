@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure, prompt_of
+from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
+from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
 from verl_vcpo.workers.rollout.admission import request_order
 from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
 
@@ -25,7 +26,7 @@ FINAL = "final"
 
 def failures(uids: list[str], partition_id: str) -> list[Failure]:
     """For each of these failed prompts the cause."""
-    tags = tq.kv_list(partition_id)[partition_id]
+    tags = tags_of(uids, partition_id)
     unknown = "for a reason that is in the agent loop workers' logs"
     return [Failure(tags[uid].get(REASON, unknown), tags[uid].get(FINAL, False)) for uid in uids]
 
@@ -95,15 +96,14 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
     def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
         """Sample these prompts again from the start, as if they had been submitted at `step`."""
         self.cancel(uids)
-        stored, again = tq.kv_list(partition_id)[partition_id], set(uids)
-        stale = [key for key, tag in stored.items() if not tag.get("is_prompt") and prompt_of(key) in again]
-        if stale:
-            tq.kv_clear(keys=stale, partition_id=partition_id)
+        rollout = self.config.actor_rollout_ref.rollout
         if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
             rows = [self._row_in_validation[uid] for uid in uids]
-            prompts = tu.index_select_tensor_dict(self._in_validation, rows)
+            prompts, samples = tu.index_select_tensor_dict(self._in_validation, rows), rollout.val_kwargs.n
         else:
-            prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)
+            prompts, samples = tq.kv_batch_get(keys=uids, partition_id=partition_id), rollout.n
+        if stale := list(trajectories_of(sessions_of(prompts, samples), partition_id)):
+            tq.kv_clear(keys=stale, partition_id=partition_id)
         tu.assign_non_tensor_data(prompts, "global_steps", step)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
         tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)

@@ -7,7 +7,7 @@ before the gradient without a second forward (workers/engine/megatron/packed/pla
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
-from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of
 
 
 def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> None:

@@ -15,18 +15,15 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import withheld_prompts
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
+from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, Tag, prompt_of, sessions_of, trajectories_of
 
 _POLL_S = 0.05
+_REST = 4  # a poll is followed by at least so many times its own duration without one
 # Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
 # the cause is taken to be in the prompt, and the run ends.
 MAX_ATTEMPTS = 4
 _MAX_LINES = 3  # printed for prompts that fail at the same time
 _TELL_S = 60.0  # a wait prints after each of these what it is for
-
-
-def prompt_of(key: str) -> str:
-    """The uid of the prompt whose trajectory is stored under `key`: {uid}_{session}_{index}, or the uid itself."""
-    return key.split("_")[0]
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     Args:
         lag: k; a trajectory's lag is at most k rounded up. 0 waits for the batch that was submitted at this step.
+        samples: n, the sessions of a prompt that does not say otherwise.
         reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
         on_deadline: what happens to a prompt that is due and not finished.
         exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
@@ -54,6 +52,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def __init__(
         self,
         lag: float,
+        samples: int,
         reissue_fn: Callable[[list[str], str], None],
         on_deadline: OnDeadline = OnDeadline.WAIT,
         exact: bool = False,
@@ -63,6 +62,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         super().__init__(**kwargs)
         self.lag = lag
         self.bound = math.ceil(lag)
+        self.samples = samples
         self.reissue_fn = reissue_fn
         self.on_deadline = on_deadline
         self.exact = exact
@@ -70,6 +70,10 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+        self._partition = "train"
+        self._poll_s = 0.0
+        self._prompt_tags = PromptTags()
+        self._sessions: dict[str, int] = {}
         self._submission_number: dict[str, int] = {}
         self._count_submitted = itertools.count()
         self._data_row: dict[str, int] = {}
@@ -89,6 +93,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
         Args:
             prompts: with the fields `uid` and `index`, the prompt's row in the data.
         """
+        self._sessions |= sessions_of(prompts, self.samples)
+        self._prompt_tags.add(map(str, prompts["uid"]))
         for uid, row in zip(map(str, prompts["uid"]), prompts["index"], strict=True):
             self._submission_number[uid] = next(self._count_submitted)
             self._data_row[uid] = int(row)
@@ -118,7 +124,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
             tq.kv_batch_put(keys=resumed.again, partition_id="train", tags=[{"status": "pending"}] * len(resumed.again))
         in_flight = [*resumed.kept, *resumed.again]
         if in_flight:
-            self.note_submitted(tq.kv_batch_get(keys=in_flight, partition_id="train", select_fields=["uid", "index"]))
+            self.note_submitted(tq.kv_batch_get(keys=in_flight, partition_id="train"))
         late = finished - {*resumed.kept, *resumed.withheld}
         if late or resumed.withheld:
             print_line(
@@ -134,11 +140,42 @@ class LagKReplayBuffer(ReplayBufferAsync):
         if trajectories:
             tq.kv_clear(keys=trajectories, partition_id="train")
 
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        """What has become of the prompts of the partition that is sampled from. verl lists all keys of all partitions.
+
+        The trajectories of training's prompts are asked for when a batch is chosen; group filtering needs all of them.
+        """
+        start, partition = self.clock(), self._partition
+        if partition == "train" and self.filter_groups_metric is None:
+            self._take_over(partition, self._prompt_tags.current(partition), {})
+        else:
+            tags = (tq.kv_list(partition) or {}).get(partition, {})
+            prompts = {key: tag for key, tag in tags.items() if tag.get("is_prompt")}
+            self._take_over(partition, prompts, {key: tag for key, tag in tags.items() if key not in prompts})
+        self._poll_s = self.clock() - start
+
+    def _take_over(self, partition: str, prompts: dict[str, Tag], trajectories: dict[str, Tag]) -> None:
+        keys = {
+            "pending": self.pending_keys,
+            "running": self.running_keys,
+            "finished": self.finished_keys,
+            "failure": self.failure_keys,
+        }
+        for of_status in keys.values():
+            of_status[partition] = set()
+        for uid, tag in prompts.items():
+            keys[tag["status"]][partition].add(uid)
+        self.prompt_global_steps[partition] = {uid: tag["global_steps"] for uid, tag in prompts.items()}
+        self.partitions[partition] = trajectories
+
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+        chosen = self._oldest(partition_id, sampleable_keys, batch_size)
+        if not self.partitions[partition_id]:
+            self.partitions[partition_id] = trajectories_of({uid: self._sessions[uid] for uid in chosen}, partition_id)
         _, trajectories, submitted = super()._select_prompt_uids(partition_id, set(), 0)
-        return self._oldest(partition_id, sampleable_keys, batch_size), trajectories, submitted
+        return chosen, trajectories, submitted
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
@@ -246,6 +283,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
         self._counts.clear()
+        self._partition = partition_id
         self._start_wait()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
@@ -268,7 +306,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         }
 
     def _forget(self, uids: set[str]) -> None:
+        self._prompt_tags.remove(uids)
         for uid in uids:
+            self._sessions.pop(uid, None)
             self._attempts.pop(uid, None)
             self._submission_number.pop(uid, None)
             self._data_row.pop(uid, None)
@@ -280,6 +320,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
         """Block until every submitted prompt is finished."""
+        self._partition = partition_id
         self._start_wait()
         while True:
             self._sync_metadata_from_transfer_queue()
@@ -297,7 +338,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._waiting_since = self._last_told = self.clock()
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        self.sleep(self.poll_interval)
+        self.sleep(max(self.poll_interval, _REST * self._poll_s))
         now = self.clock()
         if now - self._last_told >= _TELL_S:
             self._last_told = now

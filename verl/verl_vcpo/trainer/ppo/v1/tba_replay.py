@@ -12,7 +12,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from vcpo.stabilizers.group_replay import GroupReplay
-from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of
 
 PARTITION = "replay"
 _ORDER, _REWARD = "remembered", "mean_reward"

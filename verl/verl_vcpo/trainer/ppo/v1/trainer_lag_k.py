@@ -68,6 +68,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         settings = self.config["async"]
         return LagKReplayBuffer(
             lag=settings.lag,
+            samples=self.config.actor_rollout_ref.rollout.n,
             reissue_fn=self._resubmit,
             failures_fn=failures,
             on_deadline=OnDeadline(settings.on_deadline),

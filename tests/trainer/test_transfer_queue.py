@@ -1,6 +1,7 @@
-"""TBA's buffer in a real TransferQueue."""
+"""What is read from, and kept in, a real TransferQueue: tags of chosen keys, the groups that TBA remembers."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from recipe.fully_async_policy import main, ray_access
-from verl_vcpo.trainer.ppo.v1.replay_buffer import prompt_of
+from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import PARTITION, TBAReplay
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,48 @@ def contents(batch: KVBatchMeta) -> list[tuple[str, float, int]]:
         (str(uid), reward, tag["min_global_steps"])
         for uid, reward, tag in zip(data["uid"], rewards, batch.tags, strict=True)
     ]
+
+
+def put_tags(partition: str, tags: dict[str, dict[str, Any]]) -> None:
+    tq.kv_batch_put(keys=list(tags), partition_id=partition, tags=list(tags.values()))
+
+
+def test_tags_of_chosen_keys(queue: None) -> None:
+    put_tags("chosen", {"a": {"status": "running"}, "b": {"status": "finished"}, "a_0_0": {"seq_len": 3}})
+    assert tags_of(["b", "a"], "chosen") == {"b": {"status": "finished"}, "a": {"status": "running"}}
+    assert list(tags_of(["missing", "a_0_0", "b"], "chosen")) == ["a_0_0", "b"]
+    assert tags_of(["missing"], "chosen") == tags_of([], "chosen") == tags_of(["a"], "no such partition") == {}
+
+
+def test_all_trajectories_of_chosen_prompts(queue: None) -> None:
+    trajectories = ["x_0_0", "x_0_1", "x_0_2", "x_2_0", "y_0_0", "y_1_0", "other_0_0"]  # x's session 1 has none
+    put_tags("groups", {key: {"seq_len": number} for number, key in enumerate(trajectories)} | {"x": {"status": "?"}})
+    found = trajectories_of({"x": 3, "y": 2}, "groups")
+    assert found == {key: {"seq_len": number} for number, key in enumerate(trajectories[:-1])}
+
+
+def test_a_prompt_is_asked_for_until_it_is_finished(queue: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    retrieve = tq.get_client().kv_retrieve_meta
+    monkeypatch.setattr(tq.get_client(), "kv_retrieve_meta", lambda **kw: asked.append(kw["keys"]) or retrieve(**kw))
+    prompts = PromptTags()
+    prompts.add(["p", "q", "r"])
+    assert prompts.current("prompts") == {}, "not stored yet"
+    put_tags("prompts", {"p": {"status": "pending"}, "q": {"status": "finished"}, "r": {"status": "failure"}})
+    assert {uid: tag["status"] for uid, tag in prompts.current("prompts").items()} == {
+        "p": "pending",
+        "q": "finished",
+        "r": "failure",
+    }
+    put_tags("prompts", {"p": {"status": "finished"}, "r": {"status": "pending"}})  # r is sampled again
+    assert {uid: tag["status"] for uid, tag in prompts.current("prompts").items()} == {
+        "p": "finished",
+        "q": "finished",
+        "r": "pending",
+    }
+    prompts.remove(["p", "q"])
+    assert list(prompts.current("prompts")) == ["r"]
+    assert asked == [["p", "q", "r"], ["p", "q", "r"], ["p", "r"], ["r"]]
 
 
 def test_remembered_groups_come_back_whole(queue: None) -> None:

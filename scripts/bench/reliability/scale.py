@@ -1,0 +1,129 @@
+"""The control loop at the scale of the launch scripts: their layouts, each in a process of its own (scale_run.py)."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from scripts.bench.reliability.launch_scripts import SHELL
+from testkit import ROOT
+
+_TIMEOUT_S = 1800
+_MOST_WORKERS = 8  # what a machine of 24 GiB has the memory for
+
+
+@dataclass(frozen=True)
+class ScaleLayout:
+    """What of a launch script's layout the control loop sees. slots: of a sampler, `max_num_seqs`."""
+
+    script: str
+    batch_size: int
+    samples: int
+    lag: float
+    samplers: int
+    slots: int
+    agent_workers: int
+
+    @property
+    def in_flight(self) -> int:
+        return int((self.lag + 1) * self.batch_size * self.samples)
+
+
+@dataclass
+class ScaleResult:
+    """Times in seconds; of a step, a poll and an update the mean over the run's steps, of a poll the longest."""
+
+    script: str
+    in_flight: int
+    trajectories_per_step: int
+    submit_s: float = 0.0
+    step_s: float = 0.0
+    driver_s_per_step: float = 0.0
+    poll_s: float = 0.0
+    update_s: float = 0.0
+    reissue_s: float = 0.0
+    reissued: int = 0
+    trajectories_per_s: float = 0.0
+    declared_dead: int = 0
+    hung: int = 0
+
+
+def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, tokens: float) -> list[str]:
+    """The overrides of a CPU run with this layout."""
+    return [
+        "+task=countdown",
+        "hardware=cpu",
+        f"data.train_files={assets}/data/train.parquet",
+        f"data.val_files={assets}/data/val.parquet",
+        f"actor_rollout_ref.model.path={assets}/model",
+        f"run_dir={run_dir}",
+        "reward.custom_reward_function.path=pkg://testkit.digits_reward",
+        f"data.train_batch_size={layout.batch_size}",
+        f"data.max_response_length={int(4 * tokens)}",
+        f"actor_rollout_ref.rollout.max_model_len={int(4 * tokens) + 128}",
+        f"actor_rollout_ref.rollout.n={layout.samples}",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={layout.samplers}",
+        f"actor_rollout_ref.rollout.max_num_seqs={layout.slots}",
+        f"actor_rollout_ref.rollout.agent.num_workers={layout.agent_workers}",
+        f"async.lag={layout.lag}",
+        "async.kv_cache=recompute",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=0",
+        "trainer.resume_mode=disable",
+        f"trainer.total_training_steps={steps}",
+    ]
+
+
+def launch_scripts() -> list[Path]:
+    """All of them."""
+    return sorted(path for path in SHELL.glob("*/*.sh"))
+
+
+def read_layout(script: Path) -> ScaleLayout:
+    """The layout of a launch script, from the configuration that the script prints."""
+    printed = subprocess.run(
+        ["bash", str(script), "--print-config"],
+        cwd=ROOT,
+        env={**os.environ, "CPU": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    config = yaml.safe_load(printed)
+    rollout = config["actor_rollout_ref"]["rollout"]
+    split = rollout["tensor_model_parallel_size"] * rollout["pipeline_model_parallel_size"]
+    return ScaleLayout(
+        script=str(script.relative_to(SHELL)),
+        batch_size=config["data"]["train_batch_size"],
+        samples=rollout["n"],
+        lag=config["async"]["lag"],
+        samplers=max(1, rollout["n_gpus_per_node"] * rollout["nnodes"] // split),
+        slots=rollout["max_num_seqs"],
+        agent_workers=min(_MOST_WORKERS, rollout["agent"]["num_workers"]),
+    )
+
+
+def run(layout: ScaleLayout, overrides: list[str], output: Path, token_s: float, mean_tokens: float) -> ScaleResult:
+    """One layout to its end; a run that has not ended after half an hour hangs.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    command = [sys.executable, "-m", "scripts.bench.reliability.scale_run", json.dumps(vars(layout)), str(output)]
+    with open(output.with_suffix(".log"), "w") as log:
+        process = subprocess.Popen(
+            [*command, str(token_s), str(mean_tokens), *overrides], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(60)
+            return ScaleResult(layout.script, layout.in_flight, layout.batch_size * layout.samples, hung=1)
+    if process.returncode:
+        raise RuntimeError(f"{layout.script}: {output.with_suffix('.log').read_text()[-2000:]}")
+    return ScaleResult(**json.loads(output.read_text()))

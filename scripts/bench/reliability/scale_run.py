@@ -1,0 +1,174 @@
+"""One layout of `scale`, in a process of its own: the real control loop around engines that only count tokens.
+
+Real: the trainer's feeding code and its own work on a batch, the replay buffer, TransferQueue, agent-loop and reward
+workers, load balancer, the servers' gates and the keeper of the samplers. Stand-ins: vLLM's engine
+(testkit/counting_engine.py) and Megatron's update, which is a pause.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from recipe.fully_async_policy import main as launcher
+
+launcher.prepare_environment(["hardware=cpu"])
+
+from omegaconf import open_dict  # noqa: E402
+from verl.experimental.reward_loop import RewardLoopManager  # noqa: E402
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY  # noqa: E402
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
+from verl.workers.rollout.llm_server import LLMServerManager  # noqa: E402
+
+from recipe.fully_async_policy.processes import new_run_id  # noqa: E402
+from scripts.bench.reliability.scale import ScaleLayout, ScaleResult  # noqa: E402
+from testkit import counting_engine  # noqa: E402
+from verl_vcpo.trainer.main_ppo import LagKTaskRunner  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.trainer_lag_k import TRAINER_MODE, LagKTrainer  # noqa: E402
+from verl_vcpo.whole_file import write_whole  # noqa: E402
+
+UPDATE_S, TRANSFER_S = 1.0, 0.2
+MOST_REISSUED = 1024
+
+
+@dataclass
+class Spent:
+    """Seconds of the run, by what they were spent on."""
+
+    waiting: list[float] = field(default_factory=list)
+    updating: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    polls: list[float] = field(default_factory=list)
+    submitting: float = 0.0
+    training: float = 0.0
+    reissuing: float = 0.0
+
+
+def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """`call`, whose durations go to `seconds`."""
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    return measured
+
+
+class PausingActor:
+    """In place of the actor's worker group: an update takes `UPDATE_S`."""
+
+    _dispatch_info: ClassVar = {"actor": [0]}
+
+    def update_actor(self, batch: Any) -> dict[str, Any]:
+        time.sleep(UPDATE_S)
+        return {"metrics": {"mfu": [0.0], "grad_norm": [1.0]}}
+
+    def stage_weights(self, version: int) -> None:
+        """There are none."""
+
+
+class CountingTrainer(LagKTrainer):
+    """The real trainer, set up with engines that count and an actor that pauses."""
+
+    def _setup(self) -> None:
+        self.spent, self.restarted, self.reissued = Spent(), 0, 0
+        self._init_tokenizer()
+        self._init_dataloader()
+        self._init_dump_executor()
+        self.actor_rollout_wg = PausingActor()
+        self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
+        self.llm_server_manager = SimpleNamespace(rollout_replicas=[], server_addresses=[])
+        self._load_checkpoint()
+        self.standalone_server_manager = LLMServerManager.create(config=self.config)
+        replicas = self.standalone_server_manager.get_replicas()
+        self.standalone_checkpoint_manager = counting_engine.CountingWeights(replicas, TRANSFER_S)
+        self.current_mode = HybridEngineMode.TRAINER
+
+    def _end_unused_balancer(self) -> None:
+        """None was started."""
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        for owner, name, seconds in (
+            (self.replay_buffer, "sleep", self.spent.waiting),
+            (self.replay_buffer, "_sync_metadata_from_transfer_queue", self.spent.polls),
+            (self.standalone_checkpoint_manager, "update_weights", self.spent.weights),
+            (self.actor_rollout_wg, "update_actor", self.spent.updating),
+        ):
+            setattr(owner, name, timed(getattr(owner, name), seconds))
+        replace = self.sampler_keeper.replace_missing
+
+        def counted() -> int:
+            restarted = replace()
+            self.restarted += restarted
+            return restarted
+
+        setattr(self.sampler_keeper, "replace_missing", counted)  # noqa: B010  # mypy takes no assignment to a method
+
+    def on_train_begin(self) -> None:
+        start = time.perf_counter()
+        super().on_train_begin()
+        self.spent.submitting = time.perf_counter() - start
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        start = time.perf_counter()
+        super().fit(agent_loop_manager)
+        self.spent.training = time.perf_counter() - start - self.spent.submitting
+        self.replay_buffer._sync_metadata_from_transfer_queue()
+        late = sorted(self.replay_buffer._unfinished("train"))[:MOST_REISSUED]
+        self.reissued = len(late)
+        if late:
+            start = time.perf_counter()
+            self._resubmit(late, "train")
+            self.spent.reissuing = time.perf_counter() - start
+
+
+def measure(layout: ScaleLayout, overrides: list[str], token_s: float, mean_tokens: float) -> ScaleResult:
+    """Train in this layout."""
+    run_id = new_run_id()
+    config = launcher.compose(overrides)
+    launcher.check(config)
+    rollout = config.actor_rollout_ref.rollout
+    with open_dict(rollout):
+        rollout.custom = {**(rollout.custom or {}), "token_s": token_s, "mean_tokens": mean_tokens}
+    TRAINER_REGISTRY[TRAINER_MODE] = CountingTrainer
+    with launcher.ray_session(config, run_id):
+        counting_engine.register_engine()
+        runner = LagKTaskRunner()
+        runner.run(config)
+    trainer, spent = runner.trainer, runner.trainer.spent
+    steps, per_step = len(spent.updating), layout.batch_size * layout.samples
+    others = sum(spent.waiting) + sum(spent.updating) + sum(spent.weights)
+    return ScaleResult(
+        script=layout.script,
+        in_flight=layout.in_flight,
+        trajectories_per_step=per_step,
+        submit_s=spent.submitting,
+        step_s=spent.training / steps,
+        driver_s_per_step=(spent.training - others) / steps,
+        poll_s=max(spent.polls),
+        update_s=statistics.mean(spent.weights),
+        reissue_s=spent.reissuing,
+        reissued=trainer.reissued,
+        trajectories_per_s=per_step * steps / spent.training,
+        declared_dead=trainer.restarted,
+    )
+
+
+def main() -> None:
+    """LAYOUT (JSON) OUTPUT TOKEN_S MEAN_TOKENS setting=value ..."""
+    layout, output, token_s, mean_tokens, *overrides = sys.argv[1:]
+    result = measure(ScaleLayout(**json.loads(layout)), overrides, float(token_s), float(mean_tokens))
+    write_whole(Path(output), json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()

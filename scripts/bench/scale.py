@@ -1,0 +1,89 @@
+"""The control loop at the paper's scale, without GPUs: `python -m scripts.bench.scale [--only TEXT] [--json]`.
+
+The layouts of the launch scripts, up to 66,048 trajectories in flight, through the real feeding code, replay buffer,
+TransferQueue, agent-loop and reward workers, load balancer, servers' gates and keeper. Stand-ins: engines that only
+count tokens by a clock, and an update that is a pause. Printed per layout: seconds of the driver's own work for a step,
+of the longest poll, of a weight update, of submitting late prompts again; samplers that were declared dead, of which
+none died; runs that hung. Answers are short: what grows with their length is not measured. About two minutes a layout
+on 2 cores, and up to 16 GiB.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from scripts.bench.reliability import scale
+from testkit.small_run import make_assets
+
+_COLUMNS = {
+    "script": "launch script",
+    "in_flight": "in flight",
+    "trajectories_per_step": "a step",
+    "submit_s": "submit k batches, s",
+    "step_s": "step, s",
+    "driver_s_per_step": "driver, s",
+    "poll_s": "longest poll, s",
+    "update_s": "weight update, s",
+    "reissue_s": "again, s",
+    "reissued": "prompts",
+    "trajectories_per_s": "trajectories/s",
+    "declared_dead": "declared dead",
+    "hung": "hung",
+}
+
+
+def print_table(results: list[scale.ScaleResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*_COLUMNS.values())
+    for result in results:
+        values = [getattr(result, name) for name in _COLUMNS]
+        table.add_row(*[f"{v:.2f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in values])
+    Console(width=180).print(table)
+
+
+def summary(results: list[scale.ScaleResult]) -> dict[str, Any]:
+    """Counts over all layouts, the longest times, and the rows."""
+    counts = {name: sum(getattr(result, name) for result in results) for name in ("declared_dead", "hung")}
+    times = ("driver_s_per_step", "poll_s", "reissue_s")
+    longest = {name: max(getattr(result, name) for result in results) for name in times}
+    return {"layouts": len(results), **counts, **longest, "rows": [asdict(result) for result in results]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="launch scripts whose path contains TEXT")
+    parser.add_argument("--steps", type=int, default=4, help="of each run (default 4)")
+    parser.add_argument("--tokens", type=float, default=24, help="mean length of a response (default 24)")
+    parser.add_argument("--token-s", type=float, default=0.02, help="seconds a token (default 0.02)")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
+    arguments = parser.parse_args()
+    scripts = [script for script in scale.launch_scripts() if arguments.only in str(script)]
+    if not scripts:
+        parser.error(f"--only {arguments.only}: no such launch script")
+    folder, results = Path(tempfile.mkdtemp(prefix="vcpo-scale-")), []
+    assets = make_assets(folder)
+    for i, script in enumerate(tqdm(scripts, desc="layouts")):
+        layout = scale.read_layout(script)
+        overrides = scale.settings(layout, assets, folder / f"run{i}", arguments.steps, arguments.tokens)
+        results.append(scale.run(layout, overrides, folder / f"{i}.json", arguments.token_s, arguments.tokens))
+        tqdm.write(f"{results[-1]}", file=sys.stderr)
+    print_table(results)
+    failed = any(result.hung or result.declared_dead for result in results)
+    if not failed:
+        shutil.rmtree(folder)
+    if arguments.json:
+        print(json.dumps(summary(results)))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

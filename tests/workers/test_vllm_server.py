@@ -1,0 +1,88 @@
+"""verl's server with our gate around an engine that only counts tokens: a weight update waits for no slot."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from testkit.counting_engine import TokenCountingEngine
+from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer
+
+TOKENS = 100_000  # of a response; at a tenth of a second each, none ends while a test runs
+
+
+class Settings(SimpleNamespace):
+    """Settings that `get` reads too, as verl's do."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+def server_with(slots: int) -> LagKvLLMHttpServer:
+    """A server as its constructor and `run_server` leave it, without Ray and vLLM."""
+    server = object.__new__(LagKvLLMHttpServer)
+    server.config = Settings(
+        custom=None,
+        max_model_len=2 * TOKENS,
+        response_length=TOKENS,
+        full_determinism=False,
+        enable_rollout_routing_replay=False,
+        mtp=None,
+    )
+    server.model_config = Settings(processor=None, lora_rank=0, lora={})
+    server._disaggregation_role = "null"
+    server.node_rank, server.replica_rank, server.global_steps = 0, 0, 3
+    server._submission_paused, server._rejecting, server._resume_event = False, False, asyncio.Event()
+    server._on_their_way, server._admitted_with, server._dropped = set(), {}, {}
+    server.engine = TokenCountingEngine(slots, token_s=0.1, mean_tokens=TOKENS, seed=1)
+    server._extend(server.engine)
+    return server
+
+
+async def answers(server: LagKvLLMHttpServer, requests: int) -> list[asyncio.Task[Any]]:
+    """Requests that the engine has; as many as there are slots are being worked on."""
+    tasks = [
+        asyncio.create_task(server.generate([1, 2, 3], {"max_tokens": TOKENS, "logprobs": True}, f"request {i}"))
+        for i in range(requests)
+    ]
+    while len(server.engine.output_processor.request_states) < requests:
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+def test_an_update_does_not_wait_for_requests_that_wait_for_a_slot() -> None:
+    async def scenario() -> None:
+        server = server_with(slots=1)
+        tasks = await answers(server, 3)
+        async with asyncio.timeout(30):  # verl waits for the first token of each request, for a minute at most
+            assert (await server.abort_all_requests())["aborted_count"] == 3
+            outputs = await asyncio.gather(*tasks)
+        assert {output.stop_reason for output in outputs} == {"aborted"}
+        assert {output.extra_fields["min_global_steps"] for output in outputs} == {3}
+        assert not server._admitting
+
+    asyncio.run(scenario())
+
+
+def test_an_update_waits_for_requests_on_their_way_to_the_engine() -> None:
+    async def scenario() -> None:
+        server = server_with(slots=1)
+        arrives = asyncio.Event()
+        add_request = server.engine.add_request
+
+        async def slow(*args: Any) -> Any:
+            await arrives.wait()
+            return await add_request(*args)
+
+        server.engine.add_request = server._counted(slow)
+        task = asyncio.create_task(server.generate([1], {"max_tokens": TOKENS, "logprobs": True}, "request"))
+        while not server._admitting:
+            await asyncio.sleep(0.01)
+        update = asyncio.create_task(server.abort_all_requests())
+        await asyncio.sleep(0.1)
+        assert not update.done(), "the pause would miss the request"
+        arrives.set()
+        async with asyncio.timeout(30):
+            assert (await update)["aborted_count"] == 1
+            assert (await task).stop_reason == "aborted"
+
+    asyncio.run(scenario())
