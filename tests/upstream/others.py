@@ -23,10 +23,10 @@ VLLM = Place(
         ),
         Reach(
             "_counted",
-            How.REPLACES,
+            How.CALLS,
             "vllm.v1.engine.async_llm:AsyncLLM.add_request",
             "request_id, prompt, params",
-            "the engine has the request once it returns; `generate` calls it",
+            "replaced: the engine has the request once it returns; `generate` calls it",
         ),
         Reach("_salted", How.USES, "vllm.inputs:TokensPrompt.cache_salt", "", "a key of the prompt"),
         Reach(

@@ -324,6 +324,45 @@ CONTROL_LOOP = Place(
     ),
 )
 
+COUNTING_RUN = Place(
+    "scripts/bench/reliability/scale_run.py",
+    "As of the simulated loop; what `_setup` reads of the worker group that the pausing actor stands in for.",
+    (
+        Reach("CountingTrainer._setup", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer._setup", "", "no Megatron"),
+        Reach(
+            "CountingTrainer.on_init_end", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer.on_init_end", "", "measures"
+        ),
+        Reach(
+            "CountingTrainer.on_train_begin",
+            How.OVERRIDES,
+            f"{V1}.trainer_base:PPOTrainer.on_train_begin",
+            "",
+            "measures",
+        ),
+        Reach("CountingTrainer.fit", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer.fit", "", "measures"),
+        Reach(
+            "CountingTrainer._setup",
+            How.CALLS,
+            "verl.experimental.reward_loop:RewardLoopManager",
+            "config, rm_resource_pool",
+            "the real rewards",
+        ),
+        Reach("measure", How.REPLACES, f"{V1}.trainer_base:TRAINER_REGISTRY", "", "the trainer of this benchmark"),
+    ),
+)
+
+COUNTING_ENGINE = Place(
+    "testkit/counting_engine.py",
+    "What verl's server calls of vLLM's AsyncLLM, and reads of its outputs.",
+    (
+        Reach("TokenCountingServer.launch_server", How.OVERRIDES, f"{SERVER}.launch_server", "", "no vLLM"),
+        Reach("TokenCountingReplica.launch_servers", How.OVERRIDES, f"{VLLM_REPLICA}.launch_servers", "", "no workers"),
+        Reach(
+            "TokenCountingReplica.init_standalone", How.OVERRIDES, f"{VLLM_REPLICA}.init_standalone", "", "no devices"
+        ),
+    ),
+)
+
 SLOW_TOOL = Place(
     "scripts/bench/cost/slow_tool.py",
     "As `recipe/tasks/tool_use/agent_loop.py`.",
@@ -345,4 +384,16 @@ SLOW_TOOL = Place(
     ),
 )
 
-PLACES = (SAMPLERS, CLIENTS, ROUTER, KEEPER, WEIGHTS, TASKS, SIMULATOR, CONTROL_LOOP, SLOW_TOOL)
+PLACES = (
+    SAMPLERS,
+    CLIENTS,
+    ROUTER,
+    KEEPER,
+    WEIGHTS,
+    TASKS,
+    SIMULATOR,
+    CONTROL_LOOP,
+    COUNTING_RUN,
+    COUNTING_ENGINE,
+    SLOW_TOOL,
+)

@@ -19,6 +19,7 @@ from recipe.fully_async_policy import main as launcher
 
 launcher.prepare_environment(["hardware=cpu"])
 
+import ray  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 from verl.experimental.reward_loop import RewardLoopManager  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY  # noqa: E402
@@ -69,7 +70,8 @@ class PausingActor:
 
     def update_actor(self, batch: Any) -> dict[str, Any]:
         time.sleep(UPDATE_S)
-        return {"metrics": {"mfu": [0.0], "grad_norm": [1.0]}}
+        shown = ("ess_ratio", "lr_multiplier", "baseline", "kl_rollout_policy")  # on the console
+        return {"metrics": {"mfu": [0.0], "grad_norm": [1.0], **{f"vcpo/{name}": [1.0] for name in shown}}}
 
     def stage_weights(self, version: int) -> None:
         """There are none."""
@@ -83,6 +85,7 @@ class CountingTrainer(LagKTrainer):
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
+        self._init_resource_pool_mgr()
         self.actor_rollout_wg = PausingActor()
         self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
         self.llm_server_manager = SimpleNamespace(rollout_replicas=[], server_addresses=[])
@@ -119,6 +122,7 @@ class CountingTrainer(LagKTrainer):
         self.spent.submitting = time.perf_counter() - start
 
     def fit(self, agent_loop_manager: Any) -> None:
+        ray.get([worker.__ray_ready__.remote() for worker in agent_loop_manager.agent_loop_workers])
         start = time.perf_counter()
         super().fit(agent_loop_manager)
         self.spent.training = time.perf_counter() - start - self.spent.submitting

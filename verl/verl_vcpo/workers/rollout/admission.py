@@ -20,6 +20,10 @@ from typing import Any
 REQUESTS_PER_SLOT = 2
 """One request that the engine works on, and one that waits for the slot, so that the engine never runs dry."""
 
+LOOPS_PER_REQUEST = 4
+"""Agent loops that are under way for each admitted request: some wait for tools and rewards, which need no slot. If all
+were, each would prepare its prompt first: minutes of one worker, in which no finished response gets its turn."""
+
 CONTROL_CALLS = 64
 """Calls of a server's actor at a time that are no requests: probes, aborts, weight updates."""
 
@@ -37,6 +41,11 @@ def admitted_per_worker(rollout: Any) -> int:
     """How many requests an agent-loop worker may have at the samplers at a time."""
     slots = sampler_count(rollout) * rollout.data_parallel_size * rollout.max_num_seqs
     return math.ceil(REQUESTS_PER_SLOT * slots / rollout.agent.num_workers)
+
+
+def agent_loops_per_worker(rollout: Any) -> int:
+    """How many responses an agent-loop worker may work on at a time, tools and rewards included."""
+    return LOOPS_PER_REQUEST * admitted_per_worker(rollout)
 
 
 def most_calls(rollout: Any) -> int:

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
-from verl_vcpo.workers.rollout.admission import request_order
+from verl_vcpo.workers.rollout.admission import AdmissionGate, agent_loops_per_worker, request_order
 from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
 
 REASON = "reason"
@@ -44,6 +44,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._task_of: dict[str, asyncio.Task[Any]] = {}
+        self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
 
     async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         uid, task = prompt["uid"], asyncio.current_task()
@@ -60,9 +61,11 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             sample = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
-        request_order.set((not trajectory["validate"], int(trajectory["step"]), int(trajectory["sample_index"])))
+        order = not trajectory["validate"], int(trajectory["step"]), int(trajectory["sample_index"])
+        request_order.set(order)
         try:
-            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+            async with self._loops.admitted(order):
+                return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
             # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
             partition_id = "val" if trajectory["validate"] else "train"
