@@ -46,6 +46,8 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
         f"data.train_batch_size={BATCH}",
         "actor_rollout_ref.rollout.n=4",
         "trainer.total_training_steps=3",
+        # of 128 tokens each: a tenth of the memory that vLLM would fill with keys and values
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=256",
     ]
 
 

@@ -2,10 +2,10 @@
 
 The layouts of the launch scripts, up to 66,048 trajectories in flight, through the real feeding code, replay buffer,
 TransferQueue, agent-loop and reward workers, load balancer, servers' gates and keeper. Stand-ins: engines that only
-count tokens by a clock, and an update that is a pause. Printed per layout: seconds of the driver's own work for a step,
-of the longest poll, of a weight update, of submitting late prompts again; samplers that were declared dead, of which
-none died; runs that hung. Answers are short: what grows with their length is not measured. About two minutes a layout
-on 2 cores, and up to 16 GiB.
+count tokens by a clock, and an update that is a pause. Printed per layout: processor seconds of the driver for a step;
+seconds of the longest poll, of a weight update, of submitting late prompts again; samplers that were declared dead, of
+which none died; runs that hung. Answers are short: what grows with their length is not measured. Two to six minutes a
+layout on 2 cores, and up to 16 GiB.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _COLUMNS = {
     "trajectories_per_step": "a step",
     "submit_s": "submit k batches, s",
     "step_s": "step, s",
-    "driver_s_per_step": "driver, s",
+    "driver_s_per_step": "driver, processor s",
     "poll_s": "longest poll, s",
     "update_s": "weight update, s",
     "reissue_s": "again, s",

@@ -132,10 +132,12 @@ def test_a_validation_comes_before_the_backlog() -> None:
 
 def test_a_weight_update_asks_the_load_balancer_nothing() -> None:
     async def main() -> None:
-        pool = Pool(lambda: CountingServer(seconds=0.2))
+        pool = Pool(lambda: CountingServer(seconds=600.0))
         llm = client(pool, slots=50)
         answers = [asyncio.ensure_future(ask(llm, number)) for number in range(100)]
-        await asyncio.sleep(0.05)
+        while len(pool.servers[0].order) < 100:
+            await asyncio.sleep(0.001)
+        pool.servers[0].seconds = 0.01
         pool.servers[0].update.set()  # every request is aborted, and sent again
         await asyncio.sleep(0)
         pool.servers[0].update.clear()

@@ -35,7 +35,11 @@ class ScaleLayout:
 
 @dataclass
 class ScaleResult:
-    """Times in seconds; of a step, a poll and an update the mean over the run's steps, of a poll the longest."""
+    """Times in seconds: means over the run's steps; of a poll, the longest.
+
+    driver_s_per_step: processor time of the driver's process, the first k batches' submission included. The driver's
+    own wall time would count what the other processes of the run take of the same two cores.
+    """
 
     script: str
     in_flight: int

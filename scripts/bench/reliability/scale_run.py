@@ -47,6 +47,8 @@ class Spent:
     polls: list[float] = field(default_factory=list)
     submitting: float = 0.0
     training: float = 0.0
+    own: float = 0.0
+    """Processor time of the driver's process, submitting and polls included."""
     reissuing: float = 0.0
 
 
@@ -123,9 +125,10 @@ class CountingTrainer(LagKTrainer):
 
     def fit(self, agent_loop_manager: Any) -> None:
         ray.get([worker.__ray_ready__.remote() for worker in agent_loop_manager.agent_loop_workers])
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.process_time()
         super().fit(agent_loop_manager)
         self.spent.training = time.perf_counter() - start - self.spent.submitting
+        self.spent.own = time.process_time() - own
         self.replay_buffer._sync_metadata_from_transfer_queue()
         late = sorted(self.replay_buffer._unfinished("train"))[:MOST_REISSUED]
         self.reissued = len(late)
@@ -150,14 +153,13 @@ def measure(layout: ScaleLayout, overrides: list[str], token_s: float, mean_toke
         runner.run(config)
     trainer, spent = runner.trainer, runner.trainer.spent
     steps, per_step = len(spent.updating), layout.batch_size * layout.samples
-    others = sum(spent.waiting) + sum(spent.updating) + sum(spent.weights)
     return ScaleResult(
         script=layout.script,
         in_flight=layout.in_flight,
         trajectories_per_step=per_step,
         submit_s=spent.submitting,
         step_s=spent.training / steps,
-        driver_s_per_step=(spent.training - others) / steps,
+        driver_s_per_step=spent.own / steps,
         poll_s=max(spent.polls),
         update_s=statistics.mean(spent.weights),
         reissue_s=spent.reissuing,
