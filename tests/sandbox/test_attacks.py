@@ -10,6 +10,8 @@ from scripts.bench.sandbox.requests import REQUESTS
 from scripts.bench.sandbox.trial import DEGRADED, HELD, Trial, controls, run_attacks
 from testkit.sandbox_server import Mode
 
+pytestmark = pytest.mark.alone
+
 # One of each kind, for the modes that are not this machine's first.
 SAMPLE = (
     *("tcp to the loopback", "the server's environment: own", "a secret file", "write outside /tmp", "chroot"),
@@ -49,14 +51,12 @@ def test_there_are_enough_attacks() -> None:
     assert {mode.name for mode in modes()} | set(not_here())
 
 
-@pytest.mark.alone
 def test_nothing_escapes_or_degrades() -> None:
     trial = run_attacks(modes()[0], show=False)
     assert worse(modes()[0], trial) == {}
     assert len(trial.verdicts) + len(trial.left_out) >= len(ATTACKS) + len(REQUESTS)
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the server in these ways")
 @pytest.mark.parametrize("mode", modes()[1:], ids=lambda mode: mode.name)
 def test_the_other_ways_to_start_it(mode: Mode) -> None:
