@@ -72,9 +72,10 @@ class TokenCountingEngine:
             self._slots.release()
         return False
 
-    async def abort(self, request_id: str) -> None:
-        if request_id in self.output_processor.request_states:
-            self.output_processor.request_states[request_id].set()
+    async def abort(self, request_id: str | list[str]) -> None:
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            if one in self.output_processor.request_states:
+                self.output_processor.request_states[one].set()
 
     async def pause_generation(self, wait_for_inflight_requests: bool, clear_cache: bool) -> None:
         for aborted in list(self.output_processor.request_states.values()):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from testkit.counting_engine import TokenCountingEngine
+from verl_vcpo.workers.rollout.kv_cache import KVCache
 from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer
 
 TOKENS = 100_000  # of a response; at a tenth of a second each, none ends while a test runs
@@ -17,11 +18,18 @@ class Settings(SimpleNamespace):
         return getattr(self, name, default)
 
 
-def server_with(slots: int) -> LagKvLLMHttpServer:
+class PausingEngine(TokenCountingEngine):
+    """Pauses without an end to any request, as vLLM does with mode="keep"."""
+
+    async def pause_generation(self, mode: str, clear_cache: bool) -> None:  # type: ignore[override]
+        assert (mode, clear_cache) == ("keep", False)
+
+
+def server_with(slots: int, kv_cache: KVCache = KVCache.RECOMPUTE) -> LagKvLLMHttpServer:
     """A server as its constructor and `run_server` leave it, without Ray and vLLM."""
     server = object.__new__(LagKvLLMHttpServer)
     server.config = Settings(
-        custom=None,
+        custom={"kv_cache": kv_cache},
         max_model_len=2 * TOKENS,
         response_length=TOKENS,
         full_determinism=False,
@@ -32,8 +40,9 @@ def server_with(slots: int) -> LagKvLLMHttpServer:
     server._disaggregation_role = "null"
     server.node_rank, server.replica_rank, server.global_steps = 0, 0, 3
     server._submission_paused, server._rejecting, server._resume_event = False, False, asyncio.Event()
-    server._on_their_way, server._admitted_with, server._dropped = set(), {}, {}
-    server.engine = TokenCountingEngine(slots, token_s=0.1, mean_tokens=TOKENS, seed=1)
+    server._on_their_way, server._without_token, server._admitted_with, server._dropped = set(), set(), {}, {}
+    engine = PausingEngine if kv_cache == KVCache.KEEP else TokenCountingEngine
+    server.engine = engine(slots, token_s=0.1, mean_tokens=TOKENS, seed=1)
     server._extend(server.engine)
     return server
 
@@ -59,6 +68,23 @@ def test_an_update_does_not_wait_for_requests_that_wait_for_a_slot() -> None:
         assert {output.stop_reason for output in outputs} == {"aborted"}
         assert {output.extra_fields["min_global_steps"] for output in outputs} == {3}
         assert not server._admitting
+
+    asyncio.run(scenario())
+
+
+def test_a_kept_cache_is_not_for_requests_without_a_token() -> None:
+    async def scenario() -> None:
+        server = server_with(slots=1, kv_cache=KVCache.KEEP)
+        working, *waiting = await answers(server, 3)
+        while "request 0" in server._without_token:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            await server.abort_all_requests()
+            assert [(output.token_ids, output.stop_reason) for output in await asyncio.gather(*waiting)] == [
+                ([], "aborted")
+            ] * 2, "they come again, and begin with the new weights"
+        assert not working.done()
+        working.cancel()
 
     asyncio.run(scenario())
 

@@ -8,7 +8,7 @@
 In both cases no prefix that old weights have computed is reused for another request.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import ray
@@ -33,6 +33,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._on_their_way: set[str] = set()
+        self._without_token: set[str] = set()
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
         self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
@@ -48,14 +49,16 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         engine.generate = self._salted(engine.generate)
         engine.add_request = self._counted(engine.add_request)
         if keeps_kv_cache(self.config):
-            engine.pause_generation = self._pausing(engine.pause_generation)
+            engine.pause_generation = self._pausing(engine)
 
     def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only."""
 
-        def salted(*, prompt: dict[str, Any], **kwargs: Any) -> Any:
+        async def salted(*, prompt: dict[str, Any], request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
             prompt["cache_salt"] = f"policy {self.global_steps}"
-            return generate(prompt=prompt, **kwargs)
+            async for output in generate(prompt=prompt, request_id=request_id, **kwargs):
+                self._without_token.discard(request_id)
+                yield output
 
         return salted
 
@@ -83,9 +86,15 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     def _admitting(self, _: int) -> None:
         """verl's own count, which is not used."""
 
-    @staticmethod
-    def _pausing(pause_generation: Callable[..., Any]) -> Callable[..., Any]:
+    def _pausing(self, engine: Any) -> Callable[..., Any]:
+        """Requests stay in the engine, but for those that have no token yet: these come again after the update.
+
+        Otherwise they would count as begun with the old weights, and find the prefixes that the old weights computed.
+        """
+        pause_generation = engine.pause_generation
+
         async def pause(**_: Any) -> None:
+            await engine.abort(list(self._without_token))
             await pause_generation(mode="keep", clear_cache=False)
 
         return pause
@@ -107,6 +116,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         rejected = await super()._park_until_admitted(request_id)
         if rejected is None:
             self._on_their_way.add(request_id)
+            self._without_token.add(request_id)
         self._admitted_with[request_id] = self.global_steps
         return rejected
 
@@ -118,6 +128,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
             self._on_their_way.discard(request_id)
+            self._without_token.discard(request_id)
             version = self._admitted_with.pop(request_id, self.global_steps)
         output.extra_fields["min_global_steps"] = version
         return output
