@@ -178,7 +178,8 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
 
 def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:
     start = time.monotonic()
-    while processes_of(run_id) and time.monotonic() < start + _CLEAN_UP_S:  # it needs a moment after a killed driver
+    # What cleans up after a killed driver needs a moment.
+    while processes_of(run_id) and time.monotonic() < start + _CLEAN_UP_S:
         time.sleep(0.5)
     found = []
     if processes := processes_of(run_id):

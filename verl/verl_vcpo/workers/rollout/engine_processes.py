@@ -40,7 +40,7 @@ def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
     """
     files = set()
     for process in processes:
-        # it ended while we looked, or is another user's
+        # the process has ended meanwhile, or is another user's
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
                 path = line.split(maxsplit=5)[-1]

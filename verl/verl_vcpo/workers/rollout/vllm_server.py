@@ -52,7 +52,10 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             engine.pause_generation = self._pausing(engine)
 
     def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only."""
+        """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only.
+
+        A request's first output ends its time among those without a token, which `_pausing` does not keep.
+        """
 
         async def salted(*, prompt: dict[str, Any], request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
             prompt["cache_salt"] = f"policy {self.global_steps}"
