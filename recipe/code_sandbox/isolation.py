@@ -23,9 +23,8 @@ from recipe.code_sandbox.environment import (
 from recipe.code_sandbox.limits import IsolationError, Limits, ProgramOutcome
 from recipe.code_sandbox.sandboxed import SandboxedInterpreter
 from recipe.code_sandbox.seccomp import filter_program
+from recipe.code_sandbox.user_ids import HOST_USERS, UserIds
 
-# Nobody's: systemd keeps 61184 to 65519 for users that exist while a service runs, so no file belongs to them.
-_HOST_USERS = range(61184, 65520)
 _TOOLS = "/usr/bin:/bin:/usr/local/bin:/usr/sbin"
 _SPARE_MB = 64
 _IMPORTED_MB = 256
@@ -57,7 +56,7 @@ class Sandbox:
         ValueError: a package is not installed.
     """
 
-    users = len(_HOST_USERS)
+    users = len(HOST_USERS)
     """Programs at a time, at most: as root each has a user id of its own."""
 
     def __init__(self, packages: tuple[str, ...] = ("numpy", "scipy", "sympy")) -> None:
@@ -88,7 +87,7 @@ class Sandbox:
             self._groups = ControlGroups()
         except OSError as error:
             self.no_groups = str(error)
-        self._free_users = list(reversed(_HOST_USERS))
+        self._users = UserIds()
         self._view = _view({sources[path]: place for path, place in places.items()}, packages_of_the_system(places))
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -115,7 +114,8 @@ class Sandbox:
             raise IsolationError(f"a first program failed in the sandbox: {outcome}")
 
     def close(self) -> None:
-        """Give back what `__init__` took, once no interpreter is left."""
+        """Give back what `__init__` and programs took, once no interpreter is left."""
+        self._users.close()
         if self._groups is not None:
             self._groups.close()
         if self._staging is not None:
@@ -162,20 +162,22 @@ class Sandbox:
         """(the start of a command, for a user and a control group of its own; what gives both back)."""
         # More than one process may have, so that the first to notice is the program, by a MemoryError.
         total_mb = limits.memory_mb + 2 * limits.files_mb + _SPARE_MB + (_IMPORTED_MB if imports else 0)
+        user = self._users.take() if self._staging else None
         group: ControlGroup | None = None
         if self._groups is not None:
             try:
                 group = self._groups.group(total_mb, limits.processes)
             except OSError as error:
+                if user is not None:
+                    self._users.give_back(user)
                 raise IsolationError(f"no control group for a program: {error}") from None
-        user = self._free_users.pop() if self._staging else None
         drop = [self._setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
 
         async def release() -> None:
             if group is not None:
                 await group.remove()
             if user is not None:
-                self._free_users.append(user)
+                self._users.give_back(user)
 
         return ["/bin/sh", "-c", _ENTER, "enter", *(group.files if group else []), "--", *drop], release
 

@@ -1,9 +1,10 @@
-"""Three steps at lag 2 through the real Ray, TransferQueue, vLLM and Megatron."""
+"""Five steps of tool use at lag 2: the real Ray, TransferQueue, vLLM and Megatron, and programs in the real sandbox."""
 
 import asyncio
 import contextlib
 import math
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,18 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 import torch
+from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import processes_of
-from testkit.small_run import Listener, listening, small_task
+from recipe.warm_start.model import build_model
+from recipe.warm_start.tokenizer import train_tokenizer
+from recipe.warm_start.train import Settings, examples, fit, load_held_out
+from testkit.sandbox_server import served
+from testkit.small_run import BATCH, Listener, listening, small_task
 from tests.e2e.conftest import prepared
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
@@ -24,49 +31,103 @@ from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 pytestmark = pytest.mark.e2e
 
+STEPS, LAG = 5, 2  # what is submitted from step 2 on meets an update while its program runs
 SYNC_VERSION = 1000  # a version that no training step reaches
+PROGRAM = "```python\nimport time\ntime.sleep(3)\nprint(6 * 7)\n```\n"
+"""One token of the model's vocabulary: learning to write it takes seconds."""
+
+
+def conversations(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The warm start's examples, answered after a program."""
+    return ((prompt, f"{PROGRAM}Code execution result: 42\n{response}") for prompt, response in pairs)
+
+
+@pytest.fixture(scope="module")
+def model(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned to run the program."""
+    data = load_held_out(assets / "data")
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(data.difficulty)
+    tokenizer.add_tokens([AddedToken(PROGRAM, special=False, normalized=False)])
+    model = build_model(tokenizer)
+    pairs = conversations(examples(data.difficulty, data.keys, 0.2, random.Random(0)))
+    fit(model, tokenizer, pairs, Settings(steps=30, batch_size=16))
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @dataclass
 class Stack:
-    """A run that has trained. Its processes are up until `session` is closed."""
+    """A run that has trained. Its processes are up until `session` is closed.
+
+    programs: what the sandbox had run by then.
+    weights: the trainer's after the last step; `served` are the log-probs of `response` that vLLM reported then.
+    """
 
     run_id: str
     run_dir: Path
     token: str
     trainer: Any
+    kv_cache: KVCache
     listeners: list[Listener]
     processes: int
     session: contextlib.ExitStack
+    programs: int
+    zero: dict[str, Any]
+    steps: list[dict[str, Any]]
     response: list[int]
     served: list[float]
     weights: dict[str, torch.Tensor]
-    """The trainer's, after the last step; `served` are the log-probs of `response` that vLLM reported then."""
 
 
-@pytest.fixture(scope="module")
-def stack(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+@pytest.fixture(scope="module", params=[KVCache.KEEP, pytest.param(KVCache.RECOMPUTE, marks=pytest.mark.nightly)])
+def stack(
+    request: pytest.FixtureRequest, assets: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     run_dir = tmp_path_factory.mktemp("whole_stack")
-    run_id, config = prepared([*small_task(assets, run_dir), "async.lag=2", "trainer.test_freq=3"])
-
-    from verl_vcpo.trainer.main_ppo import LagKTaskRunner
-
-    listeners: list[Listener] = []
     with contextlib.ExitStack() as session:
+        url, _ = session.enter_context(served("--concurrency", "48"))
+        run_id, config = prepared(
+            [
+                *small_task(assets, run_dir),
+                "+agent=simpletir",
+                f"tool_use.sandbox_url={url}",
+                "tool_use.max_turns=3",
+                "tool_use.call_timeout_s=30",
+                f"actor_rollout_ref.model.path={model}",
+                "data.max_response_length=96",
+                "actor_rollout_ref.rollout.max_model_len=192",
+                f"async.lag={LAG}",
+                f"async.kv_cache={request.param}",
+                f"trainer.total_training_steps={STEPS}",
+                f"trainer.test_freq={STEPS}",
+            ]
+        )
+        from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+
+        listeners: list[Listener] = []
         session.enter_context(main.ray_session(config, run_id))
         runner = LagKTaskRunner()
         runner.run(config, lambda: listeners.extend(listening([psutil.Process(), *processes_of(run_id)])))
-        response, served = served_response(runner.trainer, prompt_ids(assets / "model"))
+        stats = requests.get(f"{url}/stats", timeout=10).json()
+        response, log_probs_served = served_response(runner.trainer, prompt_ids(model))
+        zero, *steps = read_metrics(run_dir)
         yield Stack(
             run_id=run_id,
             run_dir=run_dir,
             token=os.environ["RAY_AUTH_TOKEN"],
             trainer=runner.trainer,
+            kv_cache=request.param,
             listeners=listeners,
             processes=len(processes_of(run_id)),
             session=session,
+            programs=stats["Success"] + stats["Failed"],
+            zero=zero,
+            steps=steps,
             response=response,
-            served=served,
+            served=log_probs_served,
             weights=trainer_weights(runner.trainer, run_id),
         )
 
@@ -97,35 +158,60 @@ def test_no_other_machine_can_connect(stack: Stack) -> None:
     assert not [one for one in stack.listeners if not one.on_loopback], "other machines can connect"
 
 
-def test_vllm_serves_the_weights_that_the_trainer_has(stack: Stack, assets: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(assets / "model")
-    prompt = prompt_ids(assets / "model")
-    before = log_probs(model, prompt, stack.response)
-    model.load_state_dict(stack.weights)
-    after = log_probs(model, prompt, stack.response)
+def test_vllm_serves_the_weights_that_the_trainer_has(stack: Stack, model: Path) -> None:
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    prompt = prompt_ids(model)
+    before = log_probs(policy, prompt, stack.response)
+    policy.load_state_dict(stack.weights)
+    after = log_probs(policy, prompt, stack.response)
     assert (after - torch.tensor(stack.served)).abs().max() < 1e-3, "vLLM serves other weights than the trainer's"
-    assert (before - after).abs().max() > 1e-3, "three steps changed nothing, so the comparison proves nothing"
-
-
-def test_log_probs_around_an_update_are_exact(stack: Stack, assets: Path) -> None:
-    check_log_probs_around_an_update(Sampler(stack.trainer, stack.run_id, assets / "model"), KVCache.RECOMPUTE)
+    assert (before - after).abs().max() > 1e-3, "the steps changed nothing, so the comparison proves nothing"
 
 
 def test_what_the_run_logs(stack: Stack) -> None:
-    zero, *steps = read_metrics(stack.run_dir)
-    assert zero["step"] == 0 and 0 <= zero["val_accuracy"] <= 1
-    assert [line["step"] for line in steps] == [1, 2, 3]
-    assert [line["lag_max"] for line in steps] == [0, 1, 2], "the samplers run ahead exactly as far as allowed"
-    assert steps[-1]["val_accuracy"] is not None
-    for line in steps:
+    assert stack.zero["step"] == 0 and 0 <= stack.zero["val_accuracy"] <= 1
+    assert stack.steps[-1]["val_accuracy"] is not None
+    for line in stack.steps:
         assert 1 / 16 <= line["ess_ratio"] <= 1
         assert line["lr_multiplier"] == pytest.approx(math.sqrt(line["ess_ratio"]), rel=1e-6)
         assert line["kl"] >= 0 and math.isfinite(line["grad_norm"])
         assert 0 <= line["lag_min"] <= line["lag_mean"] <= line["lag_max"]
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
-    assert steps[0]["ess_ratio"] > 0.99, "the first batch is on policy"
     assert list((stack.run_dir / "tensorboard").iterdir())
+
+
+def test_programs_ran_in_the_sandbox(stack: Stack) -> None:
+    calls = sum(line["tool_use/calls"] for line in stack.steps)
+    assert 0 < calls <= stack.programs
+    assert sum(line["tool_use/call_s"] for line in stack.steps) > 0
+
+
+def test_observations_have_no_part_in_the_weights(stack: Stack) -> None:
+    assert stack.steps[0]["ess_ratio"] > 0.99, "the first batch is on policy"
+    assert stack.steps[0]["kl"] < 1e-4
+    for line in stack.steps:
+        assert line["actor/vcpo/dropped_sequences"] == line["tool_use/dropped_trajectories"]
+
+
+def test_the_lag_is_bounded_and_no_prompt_is_lost(stack: Stack) -> None:
+    assert [line["step"] for line in stack.steps] == list(range(1, STEPS + 1))
+    lags = [line["lag_max"] for line in stack.steps]
+    assert lags == [0, 1, 2, 2, 2], "the samplers run ahead exactly as far as allowed"
+    rows = [row for line in stack.steps for row in line["trained_rows"]]
+    assert len(rows) == len(set(rows)) == STEPS * BATCH, "every prompt is trained on once"
+
+
+def test_weights_are_updated_while_programs_run(stack: Stack) -> None:
+    assert sum(line["tool_use/calls_across_updates"] for line in stack.steps) > 0
+    assert max(line["training/off_policy/trajectory_spans/max"] for line in stack.steps) > 1, "turns of two policies"
+
+
+@pytest.mark.parametrize("kv_cache", KVCache)
+def test_log_probs_around_an_update(stack: Stack, model: Path, kv_cache: KVCache) -> None:
+    sampler = Sampler(stack.trainer, stack.run_id, model)
+    sampler.switch_to(kv_cache)
+    check_log_probs_around_an_update(sampler, kv_cache)
 
 
 def test_nothing_is_left_of_it(stack: Stack) -> None:

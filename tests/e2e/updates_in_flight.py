@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,6 +44,15 @@ class Sampler:
         with torch.no_grad():
             for parameter in self.models[NEW].parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.02)
+
+    def switch_to(self, kv_cache: KVCache) -> None:
+        """From the next update on, `async.kv_cache` is `kv_cache`, though the run began with another value."""
+
+        def switch(server: Any) -> None:
+            server.config.custom["kv_cache"] = str(kv_cache)
+
+        self._replica.config.custom["kv_cache"] = str(kv_cache)
+        ray.get([server.__ray_call__.remote(switch) for server in self._replica.servers])
 
     async def update_weights(self, version: int) -> None:
         """What verl's CheckpointEngineManager does, with a file in the place of a trainer."""

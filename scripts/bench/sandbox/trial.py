@@ -218,17 +218,18 @@ def run_attacks(
         bounded = stats["limits_whole_programs"]
         kept = [a for a in attacks if bounded or not a.whole_program]
         online = [r for r in requests if not r.own_server]
+        starts = stack.enter_context(ThreadPoolExecutor(1)).submit(_of_own_servers, requests, mode, bounded)
         verdicts, target, health = asyncio.run(_against(url, pid, kept, online, bait, show))
         kill_marked(bait["mark"])
     if kept or online:
         verdicts += _after_the_end(target, health)
-    for request in requests:
-        if request.own_server:
-            reason = asyncio.run(request.alone(mode, bounded))
-            verdicts.append(
-                AttackVerdict(request.name, reason.split(":")[0].lower() if reason else HELD, [reason] * bool(reason))
-            )
+    verdicts += starts.result()
     return Trial(mode.name, str(stats["isolation"]), verdicts, [a.name for a in attacks if a not in kept])
+
+
+def _of_own_servers(requests: list[RequestAttack], mode: Mode, bounded: bool) -> list[AttackVerdict]:
+    """What came of those that start servers themselves."""
+    return [_of_request(r, asyncio.run(r.alone(mode, bounded))) for r in requests if r.own_server]
 
 
 async def _stats(url: str) -> dict[str, Any]:

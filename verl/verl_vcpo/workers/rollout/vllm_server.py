@@ -48,8 +48,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     def _extend(self, engine: Any) -> None:
         engine.generate = self._salted(engine.generate)
         engine.add_request = self._counted(engine.add_request)
-        if keeps_kv_cache(self.config):
-            engine.pause_generation = self._pausing(engine)
+        engine.pause_generation = self._pausing(engine)
 
     def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only.
@@ -90,13 +89,16 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         """verl's own count, which is not used."""
 
     def _pausing(self, engine: Any) -> Callable[..., Any]:
-        """Requests stay in the engine, but for those that have no token yet: these come again after the update.
+        """With `keep`, requests stay in the engine, but for those without a token: these come again after the update.
 
-        Otherwise they would count as begun with the old weights, and find the prefixes that the old weights computed.
+        Otherwise these would count as begun with the old weights, and find the prefixes that the old weights computed.
         """
         pause_generation = engine.pause_generation
 
-        async def pause(**_: Any) -> None:
+        async def pause(**as_verl: Any) -> None:
+            if not keeps_kv_cache(self.config):
+                await pause_generation(**as_verl)
+                return
             await engine.abort(list(self._without_token))
             await pause_generation(mode="keep", clear_cache=False)
 
