@@ -1,6 +1,5 @@
 """Every launch script resolves to the paper's table, can start on its GPUs, and is accepted by shellcheck."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy import gpu_plan, main
 from recipe.fully_async_policy.validate import validate
+from testkit.launch_script import arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ROOT / "recipe/fully_async_policy/shell/vcpo"
@@ -170,22 +170,6 @@ CONTROLS = {
     "vcpo.opob_scope": "group",
 }
 SYNCHRONOUS = {"vcpo.step_size_rule": "none", "vcpo.baseline": "mean"}
-
-
-def arguments(script: Path, folder: Path, *settings: str, **environment: str) -> list[list[str]]:
-    """The arguments of every `python` that the script starts; none of them runs."""
-    recorder = folder / "python"
-    calls = folder / "calls"
-    calls.unlink(missing_ok=True)
-    recorder.write_text(
-        f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=open('{calls}', 'a'))\n"
-    )
-    recorder.chmod(0o755)
-    (folder / "curl").symlink_to(shutil.which("true"))  # a sandbox is up
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, **environment, "PATH": path}
-    subprocess.run(["bash", str(script), *settings], check=True, env=variables, timeout=60)
-    return [json.loads(line) for line in calls.read_text().splitlines()]
 
 
 def resolved(
