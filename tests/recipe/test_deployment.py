@@ -1,0 +1,338 @@
+"""deploy/: the manifests have KubeRay's and Kubernetes' fields, the GPUs of their command, and the extra's versions."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict
+from ray._private import ray_constants
+
+from recipe.fully_async_policy import gpu_plan, main
+from recipe.fully_async_policy.validate import validate
+from testkit.launch_script import arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+CLAIM = yaml.safe_load((ROOT / "deploy/kuberay/storage.yaml").read_text())
+POLICY, JOB = yaml.safe_load_all((ROOT / "deploy/kuberay/rayjob.yaml").read_text())
+GPU = "nvidia.com/gpu"
+
+
+class Known(BaseModel):
+    """The fields that the manifest uses, of those of KubeRay 1.7.0's RayJob and of Kubernetes' pod; no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Name(Known):
+    name: str
+
+
+class EnvVar(Known):
+    name: str
+    value: str
+
+
+class Port(Known):
+    name: str
+    containerPort: int
+
+
+class Resources(Known):
+    requests: dict[str, str]
+    limits: dict[str, str]
+
+
+class Capabilities(Known):
+    drop: list[Literal["ALL"]]
+
+
+class ContainerSecurity(Known):
+    allowPrivilegeEscalation: Literal[False]
+    capabilities: Capabilities
+
+
+class Mount(Known):
+    name: str
+    mountPath: str
+
+
+class Command(Known):
+    command: list[str]
+
+
+class PreStop(Known):
+    exec: Command
+
+
+class Lifecycle(Known):
+    preStop: PreStop
+
+
+class Container(Known):
+    name: str
+    image: str
+    env: list[EnvVar]
+    lifecycle: Lifecycle | None = None
+    ports: list[Port] = []
+    resources: Resources
+    securityContext: ContainerSecurity
+    volumeMounts: list[Mount]
+
+
+class ClaimName(Known):
+    claimName: str
+
+
+class EmptyDir(Known):
+    medium: Literal["Memory"]
+    sizeLimit: str
+
+
+class Volume(Known):
+    name: str
+    persistentVolumeClaim: ClaimName | None = None
+    emptyDir: EmptyDir | None = None
+
+
+class SeccompProfile(Known):
+    type: Literal["RuntimeDefault"]
+
+
+class PodSecurity(Known):
+    runAsNonRoot: Literal[True]
+    runAsUser: int
+    runAsGroup: int
+    fsGroup: int
+    fsGroupChangePolicy: Literal["OnRootMismatch"]
+    seccompProfile: SeccompProfile
+
+
+class Toleration(Known):
+    key: str
+    operator: Literal["Exists"]
+
+
+class Pod(Known):
+    automountServiceAccountToken: Literal[False]
+    terminationGracePeriodSeconds: int
+    securityContext: PodSecurity
+    tolerations: list[Toleration] = []
+    containers: list[Container]
+    volumes: list[Volume]
+
+
+class Labels(Known):
+    labels: dict[str, str]
+
+
+class Template(Known):
+    metadata: Labels
+    spec: Pod
+
+
+class HeadGroup(Known):
+    rayStartParams: dict[str, str]
+    template: Template
+
+
+class WorkerGroup(HeadGroup):
+    groupName: str
+    replicas: int
+    minReplicas: int
+    maxReplicas: int
+
+
+class AuthOptions(Known):
+    mode: Literal["token"]
+
+
+class Cluster(Known):
+    rayVersion: str
+    authOptions: AuthOptions
+    headGroupSpec: HeadGroup
+    workerGroupSpecs: list[WorkerGroup]
+
+
+class JobSpec(Known):
+    entrypoint: str
+    submissionMode: Literal["SidecarMode"]
+    backoffLimit: int
+    shutdownAfterJobFinishes: bool
+    ttlSecondsAfterFinished: int
+    rayClusterSpec: Cluster
+
+
+class Job(Known):
+    apiVersion: Literal["ray.io/v1"]
+    kind: Literal["RayJob"]
+    metadata: Name
+    spec: JobSpec
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return Job.model_validate(JOB).spec.rayClusterSpec
+
+
+def pods(cluster: Cluster) -> list[Pod]:
+    """The head's, then one of each group."""
+    return [group.template.spec for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs)]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DictConfig]:
+    """The configuration of the manifest's command."""
+    program, script, *settings = shlex.split(JOB["spec"]["entrypoint"])
+    assert program == "bash" and script.startswith(f"{working_folder()}/")
+    calls = arguments(ROOT / script.removeprefix(f"{working_folder()}/"), tmp_path_factory.mktemp("bin"), *settings)
+    (call,) = [call for call in calls if call[:2] == ["-m", "recipe.fully_async_policy.main"]]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VCPO_HARDWARE", "gpu")
+        environment.setenv("VCPO_RUN_ID", "test")
+        config = main.compose(call[2:])
+        OmegaConf.resolve(config)
+        yield config
+
+
+def working_folder() -> str:
+    """The checkout's place in the image."""
+    (folder,) = set(re.findall(r"^WORKDIR (\S+)$", DOCKERFILE, re.MULTILINE))
+    return str(folder)
+
+
+def gib(quantity: str) -> float:
+    assert quantity.endswith("Gi"), quantity
+    return float(quantity.removesuffix("Gi"))
+
+
+def pins() -> dict[str, str]:
+    """What the extra `gpu` pins: name, without extras of its own, and version."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    (gpu,) = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GPU"
+    ]
+    named = dict(pin.split("==") for pin in ast.literal_eval(gpu))
+    return {re.sub(r"\[.*\]", "", name): version for name, version in named.items()}
+
+
+def test_the_workers_have_the_gpus_that_the_command_uses(cluster: Cluster, config: DictConfig) -> None:
+    validate(config, files=False)
+    layout = gpu_plan.read_layout(config)
+    shape = gpu_plan.read_shape(config.actor_rollout_ref.model.path)
+    assert shape is not None
+    gpu_plan.check_shape(layout, shape)
+    assert sum(gpu_plan.trainer_memory(config, layout, shape).values()) < gpu_plan.GPU_MEMORY_GIB
+    gpus = 0
+    for group in cluster.workerGroupSpecs:
+        assert group.replicas == group.minReplicas == group.maxReplicas
+        (container,) = group.template.spec.containers
+        assert int(container.resources.limits[GPU]) == gpu_plan.GPUS_PER_NODE
+        gpus += group.replicas * gpu_plan.GPUS_PER_NODE
+    assert gpus == layout.total
+    assert [GPU in container.resources.limits for container in pods(cluster)[0].containers] == [False]
+
+
+def test_all_files_are_on_the_volume_that_every_pod_mounts(cluster: Cluster, config: DictConfig) -> None:
+    assert (CLAIM["kind"], CLAIM["spec"]["accessModes"]) == ("PersistentVolumeClaim", ["ReadWriteMany"])
+    for pod in pods(cluster):
+        claims = {v.name: v.persistentVolumeClaim.claimName for v in pod.volumes if v.persistentVolumeClaim}
+        assert list(claims.values()) == [CLAIM["metadata"]["name"]]
+        (container,) = pod.containers
+        mounts = {mount.name: mount.mountPath for mount in container.volumeMounts}
+        assert set(mounts) == {volume.name for volume in pod.volumes}
+        (shared,) = (mounts[name] for name in claims)
+        data = config.data
+        for path in (config.run_dir, config.actor_rollout_ref.model.path, data.train_files, data.val_files):
+            assert path.startswith(f"{shared}/")
+
+
+def test_a_stopped_run_has_time_to_end_and_the_next_one_continues(cluster: Cluster, config: DictConfig) -> None:
+    assert config.trainer.resume_mode == "auto" and config.trainer.save_freq > 0
+    pod = pods(cluster)[0]
+    (container,) = pod.containers
+    (wait,) = [int(env.value) for env in container.env if env.name == "RAY_JOB_STOP_WAIT_TIME_S"]
+    assert wait < pod.terminationGracePeriodSeconds
+    assert container.lifecycle is not None
+    program, option, script = container.lifecycle.preStop.exec.command
+    assert (program, option) == ("bash", "-c") and f"{{1..{wait}}}" in script
+    (waits_for,) = re.findall("pgrep -f '(.+)'", script)
+    assert re.search(waits_for, f"python -m {main.__spec__.name} +task=math")
+    assert not re.search(waits_for, script)  # or it would wait for itself
+
+
+def test_only_the_runs_own_pods_and_the_operator_reach_it(cluster: Cluster) -> None:
+    (labels,) = {
+        tuple(group.template.metadata.labels.items()) for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs)
+    }
+    run = {"podSelector": {"matchLabels": dict(labels)}}
+    assert (POLICY["apiVersion"], POLICY["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    spec = POLICY["spec"]
+    assert {"podSelector": spec["podSelector"]} == run
+    assert spec["policyTypes"] == ["Ingress"]
+    among_the_pods, from_the_operator = spec["ingress"]
+    assert among_the_pods == {"from": [run]}
+    (dashboard,) = [
+        port for port in cluster.headGroupSpec.template.spec.containers[0].ports if port.name == "dashboard"
+    ]
+    assert from_the_operator["ports"] == [{"protocol": "TCP", "port": dashboard.containerPort}]
+    (operator,) = from_the_operator["from"]
+    assert set(operator) == {"namespaceSelector", "podSelector"}  # both hold for a pod that may
+
+
+def test_ray_asks_for_a_token_that_is_in_no_file(cluster: Cluster) -> None:
+    for pod in pods(cluster):
+        settings = {env.name: env.value for container in pod.containers for env in container.env}
+        assert settings["RAY_AUTH_MODE"] == "token"  # without a token Ray does not start
+        assert "RAY_AUTH_TOKEN" not in settings  # of the operator, from the Secret that it makes
+
+
+def test_the_head_can_run_what_is_pinned_to_it(cluster: Cluster) -> None:
+    """TransferQueue puts a storage process that asks for a CPU on every node."""
+    assert cluster.headGroupSpec.rayStartParams.get("num-cpus") != "0"
+
+
+def test_shared_memory_holds_rays_object_store(cluster: Cluster) -> None:
+    for pod in pods(cluster):
+        memory = gib(pod.containers[0].resources.limits["memory"])
+        (shm,) = [gib(volume.emptyDir.sizeLimit) for volume in pod.volumes if volume.emptyDir]
+        largest = ray_constants.DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES / 2**30
+        assert min(ray_constants.DEFAULT_OBJECT_STORE_MEMORY_PROPORTION * memory, largest) < shm < memory
+
+
+def test_the_image_has_the_versions_of_the_extra(cluster: Cluster) -> None:
+    extra = pins()
+    expected = {"torch": extra["torch"], "flash-attn": extra["flash-attn"]}
+    expected["transformer-engine-torch"] = extra["transformer-engine"]  # its bindings, which are compiled
+    named = dict(re.findall(r"([\w-]+)==([\w.]+)", DOCKERFILE))
+    assert {name: version for name, version in named.items() if name != "pip"} == expected
+    assert cluster.rayVersion == extra["ray"]
+
+
+def test_all_pods_have_the_image_that_the_dockerfile_makes(cluster: Cluster) -> None:
+    (image,) = {container.image for pod in pods(cluster) for container in pod.containers}
+    assert f"-t {image} ." in DOCKERFILE
+    assert f'version="{image.rpartition(":")[2]}"' in (ROOT / "setup.py").read_text()
+
+
+def test_the_pods_user_is_the_images(cluster: Cluster) -> None:
+    (user,) = re.findall(r"^USER (\d+:\d+)$", DOCKERFILE, re.MULTILINE)
+    for pod in pods(cluster):
+        assert f"{pod.securityContext.runAsUser}:{pod.securityContext.runAsGroup}" == user
+    assert f"useradd --uid {user.split(':')[0]} " in DOCKERFILE
+
+
+def test_the_image_takes_the_packages_and_what_names_them_and_nothing_else() -> None:
+    ignored, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert ignored == "*"
+    taken = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE"}
+    assert taken == setup | {"recipe", "scripts", "testkit", "vcpo", "verl"}
+    for copied in re.findall(r"^COPY ((?!--from).+) \./$", DOCKERFILE, re.MULTILINE):
+        assert set(copied.split()) == setup
