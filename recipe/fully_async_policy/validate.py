@@ -64,7 +64,7 @@ def _check_async(config: DictConfig) -> None:
             "async.kv_cache=keep: actor_rollout_ref.rollout.free_cache_engine=true frees the cache at every update; "
             "set it to false"
         )
-    for name in ("sampler_timeout_s", "reward_timeout_s"):
+    for name in ("sampler_timeout_s", "weight_update_timeout_s", "reward_timeout_s"):
         seconds = settings[name]
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             raise SettingError(f"async.{name}={seconds}: give a number of seconds above 0")

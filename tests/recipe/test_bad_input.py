@@ -52,6 +52,7 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
         ("async.on_deadline", "drop", "async.on_deadline=drop: choose one of wait, reissue"),
         ("async.kv_cache", "drop", "async.kv_cache=drop: choose one of recompute, keep"),
         ("async.sampler_timeout_s", "0", "async.sampler_timeout_s=0: give a number of seconds"),
+        ("async.weight_update_timeout_s", "0", "async.weight_update_timeout_s=0: give a number of seconds"),
         ("async.reward_timeout_s", "0", "async.reward_timeout_s=0: give a number of seconds"),
         ("async.reward_timeout_s", "inf", "async.reward_timeout_s=inf: give a number of seconds"),
         ("reward.custom_reward_function.path", "no.py", "reward.custom_reward_function.path=no.py: no such file"),

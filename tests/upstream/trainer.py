@@ -24,6 +24,7 @@ TRAINER = Place(
             "",
             "our workers in `role_worker_mapping`",
         ),
+        Reach("LagKTrainer._setup", How.OVERRIDES, f"{ASYNC}._setup", "", "weight updates have a limit"),
         Reach("LagKTrainer._load_checkpoint", How.OVERRIDES, f"{BASE}._load_checkpoint", "", "whole checkpoints only"),
         Reach(
             "LagKTrainer._end_unused_balancer",

@@ -28,6 +28,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager
 from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline, withheld_prompts
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
@@ -51,6 +52,8 @@ logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging
 @register_trainer(TRAINER_MODE)
 class LagKTrainer(PPOTrainerSeparateAsync):
     """Trainer and samplers on their own devices, the samplers at most `async.lag` policy versions behind."""
+
+    standalone_checkpoint_manager: Any
 
     # Start: the parts of the run, each created once.
 
@@ -89,6 +92,13 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
         print_line("Starting the trainer (Megatron) ...")
+
+    def _setup(self) -> None:
+        super()._setup()
+        weights = self.standalone_checkpoint_manager
+        self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
+            weights.config, weights.actor_wg, weights.replicas, self.config["async"].weight_update_timeout_s
+        )
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()
@@ -183,7 +193,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         if self.config["async"].exact_lag:
             # Unfinished responses would otherwise be completed by newer weights, and have a lag below k.
             self.replay_buffer.wait_until_finished(self.global_steps, "train")
-        self.sampler_keeper.replace_dead()  # a weight update would wait for a dead sampler without end
+        self.sampler_keeper.replace_dead()  # a weight update would wait for a dead sampler until its time is over
         with marked_timer("stage_weights", self.timing_raw):
             self.actor_rollout_wg.stage_weights(self.global_steps)
         start = time.perf_counter()
