@@ -138,6 +138,7 @@ def test_a_sampler_that_hangs(manager: BoundedCheckpointEngineManager, actors: l
     with pytest.raises(WeightUpdateTimeout) as error:
         manager.update_weights(7)
     assert LIMIT_S <= time.monotonic() - start < LIMIT_S + 10
+    assert not isinstance(error.value, ray.exceptions.RayError), "the trainer replaces samplers after one of these"
     line = str(error.value)
     assert line.startswith("async.weight_update_timeout_s=1: in the weight update to version 7 sampler 1 ")
     assert "sampler 0" not in line and "trainer" not in line and "\n" not in line

@@ -53,6 +53,26 @@ def test_staged_weights_are_sent_without_walking_them_again(tmp_path: Path) -> N
     assert torch.equal(asyncio.run(exchange(3.0, 2))["a"], weights(3.0)["a"]), "nothing is staged any more"
 
 
+def test_an_update_that_a_sampler_did_not_survive_is_made_again(tmp_path: Path) -> None:
+    """The manager then calls no `finalize`; the sender makes its part of the update a second time."""
+    sender, survivor = engine(tmp_path, is_master=True), engine(tmp_path)
+
+    async def update(version: int, *receivers: WeightFileCheckpointEngine) -> None:
+        for process in (sender, *receivers):
+            process.prepare()
+            process.init_process_group(rank=0)
+        await sender.send_weights(iter(weights(version).items()), global_steps=version)
+        for receiver in receivers:
+            assert torch.equal((await receive(receiver, version))["a"], weights(version)["a"])
+
+    for version in (1, 2):
+        sender.stage_weights(iter(weights(version).items()), version)
+        asyncio.run(update(version, survivor))
+        asyncio.run(update(version, survivor, engine(tmp_path)))
+    sender.finalize()
+    assert not weight_files("run", str(tmp_path)), "the file of the update that failed is gone with the next one's"
+
+
 def test_weights_mapped_from_a_file_that_is_gone_are_still_there(tmp_path: Path) -> None:
     sender = engine(tmp_path, is_master=True)
     asyncio.run(sender.send_weights(iter(weights(1.0).items()), global_steps=1))

@@ -32,7 +32,8 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
     def __init__(self, config: Any, actor_wg: Any, replicas: list[Any], timeout_s: float) -> None:
         super().__init__(config, actor_wg, replicas)
         self._timeout_s = timeout_s
-        self._deadline, self._version = 0.0, 0
+        self._deadline: float | None = None
+        self._version: int | None = None
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> Any:
@@ -42,20 +43,22 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
             WeightUpdateTimeout: the update's time is over.
             ray.exceptions.RayError: a process died, or failed.
         """
-        self._deadline, self._version = time.monotonic() + self._timeout_s, global_steps or 0
-        with self._bounded_ray_get():
-            try:
+        self._deadline, self._version = time.monotonic() + self._timeout_s, global_steps
+        try:
+            with self._bounded_ray_get():
                 return await super().update_weights(global_steps)
-            except ray.exceptions.RayError:
-                give_up = getattr(self.backend_cls, "give_up", None)
-                if give_up is not None:
-                    give_up()
-                raise
+        except ray.exceptions.RayError:
+            give_up = getattr(self.backend_cls, "give_up", None)
+            if give_up is not None:
+                give_up()
+            raise
+        finally:
+            self._deadline = None
 
     @contextmanager
     def _bounded_ray_get(self) -> Iterator[None]:
         """Inside the block `ray.get` has the limit where verl's module calls it: in an update, and nowhere else."""
-        base.ray = SimpleNamespace(get=self._get)
+        base.ray = SimpleNamespace(**{**vars(ray), "get": self._get})
         try:
             yield
         finally:
@@ -98,7 +101,8 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
         await self._all_replicas("resume_generation")
 
     def _time_left(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
+        """Of the update; outside of one each of the manager's methods may take as long as an update."""
+        return self._timeout_s if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _names_of_workers(self) -> dict[Any, str]:
         names = {worker._actor_id: f"trainer rank {rank}" for rank, worker in enumerate(self.actor_wg.workers)}
