@@ -70,6 +70,8 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
             return ray.get(answers, timeout=self._time_left())
         except ray.exceptions.GetTimeoutError:
             _, late = ray.wait(answers, num_returns=len(answers), timeout=0)
+            if not late:  # the last answer came just now, or the error is one that a worker raised
+                return ray.get(answers, timeout=self._timeout_s)
             names = self._names_of_workers()
             raise self._too_late([names[answer.task_id().actor_id()] for answer in late]) from None
 
