@@ -3,6 +3,8 @@
 import contextlib
 import os
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 
@@ -22,4 +24,12 @@ def fails_twice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[s
         with contextlib.suppress(FileExistsError):
             os.close(os.open(f"{marks}/{extra_info['split']}-{name}", os.O_CREAT | os.O_EXCL))
             fail()
+    return compute_score(**kwargs)
+
+
+def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+    """The same; in a validation it says in the folder `marks` that it was called, and takes its time."""
+    if extra_info["split"] == "val":
+        Path(marks, "validating").touch()
+        time.sleep(0.3)
     return compute_score(**kwargs)

@@ -23,10 +23,10 @@ _TIMEOUT_S = 900
 _WEIGHTS = re.compile(r"vcpo-([0-9a-f]+)-weights-")
 
 
-def make_assets(folder: Path) -> Path:
-    """data/{train,val}.parquet and model/, a warm start of a few steps, by the project's own commands."""
+def make_assets(folder: Path, train: int = 64) -> Path:
+    """data/{train,val}.parquet, `train` prompts, and model/, a warm start of a few steps, by the project's commands."""
     for command in (
-        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", "64", "--val", "16"],
+        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", str(train), "--val", "16"],
         ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", "--steps", "20"],
     ):
         subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, capture_output=True)

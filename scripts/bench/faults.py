@@ -1,6 +1,8 @@
 """Faults injected into the real stack on CPU: `python -m scripts.bench.faults [--only TEXT] [--json]`.
 
-Each fault hits a run of its own (lag 2, a small model) after its third step. Samplers are replaced while the run goes
+Each fault hits a run of its own (lag 2, a small model) after its third step, or inside the weight update or the
+checkpoint that follows; the last one hits the largest layout of the launch scripts around engines that only count
+tokens. Samplers are replaced while the run goes
 on; anything else ends it with one line, and the same command with trainer.resume_mode=auto goes on. In the end every
 prompt that was due has been trained on once, nothing was older than its bound, no failure became a reward, and no
 process or shared memory is left. About two and a half minutes a fault on 2 cores.
@@ -12,11 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
+from scripts.bench.reliability import fault_at_scale
 from scripts.bench.reliability.faults import FAULTS, FaultVerdict, try_fault
 from testkit.small_run import make_assets
 
@@ -37,16 +42,23 @@ def main() -> int:
     parser.add_argument("--only", metavar="TEXT", help="faults whose name contains TEXT")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    faults = [fault for fault in FAULTS if (arguments.only or "") in fault.name]
-    if not faults:
-        parser.error(f"--only {arguments.only}: no such fault; choose from {', '.join(fault.name for fault in FAULTS)}")
+    names = [*(fault.name for fault in FAULTS), fault_at_scale.NAME]
+    chosen = [name for name in names if (arguments.only or "") in name]
+    if not chosen:
+        parser.error(f"--only {arguments.only}: no such fault; choose from:\n{chr(10).join(names)}")
     folder = Path(tempfile.mkdtemp(prefix="vcpo-faults-"))
-    assets, verdicts = make_assets(folder), []
-    for i, fault in enumerate(tqdm(faults, desc="faults")):
+    make_assets(folder)
+    all_of_them: dict[str, Callable[[], FaultVerdict]] = {
+        fault.name: partial(try_fault, fault, folder, folder / f"run{i}") for i, fault in enumerate(FAULTS)
+    }
+    all_of_them[fault_at_scale.NAME] = partial(fault_at_scale.try_at_scale, folder)
+    verdicts = []
+    for name in tqdm(chosen, desc="faults"):
         try:
-            verdicts.append(try_fault(fault, assets, folder / f"run{i}"))
+            verdicts.append(all_of_them[name]())
         except RuntimeError as error:
-            verdicts.append(FaultVerdict(fault.name, 0, 0, 0, str(error)[-400:], 0.0))
+            verdicts.append(FaultVerdict(name, 0, 0, 0, str(error)[-400:], 0.0))
+        tqdm.write(f"{verdicts[-1]}", file=sys.stderr)
     print_table(verdicts)
     for disk in folder.glob("*-disk"):
         subprocess.run(["umount", str(disk)], check=True)

@@ -13,9 +13,19 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.reliability.moments import (
+    after_the_text,
+    between_steps,
+    inside_a_step,
+    inside_a_weight_update,
+    marks,
+    while_saving,
+    while_validating,
+)
 from testkit.small_run import BATCH, TrainerRun, abandoned_memory
 
-LAG, STEPS, FAULT_AFTER = 2, 7, 3
+LAG, STEPS = 2, 7
+ENGINE = "VLLM::EngineCore"
 SETTINGS = [
     f"async.lag={LAG}",
     f"trainer.total_training_steps={STEPS}",
@@ -37,8 +47,8 @@ class Fault:
     """In the output of a run that ends."""
     prepare: Callable[[Path], list[str]] = lambda run_dir: []
     """Made before the run, for its folder; the settings that go with it."""
-    inside: bool = False
-    """In the middle of a step, by the time that the last one took; otherwise as soon as one has ended."""
+    when: Callable[[TrainerRun], None] = between_steps
+    """Returns at the moment of the fault."""
 
 
 def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[TrainerRun], None]:
@@ -53,6 +63,31 @@ def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[TrainerRun], Non
         victims[0].send_signal(signum)
 
     return inject
+
+
+def kill_twice(title: str) -> Callable[[TrainerRun], None]:
+    """Kill a process, and again what has come in its place."""
+
+    def inject(run: TrainerRun) -> None:
+        kill(title)(run)
+        after_the_text(run, "1 sampler(s) restarted")
+        kill(title)(run)
+
+    return inject
+
+
+def slow_validation(run_dir: Path) -> list[str]:
+    """A validation before step 1 that says when it has begun, and lasts some seconds."""
+    marks(run_dir).mkdir()
+    return [
+        "trainer.val_before_train=true",
+        "reward.custom_reward_function.name=slow_in_validation",
+        f"+reward.custom_reward_function.reward_kwargs.marks={marks(run_dir)}",
+    ]
+
+
+def two_samplers(run_dir: Path) -> list[str]:
+    return ["actor_rollout_ref.rollout.n_gpus_per_node=2"]
 
 
 def signal_driver(signum: int) -> Callable[[TrainerRun], None]:
@@ -104,17 +139,35 @@ def make_room(run: TrainerRun) -> None:
 
 
 FAULTS = [
-    Fault("kill -9 of a vLLM engine", kill("VLLM::EngineCore"), survives=True),
+    Fault("kill -9 of a vLLM engine", kill(ENGINE), survives=True),
     Fault("kill -9 of a vLLM server", kill("ray::CPUvLLMHttpServer"), survives=True),
-    Fault("a sampler that hangs", kill("VLLM::EngineCore", signal.SIGSTOP), survives=True),
+    Fault("a sampler that hangs", kill(ENGINE, signal.SIGSTOP), survives=True),
     Fault("kill -9 of an agent-loop worker", kill("ray::LagKAgentLoopWorker")),
     Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),
     Fault("kill -9 of a trainer worker", kill("ray::WorkerDict")),
     Fault("kill -9 of the TransferQueue storage", kill("ray::SimpleStorageUnit")),
     Fault("SIGTERM to the driver, between steps", signal_driver(signal.SIGTERM), says="interrupted"),
-    Fault("SIGTERM to the driver, inside a step", signal_driver(signal.SIGTERM), says="interrupted", inside=True),
+    Fault(
+        "SIGTERM to the driver, inside a step", signal_driver(signal.SIGTERM), says="interrupted", when=inside_a_step
+    ),
     Fault("kill -9 of the driver, between steps", signal_driver(signal.SIGKILL), says=""),
-    Fault("kill -9 of the driver, inside a step", signal_driver(signal.SIGKILL), says="", inside=True),
+    Fault("kill -9 of the driver, inside a step", signal_driver(signal.SIGKILL), says="", when=inside_a_step),
+    Fault("kill -9 of a vLLM engine, inside a weight update", kill(ENGINE), survives=True, when=inside_a_weight_update),
+    Fault(
+        "kill -9 of a vLLM engine, while validating", kill(ENGINE), True, prepare=slow_validation, when=while_validating
+    ),
+    Fault("kill -9 of a vLLM engine, twice in a row", kill_twice(ENGINE), survives=True),
+    Fault("kill -9 of one of two vLLM engines", kill(ENGINE), survives=True, prepare=two_samplers),
+    Fault(
+        "kill -9 of one of two vLLM engines, inside a weight update",
+        kill(ENGINE),
+        survives=True,
+        prepare=two_samplers,
+        when=inside_a_weight_update,
+    ),
+    Fault("kill -9 of a trainer worker, inside a weight update", kill("ray::WorkerDict"), when=inside_a_weight_update),
+    Fault("kill -9 of a trainer worker, while saving", kill("ray::WorkerDict"), when=while_saving),
+    Fault("kill -9 of the driver, while saving", signal_driver(signal.SIGKILL), says="", when=while_saving),
     Fault("a full disk while saving", make_room, says="MB free", prepare=disk_for_one_checkpoint),
     Fault("a truncated checkpoint", spoil_newest_checkpoint(truncate), says=""),
     Fault("a bit flipped in a checkpoint", spoil_newest_checkpoint(flip_a_bit), says=""),
@@ -154,9 +207,7 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
     start, before, complaints = time.monotonic(), abandoned_memory(), []
     settings = [*SETTINGS, *fault.prepare(run_dir)]
     run = TrainerRun(assets, run_dir, *settings)
-    run.wait_for_step(FAULT_AFTER)
-    if fault.inside:
-        time.sleep(run.lines()[-1]["step_s"] / 2)
+    fault.when(run)
     fault.inject(run)
     code = run.wait()
     if fault.survives and code:

@@ -54,6 +54,10 @@ class ScaleResult:
     trajectories_per_s: float = 0.0
     declared_dead: int = 0
     hung: int = 0
+    lost: int = 0
+    """Prompts that were submitted, not trained on, and are not in TransferQueue."""
+    duplicated: int = 0
+    lag_violations: int = 0
 
 
 def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, tokens: float) -> list[str]:
@@ -111,8 +115,17 @@ def read_layout(script: Path) -> ScaleLayout:
     )
 
 
-def run(layout: ScaleLayout, overrides: list[str], output: Path, token_s: float, mean_tokens: float) -> ScaleResult:
+def run(
+    layout: ScaleLayout,
+    overrides: list[str],
+    output: Path,
+    token_s: float,
+    mean_tokens: float,
+    kill_in_step: int = 0,
+) -> ScaleResult:
     """One layout to its end; a run that has not ended after half an hour hangs.
+
+    kill_in_step: the first sampler is killed while the trainer makes the update of this step; 0: none is.
 
     Raises:
         RuntimeError: the run failed.
@@ -120,7 +133,10 @@ def run(layout: ScaleLayout, overrides: list[str], output: Path, token_s: float,
     command = [sys.executable, "-m", "scripts.bench.reliability.scale_run", json.dumps(vars(layout)), str(output)]
     with open(output.with_suffix(".log"), "w") as log:
         process = subprocess.Popen(
-            [*command, str(token_s), str(mean_tokens), *overrides], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+            [*command, str(token_s), str(mean_tokens), str(kill_in_step), *overrides],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
         try:
             process.wait(_TIMEOUT_S)

@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from recipe.fully_async_policy import main as launcher
 launcher.prepare_environment(["hardware=cpu"])
 
 import ray  # noqa: E402
+import transfer_queue as tq  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 from verl.experimental.reward_loop import RewardLoopManager  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY  # noqa: E402
@@ -30,6 +32,7 @@ from recipe.fully_async_policy.processes import new_run_id  # noqa: E402
 from scripts.bench.reliability.scale import ScaleLayout, ScaleResult  # noqa: E402
 from testkit import counting_engine  # noqa: E402
 from verl_vcpo.trainer.main_ppo import LagKTaskRunner  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.run_log import read_metrics  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import TRAINER_MODE, LagKTrainer  # noqa: E402
 from verl_vcpo.whole_file import write_whole  # noqa: E402
 
@@ -66,12 +69,17 @@ def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
 
 
 class PausingActor:
-    """In place of the actor's worker group: an update takes `UPDATE_S`."""
+    """In place of the actor's worker group: an update takes `UPDATE_S`, then calls `in_an_update` with its number."""
 
     _dispatch_info: ClassVar = {"actor": [0]}
 
+    def __init__(self, in_an_update: Callable[[int], object]) -> None:
+        self._in_an_update, self._updates = in_an_update, 0
+
     def update_actor(self, batch: Any) -> dict[str, Any]:
         time.sleep(UPDATE_S)
+        self._updates += 1
+        self._in_an_update(self._updates)
         shown = ("ess_ratio", "lr_multiplier", "baseline", "kl_rollout_policy")  # on the console
         return {"metrics": {"mfu": [0.0], "grad_norm": [1.0], **{f"vcpo/{name}": [1.0] for name in shown}}}
 
@@ -82,13 +90,15 @@ class PausingActor:
 class CountingTrainer(LagKTrainer):
     """The real trainer, set up with engines that count and an actor that pauses."""
 
+    kill_in_step = 0
+
     def _setup(self) -> None:
-        self.spent, self.restarted, self.reissued = Spent(), 0, 0
+        self.spent, self.restarted, self.reissued, self.submitted, self.held = Spent(), 0, 0, 0, 0
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
         self._init_resource_pool_mgr()
-        self.actor_rollout_wg = PausingActor()
+        self.actor_rollout_wg = PausingActor(self._kill_sampler)
         self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
         self.llm_server_manager = SimpleNamespace(rollout_replicas=[], server_addresses=[])
         self._load_checkpoint()
@@ -99,6 +109,10 @@ class CountingTrainer(LagKTrainer):
 
     def _end_unused_balancer(self) -> None:
         """None was started."""
+
+    def _kill_sampler(self, step: int) -> None:
+        if step == self.kill_in_step:
+            ray.kill(self.standalone_server_manager.rollout_replicas[0].servers[0])
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -118,6 +132,10 @@ class CountingTrainer(LagKTrainer):
 
         setattr(self.sampler_keeper, "replace_missing", counted)  # noqa: B010  # mypy takes no assignment to a method
 
+    def _submit_batch_to_rollout(self, batch: Any) -> int:
+        self.submitted += len(batch)
+        return super()._submit_batch_to_rollout(batch)
+
     def on_train_begin(self) -> None:
         start = time.perf_counter()
         super().on_train_begin()
@@ -130,6 +148,7 @@ class CountingTrainer(LagKTrainer):
         self.spent.training = time.perf_counter() - start - self.spent.submitting
         self.spent.own = time.process_time() - own
         self.replay_buffer._sync_metadata_from_transfer_queue()
+        self.held = len(self.replay_buffer._submission_number.keys() & tq.kv_list("train")["train"].keys())
         late = sorted(self.replay_buffer._unfinished("train"))[:MOST_REISSUED]
         self.reissued = len(late)
         if late:
@@ -138,7 +157,20 @@ class CountingTrainer(LagKTrainer):
             self.spent.reissuing = time.perf_counter() - start
 
 
-def measure(layout: ScaleLayout, overrides: list[str], token_s: float, mean_tokens: float) -> ScaleResult:
+def account(trainer: CountingTrainer) -> dict[str, int]:
+    """Prompts lost and trained on twice, and steps with a lag above the bound, from what the run logged and has."""
+    steps = read_metrics(trainer.config.run_dir)
+    trained = Counter(row for line in steps for row in line["trained_rows"])
+    return {
+        "lost": trainer.submitted - trained.total() - trainer.held,
+        "duplicated": sum(times - 1 for times in trained.values()),
+        "lag_violations": sum(line["lag_max"] > trainer.replay_buffer.bound for line in steps),
+    }
+
+
+def measure(
+    layout: ScaleLayout, overrides: list[str], token_s: float, mean_tokens: float, kill_in_step: int
+) -> ScaleResult:
     """Train in this layout."""
     run_id = new_run_id()
     config = launcher.compose(overrides)
@@ -146,7 +178,7 @@ def measure(layout: ScaleLayout, overrides: list[str], token_s: float, mean_toke
     rollout = config.actor_rollout_ref.rollout
     with open_dict(rollout):
         rollout.custom = {**(rollout.custom or {}), "token_s": token_s, "mean_tokens": mean_tokens}
-    TRAINER_REGISTRY[TRAINER_MODE] = CountingTrainer
+    TRAINER_REGISTRY[TRAINER_MODE], CountingTrainer.kill_in_step = CountingTrainer, kill_in_step
     with launcher.ray_session(config, run_id):
         counting_engine.register_engine()
         runner = LagKTaskRunner()
@@ -166,13 +198,15 @@ def measure(layout: ScaleLayout, overrides: list[str], token_s: float, mean_toke
         reissued=trainer.reissued,
         trajectories_per_s=per_step * steps / spent.training,
         declared_dead=trainer.restarted,
+        **account(trainer),
     )
 
 
 def main() -> None:
-    """LAYOUT (JSON) OUTPUT TOKEN_S MEAN_TOKENS setting=value ..."""
-    layout, output, token_s, mean_tokens, *overrides = sys.argv[1:]
-    result = measure(ScaleLayout(**json.loads(layout)), overrides, float(token_s), float(mean_tokens))
+    """LAYOUT (JSON) OUTPUT TOKEN_S MEAN_TOKENS KILL_IN_STEP setting=value ..."""
+    layout, output, token_s, mean_tokens, kill_in_step, *overrides = sys.argv[1:]
+    numbers = float(token_s), float(mean_tokens), int(kill_in_step)
+    result = measure(ScaleLayout(**json.loads(layout)), overrides, *numbers)
     write_whole(Path(output), json.dumps(asdict(result)))
 
 
