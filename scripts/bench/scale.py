@@ -3,7 +3,8 @@
 The layouts of the launch scripts, up to 66,048 trajectories in flight, through the real feeding code, replay buffer,
 TransferQueue, agent-loop and reward workers, load balancer, servers' gates and keeper. Stand-ins: engines that only
 count tokens by a clock, and an update that is a pause. Printed per layout: processor seconds of the driver for a step;
-seconds of the longest poll, of a weight update, of submitting late prompts again; samplers that were declared dead, of
+seconds of the longest poll, of a weight update, of submitting late prompts again (with samplers that have stopped, and
+while the agent-loop workers, which share the two cores with all others, are busy); samplers that were declared dead, of
 which none died; runs that hung. Answers are short: what grows with their length is not measured. Then seconds of a
 poll with 140,000 keys in TransferQueue, ours and verl's. Two to six minutes a layout on 2 cores, and up to 16 GiB.
 """
@@ -31,8 +32,9 @@ _COLUMNS = {
     "driver_s_per_step": "driver, processor s",
     "poll_s": "longest poll, s",
     "update_s": "weight update, s",
-    "reissue_s": "again, s",
-    "reissued": "prompts",
+    "reissued": "prompts again",
+    "reissue_s": "in s",
+    "reissue_busy_s": "while busy, s",
     "trajectories_per_s": "trajectories/s",
     "declared_dead": "declared dead",
     "hung": "hung",

@@ -50,6 +50,9 @@ class ScaleResult:
     poll_s: float = 0.0
     update_s: float = 0.0
     reissue_s: float = 0.0
+    """Of submitting `reissued` late prompts again while the samplers are stopped, so that the workers are idle."""
+    reissue_busy_s: float = 0.0
+    """Of the same while the workers have responses to finish."""
     reissued: int = 0
     trajectories_per_s: float = 0.0
     declared_dead: int = 0

@@ -38,6 +38,7 @@ from verl_vcpo.whole_file import write_whole  # noqa: E402
 
 UPDATE_S, TRANSFER_S = 1.0, 0.2
 MOST_REISSUED = 1024
+_QUIET_S, _PROMPT_S = 600.0, 0.2
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Spent:
     training: float = 0.0
     own: float = 0.0
     """Processor time of the driver's process, submitting and polls included."""
+    reissuing_busy: float = 0.0
     reissuing: float = 0.0
 
 
@@ -149,12 +151,32 @@ class CountingTrainer(LagKTrainer):
         self.spent.own = time.process_time() - own
         self.replay_buffer._sync_metadata_from_transfer_queue()
         self.held = len(self.replay_buffer._submission_number.keys() & tq.kv_list("train")["train"].keys())
-        late = sorted(self.replay_buffer._unfinished("train"))[:MOST_REISSUED]
-        self.reissued = len(late)
+        late = sorted(self.replay_buffer._unfinished("train"))[: 2 * MOST_REISSUED]
+        busy, idle = late[: len(late) // 2], late[len(late) // 2 :]
+        self.reissued = len(idle)
+        self.spent.reissuing_busy = self._reissue(busy)
+        self._pause(agent_loop_manager.agent_loop_workers)
+        self.spent.reissuing = self._reissue(idle)
+
+    def _reissue(self, late: list[str]) -> float:
+        """Seconds of submitting these prompts again."""
+        start = time.perf_counter()
         if late:
-            start = time.perf_counter()
             self._resubmit(late, "train")
-            self.spent.reissuing = time.perf_counter() - start
+        return time.perf_counter() - start
+
+    def _pause(self, workers: list[Any]) -> None:
+        """Stop the samplers, and wait until the agent-loop workers have done what was sampled."""
+        replicas = self.standalone_server_manager.get_replicas()
+        ray.get([replica.servers[0].abort_all_requests.remote() for replica in replicas])
+        deadline = time.monotonic() + _QUIET_S
+        while time.monotonic() < deadline:
+            start = time.monotonic()
+            ray.get([worker.cancel.remote([]) for worker in workers])
+            if time.monotonic() - start < _PROMPT_S:
+                return
+            time.sleep(1.0)
+        raise TimeoutError(f"agent-loop workers have work left {_QUIET_S:.0f} s after the samplers stopped")
 
 
 def account(trainer: CountingTrainer) -> dict[str, int]:
@@ -195,6 +217,7 @@ def measure(
         poll_s=max(spent.polls),
         update_s=statistics.mean(spent.weights),
         reissue_s=spent.reissuing,
+        reissue_busy_s=spent.reissuing_busy,
         reissued=trainer.reissued,
         trajectories_per_s=per_step * steps / spent.training,
         declared_dead=trainer.restarted,
