@@ -28,6 +28,15 @@ VLLM = Place(
             "request_id, prompt, params",
             "replaced: the engine has the request once it returns; `generate` calls it",
         ),
+        Reach(
+            "answered_or_dead",
+            How.CALLS,
+            "vllm.v1.engine.core_client:AsyncMPClient.call_utility_async",
+            "method",
+            "replaced: control calls of an engine that dies fail; vLLM lets them wait",
+        ),
+        Reach("answered_or_dead", How.USES, "vllm.v1.engine.async_llm:AsyncLLM.errored", "", "the engine is dead"),
+        Reach("answered_or_dead", How.USES, "vllm.v1.engine.async_llm:AsyncLLM.dead_error", "", "what it raises"),
         Reach("_salted", How.USES, "vllm.inputs:TokensPrompt.cache_salt", "", "a key of the prompt"),
         Reach(
             "probe", How.CALLS, "vllm.v1.engine.async_llm:AsyncLLM.is_sleeping", "", "any call that the engine answers"

@@ -4,9 +4,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
+
 from testkit.counting_engine import TokenCountingEngine
 from verl_vcpo.workers.rollout.kv_cache import KVCache
-from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer
+from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer, answered_or_dead
 
 TOKENS = 100_000  # of a response; at a tenth of a second each, none ends while a test runs
 
@@ -110,5 +113,28 @@ def test_an_update_waits_for_requests_on_their_way_to_the_engine() -> None:
         async with asyncio.timeout(30):
             assert (await update)["aborted_count"] == 1
             assert (await task).stop_reason == "aborted"
+
+    asyncio.run(scenario())
+
+
+def test_a_control_call_ends_when_the_engine_dies() -> None:
+    async def scenario() -> None:
+        engine = SimpleNamespace(errored=False, dead_error=EngineDeadError())
+        never = asyncio.Event()
+
+        async def call(name: str) -> str:
+            if name == "update_weights":
+                await never.wait()  # as vLLM's, of an engine whose process is killed
+            return name
+
+        bounded = answered_or_dead(engine, call)
+        assert await bounded("is_sleeping") == "is_sleeping"
+        update = asyncio.create_task(bounded("update_weights"))
+        await asyncio.sleep(0.1)
+        assert not update.done()
+        engine.errored = True
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineDeadError):
+                await update
 
     asyncio.run(scenario())

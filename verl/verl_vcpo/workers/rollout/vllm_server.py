@@ -8,6 +8,7 @@
 In both cases no prefix that old weights have computed is reused for another request.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -20,12 +21,37 @@ from verl_vcpo.workers.rollout.admission import most_calls
 from verl_vcpo.workers.rollout.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
+_LIFE_SIGN_S = 1.0
 _MOST_DROPPED = 10_000  # ids of ended requests are kept for those that arrive after their end
 
 
 def keeps_kv_cache(rollout_config: Any) -> bool:
     """Whether `rollout.custom.kv_cache` (the launcher sets it to `async.kv_cache`) is `keep`."""
     return (rollout_config.custom or {}).get("kv_cache") == KVCache.KEEP
+
+
+def answered_or_dead(engine: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, a control call to vLLM's engine, which ends when the engine's process dies.
+
+    vLLM fails the requests of an engine that dies, but not its control calls: the weight update in which the engine
+    died would wait for ever.
+
+    Raises:
+        EngineDeadError: the engine's process is dead.
+    """
+
+    async def bounded(*args: Any) -> Any:
+        answer = asyncio.ensure_future(call(*args))
+        try:
+            while not answer.done():
+                if engine.errored:
+                    raise engine.dead_error
+                await asyncio.wait({answer}, timeout=_LIFE_SIGN_S)
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    return bounded
 
 
 class LagKvLLMHttpServer(vLLMHttpServer):
@@ -44,6 +70,8 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
         self._extend(self.engine)
+        core = self.engine.engine_core
+        core.call_utility_async = answered_or_dead(self.engine, core.call_utility_async)
 
     def _extend(self, engine: Any) -> None:
         engine.generate = self._salted(engine.generate)
