@@ -339,6 +339,13 @@ COUNTING_RUN = Place(
             "",
             "measures",
         ),
+        Reach(
+            "CountingTrainer._submit_batch_to_rollout",
+            How.OVERRIDES,
+            f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout",
+            "",
+            "counts",
+        ),
         Reach("CountingTrainer.fit", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer.fit", "", "measures"),
         Reach(
             "CountingTrainer._setup",
