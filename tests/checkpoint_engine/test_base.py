@@ -17,6 +17,7 @@ from verl.workers.config import CheckpointEngineConfig
 from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.fully_async_policy import main, ray_access
+from verl_vcpo.checkpoint_engine import base as bounded
 from verl_vcpo.checkpoint_engine import nccl_checkpoint_engine
 from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager, WeightUpdateTimeout
 from verl_vcpo.cpu.weight_file import WeightFileCheckpointEngine
@@ -42,7 +43,7 @@ def _actor_class() -> Any:
             if self.fault == ("dies", method):
                 os.kill(os.getpid(), signal.SIGKILL)
             end = time.monotonic() + 60
-            while self.fault == ("hangs", method) and time.monotonic() < end:
+            while self.fault in (("hangs", method), ("engine died", method)) and time.monotonic() < end:
                 time.sleep(0.05)
             return {}
 
@@ -66,6 +67,10 @@ def _actor_class() -> Any:
 
         def resume_generation(self) -> dict[str, Any]:
             return self._pass("resume_generation")
+
+        def probe(self) -> None:
+            if self.fault[0] == "engine died":
+                raise RuntimeError("the engine is dead")
 
         def is_given_up(self, key: str) -> bool:
             from ray.experimental import internal_kv
@@ -165,6 +170,29 @@ def test_a_death_is_told_at_once_though_others_hang(manager: BoundedCheckpointEn
     actors[3] = _actor_class().remote()
     manager.replicas = [manager.replicas[0], Replica(1, actors[3])]
     manager.update_weights(7)
+
+
+def test_a_worker_that_waits_for_a_dead_engine(
+    manager: BoundedCheckpointEngineManager, actors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verl's worker of a sampler, whose weights nobody takes any more."""
+    monkeypatch.setattr(bounded, "_PROBE_S", 0.2)
+    manager._timeout_s = 30.0
+    _fault(actors[3], "engine died", "update_weights")
+    start = time.monotonic()
+    with pytest.raises(ray.exceptions.RayError, match="the engine is dead"):
+        manager.update_weights(7)
+    assert time.monotonic() - start < 20
+
+
+def test_a_slow_update_with_engines_that_live(
+    manager: BoundedCheckpointEngineManager, actors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "_PROBE_S", 0.05)
+    manager._timeout_s = 30.0
+    _fault(actors[3], "hangs", "update_weights")
+    threading.Timer(1.0, lambda: actors[3].set_fault.remote()).start()
+    assert manager.update_weights(7) == {}
 
 
 def test_every_process_sees_that_an_update_was_given_up(actors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

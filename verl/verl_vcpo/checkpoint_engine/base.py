@@ -16,6 +16,8 @@ from verl.checkpoint_engine import base
 from verl.checkpoint_engine.base import CheckpointEngineManager
 from verl.utils.ray_utils import auto_await
 
+_PROBE_S = 5.0
+
 
 class WeightUpdateTimeout(TimeoutError):
     """A weight update took too long. The message is one line: the setting, who did not finish, and what to do."""
@@ -41,7 +43,7 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
 
         Raises:
             WeightUpdateTimeout: the update's time is over.
-            ray.exceptions.RayError: a process died, or failed.
+            ray.exceptions.RayError: a process died, or failed; a sampler's engine died.
         """
         self._deadline, self._version = time.monotonic() + self._timeout_s, global_steps
         try:
@@ -65,15 +67,24 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
             base.ray = ray
 
     def _get(self, answers: list[Any]) -> list[Any]:
-        """What all workers answer; the error of the first one that fails is raised at once."""
-        try:
-            return ray.get(answers, timeout=self._time_left())
-        except ray.exceptions.GetTimeoutError:
-            _, late = ray.wait(answers, num_returns=len(answers), timeout=0)
-            if not late:  # the last answer came just now, or the error is one that a worker raised
-                return ray.get(answers, timeout=self._timeout_s)
-            names = self._names_of_workers()
-            raise self._too_late([names[answer.task_id().actor_id()] for answer in late]) from None
+        """What all workers answer; the error of the first one that fails is raised at once.
+
+        A sampler's worker waits without end for an engine that has died, so the sampler's server is asked meanwhile.
+        """
+        probes: list[Any] = []
+        while True:
+            try:
+                return ray.get(answers, timeout=min(_PROBE_S, self._time_left()))
+            except ray.exceptions.GetTimeoutError:
+                _, late = ray.wait(answers, num_returns=len(answers), timeout=0)
+                if not late:  # the last answer came just now, or the error is one that a worker raised
+                    return ray.get(answers, timeout=self._timeout_s)
+                if not self._time_left():
+                    names = self._names_of_workers()
+                    raise self._too_late([names[answer.task_id().actor_id()] for answer in late]) from None
+            probes = probes or [server.probe.remote() for replica in self.replicas for server in replica.servers]
+            answered, probes = ray.wait(probes, num_returns=len(probes), timeout=0)
+            ray.get(answered, timeout=self._timeout_s)  # an engine that loads weights answers later, a dead one raises
 
     async def _all_replicas(self, method: str, **kwargs: Any) -> None:
         """Call a method of every sampler."""
