@@ -77,10 +77,11 @@ def kill_twice(title: str) -> Callable[[TrainerRun], None]:
 
 
 def slow_validation(run_dir: Path) -> list[str]:
-    """A validation before step 1 that says when it has begun, and lasts some seconds."""
+    """A validation before step 1 that says when it has begun; its responses are sampled one after the other."""
     marks(run_dir).mkdir()
     return [
         "trainer.val_before_train=true",
+        "actor_rollout_ref.rollout.max_num_seqs=1",
         "reward.custom_reward_function.name=slow_in_validation",
         f"+reward.custom_reward_function.reward_kwargs.marks={marks(run_dir)}",
     ]
