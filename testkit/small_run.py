@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from recipe.fully_async_policy.processes import RUN_ID_VARIABLE, processes_of
+from recipe.fully_async_policy import processes
+from recipe.fully_async_policy.processes import processes_of
 from testkit import ROOT
+from testkit.nodes import Cluster
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 from verl_vcpo.workers.rollout.engine_processes import shared_memory_of
 
@@ -83,28 +85,40 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
 
 
 def run_id_of(launcher: psutil.Process) -> str:
-    """The id that a launcher gave its run, read from one of the processes that it started."""
+    """The id that a launcher gave its run: an argument of what cleans up after the launcher."""
     for process in launcher.children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it ended while we looked
-            if run_id := process.environ().get(RUN_ID_VARIABLE):
-                return run_id
-    raise RuntimeError(f"process {launcher.pid} has started none of a run")
+            command = process.cmdline()
+            if processes.__name__ in command:
+                return command[command.index(processes.__name__) + 1]
+    raise RuntimeError(f"process {launcher.pid} has started no run")
 
 
 class TrainerRun:
-    """One launch of the trainer, or of another `module` that takes the same settings."""
+    """One launch of the trainer, or of another `module` that takes the same settings.
+
+    Args:
+        cluster: the launcher runs on the first of its machines, and joins its Ray.
+    """
 
     def __init__(
-        self, assets: Path, run_dir: Path, *overrides: str, module: str = "recipe.fully_async_policy.main"
+        self,
+        assets: Path,
+        run_dir: Path,
+        *overrides: str,
+        module: str = "recipe.fully_async_policy.main",
+        cluster: Cluster | None = None,
     ) -> None:
         self.run_dir = run_dir
         without_validation = ["trainer.val_before_train=false", "trainer.test_freq=0"]
         arguments = [*small_task(assets, run_dir), *without_validation, *overrides]
+        command = [sys.executable, "-u", "-m", module, *arguments]
         self._output = run_dir.parent / f"{run_dir.name}.log"
         with open(self._output, "a") as output:
             self.process = psutil.Popen(
-                [sys.executable, "-u", "-m", module, *arguments],
+                cluster.machines[0].command(*command) if cluster else command,
                 cwd=ROOT,
+                env=dict(cluster.environment) if cluster else None,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a process group of its own, as a terminal gives it
@@ -112,6 +126,12 @@ class TrainerRun:
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         self.run_id = ""
+        self._entered = cluster is not None
+
+    @property
+    def launcher(self) -> psutil.Process:
+        """The process that signals are for: on another machine a child of what entered that machine."""
+        return self.process.children()[0] if self._entered else self.process
 
     def wait_for_step(self, step: int) -> None:
         """Until `step` is in metrics.jsonl."""

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-    from recipe.fully_async_policy.processes import Run
+    from recipe.fully_async_policy.nodes import RunOnNodes
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
+_LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,12 +110,26 @@ def prepare_environment(overrides: list[str]) -> None:
         hardware = "gpu" if torch.cuda.is_available() else "cpu"
     os.environ["VCPO_HARDWARE"] = hardware
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a Ray call after the run's end starts a new Ray
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")
-    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
+    for name, level in _LOG_LEVELS.items():
+        os.environ.setdefault(name, level)
     if hardware == "cpu":
         from verl_vcpo.cpu import environment
 
         environment.apply()
+
+
+def environment_of_workers() -> dict[str, str]:
+    """What the run's processes need of this process's environment, also those of a Ray that was running before."""
+    from recipe.fully_async_policy.processes import RUN_ID_VARIABLE
+
+    defaults = dict(_LOG_LEVELS)
+    if os.environ["VCPO_HARDWARE"] == "cpu":
+        from verl_vcpo.cpu import environment
+
+        defaults |= environment.ENVIRONMENT
+    # A package that has been imported here may have removed its variable.
+    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}
 
 
 def compose(overrides: list[str]) -> "DictConfig":
@@ -127,7 +142,8 @@ def compose(overrides: list[str]) -> "DictConfig":
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from recipe.fully_async_policy.method import check_overrides
+    from recipe.fully_async_policy import ray_access
+    from recipe.fully_async_policy.method import check_overrides, given_settings
     from recipe.fully_async_policy.validate import SettingError
 
     try:
@@ -137,6 +153,7 @@ def compose(overrides: list[str]) -> "DictConfig":
         reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
         raise SettingError(f"{reason} (see --print-config for all settings)") from None
     check_overrides(config, overrides)
+    ray_access.without_own_nodes(config.ray_kwargs.ray_init, given_settings(overrides))
     rollout = config.actor_rollout_ref.rollout
     if rollout.router_config_path is None:
         rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
@@ -192,7 +209,7 @@ def check(config: "DictConfig", files: bool = True) -> None:
 
 
 def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
-    """One run: train, summarise. Nothing of it is left on this machine afterwards."""
+    """One run: train, summarise. Nothing of it is left on any node afterwards."""
     from verl_vcpo.trainer.main_ppo import LagKTaskRunner
     from verl_vcpo.trainer.ppo.v1.run_log import write_summary
 
@@ -203,13 +220,14 @@ def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
-    """An empty run folder and a Ray cluster for the block; no process or shared memory after it."""
+def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
+    """An empty run folder and a Ray cluster for the block; no process or shared memory on any node after it."""
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     from recipe.fully_async_policy import ray_access
+    from recipe.fully_async_policy.nodes import RunOnNodes
     from recipe.fully_async_policy.processes import catch_sigterm, cleaned_up
     from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
@@ -230,14 +248,18 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
     os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
 
     # The terminal is for our lines and the progress bar; what verl prints goes to a file.
-    with cleaned_up(run_id) as run, open(run_dir / "verl.log", "w") as log, contextlib.redirect_stdout(log):
+    with cleaned_up(run_id) as here, open(run_dir / "verl.log", "w") as log, contextlib.redirect_stdout(log):
         init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-        in_each_worker = {"worker_process_setup_hook": start_up.__name__ + ".collect_rarely"}
+        in_each_worker = {
+            "worker_process_setup_hook": start_up.__name__ + ".collect_rarely",
+            "env_vars": environment_of_workers(),
+        }
         given = init.pop("runtime_env", None) or {}
         runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
         init["runtime_env"] = OmegaConf.to_container(runtime_env)
         with ray_access.started(init):
             catch_sigterm()
+            run = RunOnNodes(here)
             try:
                 yield run
             except Exception:
@@ -245,7 +267,8 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[Run]":
                 print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
                 raise
             finally:
-                run.observe()
+                here.observe()
+                run.clean_up_elsewhere()
 
 
 if __name__ == "__main__":

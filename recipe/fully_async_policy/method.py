@@ -54,19 +54,24 @@ def check_overrides(config: DictConfig, overrides: list[str]) -> None:
         SettingError: the first of them.
     """
     decided = decided_by(config.method)
-    for override in OverridesParser.create().parse_overrides(overrides):
-        for setting in _given(override.key_or_group, override.value()):
-            value = OmegaConf.select(config, setting)
-            if setting in decided and value != decided[setting]:
-                raise SettingError(
-                    f"{setting}={_text(value)}: contradicts method={config.method}, which sets it to "
-                    f"{_text(decided[setting])}; choose another method by method=NAME, or leave it out"
-                )
-            why = None if setting in decided else without_effect(config, setting)
-            if why:
-                raise SettingError(
-                    f"{setting}={_text(value)}: has no effect with method={config.method}: {why}; leave it out"
-                )
+    for setting in given_settings(overrides):
+        value = OmegaConf.select(config, setting)
+        if setting in decided and value != decided[setting]:
+            raise SettingError(
+                f"{setting}={_text(value)}: contradicts method={config.method}, which sets it to "
+                f"{_text(decided[setting])}; choose another method by method=NAME, or leave it out"
+            )
+        why = None if setting in decided else without_effect(config, setting)
+        if why:
+            raise SettingError(
+                f"{setting}={_text(value)}: has no effect with method={config.method}: {why}; leave it out"
+            )
+
+
+def given_settings(overrides: list[str]) -> list[str]:
+    """The full names of the settings that Hydra's overrides give."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return [setting for override in parsed for setting in _given(override.key_or_group, override.value())]
 
 
 def _file(name: str) -> Path:

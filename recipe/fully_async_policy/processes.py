@@ -64,12 +64,13 @@ class Run:
 
 
 _OBSERVE_OFTEN_S, _OBSERVE_S, _START_UP_S = 10.0, 60.0, 180.0
+_DONE, _DETACHED = "done", "--detached"
 
 
 def reap(run_id: str) -> None:
-    """Clean up after a driver that was killed: in a process of its own, whose standard input is the driver's end.
+    """Clean up after a process that was killed: in a process of its own, whose standard input is the other's end.
 
-    The driver says "done" when it has cleaned up itself; the input ending without that means that it was killed.
+    The other says "done" when it has cleaned up itself; the input ending without that means that it was killed.
     """
     run, start = Run(run_id), time.monotonic()
     while True:
@@ -78,20 +79,26 @@ def reap(run_id: str) -> None:
         if readable:
             break
         run.observe()
-    if sys.stdin.read() != "done":
+    if sys.stdin.read() != _DONE:
         run.clean_up()
 
 
-def _start_reaper(run_id: str) -> subprocess.Popen[str]:
+def start_reaper(run_id: str, detached: bool = False) -> subprocess.Popen[str]:
+    """What cleans up this machine if the calling process is killed. `detached`: no child of the calling process."""
     environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
     return subprocess.Popen(
-        [sys.executable, "-m", "recipe.fully_async_policy.processes", run_id],
+        [sys.executable, "-m", __spec__.name, run_id, *([_DETACHED] if detached else [])],
         cwd=Path(__file__).resolve().parents[2],
         env=environment,
         stdin=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C is not for it
     )
+
+
+def dismiss(reaper: subprocess.Popen[str]) -> None:
+    """Tell a reaper that there is nothing left to clean up."""
+    reaper.communicate(_DONE)
 
 
 # Not told by what is raised: where Ray waits, it makes a plain KeyboardInterrupt of whatever a handler raises.
@@ -116,7 +123,7 @@ def was_terminated() -> bool:
 @contextlib.contextmanager
 def cleaned_up(run_id: str) -> Iterator[Run]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
-    run, reaper = Run(run_id), _start_reaper(run_id)
+    run, reaper = Run(run_id), start_reaper(run_id)
     previous = signal.getsignal(signal.SIGTERM)
     _terminated.clear()
     catch_sigterm()
@@ -126,10 +133,12 @@ def cleaned_up(run_id: str) -> Iterator[Run]:
         # A second Ctrl-C must not interrupt the cleaning; it takes seconds.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         run.clean_up()
-        reaper.communicate("done")
+        dismiss(reaper)
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, previous)
 
 
 if __name__ == "__main__":
+    if _DETACHED in sys.argv and os.fork():
+        os._exit(0)
     reap(sys.argv[1])

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ _START = {
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"
 _CONNECT_TIMEOUT_S = 10.0
+_OF_OWN_RAY = ("num_cpus", "num_gpus", "object_store_memory", "resources", "labels")
 
 
 def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
@@ -65,6 +66,29 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
             private_folder()
         except OSError as error:
             raise SettingError(str(error)) from None
+
+
+def without_own_nodes(ray_init: MutableMapping[str, Any], given: Collection[str]) -> None:
+    """Where a running cluster is named, drop what describes the machine of a Ray of the run's own: Ray refuses it.
+
+    Args:
+        ray_init: changed in place.
+        given: the settings that the user gives, by their full names.
+
+    Raises:
+        SettingError: the user gives one of those.
+    """
+    address = _cluster_address(ray_init)
+    if address is None:
+        return
+    for name in _OF_OWN_RAY:
+        if f"ray_kwargs.ray_init.{name}" in given and ray_init[name] is not None:
+            raise SettingError(
+                f"ray_kwargs.ray_init.{name}={ray_init[name]}: the Ray cluster at {address} has its nodes' own; leave "
+                "it out, or give it to `ray start` on the node"
+            )
+        if name in ray_init:
+            ray_init[name] = None
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Weights through a shared-memory file: whole or absent, one per run, gone afterwards."""
+"""Weights through a shared-memory file: whole or absent, one per run, gone afterwards; copied once to another node."""
 
 import asyncio
 import os
@@ -8,11 +8,13 @@ import pytest
 import torch
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
+from verl_vcpo.cpu import node_file
 from verl_vcpo.cpu.weight_file import BACKEND, WeightFileCheckpointEngine, weight_files, weights_of
 
 
-def engine(folder: Path, run_id: str = "run", **kwargs: object) -> WeightFileCheckpointEngine:
-    return WeightFileCheckpointEngine(bucket_size=1, run_id=run_id, directory=str(folder), **kwargs)  # type: ignore[arg-type]
+def engine(folder: Path, run_id: str = "run", timeout_s: float = 60, **kwargs: object) -> WeightFileCheckpointEngine:
+    settings = {"run_id": run_id, "timeout_s": timeout_s, "directory": str(folder), **kwargs}
+    return WeightFileCheckpointEngine(bucket_size=1, **settings)  # type: ignore[arg-type]
 
 
 def weights(scale: float) -> dict[str, torch.Tensor]:
@@ -53,14 +55,16 @@ def test_staged_weights_are_sent_without_walking_them_again(tmp_path: Path) -> N
     assert torch.equal(asyncio.run(exchange(3.0, 2))["a"], weights(3.0)["a"]), "nothing is staged any more"
 
 
-def test_an_update_that_a_sampler_did_not_survive_is_made_again(tmp_path: Path) -> None:
+def test_an_update_that_a_sampler_did_not_survive_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The manager then calls no `finalize`; the sender makes its part of the update a second time."""
     sender, survivor = engine(tmp_path, is_master=True), engine(tmp_path)
+    monkeypatch.setattr(node_file, "node_id", lambda: "the only node")
 
     async def update(version: int, *receivers: WeightFileCheckpointEngine) -> None:
         for process in (sender, *receivers):
-            process.prepare()
-            process.init_process_group(rank=0)
+            process.init_process_group(rank=0, sender=process.prepare())
         await sender.send_weights(iter(weights(version).items()), global_steps=version)
         for receiver in receivers:
             assert torch.equal((await receive(receiver, version))["a"], weights(version)["a"])
@@ -143,3 +147,80 @@ def test_other_users_can_read_the_file_at_no_moment(tmp_path: Path, monkeypatch:
         os.umask(before)
     modes += [path.stat().st_mode & 0o777 for path in weight_files("run", str(tmp_path))]
     assert modes == [0o600, 0o600]
+
+
+class Nodes:
+    """A node for the sender and one for the receivers: folders. `fetched` counts what goes from one to the other."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trainers, self.samplers, self.fetched = folder / "trainers", folder / "samplers", 0
+        for node in (self.trainers, self.samplers):
+            node.mkdir()
+        monkeypatch.setattr(node_file, "read", self._read)
+        monkeypatch.setattr(node_file, "node_id", lambda: self.here)
+
+    async def _read(self, node: str, path: Path, timeout_s: float) -> bytes:
+        assert node == str(self.trainers)
+        self.fetched += 1
+        await asyncio.sleep(0.05)  # others look for the file meanwhile
+        return await asyncio.to_thread(node_file.content_of, str(self.trainers / path.name), timeout_s)
+
+    def engine(self, node: Path, **kwargs: object) -> WeightFileCheckpointEngine:
+        """An engine on one of the nodes, which knows where the sender is as verl's manager tells it."""
+        made = engine(node, **kwargs)  # type: ignore[arg-type]
+        self.here = str(node)
+        sender = {"node": str(self.trainers), "host": "the trainer's"}
+        actors, rollouts = WeightFileCheckpointEngine.build_topology(1, 1, [sender, {"node": str(self.samplers)}])
+        told = actors if node == self.trainers else rollouts
+        made.init_process_group(**{name: values[0] for name, values in told.items()})
+        return made
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    return Nodes(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_weights_cross_to_another_node_once(nodes: Nodes, staged: bool) -> None:
+    sender, receivers = nodes.engine(nodes.trainers, is_master=True), [nodes.engine(nodes.samplers) for _ in range(3)]
+    beside_the_trainer = nodes.engine(nodes.trainers)
+    if staged:
+        sender.stage_weights(iter(weights(1.0).items()), 1)
+
+    async def exchange() -> list[dict[str, torch.Tensor]]:
+        waiting = [asyncio.create_task(receive(receiver, 1)) for receiver in [*receivers, beside_the_trainer]]
+        await asyncio.sleep(0.1)
+        await sender.send_weights(iter(weights(1.0).items()), global_steps=1)
+        return await asyncio.gather(*waiting)
+
+    for received in asyncio.run(exchange()):
+        for name, weight in weights(1.0).items():
+            assert torch.equal(received[name], weight)
+    assert nodes.fetched == 1
+    copies = [path for path in nodes.samplers.iterdir() if path.suffix != ".lock"]
+    assert [path.stat().st_mode & 0o777 for path in copies] == [0o600]
+    for one in (sender, *receivers, beside_the_trainer):
+        one.finalize()
+    assert not [*nodes.trainers.iterdir(), *nodes.samplers.iterdir()]
+
+
+def test_waiting_for_another_node_ends_with_an_error_that_names_that_node(nodes: Nodes) -> None:
+    with pytest.raises(TimeoutError, match=r"version 3 .*on the trainer's.*its node cannot be reached.*timeout_s"):
+        asyncio.run(receive(nodes.engine(nodes.samplers, timeout_s=0.2), 3))
+
+
+@pytest.mark.slow
+def test_a_file_is_read_by_a_ray_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from recipe.fully_async_policy import ray_access
+
+    (tmp_path / "file").write_bytes(b"content")
+    with ray_access.started({"num_cpus": 1, "include_dashboard": False, "log_to_driver": False}):
+        here = node_file.node_id()
+        assert asyncio.run(node_file.read(here, tmp_path / "file", 60)) == b"content"
+        with pytest.raises(TimeoutError):
+            asyncio.run(node_file.read(here, tmp_path / "none", 0.5))
+        with pytest.raises(ray.exceptions.RayError):
+            asyncio.run(node_file.read("0" * len(here), tmp_path / "file", 60))

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from recipe.fully_async_policy.processes import processes_of
@@ -95,4 +96,33 @@ def test_killed(memory: Path) -> None:
     launcher, run_id = started(OBEDIENT, memory)
     os.kill(launcher.pid, signal.SIGKILL)
     assert launcher.wait(timeout=60) == -signal.SIGKILL
+    assert nothing_left(run_id, memory, within_s=30)
+
+
+HOLDER = """
+import subprocess, sys, time
+from recipe.fully_async_policy import processes
+
+run_id = processes.new_run_id()
+sleeper = subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, sys.argv[2]], start_new_session=True)
+reaper = processes.start_reaper(run_id, detached=True)
+reaper.wait()
+time.sleep(600)
+"""
+
+
+def test_a_detached_reaper_is_no_child_and_cleans_up_too(memory: Path) -> None:
+    """As on another node, where Ray kills the children of the process that holds the reaper."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, OBEDIENT, str(memory)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    run_id = holder.stdout.readline().strip()
+    assert processes_of(run_id) and memory.exists()
+    time.sleep(3)
+    for child in psutil.Process(holder.pid).children():
+        assert child in processes_of(run_id) or child.status() == psutil.STATUS_ZOMBIE
+    assert processes_of(run_id), "the reaper has cleaned up though its holder is up"
+    holder.kill()
+    holder.wait()
     assert nothing_left(run_id, memory, within_s=30)

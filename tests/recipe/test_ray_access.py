@@ -120,6 +120,29 @@ def test_a_cluster_is_joined_with_its_token_only(own_ray: str, monkeypatch: pyte
     ray_access.check_access({"address": "local"})
 
 
+def test_a_joined_cluster_keeps_the_resources_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray refuses to join with them: the preset's are dropped, and the user's refused."""
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
+    task = ["+task=countdown", "run_dir=unused"]
+    own = main.compose(task).ray_kwargs.ray_init
+    assert own.num_cpus and own.num_gpus and own.object_store_memory
+    joined = main.compose([*task, "ray_kwargs.ray_init.address=10.0.0.1:6379"]).ray_kwargs.ray_init
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    for found in (joined, main.compose(task).ray_kwargs.ray_init):
+        assert found.num_cpus is found.num_gpus is found.object_store_memory is None
+    with pytest.raises(SettingError, match=r"ray_init.num_gpus=2: the Ray cluster at 10.0.0.1:6379 has .*leave it out"):
+        main.compose([*task, "ray_kwargs.ray_init.num_gpus=2"])
+
+
+def test_the_workers_of_a_ray_that_was_running_get_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_RUN_ID", "abc")
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    given = main.environment_of_workers()
+    assert given.items() >= {"VCPO_RUN_ID": "abc", "OMP_NUM_THREADS": "3", "VERL_PLATFORM": "cpu"}.items()
+    assert all(isinstance(value, str) for value in given.values())
+
+
 def test_a_cluster_without_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "0" * 64)
     answer = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")

@@ -68,7 +68,7 @@ RAY = Place(
         Reach("(several files)", How.CALLS, "ray:remote", "", "a decorator; `options` of what it makes"),
         Reach("(several files)", How.CALLS, "ray:kill", "actor", ""),
         Reach("ray_session", How.NAMES, "ray.runtime_env.runtime_env", '"worker_process_setup_hook"', "by its path"),
-        Reach("probe", How.CALLS, "ray:get_runtime_context", "", "`get_node_id`"),
+        Reach("(several files)", How.CALLS, "ray:get_runtime_context", "", "`get_node_id`, `get_job_id`"),
         Reach(
             "_remove", How.CALLS, "ray.util:remove_placement_group", "placement_group", "frees a dead sampler's devices"
         ),
@@ -85,7 +85,14 @@ RAY = Place(
         Reach(
             "_given_token", How.CALLS, "ray.exceptions:AuthenticationError", "message", "raised for a bad token file"
         ),
-        Reach("ActorWatch", How.CALLS, "ray._private.state:actors", "", "all actors of the cluster"),
+        Reach("ActorWatch", How.CALLS, "ray._private.state:actors", "job_id", "all actors of the run"),
+        Reach("ActorWatch", How.CALLS, "ray:JobID.from_hex", "hex_id", "of the run"),
+        Reach(
+            "_free_devices", How.CALLS, "ray._private.state:available_resources_per_node", "", "by node, then by name"
+        ),
+        Reach("RunOnNodes", How.CALLS, "ray:nodes", "", "`NodeID` and `Alive` of each"),
+        Reach("RunOnNodes", How.CALLS, "ray:wait", "ray_waitables, num_returns, timeout", "for other nodes' clean-up"),
+        Reach("WeightFileCheckpointEngine", How.CALLS, "ray.util:get_node_ip_address", "", "for an error's text"),
         *(
             Reach("ActorWatch", How.NAMES, "ray._private.state", f'"{name}"', "a key of an actor's row")
             for name in ("ActorClassName", "State", "Pid")

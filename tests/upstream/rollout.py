@@ -168,7 +168,9 @@ KEEPER = Place(
             Reach("SamplerKeeper", How.USES, f"{VLLM_REPLICA}.{name}", "", "what is left of a dead sampler")
             for name in ("_server_address", "_server_handle", "servers", "workers", "replica_rank", "resource_pool")
         ),
+        Reach("SamplerKeeper", How.USES, f"{VLLM_REPLICA}.world_size", "", "the devices of a sampler"),
         Reach("_remove", How.USES, "verl.single_controller.ray.base:RayResourcePool.pgs", "", "placement groups"),
+        Reach("_free_devices", How.CALLS, "verl.plugin.platform:get_platform", "", "Ray's name of the devices"),
     ),
 )
 

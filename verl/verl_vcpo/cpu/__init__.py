@@ -8,7 +8,7 @@ Active where VERL_PLATFORM=cpu, and nowhere else. Imports are inside functions, 
     layer_spec.py       the layers that Megatron builds without Transformer Engine
     bridge.py           Hugging Face <-> Megatron weight names for those layers
     engine.py, config.py    the patched Megatron actor on CPU, and the config class that allows fp32
-    weight_file.py      trainer -> sampler weights through shared memory
+    weight_file.py, node_file.py    trainer -> sampler weights through shared memory, and from node to node
     vllm_server.py, vllm_worker.py  vLLM's CPU worker loads the weights from that shared memory
 """
 

@@ -1,19 +1,24 @@
-"""Trainer -> sampler weights through one file in shared memory (a verl CheckpointEngine, backend "weight_file").
+"""Trainer -> sampler weights through a file in shared memory (a verl CheckpointEngine, backend "weight_file").
 
-The file exists during one synchronisation. Its name contains the run's id, so that two runs have different files and
-the driver can remove the files of a killed process. Trainer and samplers share the machine: processes send each other
-the file's name, and vLLM's worker maps the file (vllm_worker.py).
+The trainer's node has the file during one synchronisation. Samplers of that node map it; on any other node one sampler
+copies it into shared memory there, by Ray's object store (node_file.py), for all samplers of that node. The file's name
+contains the run's id, so that two runs have different files and clean-up finds the files of a killed process. Processes
+of a node send each other the file's name, and vLLM's worker maps the file (vllm_worker.py).
 """
 
 import asyncio
+import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+from verl_vcpo.cpu import node_file
 
 BACKEND = "weight_file"
 _POLL_S = 0.01
@@ -39,14 +44,14 @@ def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Te
 
 @CheckpointEngineRegistry.register(BACKEND)
 class WeightFileCheckpointEngine(CheckpointEngine):
-    """One sender (the trainer's rank 0), any number of receivers on the same machine.
+    """One sender (the trainer's rank 0), any number of receivers, on any node.
 
     Args:
         bucket_size: an argument of all checkpoint engines; unused, the file holds all weights.
         is_master: whether this process is the sender.
         run_id: a part of the file's name, different in every run.
         timeout_s: a receiver waits for the file at most so long.
-        directory: a folder of a file system in memory.
+        directory: a folder of a file system in memory, of the same name on every node.
     """
 
     def __init__(
@@ -54,7 +59,8 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         bucket_size: int,
         is_master: bool = False,
         run_id: str = "",
-        timeout_s: float = 300.0,
+        *,
+        timeout_s: float,
         directory: str = "/dev/shm",
     ) -> None:
         if not run_id:
@@ -63,26 +69,33 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         self.timeout_s = timeout_s
         self._path = Path(directory) / f"vcpo-{run_id}-weights"
         self._staged: int | None = None
+        self._sender: dict[str, str] | None = None  # None: the sender is on this node
 
     def _file(self, global_steps: int | None) -> Path:
         return self._path.with_name(f"{self._path.name}-v{global_steps}")
 
-    def prepare(self) -> dict[str, Any]:
-        return {}
+    def prepare(self) -> dict[str, str]:
+        """Where the calling process is."""
+        return {"node": node_file.node_id(), "host": ray.util.get_node_ip_address()}
 
     @classmethod
     def build_topology(
-        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, str]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        return {"rank": list(range(actor_wg_world_size))}, {"rank": [-1] * rollout_world_size}
+        """Tell everybody where the sender is: `metadata` begins with the trainer's rank 0."""
+        return (
+            {"rank": list(range(actor_wg_world_size)), "sender": [metadata[0]] * actor_wg_world_size},
+            {"rank": [-1] * rollout_world_size, "sender": [metadata[0]] * rollout_world_size},
+        )
 
-    def init_process_group(self, rank: int) -> None:
-        """Nothing to do: sender and receivers know the file's name from their settings."""
+    def init_process_group(self, rank: int, sender: dict[str, str]) -> None:
+        """Note whether the sender is on another node: its file has to be fetched then."""
+        self._sender = None if sender["node"] == node_file.node_id() else sender
 
     def finalize(self) -> None:
-        """Remove the file, which every receiver has read."""
+        """Remove the file, or this node's copy of it: every receiver has read it."""
         self._staged = None
-        if self.is_master:
+        if self.is_master or self._sender:
             for path in self._path.parent.glob(f"{self._path.name}-v*"):
                 path.unlink(missing_ok=True)
 
@@ -95,7 +108,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         return {}
 
     def stage_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Write the file of version `global_steps`: under a temporary name first, so that no receiver reads a part."""
+        """Write the file of version `global_steps`."""
         # Every rank iterates over the weights, because gathering a tensor is collective; only the master keeps them.
         tensors = {}
         for name, weight in weights:
@@ -104,16 +117,10 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         self._staged = global_steps
         if not self.is_master:
             return
-        path = self._file(global_steps)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        # Other users of the machine can enter the folder: from its creation on only this user can open the file.
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        torch.save(tensors, partial)
-        os.replace(partial, path)
+        _write_whole(self._file(global_steps), lambda partial: torch.save(tensors, partial))
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yield the name of version `global_steps`'s file, as bytes; `weights_of` reads it.
+        """Yield the name of version `global_steps`'s file on this node, as bytes; `weights_of` reads it.
 
         Raises:
             TimeoutError: the file did not appear in `timeout_s`, naming what was waited for.
@@ -122,10 +129,46 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         deadline = time.monotonic() + self.timeout_s
         while not path.exists():
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"the sampler waited {self.timeout_s:g} s for the trainer's weights, version {global_steps} "
-                    f"({path}): the trainer failed or is slow; its log says which "
-                    "(checkpoint_engine.engine_kwargs.weight_file.timeout_s sets the limit)"
-                )
+                raise self._late(path, global_steps)
+            if self._sender:
+                try:
+                    await self._fetch(self._sender, path, deadline)
+                except TimeoutError:
+                    raise self._late(path, global_steps) from None
             await asyncio.sleep(_POLL_S)
         yield _FILE_NAME, torch.tensor(list(str(path).encode()), dtype=torch.uint8)
+
+    async def _fetch(self, sender: dict[str, str], path: Path, deadline: float) -> None:
+        """Copy the sender's file to this node, unless another process of this node is doing so."""
+        # The system frees the lock of a process that dies.
+        with open(path.with_name(f"{path.name}.lock"), "w", opener=_open_private) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            if not path.exists():
+                content = await node_file.read(sender["node"], path, max(0.0, deadline - time.monotonic()))
+                _write_whole(path, lambda partial: partial.write_bytes(content))
+
+    def _late(self, path: Path, version: int | None) -> TimeoutError:
+        where = f"{path} on {self._sender['host']}" if self._sender else str(path)
+        cause = "failed or is slow" + (", or its node cannot be reached" if self._sender else "")
+        return TimeoutError(
+            f"the sampler waited {self.timeout_s:g} s for the trainer's weights, version {version} ({where}): the "
+            f"trainer {cause}; its log says which (actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs."
+            "weight_file.timeout_s sets the limit)"
+        )
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write under a temporary name first, so that nobody reads a part."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    # Other users of the machine can enter the folder: from its creation on only this user can open the file.
+    os.close(_open_private(str(partial), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    write(partial)
+    os.replace(partial, path)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,12 +1,17 @@
-"""Samplers that die are replaced while the run goes on; clients send their requests to another sampler meanwhile."""
+"""Samplers that die are replaced while the run goes on; clients send their requests to another sampler meanwhile.
+
+A sampler whose node is gone has no device left. Unless another device is free, the run goes on without that sampler.
+"""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
 
 from verl_vcpo.console import print_line
 from verl_vcpo.workers.rollout import engine_processes
@@ -14,6 +19,8 @@ from verl_vcpo.workers.rollout.engine_processes import EngineProcesses
 from verl_vcpo.workers.rollout.llm_client import is_server_failure
 
 _PROBE_S = 60.0
+_NODE_DEATH_S = 180.0  # Ray takes a node that does not answer for dead after about a minute
+_DEVICES_S, _POLL_S = 10.0, 0.5
 
 
 class SamplerKeeper:
@@ -57,8 +64,11 @@ class SamplerKeeper:
         if missing:
             print_line("A sampler died: starting another one in its place ...")
             self._before_restart()
-            self._replace(missing)
-            print_line(f"{len(missing)} sampler(s) restarted, with policy version {self.version}.")
+            restarted = self._replace(missing)
+            print_line(f"{restarted} sampler(s) restarted, with policy version {self.version}.")
+            if restarted < len(missing):
+                left = len(self._servers.rollout_replicas)
+                print_line(f"No device is free for {len(missing) - restarted} more: the run goes on with {left}.")
         return len(missing)
 
     def _remove_dead(self) -> None:
@@ -74,15 +84,28 @@ class SamplerKeeper:
                     raise
                 ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
 
-    def _replace(self, missing: list[Any]) -> None:
+    def _replace(self, missing: list[Any]) -> int:
+        """Start as many samplers in place of the missing ones as there are devices for. Returns their number.
+
+        Raises:
+            RuntimeError: no sampler is left, and none can be started.
+        """
         for replica in missing:
             _remove(replica, self._engines.pop(replica._server_address, []))
-        fresh = asyncio.run(self._start([replica.replica_rank for replica in missing]))
         kept = [replica for replica in self._servers.rollout_replicas if replica not in missing]
+        each = missing[0].world_size
+        startable = _free_devices(wanted=each * len(missing)) // each
+        if not kept and not startable:
+            raise RuntimeError(
+                f"no sampler is left, and none of Ray's nodes has {each} free device(s) for one: start Ray on another "
+                "node, or lower actor_rollout_ref.rollout.nnodes"
+            )
+        fresh = asyncio.run(self._start([replica.replica_rank for replica in missing[:startable]]))
         self._servers.rollout_replicas = self._weights.replicas = [*kept, *fresh]
         self._weights.update_weights(self.version)
         handles = {replica._server_address: replica._server_handle for replica in fresh}
         ray.get(self._servers.global_load_balancer.add_servers.remote(handles))
+        return len(fresh)
 
     async def _start(self, ranks: list[int]) -> list[Any]:
         fresh = [
@@ -101,19 +124,31 @@ class SamplerKeeper:
 def _remove(replica: Any, engines: list[EngineProcesses]) -> None:
     """End the processes of a sampler that are left, and free the devices and actor names for the replacement."""
     for engine in engines:  # an engine's processes outlive their server, and keep a GPU's memory
-        on_node = NodeAffinitySchedulingStrategy(engine.node_id, soft=True)
-        ray.get(_end_engine.options(scheduling_strategy=on_node).remote(engine))
+        on_node = NodeAffinitySchedulingStrategy(engine.node_id, soft=False)
+        with contextlib.suppress(ray.exceptions.RayError):  # the node is gone, and so are its processes
+            ray.get(_end_engine.options(scheduling_strategy=on_node).remote(engine), timeout=_NODE_DEATH_S)
     actors = (*replica.servers, *replica.workers)
     for actor in actors:
         ray.kill(actor)
     for actor in actors:
         while True:
             try:
-                ray.get(actor.__ray_ready__.remote(), timeout=_PROBE_S)
+                ray.get(actor.__ray_ready__.remote(), timeout=_NODE_DEATH_S)
             except ray.exceptions.RayActorError:
                 break
     for group in replica.resource_pool.pgs or []:
         ray.util.remove_placement_group(group)
+
+
+def _free_devices(wanted: int) -> int:
+    """The devices that no process has, on all nodes, at most `wanted`: those that were just freed take a moment."""
+    name, deadline = get_platform().ray_resource_name(), time.monotonic() + _DEVICES_S
+    while True:
+        nodes = ray._private.state.available_resources_per_node().values()
+        free = sum(int(resources.get(name, 0)) for resources in nodes)
+        if free >= wanted or time.monotonic() > deadline:
+            return min(free, wanted)
+        time.sleep(_POLL_S)
 
 
 _end_engine = ray.remote(num_cpus=0)(engine_processes.end)

@@ -12,8 +12,8 @@ from typing import Any
 import ray
 
 _INTERVAL_S = 1.0
-# The Ray actors of a sampler, by the end of the class's name.
-_REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker")
+# By the end of the class's name: the Ray actors of a sampler, and what cleans up a node, which may disappear.
+_REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker", "NodeCleaner")
 
 
 class ActorWatch:
@@ -47,4 +47,5 @@ class ActorWatch:
 
 
 def _actors() -> dict[str, dict[str, Any]]:
-    return ray._private.state.actors()
+    """Of this run: other runs on the cluster have theirs, which end with them."""
+    return ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
