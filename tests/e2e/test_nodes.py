@@ -1,4 +1,4 @@
-"""A run over two Ray nodes, made of this machine by testkit/nodes.py. `scripts.bench.nodes` shows more."""
+"""Runs over two Ray nodes, made of this machine by testkit/nodes.py. tests/e2e/test_resume.py has one in every tier."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,11 @@ from testkit.nodes import why_not
 from testkit.small_run import TrainerRun
 
 REASON = why_not()
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=f"this machine cannot be two: {REASON}")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(REASON), reason=f"this machine cannot be two: {REASON}"),
+]
 
 WEIGHTS_MB = 4.0  # of the small model, in fp32
 
@@ -28,7 +32,6 @@ def test_trainer_and_sampler_on_different_nodes(assets: Path, tmp_path: Path) ->
     assert verdict.network_mb > WEIGHTS_MB * verdict.steps
 
 
-@pytest.mark.nightly
 def test_at_lag_0_two_nodes_compute_what_one_does(assets: Path, tmp_path: Path) -> None:
     one_node = TrainerRun(assets, tmp_path / "one", *REPEATABLE)
     assert one_node.wait() == 0, one_node.tail()
@@ -38,7 +41,6 @@ def test_at_lag_0_two_nodes_compute_what_one_does(assets: Path, tmp_path: Path) 
         assert verdict.difference is not None and verdict.difference <= 1e-4
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("case", [case for case in CASES if case.inject], ids=lambda case: case.name)
 def test_a_node_or_the_driver_is_lost(case: Case, assets: Path, tmp_path: Path) -> None:
     assert tried(case, assets, tmp_path).steps == 7

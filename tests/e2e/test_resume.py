@@ -1,5 +1,6 @@
-"""At lag 0 a run is verl's synchronous one; so is one that SIGTERM stopped, which left nothing behind, and resumed."""
+"""At lag 0 a run is verl's synchronous one; so is one that SIGTERM stopped, and that went on over two nodes."""
 
+import contextlib
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,17 @@ import pytest
 from safetensors.torch import load_file
 
 from recipe.fully_async_policy.processes import processes_of
+from scripts.bench.reliability import nodes
 from scripts.bench.reliability.faults import left_over
+from testkit.nodes import cluster, why_not
 from testkit.small_run import BATCH, TrainerRun, abandoned_memory
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
 pytestmark = pytest.mark.e2e
 
 STEPS, SAVED_AFTER, STOPPED_AFTER = 6, 3, 4
+WEIGHTS_MB = 4.0  # of the small model, in fp32
+CANNOT_BE_TWO = why_not()
 METRICS = ("critic/score/mean", "actor/loss", "actor/grad_norm", "actor/vcpo/baseline", "actor/vcpo/ess_ratio")
 SETTINGS = [
     "async.lag=0",
@@ -53,6 +58,44 @@ def stopped(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     exit_code = run.wait()
     processes = processes_of(run.run_id)
     return Stopped(run.run_dir, run.lines(), exit_code, processes, left_over(run.run_id, before))
+
+
+@dataclass
+class Resumed:
+    """The same run, gone on with over two nodes where this machine can be two, else on one.
+
+    network_mb: what came to the samplers' node, in MB; left: what is left of the run on the two nodes.
+    """
+
+    log: list[dict[str, Any]]
+    output: str
+    places: nodes.NodesVerdict
+    network_mb: float
+    left: list[str]
+
+
+@pytest.fixture(scope="module")
+def resumed(assets: Path, stopped: Stopped) -> Resumed:
+    with open(stopped.run_dir / METRICS_FILE, "a") as log:
+        log.write('{"step": 5, "rew')  # as if kill -9 had come while a line was written
+    settings = [*SETTINGS, "trainer.resume_mode=auto"]
+    places, network, left = nodes.NodesVerdict("resumed"), [0], list[str]()
+    with contextlib.ExitStack() as stack:
+        both = None if CANNOT_BE_TWO else stack.enter_context(cluster())
+        machines = both.machines if both else ()
+        before = [machine.shared_memory() for machine in machines]
+        received = [machine.received_bytes() for machine in machines]
+        run = TrainerRun(assets, stopped.run_dir, *settings, cluster=both)
+        if both:
+            run.wait_for_step(STEPS - 1)
+            nodes.note_places(places, run, both)
+        assert run.wait() == 0, run.tail()
+        if both:
+            network = [
+                m.received_bytes() - r for m, r in zip(machines, received, strict=True) if m.name in places.samplers
+            ]
+            left = nodes.left_over(run.run_id, both, before)
+    return Resumed(run.lines(), run.tail(), places, sum(network) / 1e6, left)
 
 
 @pytest.fixture(scope="module")
@@ -100,19 +143,20 @@ def test_lag_0_is_verls_synchronous_trainer(stopped: Stopped, synchronous: Path)
     same_weights(weights(stopped.run_dir, SAVED_AFTER), weights(synchronous, SAVED_AFTER))
 
 
-def test_stopped_and_resumed_it_is_the_same_run(assets: Path, stopped: Stopped, synchronous: Path) -> None:
-    with open(stopped.run_dir / METRICS_FILE, "a") as log:
-        log.write('{"step": 5, "rew')  # as if kill -9 had come while a line was written
-    run = TrainerRun(assets, stopped.run_dir, *SETTINGS, "trainer.resume_mode=auto")
-    assert run.wait() == 0, run.tail()
-    assert f"after step {SAVED_AFTER}" in run.tail(), "it began anew, so it proves nothing"
-
-    resumed = run.lines()
-    assert [line["step"] for line in resumed] == list(range(1, STEPS + 1))
-    rows = [row for line in resumed for row in line["trained_rows"]]
+def test_stopped_and_resumed_it_is_the_same_run(stopped: Stopped, resumed: Resumed, synchronous: Path) -> None:
+    assert f"after step {SAVED_AFTER}" in resumed.output, "it began anew, so it proves nothing"
+    assert [line["step"] for line in resumed.log] == list(range(1, STEPS + 1))
+    rows = [row for line in resumed.log for row in line["trained_rows"]]
     assert len(rows) == len(set(rows)) == STEPS * BATCH
-    for a, b in zip(stopped.log, resumed, strict=False):  # the last of them were trained twice
+    for a, b in zip(stopped.log, resumed.log, strict=False):  # the last of them were trained twice
         for name in ("trained_rows", "reward"):
             assert a[name] == b[name], (name, a["step"])
-    same_updates(resumed, read_metrics(synchronous))
+    same_updates(resumed.log, read_metrics(synchronous))
     same_weights(weights(stopped.run_dir, STEPS), weights(synchronous, STEPS))
+
+
+@pytest.mark.skipif(bool(CANNOT_BE_TWO), reason=f"this machine cannot be two: {CANNOT_BE_TWO}")
+def test_it_went_on_over_two_nodes_and_left_nothing_there(resumed: Resumed) -> None:
+    assert resumed.places.complaints == [], "trainer and sampler on different nodes"
+    assert resumed.network_mb > WEIGHTS_MB * (STEPS - SAVED_AFTER)
+    assert resumed.left == []

@@ -142,6 +142,7 @@ def make_room(run: TrainerRun) -> None:
 FAULTS = [
     Fault("kill -9 of a vLLM engine", kill(ENGINE), survives=True),
     Fault("kill -9 of a vLLM server", kill("ray::CPUvLLMHttpServer"), survives=True),
+    Fault("kill -9 of what receives a sampler's weights", kill("CheckpointEngineWorker"), survives=True),
     Fault("a sampler that hangs", kill(ENGINE, signal.SIGSTOP), survives=True),
     Fault("kill -9 of an agent-loop worker", kill("ray::LagKAgentLoopWorker")),
     Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),

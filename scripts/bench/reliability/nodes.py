@@ -116,7 +116,7 @@ def try_case(case: Case, assets: Path, run_dir: Path, one_node: Callable[[], Pat
         )
         received = [machine.received_bytes() for machine in both.machines]
         run.wait_for_step(1)
-        _note_places(verdict, run, both)
+        note_places(verdict, run, both)
         if case.inject:
             run.wait_for_step(_LOST_AFTER)
             case.inject(run, both)
@@ -139,7 +139,7 @@ def try_case(case: Case, assets: Path, run_dir: Path, one_node: Callable[[], Pat
     return verdict
 
 
-def _note_places(verdict: NodesVerdict, run: TrainerRun, both: Cluster) -> None:
+def note_places(verdict: NodesVerdict, run: TrainerRun, both: Cluster) -> None:
     """Where trainer and samplers are, which have to be on both nodes."""
     for machine in both.machines:
         on_machine = set(machine.processes())

@@ -72,13 +72,19 @@ class SamplerKeeper:
         return len(missing)
 
     def _remove_dead(self) -> None:
-        """Probe every sampler's engine, and take those that do not answer out of the balancer's pool."""
-        probes = {r: [server.probe.remote() for server in r.servers] for r in self._servers.rollout_replicas}
+        """Probe every sampler's engine and workers, and take samplers that do not answer out of the balancer's pool."""
+        probes = {
+            r: [
+                *(server.probe.remote() for server in r.servers),
+                *(worker.__ray_ready__.remote() for worker in r.workers),
+            ]
+            for r in self._servers.rollout_replicas
+        }
         deadline = time.monotonic() + self._timeout_s
         for replica, answers in probes.items():
             try:
-                engines = ray.get(answers, timeout=max(0.0, deadline - time.monotonic()))
-                self._engines[replica._server_address] = engines
+                answered = ray.get(answers, timeout=max(0.0, deadline - time.monotonic()))
+                self._engines[replica._server_address] = answered[: len(replica.servers)]
             except (ray.exceptions.RayError, TimeoutError) as error:
                 if not is_server_failure(error):
                     raise
