@@ -35,6 +35,9 @@ class Samplers:
         monkeypatch.setattr(sampler_keeper, "_remove", lambda *_: None)
         monkeypatch.setattr(sampler_keeper, "_free_devices", lambda wanted: min(free, wanted))
         monkeypatch.setattr(SamplerKeeper, "_remove_dead", lambda _: None)
+        self.die_at_once: set[int] = set()
+        monkeypatch.setattr(sampler_keeper, "_probes", lambda one: one.replica_rank)
+        monkeypatch.setattr(SamplerKeeper, "_answers", lambda _, __, rank, ___: rank not in self.die_at_once)
         self.keeper = SamplerKeeper(self.servers, weights, timeout_s=1, version=7, before_restart=lambda: None)
         monkeypatch.setattr(self.keeper, "_start", self._start)
         self.weights = weights
@@ -57,6 +60,25 @@ def test_as_many_are_started_as_there_are_devices_for(
     assert samplers.pool == {f"sampler {rank}" for rank in left}
     assert (f"goes on with {len(left)}." in samplers.said[-1]) == (free < 2)
     assert samplers.keeper.replace_missing() == 0, "a sampler that was given up is not missing any more"
+
+
+def test_one_that_dies_as_soon_as_it_is_there_is_replaced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers = Samplers(monkeypatch, alive=[0, 1], free=1)
+    samplers.die_at_once = {2}
+    assert samplers.keeper.replace_missing() == 1
+    assert samplers.pool == {"sampler 0", "sampler 1"}
+    samplers.die_at_once = set()
+    assert samplers.keeper.replace_missing() == 1
+    assert samplers.pool == {"sampler 0", "sampler 1", "sampler 2"}
+
+
+def test_what_is_probed_names_the_engine_first() -> None:
+    def actor(name: str) -> Any:
+        call = SimpleNamespace(remote=lambda: name)
+        return SimpleNamespace(probe=call, __ray_ready__=call)
+
+    one = SimpleNamespace(servers=[actor("engine")], workers=[actor("worker 0"), actor("worker 1")])
+    assert sampler_keeper._probes(one) == ["engine", "worker 0", "worker 1"]
 
 
 def test_without_any_sampler_the_run_ends_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,22 +73,28 @@ class SamplerKeeper:
 
     def _remove_dead(self) -> None:
         """Probe every sampler's engine and workers, and take samplers that do not answer out of the balancer's pool."""
-        probes = {
-            r: [
-                *(server.probe.remote() for server in r.servers),
-                *(worker.__ray_ready__.remote() for worker in r.workers),
-            ]
-            for r in self._servers.rollout_replicas
-        }
+        replicas = self._servers.rollout_replicas
+        probes = {replica: _probes(replica) for replica in replicas}
         deadline = time.monotonic() + self._timeout_s
-        for replica, answers in probes.items():
-            try:
-                answered = ray.get(answers, timeout=max(0.0, deadline - time.monotonic()))
-                self._engines[replica._server_address] = answered[: len(replica.servers)]
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                if not is_server_failure(error):
-                    raise
-                ray.get(self._servers.global_load_balancer.remove_servers.remote([replica._server_address]))
+        dead = [r for r in replicas if not self._answers(r, probes[r], max(0.0, deadline - time.monotonic()))]
+        if dead:
+            addresses = [replica._server_address for replica in dead]
+            ray.get(self._servers.global_load_balancer.remove_servers.remote(addresses))
+
+    def _answers(self, replica: Any, probes: list[Any], timeout_s: float) -> bool:
+        """Whether a sampler answers its probes in time. What its engine has on its nodes is noted, to be removed later.
+
+        Raises:
+            ray.exceptions.RayError: of another cause than the sampler's death.
+        """
+        try:
+            answers = ray.get(probes, timeout=timeout_s)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            if not is_server_failure(error):
+                raise
+            return False
+        self._engines[replica._server_address] = answers[: len(replica.servers)]
+        return True
 
     def _replace(self, missing: list[Any]) -> int:
         """Start as many samplers in place of the missing ones as there are devices for. Returns their number.
@@ -109,7 +115,9 @@ class SamplerKeeper:
         fresh = asyncio.run(self._start([replica.replica_rank for replica in missing[:startable]]))
         self._servers.rollout_replicas = self._weights.replicas = [*kept, *fresh]
         self._weights.update_weights(self.version)
-        handles = {replica._server_address: replica._server_handle for replica in fresh}
+        # One that has died already is still missing in the pool, and replaced the next time.
+        alive = [replica for replica in fresh if self._answers(replica, _probes(replica), self._timeout_s)]
+        handles = {replica._server_address: replica._server_handle for replica in alive}
         ray.get(self._servers.global_load_balancer.add_servers.remote(handles))
         return len(fresh)
 
@@ -125,6 +133,12 @@ class SamplerKeeper:
         ]
         await asyncio.gather(*[replica.init_standalone() for replica in fresh])
         return fresh
+
+
+def _probes(replica: Any) -> list[Any]:
+    """Calls that the sampler answers if its engine, its servers (their answers come first) and its workers live."""
+    workers = [worker.__ray_ready__.remote() for worker in replica.workers]
+    return [*(server.probe.remote() for server in replica.servers), *workers]
 
 
 def _remove(replica: Any, engines: list[EngineProcesses]) -> None:
