@@ -75,6 +75,23 @@ def test_a_resumed_log_goes_on_after_its_step(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["wall_clock_s"] >= before
 
 
+def test_a_line_that_only_the_checkpoint_has_comes_back(tmp_path: Path) -> None:
+    """The process ended after the checkpoint of step 2, in the weight update, before it wrote the step's line."""
+    checkpoint = tmp_path / "global_step_2"
+    checkpoint.mkdir()
+    log = RunLog(tmp_path)
+    log.write(1, step_metrics(0, 1.0))
+    log.keep(2, step_metrics(3, 0.5) | {"trained_rows": [7, 9]}, checkpoint)
+    for _ in range(2):  # a run that ends again before its next step finds the line in the file
+        RunLog(tmp_path).resume(2, checkpoint)
+        lines = read_metrics(tmp_path)
+        assert [line["step"] for line in lines] == [1, 2]
+        assert lines[1]["trained_rows"] == [7, 9] and lines[1]["lag_max"] == 3
+        assert lines[1]["weight_sync_s"] is None, "not measured yet when the checkpoint was written"
+    RunLog(tmp_path).resume(1, checkpoint.with_name("global_step_1"))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+
+
 def test_a_collapse_is_announced_with_what_to_change(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = RunLog(tmp_path, scales_step_size=False)
     for step in range(1, 9):

@@ -46,8 +46,11 @@ def choose(trainer: DictConfig) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(trainer: DictConfig, step: int) -> Iterator[None]:
+def written_whole(trainer: DictConfig, step: int) -> Iterator[Path]:
     """In the block verl writes the checkpoint of `step` into the staging folder; the end of the block publishes it.
+
+    Yields:
+        the checkpoint's folder, as long as it is being written.
 
     Raises:
         RuntimeError: the checkpoint was not written, and why.
@@ -55,7 +58,7 @@ def written_whole(trainer: DictConfig, step: int) -> Iterator[None]:
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
     trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging(root)), None
     try:
-        yield
+        yield root / _STAGING / f"global_step_{step}"
         publish(root, step)
     except Exception as error:
         raise RuntimeError(why_not_written(root, step, error)) from error

@@ -12,6 +12,8 @@ from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
 from verl_vcpo.whole_file import write_whole
 
 METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
+LINE_FILE = "metrics_line.json"
+"""In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
 
 # Our name of a metric -> verl's. These metrics come first in a line; all metrics follow under the names that verl uses.
 HEADLINES = {
@@ -53,6 +55,10 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _json(line: dict[str, Any]) -> str:
+    return json.dumps(_finite(line), default=_plain, allow_nan=False)
+
+
 class RunLog:
     """Appends whole lines to `<run_dir>/metrics.jsonl`.
 
@@ -67,30 +73,43 @@ class RunLog:
         self._advisor = Advisor()
         self._warner = CollapseWarner(scales_step_size)
 
-    def resume(self, step: int) -> None:
-        """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock."""
+    def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
+        """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock.
+
+        A process that ended between the checkpoint of a step and the step's line has left the line in `checkpoint`.
+        """
         if not self._path.is_file():
             return
         lines = [line for line in read_metrics(self._path.parent) if line["step"] <= step]
+        kept = Path(checkpoint or "") / LINE_FILE
+        if step not in {line["step"] for line in lines} and kept.is_file():
+            lines.append(json.loads(kept.read_text()))
         write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         if lines:
             self._start = time.perf_counter() - lines[-1]["wall_clock_s"]
 
-    def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write the line of one step (0: before training), with all headlines: null where one was not measured."""
+    def _line(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
         headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
-        line = {
+        return {
             "step": step,
             "wall_clock_s": round(time.perf_counter() - self._start, 3),
             "val_accuracy": validation_accuracy(metrics),
             **headlines,
             **metrics,
         }
+
+    def keep(self, step: int, metrics: dict[str, Any], checkpoint: Path) -> None:
+        """Write the line of a step into the folder of its checkpoint, as far as the line is known by then."""
+        write_whole(checkpoint / LINE_FILE, _json(self._line(step, metrics)))
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write the line of one step (0: before training), with all headlines: null where one was not measured."""
+        line = self._line(step, metrics)
         warning = None
         if line["reward"] is not None:
             line["collapse_signs"], warning = self._warner.look_at(line)
         with open(self._path, "a") as f:
-            f.write(json.dumps(_finite(line), default=_plain, allow_nan=False) + "\n")
+            f.write(_json(line) + "\n")
         print_line(console_line(line))
         if warning:
             print_line(f"warning: {warning}")

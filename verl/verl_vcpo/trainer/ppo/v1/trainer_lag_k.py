@@ -111,7 +111,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             if self.tba_replay:
                 self.tba_replay.resume()
             print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
-        self.run_log.resume(self.global_steps)
+        self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         print_line("Starting the samplers (vLLM) ...")
 
     def _end_unused_balancer(self) -> None:
@@ -143,6 +143,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self._add_async_warmup_batches(self.config["async"].lag)
 
     # Each step, in order.
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        start = time.perf_counter()
+        batch = super().step(metrics, timing_raw)
+        self._trained = batch, metrics, start
+        return batch
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         batch_size = self.config.data.train_batch_size
@@ -184,8 +190,17 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return super()._update_actor(batch, metrics)
 
     def _save_checkpoint(self) -> None:
-        with checkpoint.written_whole(self.config.trainer, self.global_steps):
+        with checkpoint.written_whole(self.config.trainer, self.global_steps) as folder:
             super()._save_checkpoint()
+            self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
+
+    def _metrics_so_far(self) -> dict[str, Any]:
+        """The step's metrics when its checkpoint is written: without the weight update and a validation."""
+        batch, metrics, start = self._trained
+        timing = {**self.timing_raw, "step": time.perf_counter() - start}
+        metrics, epoch = dict(metrics), (self.global_steps - 1) // self.steps_per_epoch
+        super()._compute_metrics(batch, metrics, timing, self.global_steps, epoch)
+        return self._with_own_metrics(batch, metrics, timing)
 
     def on_step_end(self) -> None:
         # From here on the trainer has the weights of this step: a sampler that replaces a dead one gets these.
@@ -210,14 +225,19 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         balancer = self.standalone_server_manager.global_load_balancer
-        metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
-        metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
+        self.run_log.write(global_steps, self._with_own_metrics(batch, metrics, timing_raw))
+
+    def _with_own_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]
+    ) -> dict[str, Any]:
+        """`metrics`, to which ours are added, and with these the tables of the step's line, which verl must not log."""
+        metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
+        metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics |= trajectory_metrics(batch)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
-        tables = {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
-        self.run_log.write(global_steps, metrics | tables)
+        return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
     # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).
