@@ -94,8 +94,8 @@ class TokenCountingEngine:
             await asyncio.sleep(0.001)
 
 
-class TokenCountingServer(LagKvLLMHttpServer):
-    """The real server, with the real gate, around a `TokenCountingEngine`."""
+class TokenCountingvLLMHttpServer(LagKvLLMHttpServer):
+    """The real server, with the real gate, around a `TokenCountingEngine`. ActorWatch knows it by its name's end."""
 
     async def launch_server(self, *_: Any, **__: Any) -> None:
         if keeps_kv_cache(self.config):
@@ -109,9 +109,9 @@ class TokenCountingServer(LagKvLLMHttpServer):
 
 
 class TokenCountingReplica(LagKvLLMReplica):
-    """One `TokenCountingServer`; it has no workers, since there are no weights to receive."""
+    """One `TokenCountingvLLMHttpServer`; it has no workers, since there are no weights to receive."""
 
-    server = TokenCountingServer
+    server = TokenCountingvLLMHttpServer
 
     async def init_standalone(self) -> None:
         self.workers: list[Any] = []

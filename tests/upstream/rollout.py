@@ -364,7 +364,7 @@ COUNTING_ENGINE = Place(
     "testkit/counting_engine.py",
     "What verl's server calls of vLLM's AsyncLLM, and reads of its outputs.",
     (
-        Reach("TokenCountingServer.launch_server", How.OVERRIDES, f"{SERVER}.launch_server", "", "no vLLM"),
+        Reach("TokenCountingvLLMHttpServer.launch_server", How.OVERRIDES, f"{SERVER}.launch_server", "", "no vLLM"),
         Reach("TokenCountingReplica.launch_servers", How.OVERRIDES, f"{VLLM_REPLICA}.launch_servers", "", "no workers"),
         Reach(
             "TokenCountingReplica.init_standalone", How.OVERRIDES, f"{VLLM_REPLICA}.init_standalone", "", "no devices"
