@@ -62,22 +62,20 @@ def summary(results: list[scale.ScaleResult]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXT", help="launch scripts whose path contains TEXT")
-    parser.add_argument("--steps", type=int, default=4, help="of each run (default 4)")
-    parser.add_argument("--tokens", type=float, default=24, help="mean length of a response (default 24)")
-    parser.add_argument("--token-s", type=float, default=0.02, help="seconds a token (default 0.02)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains TEXT")
+    parser.add_argument("--steps", type=int, default=4, help="of each launch script's run (default 4)")
     parser.add_argument("--keys", type=int, default=140_000, help="for the poll (default 140,000)")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    scripts = [script for script in scale.launch_scripts() if arguments.only in str(script)]
-    if not scripts:
-        parser.error(f"--only {arguments.only}: no such launch script")
+    cases = [(scale.read_layout(script), scale.Responses(), arguments.steps) for script in scale.launch_scripts()]
+    cases = [case for case in [*cases, (scale.LONG, scale.LONG_RESPONSES, 1)] if arguments.only in case[0].script]
+    if not cases:
+        parser.error(f"--only {arguments.only}: no such row")
     folder, results = Path(tempfile.mkdtemp(prefix="vcpo-scale-")), []
-    assets = make_assets(folder)
-    for i, script in enumerate(tqdm(scripts, desc="layouts")):
-        layout = scale.read_layout(script)
-        overrides = scale.settings(layout, assets, folder / f"run{i}", arguments.steps, arguments.tokens)
-        results.append(scale.run(layout, overrides, folder / f"{i}.json", arguments.token_s, arguments.tokens))
+    assets = make_assets(folder, train=max(layout.batch_size for layout, _, _ in cases))
+    for i, (layout, responses, steps) in enumerate(tqdm(cases, desc="layouts")):
+        overrides = scale.settings(layout, assets, folder / f"run{i}", steps, responses)
+        results.append(scale.run(layout, overrides, folder / f"{i}.json", responses))
         tqdm.write(f"{results[-1]}", file=sys.stderr)
     print_table(results)
     from scripts.bench.reliability import scale_polls

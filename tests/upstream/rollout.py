@@ -393,6 +393,27 @@ SLOW_TOOL = Place(
     ),
 )
 
+LONG_RESPONSES = Place(
+    "scripts/bench/reliability/long_responses.py",
+    "As `recipe/tasks/tool_use/agent_loop.py`.",
+    (
+        Reach(
+            "LongResponses.run",
+            How.OVERRIDES,
+            "verl.experimental.agent_loop.agent_loop:AgentLoopBase.run",
+            "",
+            "answers at once",
+        ),
+        Reach(
+            "LongResponses.run",
+            How.USES,
+            "verl.experimental.agent_loop.agent_loop:AgentLoopMetrics",
+            "",
+            "a field of the output",
+        ),
+    ),
+)
+
 PLACES = (
     SAMPLERS,
     CLIENTS,
@@ -405,4 +426,5 @@ PLACES = (
     COUNTING_RUN,
     COUNTING_ENGINE,
     SLOW_TOOL,
+    LONG_RESPONSES,
 )

@@ -63,7 +63,7 @@ TRAINER = Place(
             How.OVERRIDES,
             f"{ASYNC}._compute_old_log_prob",
             "",
-            "calls the grandparent: the parent copies the model for weight updates that do not follow a step",
+            "not with VCPO; calls the grandparent: the parent copies the model for updates that do not follow a step",
         ),
         Reach(
             "LagKTrainer._compute_old_log_prob",
@@ -72,7 +72,7 @@ TRAINER = Place(
             "batch, metrics",
             "as above",
         ),
-        Reach("LagKTrainer._compute_advantage", How.OVERRIDES, f"{BASE}._compute_advantage", "", "method otb"),
+        Reach("LagKTrainer._compute_advantage", How.OVERRIDES, f"{BASE}._compute_advantage", "", "otb; not with VCPO"),
         Reach("LagKTrainer._update_actor", How.OVERRIDES, f"{BASE}._update_actor", "", "tells the engine the lag"),
         Reach("LagKTrainer._compute_metrics", How.OVERRIDES, f"{BASE}._compute_metrics", "", "our metrics and log"),
         Reach(
@@ -272,6 +272,13 @@ LOOPS = Place(
             "",
             "random seeds; why a prompt failed",
         ),
+        Reach(
+            "LagKAgentLoopWorker._compute_score",
+            How.OVERRIDES,
+            f"{LOOP}:AgentLoopWorkerTQ._compute_score",
+            "",
+            "stores the reward beside the tokens; that of the last output is the reward of all",
+        ),
         Reach("LagKAgentLoopManager", How.SUBCLASSES, f"{LOOP}:AgentLoopManagerTQ", "", "cancels, resubmits"),
         Reach("LagKAgentLoopManager.__init__", How.OVERRIDES, f"{LOOP}:AgentLoopManagerTQ.__init__", "", "our workers"),
         Reach(
@@ -312,7 +319,7 @@ LOOPS = Place(
 
 METHODS = Place(
     "verl/verl_vcpo/workers/utils/policy_losses.py, rollout_corr_helper.py, trainer/ppo/v1/token_baseline.py, "
-    "v1/tba_replay.py, v1/trajectory_metrics.py",
+    "v1/tba_replay.py, v1/trajectory_metrics.py, v1/batch_totals.py",
     "Whether the two faults that ours repairs are still there: a zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),
@@ -360,6 +367,22 @@ METHODS = Place(
         ),
         Reach("passed_to_estimator", How.USES, "verl:DataProto.batch", "", "what estimators read"),
         Reach("_policy_loss", How.SETTING, "algorithm.adv_estimator", "", "an estimator of verl's by name"),
+        Reach(
+            "in_place_of_tokens",
+            How.REPLACES,
+            f"{V1}.trainer_base:get_metric_data_with_optional_routed_experts",
+            "",
+            "replaced for the time of a call",
+        ),
+        Reach("_Totals", How.NAMES, f"{BASE}._compute_metrics", "data.to_padded_tensor()", "what is called of it"),
+        Reach("_Lengths", How.NAMES, f"{BASE}._compute_metrics", 'data["prompts"].offsets().diff()', "the lengths"),
+        Reach(
+            "_Lengths.placeholder",
+            How.NAMES,
+            "verl.trainer.ppo.metric_utils",
+            'batch.batch["responses"].shape[-1]',
+            "the longest response",
+        ),
     ),
 )
 

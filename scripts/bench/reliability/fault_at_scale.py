@@ -11,7 +11,7 @@ from testkit.small_run import make_assets
 NAME = "kill -9 of a sampler, 66,048 trajectories in flight"
 _SCRIPT = SHELL / "math/vcpo_k=128.sh"
 _STEPS, _KILL_IN_STEP = 4, 2
-_TOKENS, _TOKEN_S = 24.0, 0.02
+_RESPONSES = scale.Responses()
 
 
 def try_at_scale(folder: Path) -> FaultVerdict:
@@ -20,8 +20,8 @@ def try_at_scale(folder: Path) -> FaultVerdict:
     (folder / "scale").mkdir()
     rows = int((layout.lag + _STEPS + 1) * layout.batch_size)  # each prompt once, so that a second time shows
     assets = make_assets(folder / "scale", train=rows)
-    overrides = scale.settings(layout, assets, folder / "scale" / "run", _STEPS, _TOKENS)
-    result = scale.run(layout, overrides, folder / "scale" / "result.json", _TOKEN_S, _TOKENS, _KILL_IN_STEP)
+    overrides = scale.settings(layout, assets, folder / "scale" / "run", _STEPS, _RESPONSES)
+    result = scale.run(layout, overrides, folder / "scale" / "result.json", _RESPONSES, _KILL_IN_STEP)
     complaints = [
         *["it hangs"] * result.hung,
         *[f"{result.declared_dead} samplers were replaced, and one had died"] * (result.declared_dead != 1),

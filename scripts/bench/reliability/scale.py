@@ -13,6 +13,7 @@ from scripts.bench.reliability.launch_scripts import SHELL
 from testkit import ROOT
 
 _TIMEOUT_S = 1800
+_LONG_AGENT = Path(__file__).with_name("long_responses.yaml")
 _MOST_WORKERS = 8  # what a machine of 24 GiB has the memory for
 
 
@@ -33,12 +34,31 @@ class ScaleLayout:
         return int((self.lag + 1) * self.batch_size * self.samples)
 
 
+@dataclass(frozen=True)
+class Responses:
+    """Lengths in tokens, drawn without memory with this mean and cut at `most`, and seconds a token.
+
+    at_once: each response has `most` tokens, and no engine is asked for them (long_responses.py).
+    """
+
+    mean: float = 24.0
+    most: int = 96
+    token_s: float = 0.02
+    at_once: bool = False
+
+
+LONG = ScaleLayout("1,024 x 16, 8,192 tokens", 1024, 16, lag=8, samplers=1, slots=256, agent_workers=2)
+"""More trajectories a step than any launch script has, each of the length of a reasoning model's."""
+LONG_RESPONSES = Responses(most=8192, at_once=True)
+
+
 @dataclass
 class ScaleResult:
     """Times in seconds: means over the run's steps; of a poll, the longest.
 
-    driver_s_per_step: processor time of the driver's process, the first k batches' submission included. The driver's
-    own wall time would count what the other processes of the run take of the same two cores.
+    driver_s_per_step: processor time of the driver's process, without the submission of the first k batches and
+    without what it spends while it waits for samples. The driver's own wall time would count what the other processes
+    of the run take of the same two cores.
     """
 
     script: str
@@ -63,9 +83,12 @@ class ScaleResult:
     lag_violations: int = 0
 
 
-def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, tokens: float) -> list[str]:
+def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, responses: Responses) -> list[str]:
     """The overrides of a CPU run with this layout."""
+    agent = "actor_rollout_ref.rollout.agent"
+    at_once = [f"{agent}.agent_loop_config_path={_LONG_AGENT}", f"{agent}.default_agent_loop=long_responses"]
     return [
+        *(at_once if responses.at_once else []),
         "+task=countdown",
         "hardware=cpu",
         f"data.train_files={assets}/data/train.parquet",
@@ -74,8 +97,9 @@ def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, token
         f"run_dir={run_dir}",
         "reward.custom_reward_function.path=pkg://testkit.digits_reward",
         f"data.train_batch_size={layout.batch_size}",
-        f"data.max_response_length={int(4 * tokens)}",
-        f"actor_rollout_ref.rollout.max_model_len={int(4 * tokens) + 128}",
+        f"data.max_response_length={responses.most}",
+        f"actor_rollout_ref.rollout.max_model_len={responses.most + 128}",
+        f"+actor_rollout_ref.model.override_config.max_position_embeddings={responses.most + 128}",
         f"actor_rollout_ref.rollout.n={layout.samples}",
         f"actor_rollout_ref.rollout.n_gpus_per_node={layout.samplers}",
         f"actor_rollout_ref.rollout.max_num_seqs={layout.slots}",
@@ -122,8 +146,7 @@ def run(
     layout: ScaleLayout,
     overrides: list[str],
     output: Path,
-    token_s: float,
-    mean_tokens: float,
+    responses: Responses,
     kill_in_step: int = 0,
 ) -> ScaleResult:
     """One layout to its end; a run that has not ended after half an hour hangs.
@@ -133,10 +156,10 @@ def run(
     Raises:
         RuntimeError: the run failed.
     """
-    command = [sys.executable, "-m", "scripts.bench.reliability.scale_run", json.dumps(vars(layout)), str(output)]
+    given = [json.dumps(vars(layout)), json.dumps(vars(responses)), str(output), str(kill_in_step)]
     with open(output.with_suffix(".log"), "w") as log:
         process = subprocess.Popen(
-            [*command, str(token_s), str(mean_tokens), str(kill_in_step), *overrides],
+            [sys.executable, "-m", "scripts.bench.reliability.scale_run", *given, *overrides],
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -29,7 +29,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa:
 from verl.workers.rollout.llm_server import LLMServerManager  # noqa: E402
 
 from recipe.fully_async_policy.processes import new_run_id  # noqa: E402
-from scripts.bench.reliability.scale import ScaleLayout, ScaleResult  # noqa: E402
+from scripts.bench.reliability.scale import Responses, ScaleLayout, ScaleResult  # noqa: E402
 from testkit import counting_engine  # noqa: E402
 from verl_vcpo.trainer.main_ppo import LagKTaskRunner  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics  # noqa: E402
@@ -45,14 +45,13 @@ _QUIET_S, _PROMPT_S = 600.0, 0.2
 class Spent:
     """Seconds of the run, by what they were spent on."""
 
-    waiting: list[float] = field(default_factory=list)
     updating: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     polls: list[float] = field(default_factory=list)
     submitting: float = 0.0
     training: float = 0.0
     own: float = 0.0
-    """Processor time of the driver's process, submitting and polls included."""
+    """Processor time of the driver's process in its steps, without what it spent on waiting for samples."""
     reissuing_busy: float = 0.0
     reissuing: float = 0.0
 
@@ -119,12 +118,12 @@ class CountingTrainer(LagKTrainer):
     def on_init_end(self) -> None:
         super().on_init_end()
         for owner, name, seconds in (
-            (self.replay_buffer, "sleep", self.spent.waiting),
             (self.replay_buffer, "_sync_metadata_from_transfer_queue", self.spent.polls),
             (self.standalone_checkpoint_manager, "update_weights", self.spent.weights),
             (self.actor_rollout_wg, "update_actor", self.spent.updating),
         ):
             setattr(owner, name, timed(getattr(owner, name), seconds))
+        self._leave_out_waiting()
         replace = self.sampler_keeper.replace_missing
 
         def counted() -> int:
@@ -134,6 +133,23 @@ class CountingTrainer(LagKTrainer):
 
         setattr(self.sampler_keeper, "replace_missing", counted)  # noqa: B010  # mypy takes no assignment to a method
 
+    def _leave_out_waiting(self) -> None:
+        """Subtract from `spent.own` the processor time from a call of the buffer's `sample` to its last sleep."""
+        sample, sleep, waited = self.replay_buffer.sample, self.replay_buffer.sleep, [0.0]
+
+        def slept(seconds: float) -> None:
+            sleep(seconds)
+            waited[0] = time.process_time()
+
+        def sampled(*args: Any, **kwargs: Any) -> Any:
+            waited[0] = start = time.process_time()
+            batch = sample(*args, **kwargs)
+            self.spent.own -= waited[0] - start
+            return batch
+
+        self.replay_buffer.sleep = slept
+        setattr(self.replay_buffer, "sample", sampled)  # noqa: B010  # mypy takes no assignment to a method
+
     def _submit_batch_to_rollout(self, batch: Any) -> int:
         self.submitted += len(batch)
         return super()._submit_batch_to_rollout(batch)
@@ -142,13 +158,14 @@ class CountingTrainer(LagKTrainer):
         start = time.perf_counter()
         super().on_train_begin()
         self.spent.submitting = time.perf_counter() - start
+        self.spent.own = -time.process_time()
 
     def fit(self, agent_loop_manager: Any) -> None:
         ray.get([worker.__ray_ready__.remote() for worker in agent_loop_manager.agent_loop_workers])
-        start, own = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         super().fit(agent_loop_manager)
         self.spent.training = time.perf_counter() - start - self.spent.submitting
-        self.spent.own = time.process_time() - own
+        self.spent.own += time.process_time()
         self.replay_buffer._sync_metadata_from_transfer_queue()
         self.held = len(self.replay_buffer._submission_number.keys() & tq.kv_list("train")["train"].keys())
         late = sorted(self.replay_buffer._unfinished("train"))[: 2 * MOST_REISSUED]
@@ -190,16 +207,14 @@ def account(trainer: CountingTrainer) -> dict[str, int]:
     }
 
 
-def measure(
-    layout: ScaleLayout, overrides: list[str], token_s: float, mean_tokens: float, kill_in_step: int
-) -> ScaleResult:
+def measure(layout: ScaleLayout, responses: Responses, overrides: list[str], kill_in_step: int) -> ScaleResult:
     """Train in this layout."""
     run_id = new_run_id()
     config = launcher.compose(overrides)
     launcher.check(config)
     rollout = config.actor_rollout_ref.rollout
     with open_dict(rollout):
-        rollout.custom = {**(rollout.custom or {}), "token_s": token_s, "mean_tokens": mean_tokens}
+        rollout.custom = {**(rollout.custom or {}), "token_s": responses.token_s, "mean_tokens": responses.mean}
     TRAINER_REGISTRY[TRAINER_MODE], CountingTrainer.kill_in_step = CountingTrainer, kill_in_step
     with launcher.ray_session(config, run_id):
         counting_engine.register_engine()
@@ -226,10 +241,10 @@ def measure(
 
 
 def main() -> None:
-    """LAYOUT (JSON) OUTPUT TOKEN_S MEAN_TOKENS KILL_IN_STEP setting=value ..."""
-    layout, output, token_s, mean_tokens, kill_in_step, *overrides = sys.argv[1:]
-    numbers = float(token_s), float(mean_tokens), int(kill_in_step)
-    result = measure(ScaleLayout(**json.loads(layout)), overrides, *numbers)
+    """LAYOUT (JSON) RESPONSES (JSON) OUTPUT KILL_IN_STEP setting=value ..."""
+    layout, responses, output, kill_in_step, *overrides = sys.argv[1:]
+    emulated = ScaleLayout(**json.loads(layout)), Responses(**json.loads(responses))
+    result = measure(*emulated, overrides, int(kill_in_step))
     write_whole(Path(output), json.dumps(asdict(result)))
 
 

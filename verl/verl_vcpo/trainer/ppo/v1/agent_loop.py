@@ -8,9 +8,11 @@ import ray
 import transfer_queue as tq
 from ray.exceptions import RayTaskError
 from tensordict import TensorDict
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
 from verl_vcpo.workers.rollout.admission import AdmissionGate, agent_loops_per_worker, request_order
@@ -72,6 +74,11 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             tag = {REASON: one_line(error), FINAL: isinstance(error, RequestEndsServers)}
             await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag=tag)
             raise
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
+        await super()._compute_score(outputs, kwargs)
+        for output in outputs:  # all of a session's outputs are stored with the reward of the last one
+            output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
     async def cancel(self, uids: list[str]) -> None:
         """Stop those of these prompts that this worker samples. After that nothing more is written for them."""

@@ -30,7 +30,7 @@ from verl.utils.debug import marked_timer
 
 from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager
 from verl_vcpo.console import print_line
-from verl_vcpo.trainer.ppo.v1 import checkpoint, token_baseline, withheld_prompts
+from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, withheld_prompts
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
@@ -63,6 +63,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.run_log = RunLog(config.run_dir, scales_step_size=scales)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         self.has_token_baseline: bool = actor.calculate_sum_pi_squared
+        # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
+        # fetched into the driver, whose work for a step would otherwise grow with the tokens of the batch.
+        self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         with _one_mini_batch(config):
             super().__init__(config)
@@ -176,10 +179,14 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # PPOTrainerSeparateAsync saves a CPU copy of the model here, for parameter_sync_step > 1. Ours is 1: every step
         # ends with a weight update. The grandparent makes no copy.
+        if self.engine_reads_batch:
+            return batch
         with token_baseline.requested(batch) if self.has_token_baseline else contextlib.nullcontext():
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self.engine_reads_batch:
+            return batch
         with token_baseline.passed_to_estimator(batch) if self.has_token_baseline else contextlib.nullcontext():
             return super()._compute_advantage(batch, metrics)
 
@@ -199,7 +206,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         batch, metrics, start = self._trained
         timing = {**self.timing_raw, "step": time.perf_counter() - start}
         metrics, epoch = dict(metrics), (self.global_steps - 1) // self.steps_per_epoch
-        super()._compute_metrics(batch, metrics, timing, self.global_steps, epoch)
+        self._verls_metrics(batch, metrics, timing, self.global_steps, epoch)
         return self._with_own_metrics(batch, metrics, timing)
 
     def on_step_end(self) -> None:
@@ -223,11 +230,17 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        self._verls_metrics(batch, metrics, timing_raw, global_steps, epoch)
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
         self.run_log.write(global_steps, self._with_own_metrics(batch, metrics, timing_raw))
+
+    def _verls_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *when: Any) -> None:
+        of_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
+        tokens_stay = self.engine_reads_batch and not of_experts  # the load of experts is counted by token
+        with batch_totals.in_place_of_tokens(batch, metrics) if tokens_stay else contextlib.nullcontext():
+            super()._compute_metrics(batch, metrics, *when)
 
     def _with_own_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]

@@ -1,0 +1,92 @@
+"""verl's metrics of a batch from a few numbers per trajectory: the tokens of the batch stay in TransferQueue.
+
+Extends verl/trainer/ppo/v1/trainer_base.py. verl's trainer fetches every token of a batch into the driver and pads them
+all to one length, in each step: for advantages, and for metrics that are sums and lengths. At 8,000 tokens that is
+190 kB per trajectory. VCPO's engine computes advantages of its own, lengths are in TransferQueue's tags, and the
+agent-loop workers store the reward beside the tokens.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+from verl.utils import tensordict_utils as tu
+
+RAW_REWARD = "raw_reward"
+"""In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
+
+_OF_ADVANTAGES = ("critic/advantages/", "critic/returns/")
+
+
+class _Lengths(NamedTuple):
+    """Stands for a nested tensor of tokens, of which verl's metrics read the rows' lengths."""
+
+    of_rows: Tensor
+
+    def offsets(self) -> Tensor:
+        return torch.cat([torch.zeros(1, dtype=torch.int64), self.of_rows.cumsum(0)])
+
+    def placeholder(self) -> Tensor:
+        """[B, longest row] without memory of its own: verl's metrics read the width."""
+        return torch.zeros(1, 1, dtype=torch.bool).expand(len(self.of_rows), int(self.of_rows.max()))
+
+
+class _Totals(dict[str, Any]):
+    """Stands for what verl's metrics fetch from TransferQueue: each trajectory is one token that has the sum of all."""
+
+    def to_padded_tensor(self) -> TensorDict:
+        rewards = self["rm_scores"]
+        nothing = torch.zeros_like(rewards)
+        of_tokens = {name: self[name].placeholder() for name in ("prompts", "responses")}
+        sums = {"rm_scores": rewards, "response_mask": nothing + 1, "advantages": nothing, "returns": nothing}
+        return TensorDict({**of_tokens, **sums}, batch_size=len(rewards))
+
+
+@contextlib.contextmanager
+def in_place_of_tokens(batch: KVBatchMeta, metrics: dict[str, Any]) -> Iterator[None]:
+    """Inside the block verl's `_compute_metrics` of `batch` fetches no tokens; it knows no advantages and returns.
+
+    Args:
+        batch: the batch that was trained on, still in TransferQueue.
+        metrics: to which verl's metrics are added.
+    """
+    upstream = trainer_base.get_metric_data_with_optional_routed_experts
+    trainer_base.get_metric_data_with_optional_routed_experts = lambda **_: _totals(batch)
+    try:
+        yield
+    finally:
+        trainer_base.get_metric_data_with_optional_routed_experts = upstream
+    for name in [name for name in metrics if name.startswith(_OF_ADVANTAGES)]:
+        del metrics[name]
+
+
+def _totals(batch: KVBatchMeta) -> _Totals:
+    real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
+    stored = tq.kv_batch_get(
+        keys=[batch.keys[i] for i in real], partition_id=batch.partition_id, select_fields=["num_turns", "extra_fields"]
+    )
+    turns, rewards = torch.zeros(len(batch), dtype=torch.int64), torch.zeros(len(batch), 1)
+    turns[real] = torch.as_tensor([int(number) for number in tu.get(stored, "num_turns")])
+    rewards[real, 0] = _rewards(batch, real, [fields.get(RAW_REWARD) for fields in tu.get(stored, "extra_fields")])
+    return _Totals(
+        num_turns=turns,
+        rm_scores=rewards,
+        prompts=_Lengths(torch.tensor([tag["prompt_len"] for tag in batch.tags])),
+        responses=_Lengths(torch.tensor([tag["response_len"] for tag in batch.tags])),
+    )
+
+
+def _rewards(batch: KVBatchMeta, rows: list[int], stored: list[float | None]) -> Tensor:
+    """[len(rows)]: the stored rewards; where one is missing, as a reward model's are, the sums over `rm_scores`."""
+    known = [reward for reward in stored if reward is not None]
+    if len(known) == len(rows):
+        return torch.tensor(known, dtype=torch.float32)
+    keys = [batch.keys[i] for i in rows]
+    scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
+    return torch.stack([row.sum() for row in scores.unbind()])
