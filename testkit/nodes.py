@@ -59,7 +59,7 @@ class Machine:
         """All that run on the machine, its first one left out."""
         own, found = _process_namespace(self.pid), []
         for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):  # it ended while we looked
+            with contextlib.suppress(OSError, psutil.Error):  # a process that has ended since
                 zombie = process.status() == psutil.STATUS_ZOMBIE
                 if _process_namespace(process.pid) == own and process.pid != self.pid and not zombie:
                     found.append(process)

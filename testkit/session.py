@@ -38,7 +38,7 @@ def processes_of(session: str) -> list[psutil.Process]:
     """The processes that were started in this test run, and are still there."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended while we looked, or is another user's
+        with contextlib.suppress(psutil.Error):  # a process that has ended since, or another user's
             if process.environ().get(VARIABLE) == session and _CLEANERS not in process.cmdline():
                 found.append(process)
     return found

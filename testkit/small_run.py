@@ -77,7 +77,7 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
     """Where the processes take connections from other processes, and from other machines unless `on_loopback`."""
     found = set()
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # it ended while we looked
+        with contextlib.suppress(psutil.Error):  # a process that has ended since
             name = (process.cmdline() or [""])[0].strip()  # Ray's actors write theirs there
             ports = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
             found |= {Listener(name, local.ip, local.port) for local in ports}
@@ -87,7 +87,7 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
 def run_id_of(launcher: psutil.Process) -> str:
     """The id that a launcher gave its run: an argument of what cleans up after the launcher."""
     for process in launcher.children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it ended while we looked
+        with contextlib.suppress(psutil.Error):  # a process that has ended since
             command = process.cmdline()
             if processes.__name__ in command:
                 return command[command.index(processes.__name__) + 1]

@@ -14,10 +14,10 @@ _BLOCK = 16
 
 
 class UserIds:
-    """Ids that are free. They are claimed from the other servers in blocks, when they are needed.
+    """User ids that no other server of the machine gives to programs, claimed in blocks when they are needed.
 
-    The claim is a name of the kernel's, which it takes back from a process however that ends. Processes see it that
-    share a network namespace.
+    A claim is an abstract socket name: the kernel frees it however the server ends, and all servers of one network
+    namespace see it.
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class UserIds:
         self._claims: list[socket.socket] = []
 
     def take(self) -> int:
-        """One that no program has. Raises IsolationError where all are taken."""
+        """A user id that no program has. Raises IsolationError where all are taken."""
         if not self._free:
             self._free = self._claim()
         return self._free.pop()
 
     def give_back(self, user: int) -> None:
-        """Its program, with all of that one's processes, has ended."""
+        """Make `user` free again, once all processes of the program that had it have ended."""
         self._free.append(user)
 
     def close(self) -> None:
-        """Leave all of them to other servers."""
+        """Leave all user ids to other servers."""
         self._free = []
         for claim in self._claims:
             claim.close()

@@ -32,7 +32,7 @@ def processes_of(run_id: str) -> list[psutil.Process]:
     """The run's processes on this machine, this one left out: every process that inherited the run's id."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended while we looked, or is another user's
+        with contextlib.suppress(psutil.Error):  # a process that has ended since, or another user's
             if process.pid != os.getpid() and process.environ().get(RUN_ID_VARIABLE) == run_id:
                 found.append(process)
     return found

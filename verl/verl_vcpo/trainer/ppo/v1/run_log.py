@@ -81,8 +81,8 @@ class RunLog:
         if not self._path.is_file():
             return
         lines = [line for line in read_metrics(self._path.parent) if line["step"] <= step]
-        kept = Path(checkpoint or "") / LINE_FILE
-        if step not in {line["step"] for line in lines} and kept.is_file():
+        kept = Path(checkpoint) / LINE_FILE if checkpoint else None
+        if kept and kept.is_file() and step not in {line["step"] for line in lines}:
             lines.append(json.loads(kept.read_text()))
         write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         if lines:
