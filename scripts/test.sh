@@ -46,7 +46,7 @@ mypy
 lint-imports --no-logo
 part together --numprocesses logical --maxprocesses 4 --dist loadfile "$@"
 if [[ $tier != quick ]]; then
-  part stack --numprocesses 2 --dist loadfile "$@" # a start of the stack keeps one core and a half busy
+  part stack --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" # a start of the stack keeps one core and a half busy
   part alone "$@"
 fi
 if [[ $tier == nightly ]]; then

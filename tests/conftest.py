@@ -23,8 +23,9 @@ settings.load_profile("project")
 # Tier -> markers and folders of the tests that it leaves out.
 MANY_SECONDS = {"e2e", "alone", "slow", "engine", "lag_simulator", "sandbox", "upstream"}
 TIERS = {"quick": {*MANY_SECONDS, "nightly"}, "default": {"nightly"}, "nightly": set()}
-# Marker -> part of its tests: those of one part may run beside each other, but not beside those of another part.
-PARTS = {"e2e": "stack", "alone": "alone"}
+# Marker or file -> part of its tests: those of one part may run beside each other, but not beside those of another.
+# The tests of the NCCL engine mostly wait for processes that were killed: they fill the time beside the last start.
+PARTS = {"e2e": "stack", "test_nccl_checkpoint_engine": "stack", "alone": "alone"}
 OTHERS = "together"
 
 
@@ -47,12 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        parts = {PARTS[mark] for mark in marks & PARTS.keys()} or {OTHERS}
+        parts = {PARTS[name] for name in (marks | {item.path.stem}) & PARTS.keys()} or {OTHERS}
         wanted = not (marks | {folder}) & TIERS[tier] and (part is None or part in parts)
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+    items.sort(key=lambda item: "e2e" not in item.keywords)  # what takes minutes begins first
 
 
 @pytest.fixture(scope="session")
