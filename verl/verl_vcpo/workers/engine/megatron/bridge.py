@@ -1,8 +1,9 @@
 """mbridge's models on a GPU with Megatron's own layers, where `transformer_impl=local` asks for them.
 
-`actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` makes `vcpo.norms.how=packed`
-possible, which the layers of Transformer Engine that mbridge builds by default do not allow. Attention is Transformer
-Engine's with both kinds of layers; local layers use torch's where Transformer Engine is not installed.
+`vcpo.norms.how=packed` works on local layers and on those of Transformer Engine, which mbridge builds by default.
+`actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` is for a Transformer Engine of
+another version, whose layers cannot be tapped. Attention is Transformer Engine's with both kinds of layers; local
+layers use torch's where Transformer Engine is not installed.
 """
 
 from mbridge.core import register_model

@@ -1,7 +1,7 @@
-"""Megatron's own layers ("local"), with norms separate from linear layers, as per-sequence gradients require.
+"""Megatron's own layers ("local"), with norms separate from linear layers.
 
-Transformer Engine's layers fuse a norm with the linear layer after the norm, and compute weight gradients in kernels
-that give no access to inputs and output gradients.
+They take the place of Transformer Engine's layers, which fuse a norm with the linear layer after the norm, where
+Transformer Engine is not installed: on CPUs, and in measurements that need no packages with kernels.
 """
 
 from typing import Any
@@ -46,20 +46,25 @@ def block_spec(layer: ModuleSpec, config: TransformerConfig, vp_stage: int | Non
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
 
 
-class UnfusedNames:
-    """Mixin for a bridge of mbridge: the names of norm weights, which Transformer Engine's layers fuse."""
+class OwnNames:
+    """Mixin for a bridge of mbridge: tied weights in one model leave the names of later models' weights as they are."""
 
     _DIRECT_MAPPING: dict[str, str]
-    _OTHER_MAPPING = {
-        ".input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"],
-        ".pre_mlp_layernorm.weight": ["model.layers.{layer_number}.post_attention_layernorm.weight"],
-    }
-    config: TransformerConfig
 
     def _adjust_mapping_for_shared_weights(self) -> None:
         # Upstream changes the dictionary of the class, which all later models share: this instance gets a copy.
         self._DIRECT_MAPPING = dict(type(self)._DIRECT_MAPPING)
         super()._adjust_mapping_for_shared_weights()  # type: ignore[misc]
+
+
+class UnfusedNames(OwnNames):
+    """Mixin for a bridge of mbridge: the names of norm weights, which Transformer Engine's layers fuse."""
+
+    _OTHER_MAPPING = {
+        ".input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"],
+        ".pre_mlp_layernorm.weight": ["model.layers.{layer_number}.post_attention_layernorm.weight"],
+    }
+    config: TransformerConfig
 
     def _weight_name_mapping_mcore_to_hf(self, mcore_weights_name: str) -> list[str]:
         if "pre_mlp_layernorm" in mcore_weights_name:  # upstream treats the name as one of an MLP weight

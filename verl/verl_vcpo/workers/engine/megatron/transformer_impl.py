@@ -33,7 +33,7 @@ from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_batch
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
-from verl_vcpo.workers.engine.megatron.packed.modules import plug_in, untapped
+from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
     NotFinite,
     PackedOutcome,
@@ -123,11 +123,16 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return "a reference policy has no gradients"
         if self.module[0].ddp_config.overlap_grad_reduce:
             return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
-        if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels or self.tf_config.fp8:
-            return "pad_to_length, use_fused_kernels and fp8 are not supported"
+        if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels:
+            return "pad_to_length and use_fused_kernels are not supported"
+        for setting in ("fp8", "fp4", "tp_comm_overlap"):
+            if getattr(self.tf_config, setting):
+                return f"{setting} is not supported"
+        if self.tf_config.cuda_graph_impl != "none":
+            return "a CUDA graph gives no gradients to a collector"
         if self.peft_cls is not None or self.model_config.mtp.enable:
             return "adapters and multi-token prediction are not supported"
-        return untapped(self.module)
+        return self.tap.untapped
 
     def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
         """Norms and gradient of the update from packed passes; None if packed norms are not set or not possible."""

@@ -102,13 +102,16 @@ class Collector:
         self._cp_rank, self._cp = mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()
         self._tp = mpu.get_tensor_model_parallel_world_size()
 
-    def linear(self, module: Any, weight: Tensor, bias: Tensor | None, x: Tensor, dy: Tensor, gather: Any) -> None:
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, dy: Tensor, *, gather: Any = None, head: bool = False
+    ) -> None:
         """Take the inputs and output gradients of a linear layer.
 
         Args:
             gather: the ranks over which the rows of the inputs are spread, or None.
+            head: whether the layer is the output layer.
         """
-        micro_batch = self._current()
+        micro_batch = self.current()
         if gather is not None:
             rows = x.new_empty(x.shape[0] * gather.size(), *x.shape[1:])
             dist.all_gather_into_tensor(rows, x.contiguous(), group=gather)
@@ -122,7 +125,7 @@ class Collector:
             bounds = [weight.shape[0] * r // self._cp for r in range(self._cp + 1)]
             mine = slice(bounds[self._cp_rank], bounds[self._cp_rank + 1])
             whole_dy = whole_dy[:, mine]
-        if self.tied and module.is_head:
+        if self.tied and head:
             self._tied_head(micro_batch, weight, whole_x, whole_dy, mine)
         if self.keep is NormsKeep.GRADIENTS:
             main, second = weight.main_grad[mine], self._second[weight][mine]  # type: ignore[attr-defined]
@@ -141,7 +144,7 @@ class Collector:
             summed_over_tp: tensor-parallel ranks have different tokens or heads.
             sharded: tensor-parallel ranks have different parts of the parameter.
         """
-        micro_batch = self._current()
+        micro_batch = self.current()
         sequence = micro_batch.sequence_of(dy)
         per_token = dy.reshape(len(sequence), -1, parameter.shape[0]).sum(1)
         sums = sequence_sums(per_token, sequence, len(micro_batch.rows))
@@ -151,7 +154,7 @@ class Collector:
 
     def embedding(self, weight: Tensor, token: Tensor, dy: Tensor) -> None:
         """Take the gradients [B, S, d] of the looked-up rows `token` [B, S]; -1 where another rank has the row."""
-        micro_batch = self._current()
+        micro_batch = self.current()
         token, dy = token.flatten(), dy.flatten(0, 1).masked_fill(token.flatten()[:, None] < 0, 0.0)
         share = _Rows(weight, micro_batch, token.clamp(min=0), dy)
         self._keep(share)
@@ -175,7 +178,12 @@ class Collector:
             share.add_to(share.parameter.main_grad, main)  # type: ignore[attr-defined]
             share.add_to(self._second[share.parameter], second)
 
-    def _current(self) -> MicroBatch:
+    def current(self) -> MicroBatch:
+        """The micro-batch whose forward or backward is running.
+
+        Raises:
+            RuntimeError: a backward outside the packed update.
+        """
         if self.micro_batch is None:
             raise RuntimeError("a backward outside the packed update")
         return self.micro_batch

@@ -40,6 +40,10 @@ class MicroBatch:
             activation = activation.transpose(0, 1)
         return activation.reshape(-1, activation.shape[-1])
 
+    def activation(self, rows: Tensor) -> Tensor:
+        """[S * n, d] or [S / TP * n, d] -> [S or S / TP, 1 or n, d]: an activation that its layer has flattened."""
+        return rows.view(-1, self.sequence.shape[1], rows.shape[-1])
+
     def gathered(self, flat: Tensor) -> Tensor:
         """[T, ...] of this rank -> [CP * T, ...] of all context-parallel ranks, in the order of `whole`."""
         if self.by_sequence is None:

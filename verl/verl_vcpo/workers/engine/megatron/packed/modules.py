@@ -15,7 +15,6 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
-from megatron.core.utils import get_model_config
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -23,16 +22,22 @@ if TYPE_CHECKING:
 
 
 class Tap:
-    """Shared by all modules of a model: the current collector, or None."""
+    """Shared by all modules of a model."""
 
     collector: "Collector | None" = None
+    """What takes gradients at present."""
+    untapped: str | None = None
+    """A parameter whose per-sequence gradients cannot be collected, and why; None if all can be collected."""
 
 
-class _Tapped:
-    tap: Tap = Tap()  # replaced by `plug_in`
+class Tapped:
+    """A mixin for what gives gradients to a collector."""
+
+    tap: Tap = Tap()  # replaced by `tapping.plug_in`
 
     @property
     def collector(self) -> "Collector | None":
+        """The current collector, in a forward that a backward follows."""
         return self.tap.collector if torch.is_grad_enabled() else None
 
 
@@ -42,7 +47,7 @@ def _on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Ten
     output.register_hook(lambda gradient: take(held.pop(), gradient))
 
 
-class _Linear(_Tapped):
+class TappedLinear(Tapped):
     is_head = False
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **settings: Any) -> Tensor:
@@ -54,11 +59,15 @@ class _Linear(_Tapped):
         if not output.requires_grad:  # no parameter before this layer is trained
             output.requires_grad_()
         gather = settings["tp_group"] if settings["sequence_parallel"] else None
-        _on_gradient(output, input.detach(), lambda x, dy: collector.linear(self, weight, bias, x, dy, gather))
+        _on_gradient(
+            output,
+            input.detach(),
+            lambda x, dy: collector.linear(weight, bias, x, dy, gather=gather, head=self.is_head),
+        )
         return output
 
 
-class ColumnParallelLinear(_Linear, layers.ColumnParallelLinear):
+class ColumnParallelLinear(TappedLinear, layers.ColumnParallelLinear):
     """Megatron's class with per-sequence gradients."""
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -66,7 +75,7 @@ class ColumnParallelLinear(_Linear, layers.ColumnParallelLinear):
         return output, _tapped_bias(self, bias, output, sharded=True)
 
 
-class RowParallelLinear(_Linear, layers.RowParallelLinear):
+class RowParallelLinear(TappedLinear, layers.RowParallelLinear):
     """Megatron's class with per-sequence gradients."""
 
     skip_bias_add: bool
@@ -93,7 +102,7 @@ def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: b
     return rows
 
 
-class VocabParallelEmbedding(_Tapped, layers.VocabParallelEmbedding):
+class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
     """Megatron's class with per-sequence gradients."""
 
     def forward(self, input_: Tensor) -> Tensor:
@@ -111,11 +120,16 @@ class VocabParallelEmbedding(_Tapped, layers.VocabParallelEmbedding):
         return reduce_from_tensor_model_parallel_region(rows, group=self.tp_group)
 
 
-class TappedNorm(_Tapped):
+def is_norm_of_heads(name: str) -> bool:
+    """Whether a module is a norm of queries or keys, of which every tensor-parallel rank has some of the heads."""
+    return name.endswith(("q_layernorm", "k_layernorm"))
+
+
+class TappedNorm(Tapped):
     """A mixin for torch.nn.RMSNorm and torch.nn.LayerNorm over the last dimension."""
 
     heads = False
-    """Whether the norm is of queries or keys, of which every tensor-parallel rank has some of the heads."""
+    """`is_norm_of_heads` of the module's name."""
 
     def forward(self, x: Tensor) -> Tensor:
         collector = self.collector
@@ -135,41 +149,3 @@ class TappedNorm(_Tapped):
 
         _on_gradient(output, x.detach(), take)
         return output
-
-
-_LOCAL = ": set actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local"
-
-_TAPPED: dict[type, type] = {
-    layers.ColumnParallelLinear: ColumnParallelLinear,
-    layers.RowParallelLinear: RowParallelLinear,
-    layers.VocabParallelEmbedding: VocabParallelEmbedding,
-}
-
-
-def plug_in(chunks: list[torch.nn.Module]) -> Tap:
-    """Tap a model: its `TappedNorm`s get the tap, its Megatron linear layers and embedding get the classes above."""
-    tap = Tap()
-    for chunk in chunks:
-        for name, module in chunk.named_modules():
-            module.__class__ = _TAPPED.get(type(module), type(module))
-            if isinstance(module, _Tapped):
-                module.tap = tap
-            if isinstance(module, _Linear):
-                module.is_head = name.endswith("output_layer")
-            if isinstance(module, TappedNorm):
-                module.heads = name.endswith(("q_layernorm", "k_layernorm"))
-    return tap
-
-
-def untapped(chunks: list[torch.nn.Module]) -> str | None:
-    """A parameter whose per-sequence gradients cannot be collected, and why; None if all can be collected."""
-    for chunk in chunks:
-        if get_model_config(chunk).num_moe_experts:
-            return "the model is a mixture of experts"
-        for name, module in chunk.named_modules():
-            trained = [key for key, p in module.named_parameters(recurse=False) if p.requires_grad]
-            if trained and not isinstance(module, _Tapped):
-                kind = f"{type(module).__module__}.{type(module).__name__}"
-                fix = _LOCAL if "transformer_engine" in kind else ""
-                return f"{name}.{trained[0]} belongs to a {kind}{fix}"
-    return None

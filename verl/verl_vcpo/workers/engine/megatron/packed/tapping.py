@@ -1,0 +1,74 @@
+"""Taps a model for per-sequence gradients: Megatron's own layers (modules.py), Transformer Engine's (te_modules.py)."""
+
+import torch
+from megatron.core.extensions.transformer_engine import HAVE_TE
+from megatron.core.tensor_parallel import layers
+from megatron.core.utils import get_model_config, get_te_version
+
+from verl_vcpo.workers.engine.megatron.packed.modules import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    Tap,
+    Tapped,
+    TappedLinear,
+    TappedNorm,
+    VocabParallelEmbedding,
+    is_norm_of_heads,
+)
+
+_TAPPED: dict[type, type] = {
+    layers.ColumnParallelLinear: ColumnParallelLinear,
+    layers.RowParallelLinear: RowParallelLinear,
+    layers.VocabParallelEmbedding: VocabParallelEmbedding,
+}
+
+
+def plug_in(chunks: list[torch.nn.Module]) -> Tap:
+    """Tap a model: its linear layers, embedding and norms give gradients to the tap's collector, while there is one.
+
+    Returns:
+        The tap. Where its `untapped` says that a gradient cannot be collected, it must not get a collector.
+    """
+    tap = Tap()
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            module.__class__ = _TAPPED.get(type(module), type(module))
+            if isinstance(module, Tapped):
+                module.tap = tap
+            if isinstance(module, TappedLinear):
+                module.is_head = name.endswith("output_layer")
+            if isinstance(module, TappedNorm):
+                module.heads = is_norm_of_heads(name)
+    if any(get_model_config(chunk).num_moe_experts for chunk in chunks):
+        tap.untapped = "the model is a mixture of experts"
+    else:
+        tap.untapped = _plug_in_te(chunks, tap) or _left_over(chunks)
+    return tap
+
+
+def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
+    """Tap Transformer Engine's layers. Returns why a layer's gradients cannot be collected, or None."""
+    if not HAVE_TE or not any(_is_of_te(module) for chunk in chunks for module in chunk.modules()):
+        return None
+    try:
+        from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
+
+        wrong = te_check.what_is_wrong()
+        if wrong is None:
+            return te_modules.plug_in(chunks, tap)
+    except Exception as error:  # of another version than the pinned one: it may raise anything
+        wrong = f"{type(error).__name__}: {error}"
+    return f"the layers of Transformer Engine {get_te_version()} give no usable gradients: {wrong}"
+
+
+def _is_of_te(module: torch.nn.Module) -> bool:
+    return any(base.__module__.startswith("transformer_engine.") for base in type(module).__mro__)
+
+
+def _left_over(chunks: list[torch.nn.Module]) -> str | None:
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            trained = [key for key, p in module.named_parameters(recurse=False) if p.requires_grad]
+            if trained and not isinstance(module, Tapped) and not isinstance(getattr(module, "wgrad_store", 0), Tapped):
+                return f"{name}.{trained[0]} belongs to a {type(module).__module__}.{type(module).__name__}"
+    return None
