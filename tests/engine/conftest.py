@@ -1,5 +1,6 @@
 """A patched Megatron actor in this process, on a model small enough to check by hand."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ import pytest
 from verl.workers.config import McoreOptimizerConfig
 
 from testkit.layout_run import ParallelLayout, make_checkpoint
+
+# Tests for a process whose Megatron has Transformer Engine: test_transformer_engine.py starts it.
+collect_ignore = [] if "testkit.te_stack" in sys.modules else ["te"]
 
 LEARNING_RATE = 10.0
 ONE_PROCESS = ParallelLayout("one process", distributed_optimizer=False)  # Megatron's distributed optimizer has no SGD
