@@ -13,7 +13,7 @@ import verl_vcpo
 from tests.upstream.reach import How, Place
 
 ROOT = Path(__file__).parents[2]
-UPSTREAM = ("verl", "megatron", "vllm", "mbridge", "ray", "transfer_queue")
+UPSTREAM = ("verl", "megatron", "vllm", "mbridge", "ray", "transfer_queue", "transformer_engine")
 _BASES, _OURS = (*UPSTREAM, "torch"), ("verl_vcpo", "recipe", "scripts", "testkit")
 # Settings of ours among verl's, in our yaml files.
 _OUR_SETTINGS = ("run_dir", "async", "vcpo", "tool_use", "method", "sandbox")

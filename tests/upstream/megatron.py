@@ -116,10 +116,14 @@ MODULES = Place(
         Reach("VocabParallelEmbedding", How.SUBCLASSES, f"{LAYERS}:VocabParallelEmbedding", "", "as above"),
         Reach("VocabParallelEmbedding.forward", How.OVERRIDES, f"{LAYERS}:VocabParallelEmbedding.forward", "", "rows"),
         Reach(
-            "_Linear", How.NAMES, f"{LAYERS}:ColumnParallelLinear.forward", "sequence_parallel=", "called by keyword"
+            "TappedLinear",
+            How.NAMES,
+            f"{LAYERS}:ColumnParallelLinear.forward",
+            "sequence_parallel=",
+            "called by keyword",
         ),
         Reach(
-            "_Linear",
+            "TappedLinear",
             How.CALLS,
             f"{LAYERS}:linear_with_frozen_weight",
             "input, weight, bias, gradient_accumulation_fusion, allreduce_dgrad, sequence_parallel, tp_group",
@@ -146,10 +150,22 @@ MODULES = Place(
             "input_, group",
             "",
         ),
+    ),
+)
+
+TAPPING = Place(
+    "verl/verl_vcpo/workers/engine/megatron/packed/tapping.py",
+    "Names of modules, and whether Megatron still finds Transformer Engine where it is installed.",
+    (
         Reach("plug_in", How.NAMES, "megatron.core.models.gpt.gpt_model", "self.output_layer", "the head's name"),
         Reach("plug_in", How.NAMES, "megatron.core.transformer.attention", "self.q_layernorm", "a norm's name"),
         Reach("plug_in", How.NAMES, "megatron.core.transformer.attention", "self.k_layernorm", "a norm's name"),
-        Reach("untapped", How.USES, f"{CONFIG}.num_moe_experts", "= None", "experts are not tapped"),
+        Reach("plug_in", How.USES, f"{CONFIG}.num_moe_experts", "= None", "experts are not tapped"),
+        Reach("_plug_in_te", How.CALLS, "megatron.core.utils:get_te_version", "", "for a message"),
+        *(
+            Reach("_why_not_packed", How.USES, f"{CONFIG}.{name}", f"= {value!r}", "what packed norms cannot do")
+            for name, value in (("fp8", None), ("fp4", None), ("tp_comm_overlap", False), ("cuda_graph_impl", "none"))
+        ),
     ),
 )
 
@@ -296,4 +312,4 @@ BRIDGES = Place(
     ),
 )
 
-PLACES = (GRADIENTS, MODULES, LOCAL, ATTENTION, BRIDGES)
+PLACES = (GRADIENTS, MODULES, TAPPING, LOCAL, ATTENTION, BRIDGES)
