@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # bash scripts/install.sh: the CPU environment in .venv, from requirements/cpu.lock. Run it again at any time:
-# it does nothing while the lock, setup.py and pyproject.toml are unchanged. PYTHON=... chooses the interpreter.
+# it does nothing while requirements/, setup.py and pyproject.toml are unchanged. PYTHON=... chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 LOCK=requirements/cpu.lock
+TE_LOCK=requirements/te-python.txt
+TE_FOLDER=.venv/te-python
 STAMP=.venv/vcpo-install.sha256
 LOG=$(mktemp "${TMPDIR:-/tmp}/vcpo-install.XXXXXX")
 
@@ -41,7 +43,7 @@ phase() {
 }
 
 # The folder counts too: an editable install, and a virtual environment, hold absolute paths.
-digest() { { pwd -P; cat "$LOCK" setup.py pyproject.toml; } | sha256sum | cut -d' ' -f1; }
+digest() { { pwd -P; cat "$LOCK" "$TE_LOCK" setup.py pyproject.toml; } | sha256sum | cut -d' ' -f1; }
 
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
   echo "install: a CUDA GPU is visible; this is the CPU environment. Clusters use 'pip install -e .[gpu]': docs/cluster.md"
@@ -60,5 +62,7 @@ fi
 rm -f "$STAMP"
 phase "packages of $LOCK" .venv/bin/python -m pip install --disable-pip-version-check --no-deps -r "$LOCK"
 phase "this project, editable" .venv/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+phase "packages of $TE_LOCK, in $TE_FOLDER" .venv/bin/python -m pip install --disable-pip-version-check --no-deps \
+  --require-hashes --upgrade --target "$TE_FOLDER" -r "$TE_LOCK"
 digest >"$STAMP"
 rm -f "$LOG"

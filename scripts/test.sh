@@ -51,7 +51,7 @@ if [[ $tier != quick ]]; then
 fi
 if [[ $tier == nightly ]]; then
   failed=()
-  for benchmark in "schedules --n 100000" layouts sandbox faults; do
+  for benchmark in "schedules --n 100000" layouts "layouts --layers te" sandbox faults; do
     # shellcheck disable=SC2086 # a name and its arguments
     setpriv --pdeathsig TERM python -m testkit.session python -m scripts.bench.$benchmark || failed+=("$benchmark")
   done

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -30,6 +31,12 @@ def test_the_entry_point_is_registered_once() -> None:
     found = {(point.name, point.value) for point in entry_points(group="verl.plugins")}
     ours = [point for point in entry_points(group="verl.plugins") if point.name == "vcpo"]
     assert [point.value for point in ours] == ["verl_vcpo.plugin"], f"registered: {found}. Run scripts/install.sh"
+
+
+def test_transformer_engines_python_is_tested_at_the_version_of_gpus() -> None:
+    pinned = (ROOT / "requirements" / "te-python.txt").read_text()
+    (version,) = re.findall(r"^transformer-engine==(\S+)", pinned, re.MULTILINE)
+    assert f'"transformer-engine[core_cu13,pytorch]=={version}"' in (ROOT / "setup.py").read_text()
 
 
 def test_vcpo_imports_only_torch_and_the_standard_library() -> None:
