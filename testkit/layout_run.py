@@ -41,6 +41,8 @@ class ParallelLayout:
     """Micro-batches by tokens, not by sequences."""
     distributed_optimizer: bool = True
     recompute: bool = False
+    layers: str = "local"
+    """Whose layers: Megatron's own (local), or Transformer Engine's (te; testkit/te_on_cpu.py says what that is)."""
 
     @property
     def world_size(self) -> int:
@@ -150,7 +152,8 @@ def run_layout(layout: ParallelLayout, checkpoint: Path, of: list[Method]) -> di
         RuntimeError: a process failed, with the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
-        run_processes(layout.name, layout.world_size, "testkit.layout_worker", (layout, of, checkpoint), Path(folder))
+        worker = {"local": "testkit.layout_worker", "te": "testkit.te_stack"}[layout.layers]
+        run_processes(layout.name, layout.world_size, worker, (layout, of, checkpoint), Path(folder))
         results = torch.load(Path(folder) / "result", weights_only=True)
         return {name: Result(**result) for name, result in results.items()}
 

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from verl_vcpo.workers.engine.megatron.local_layers import OwnNames  # noqa: E402
 from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention  # noqa: E402
 
-run = layout_worker.run
+run = layout_worker.run  # a process of `layout_run`
 
 
 class _TorchAttention(OwnNames):

@@ -1,15 +1,18 @@
-"""Every parallel layout computes what one process computes: `python -m scripts.bench.layouts [--json]`.
+"""Every parallel layout computes what one process computes: `python -m scripts.bench.layouts [--layers te] [--json]`.
 
 Trains a few VCPO steps (group OPOB, truncation, ESS-scaled AdamW, gradient clipping) on each layout and on one process,
 in real gloo processes on CPU, and compares per-sequence squared gradient norms, ESS ratio, baselines and the parameters
 at the end. Norms are measured in every way that the layout allows, and compared with one process that makes one
-backward per sequence. Exits with 1 where a relative error exceeds 1e-5.
+backward per sequence on the same layers. Exits with 1 where a relative error exceeds 1e-5.
+
+Layers are Megatron's own, or with `--layers te` Transformer Engine's, as a GPU would build them, with a stand-in in
+plain torch for their kernels (testkit/te_on_cpu.py); then without mixtures of experts.
 """
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tqdm import tqdm
 
@@ -32,16 +35,21 @@ def print_table(rows: list[Comparison]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="layouts whose name contains TEXT")
+    parser.add_argument(
+        "--layers", choices=["local", "te"], default="local", help="Megatron's, or Transformer Engine's"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    layouts = [layout for layout in LAYOUTS if (arguments.only or "") in layout.name]
+    dense = [layout for layout in LAYOUTS if layout.model != "moe"]
+    able = dense if arguments.layers == "te" else LAYOUTS
+    layouts = [replace(x, layers=arguments.layers) for x in able if (arguments.only or "") in x.name]
     if not layouts:
-        parser.error(f"--only {arguments.only}: no such layout; choose from {', '.join(x.name for x in LAYOUTS)}")
+        parser.error(f"--only {arguments.only}: no such layout; choose from {', '.join(x.name for x in able)}")
     progress = tqdm(comparisons(layouts), total=len(layouts), desc="layouts", file=sys.stderr)
     rows = [row for of_layout in progress for row in of_layout]
     print_table(rows)
     if arguments.json:
-        print(json.dumps({"limit": LIMIT, "layouts": [asdict(row) for row in rows]}))
+        print(json.dumps({"limit": LIMIT, "layers": arguments.layers, "layouts": [asdict(row) for row in rows]}))
     return 0 if all(row.ok for row in rows) else 1
 
 

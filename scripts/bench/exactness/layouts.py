@@ -4,7 +4,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -98,9 +98,10 @@ def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
     return ((value - reference).abs() / reference.abs()).max().item()
 
 
-def run_reference(model: str, checkpoint: Path) -> dict[str, Result]:
+def run_reference(model: str, checkpoint: Path, layers: str = "local") -> dict[str, Result]:
     """One process, one backward per sequence: its result for each scope of the baseline."""
-    results = run_layout(REFERENCE[model], checkpoint, [PER_TRAJECTORY, PER_TRAJECTORY_MINI_BATCH])
+    layout = replace(REFERENCE[model], layers=layers)
+    results = run_layout(layout, checkpoint, [PER_TRAJECTORY, PER_TRAJECTORY_MINI_BATCH])
     return {method.scope: results[method.name] for method in (PER_TRAJECTORY, PER_TRAJECTORY_MINI_BATCH)}
 
 
@@ -114,14 +115,17 @@ def compare_all(
 
 
 def comparisons(layouts: list[ParallelLayout]) -> Iterator[list[Comparison]]:
-    """Run each layout, and one process per model that they use."""
+    """Run each layout, and one process per model that they use, on the same layers.
+
+    All layouts must have the same `layers`: worker processes are forks of one process that has imported one of both.
+    """
     with tempfile.TemporaryDirectory() as folder:
         checkpoints: dict[str, Path] = {}
         references: dict[str, dict[str, Result]] = {}
         for layout in layouts:
             if layout.model not in references:
                 checkpoints[layout.model] = make_checkpoint(layout.model, Path(folder))
-                references[layout.model] = run_reference(layout.model, checkpoints[layout.model])
+                references[layout.model] = run_reference(layout.model, checkpoints[layout.model], layout.layers)
             try:
                 yield compare_all(layout, checkpoints[layout.model], references[layout.model], methods(layout))
             except RuntimeError as error:  # the other layouts are still worth knowing
