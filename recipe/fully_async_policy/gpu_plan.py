@@ -30,6 +30,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.method import description
+from recipe.fully_async_policy.norms_plan import norms_line
 from recipe.fully_async_policy.validate import SettingError
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
@@ -318,6 +319,8 @@ def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
         places.add_row(gpus, f"{work}: {split}" if work.startswith("trainer") else f"{work}: TP {layout.sampler_tp}")
     console.print(places)
     shape = read_shape(path)
+    if line := norms_line(config):  # read_shape has refused a config.json that is not JSON
+        console.print(line)
     if shape is None:
         console.print(f"Memory is not estimated: {path} has no config.json here, or is no dense model.")
         return

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import gpu_plan, main
 from recipe.fully_async_policy.gpu_plan import Layout, Shape
+from recipe.fully_async_policy.norms_plan import norms_line
 
 MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
 MATH = {
@@ -48,6 +50,42 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "nothing was started",
     ):
         assert expected in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "Gradient norms: packed, on the layers of Transformer Engine. The trainer checks"),
+        (
+            {f"+{MEGATRON}.override_transformer_config.transformer_impl": "local"},
+            "Gradient norms: packed, on Megatron's own layers (transformer_impl=local).",
+        ),
+        ({f"+{MEGATRON}.override_transformer_config.fp8": "e4m3"}, "not packed, because fp8 is not supported."),
+        ({"vcpo.norms.how": "per_trajectory"}, "one backward per sequence (vcpo.norms.how=per_trajectory)"),
+    ],
+    ids=str,
+)
+def test_how_norms_will_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, str], expected: str
+) -> None:
+    """Catches a plan that leaves a reader in doubt about the layers, and about a fallback that costs twice the time."""
+    assert dry_run(tmp_path, settings) == 0
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_mixture_of_experts_is_told(tmp_path: Path) -> None:
+    """Catches a plan that promises packed norms where the trainer will fall back."""
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8}))
+    config = OmegaConf.create(
+        {
+            "vcpo": {},
+            "actor_rollout_ref": {
+                "model": {"path": str(tmp_path)},
+                "actor": {"megatron": {"override_transformer_config": {}}},
+            },
+        }
+    )
+    assert "because the model is a mixture of experts" in (norms_line(config) or "")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ class VCPOActorWorker(DetachActorWorker):
         super().init_model()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def layers_for_norms(self) -> tuple[str, str | None]:
+        """(Whose layers the actor has, why packed gradient norms are not possible with them or None)."""
+        engine = self.actor.engine
+        return engine.tap.layers, engine.unpackable
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, global_steps: int) -> None:
         """Export the weights while the samplers still sample, if the checkpoint engine can store weights in advance."""
         stage = getattr(self.checkpoint_engine, "stage_weights", None)

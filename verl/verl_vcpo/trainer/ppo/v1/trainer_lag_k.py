@@ -39,6 +39,7 @@ from verl_vcpo.trainer.ppo.v1.run_log import RunLog
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
 from verl_vcpo.trainer.ppo.v1.trajectory_metrics import trajectory_metrics
 from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.engine.megatron.norms import in_words
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
@@ -102,6 +103,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
             weights.config, weights.actor_wg, weights.replicas, self.config["async"].weight_update_timeout_s
         )
+        vcpo = VCPOSettings.of(self.config.vcpo)
+        if vcpo.needs_gradient_norms:
+            print_line(in_words(vcpo.norms.how, *self.actor_rollout_wg.layers_for_norms()[0]))
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()

@@ -11,7 +11,7 @@ class NormsHow(StrEnum):
 
     PACKED = "packed"
     """One backward over packed sequences. For models with parameters that packed norms do not support (a mixture of
-    experts, fused layers) `per_trajectory` is used instead, and the log says why."""
+    experts, adapters) `per_trajectory` is used instead, and the console says why."""
     PER_TRAJECTORY = "per_trajectory"
     """One backward per sequence. Exact on any model, slow: the reference."""
 
@@ -63,3 +63,18 @@ class NormsConfig:
             object.__setattr__(self, name, choice(f"norms.{name}", getattr(self, name), enum))
         if not isinstance(self.tokens, int) or isinstance(self.tokens, bool) or self.tokens < 1:
             raise ValueError(f"vcpo.norms.tokens={self.tokens!r}: give a whole number of at least 1")
+
+
+def in_words(how: NormsHow, layers: str, obstacle: str | None) -> str:
+    """The line on the console that says how a run measures gradient norms.
+
+    Args:
+        how: what is set.
+        layers: whose layers the trainer has.
+        obstacle: why packed norms are not possible with them, or None.
+    """
+    if how is NormsHow.PER_TRAJECTORY:
+        return f"Gradient norms: one backward per sequence (vcpo.norms.how={how.value}), on {layers}."
+    if obstacle:
+        return f"Gradient norms: one backward per sequence, slowly, on {layers}; not packed, because {obstacle}."
+    return f"Gradient norms: packed, on {layers}."

@@ -67,6 +67,8 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         super().__init__(*args, **kwargs)
         self.freshest_ess_ratio = FreshestEssRatio()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
+        self.unpackable: str | None = None
+        """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
         self._second_buffers: dict[Tensor, Tensor] = {}
         self._warned = False
 
@@ -74,7 +76,10 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Build the model, and tap its modules for per-sequence gradients."""
         super().initialize()
         self.tap = plug_in(self.module)
-        self._unpackable = self._why_not_packed()
+        # Pipeline stages have different layers, and all ranks have to measure in the same way.
+        reasons: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, self._why_not_packed())
+        self.unpackable = next(filter(None, reasons), None)
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
         """One optimizer step on one mini-batch; no step where no sequence of the mini-batch is usable.
@@ -118,7 +123,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         return self._with_metrics(outputs, batch, step)
 
     def _why_not_packed(self) -> str | None:
-        """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
+        """`unpackable`, of this rank's part of the model."""
         if self.engine_config.forward_only:
             return "a reference policy has no gradients"
         if self.module[0].ddp_config.overlap_grad_reduce:
@@ -138,9 +143,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Norms and gradient of the update from packed passes; None if packed norms are not set or not possible."""
         if not vcpo.packs_gradient_norms:
             return None
-        if self._unpackable:
+        if self.unpackable:
             if not self._warned and dist.get_rank() == 0:
-                logger.warning("vcpo.norms.how=packed -> per_trajectory: %s", self._unpackable)
+                logger.warning("vcpo.norms.how=packed -> per_trajectory: %s", self.unpackable)
             self._warned = True
             return None
         update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)

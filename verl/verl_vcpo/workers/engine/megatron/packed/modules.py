@@ -26,6 +26,8 @@ class Tap:
 
     collector: "Collector | None" = None
     """What takes gradients at present."""
+    layers: str = "Megatron's own layers"
+    """Whose layers the model has, for the console."""
     untapped: str | None = None
     """A parameter whose per-sequence gradients cannot be collected, and why; None if all can be collected."""
 

@@ -39,17 +39,18 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
                 module.is_head = name.endswith("output_layer")
             if isinstance(module, TappedNorm):
                 module.heads = is_norm_of_heads(name)
+    of_te = HAVE_TE and any(_is_of_te(module) for chunk in chunks for module in chunk.modules())
+    if of_te:
+        tap.layers = f"the layers of Transformer Engine {get_te_version()}"
     if any(get_model_config(chunk).num_moe_experts for chunk in chunks):
         tap.untapped = "the model is a mixture of experts"
     else:
-        tap.untapped = _plug_in_te(chunks, tap) or _left_over(chunks)
+        tap.untapped = (_plug_in_te(chunks, tap) if of_te else None) or _left_over(chunks)
     return tap
 
 
 def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
     """Tap Transformer Engine's layers. Returns why a layer's gradients cannot be collected, or None."""
-    if not HAVE_TE or not any(_is_of_te(module) for chunk in chunks for module in chunk.modules()):
-        return None
     try:
         from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
 
@@ -58,10 +59,13 @@ def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
             return te_modules.plug_in(chunks, tap)
     except Exception as error:  # of another version than the pinned one: it may raise anything
         wrong = f"{type(error).__name__}: {error}"
-    return f"the layers of Transformer Engine {get_te_version()} give no usable gradients: {wrong}"
+    return f"{tap.layers} give no usable gradients: {wrong}"
 
 
 def _is_of_te(module: torch.nn.Module) -> bool:
+    """Whether it is a layer of Transformer Engine with parameters: its attention, which local layers use, has none."""
+    if not any(True for _ in module.parameters(recurse=False)):
+        return False
     return any(base.__module__.startswith("transformer_engine.") for base in type(module).__mro__)
 
 
