@@ -1,6 +1,7 @@
 """The whole engine on the layers that mbridge builds on a GPU; and on a Transformer Engine that cannot be tapped."""
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +29,18 @@ from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
 )
 def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[str, Any]) -> None:
     """Catches an update that is not that of one backward per sequence, with each way of keeping gradients."""
+    made: list[Any] = []
 
     def make() -> Any:
-        engine = make_engine(model)
+        made.append(engine := make_engine(model))
         layers = {type(module).__name__ for module in engine.module[0].modules()}
         assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} < layers, "mbridge's own layers"
         assert engine.unpackable is None and engine.tap.layers == "the layers of Transformer Engine 2.11.0"
         return engine
 
     assert_same_update(make, make_batch(ONE_PROCESS), TOLERANCE, **settings)
+    if (file := os.environ.get("VCPO_TE_NORMS")) and (model, settings) == ("untied", {}):
+        torch.save(made[0].last_update[0].squared_norm, file)  # compared with Megatron's own layers
 
 
 def test_the_installed_version_passes_the_check() -> None:
