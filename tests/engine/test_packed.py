@@ -99,6 +99,18 @@ def test_a_mixture_of_experts_falls_back_and_says_so(
     assert engine.last_update[0].squared_norm is not None
 
 
+def test_settings_under_which_layers_form_or_hide_gradients(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    assert engine.unpackable is None and engine._why_not_packed() is None
+    for setting, value in (("fp8", "e4m3"), ("fp4", "e2m1"), ("tp_comm_overlap", True), ("cuda_graph_impl", "local")):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.tf_config, setting, value)
+            reason = engine._why_not_packed()
+        assert reason is not None and (setting in reason or "CUDA graph" in reason)
+
+
 def test_a_gradient_that_is_not_finite_is_found_and_left_out(
     make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

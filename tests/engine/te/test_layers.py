@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.engine.te.oracle import LENGTHS, TOKENS, Errors, errors, own_gradients, packed_layout
 from vcpo.gradnorm import Segments
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
+from verl_vcpo.workers.engine.megatron.packed import te_modules
 from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 from verl_vcpo.workers.engine.megatron.packed.modules import Tap
-from verl_vcpo.workers.engine.megatron.packed.te_modules import plug_in
 
 TOLERANCE = 1e-5
 INPUTS, OUTPUTS = 48, 80
@@ -43,7 +43,7 @@ class Tapped(torch.nn.Module):
         self.x = torch.randn(shape, generator=generator) * 3
         self.direction = torch.randn(80, generator=generator)
         self.tap = Tap()
-        self.obstacle = plug_in([self], self.tap)
+        self.obstacle = te_modules.plug_in([self], self.tap)
 
     def backward(self, weight: Tensor) -> Tensor:
         """As `oracle.Backward`; `weight` sequence by sequence. A score is the output in a random direction."""
@@ -138,6 +138,13 @@ def test_a_frozen_weight_beside_a_trained_norm_is_named() -> None:
     layer.weight.requires_grad_(False)
     obstacle = Tapped(layer, (TOKENS, 1, INPUTS)).obstacle
     assert obstacle is not None and "a weight that is not" in obstacle
+
+
+def test_a_weight_that_every_rank_has_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches MLA's linear layers, whose gradient would be counted once by every tensor-parallel rank."""
+    monkeypatch.setattr(te_modules.mpu, "get_tensor_model_parallel_world_size", lambda: 2)
+    obstacle = Tapped(build("linear"), (TOKENS, 1, INPUTS)).obstacle
+    assert obstacle is not None and "every tensor-parallel rank" in obstacle
 
 
 def test_lengths_differ() -> None:
