@@ -1,6 +1,13 @@
 """The line on the console about gradient norms."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from verl.single_controller.base.decorator import MAGIC_ATTR
+
 from verl_vcpo.workers.engine.megatron.norms import NormsHow, in_words
+from verl_vcpo.workers.engine_workers import VCPOActorWorker
 
 
 def test_a_run_says_how_it_measures_and_why() -> None:
@@ -10,3 +17,14 @@ def test_a_run_says_how_it_measures_and_why() -> None:
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
     asked = in_words(NormsHow.PER_TRAJECTORY, layers, "fp8 is not supported")
     assert "vcpo.norms.how=per_trajectory" in asked and "fp8" not in asked
+
+
+def test_the_worker_asks_its_engine(make_engine: Callable[..., Any]) -> None:
+    """Catches a worker that the trainer cannot ask, or that says something else than its engine does."""
+    assert hasattr(VCPOActorWorker.layers_for_norms, MAGIC_ATTR), "the trainer's worker group has the method"
+    said = {
+        model: VCPOActorWorker.layers_for_norms(SimpleNamespace(actor=SimpleNamespace(engine=make_engine(model))))
+        for model in ("untied", "moe")
+    }
+    assert in_words(NormsHow.PACKED, *said["untied"]) == "Gradient norms: packed, on Megatron's own layers."
+    assert "because the model is a mixture of experts." in in_words(NormsHow.PACKED, *said["moe"])
