@@ -193,10 +193,12 @@ def install() -> None:
     """Make `import transformer_engine.pytorch` work in this process and its forks. Idempotent.
 
     Raises:
-        RuntimeError: Megatron is imported already, without Transformer Engine.
+        RuntimeError: there is a GPU; or Megatron is imported already, without Transformer Engine.
     """
     if "transformer_engine_torch" in sys.modules:
         return
+    if torch.cuda.is_available():
+        raise RuntimeError("testkit.te_on_cpu stands in for kernels that this machine's GPU would run")
     if "megatron.core.extensions.transformer_engine" in sys.modules:
         raise RuntimeError(
             "testkit.te_on_cpu.install() comes too late: Megatron is imported, without Transformer Engine"
