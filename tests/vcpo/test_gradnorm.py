@@ -111,3 +111,29 @@ def test_embedding_and_head_that_share_a_table(lengths: list[int], vocabulary: i
         rows = tied_rows(local, x, dy[:, shard * size : (shard + 1) * size], segments)
         cross += sequence_sums((rows * e).sum(1, keepdim=True), segments.sequence, len(lengths))[:, 0]
     torch.testing.assert_close(cross, (head * embedding).sum((1, 2)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("second", [torch.float32, torch.bfloat16])
+def test_two_sums_of_narrow_products_cancel_as_their_coefficients_do(second: torch.dtype, batched: bool) -> None:
+    lengths = [30, 17]
+    segments = Segments.of_lengths(lengths)
+    x, dy = tokens(lengths, 16, 24)
+    dy[:30] *= 1e4  # a dominating weight
+    x, dy = x.bfloat16(), dy.bfloat16()
+    coefficient = torch.tensor([[0.3, -0.7], [1.1, 1.1]])
+    buffers = [torch.zeros(24, 16), torch.zeros(24, 16, dtype=second)]
+    add_weighted_per_sequence(x, dy, segments, coefficient, buffers, batched=batched)
+    shift = coefficient[0, 0] / coefficient[1, 0]  # leaves nothing of the first sequence
+    each = torch.stack([b.T @ a for a, b in zip(x.split(lengths), dy.split(lengths), strict=True)]).float()
+    expected = (coefficient[0, 1] - shift * coefficient[1, 1]) * each[1]
+    lost = {torch.float32: 1e-6, torch.bfloat16: 2**-8}[second] * each[0].abs().max()
+    assert (buffers[0] - shift * buffers[1].float() - expected).abs().max() <= lost
+
+
+def test_a_coefficient_is_not_rounded_before_the_numbers_that_it_multiplies() -> None:
+    x, dy = (t.abs().bfloat16() for t in tokens([256], 64, 64))
+    got, coefficient = torch.zeros(64, 64), torch.tensor([1.0029])  # the nearest bfloat16 is 1
+    add_weighted(x, dy, Segments.of_lengths([256]), coefficient, got)
+    exact = coefficient * (dy.float().T @ x.float())
+    assert ((got - exact) / exact).mean().abs() < 3e-4, "rounding products has no direction"

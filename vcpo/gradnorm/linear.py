@@ -20,6 +20,7 @@ from vcpo.gradnorm.segments import Segments
 # The size in bytes of the buffer that holds some rows of several sequences' dW_i until they are squared and added. On a
 # CPU the buffer has to stay in the cache: sizes from 1 to 16 MiB were measured, and 8 MiB chosen.
 _CPU_BYTES, _DEVICE_BYTES = 8 << 20, 256 << 20
+_NUMBER = 4  # bytes: narrower products are widened to float32 before they are added
 # On a CPU BLAS repacks the right operand at every call, so a block has at least 256 rows; adding several blocks at a
 # time touches the (large) output buffer once instead of several times.
 _FEWEST_ROWS, _SUMMED_AT_ONCE = 256, 4
@@ -72,8 +73,10 @@ def add_weighted(x: Tensor, dy: Tensor, segments: Segments, coefficient: Tensor,
         coefficient: [n].
         into: [out, in], usually of a wider dtype than the product.
     """
-    weighted = dy * coefficient.to(dy.dtype)[segments.sequence][:, None]
-    _add_product(weighted, x, into)
+    # The product of two numbers is rounded to dy's format, once; a coefficient rounded before would be wrong for all
+    # tokens of a sequence by as much, and in the same direction.
+    weighted = dy * coefficient.to(torch.promote_types(dy.dtype, coefficient.dtype))[segments.sequence][:, None]
+    _add_product(weighted.to(dy.dtype), x, into)
 
 
 def _add_product(dy: Tensor, x: Tensor, into: Tensor) -> None:
@@ -109,13 +112,19 @@ def add_weighted_per_sequence(
     batched = _is_batched(x) if batched is None else batched
     for sequences, rows, block in (_padded_blocks if batched else _blocks)(x, dy, segments):
         norms[sequences] += _row_squares(block)
-        for weights, buffer in zip(coefficient[:, sequences], into, strict=True):
-            part = buffer[rows].view(1, -1)
-            if part.dtype == block.dtype:
-                part.addmm_(weights[None], block)
-            else:
-                part.add_(weights[None].to(block.dtype) @ block)
+        if into:
+            _add_sums(block, coefficient[:, sequences], [buffer[rows].view(1, -1) for buffer in into])
     return norms
+
+
+def _add_sums(block: Tensor, coefficient: Tensor, into: Sequence[Tensor]) -> None:
+    """into[j] += coefficient[j] @ block, in the coefficients' format: the sums of large numbers may have to cancel."""
+    block = block.to(torch.promote_types(block.dtype, coefficient.dtype))
+    for weights, part in zip(coefficient, into, strict=True):
+        if part.dtype == block.dtype:
+            part.addmm_(weights[None], block)
+        else:
+            part.add_(weights[None] @ block)
 
 
 def _is_batched(x: Tensor) -> bool:
@@ -139,7 +148,7 @@ def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[slice, 
     """(k sequences, some rows of the weight, [k, rows * in] these rows of the dW_i): one product per sequence."""
     outputs, inputs = dy.shape[1], x.shape[1]
     bounds = list(_bounds(segments))
-    budget = _CPU_BYTES // (inputs * x.element_size())  # rows that fit in the buffer, of all sequences together
+    budget = _CPU_BYTES // (inputs * _NUMBER)  # rows that fit in the buffer, of all sequences together
     together = max(1, min(len(bounds), _SUMMED_AT_ONCE, budget // _FEWEST_ROWS))
     height = min(outputs, max(_FEWEST_ROWS, budget // together))
     memory = x.new_empty(together * height * inputs)
@@ -159,7 +168,7 @@ def _padded_blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[
     outputs, inputs = dy.shape[1], x.shape[1]
     for bucket in segments.buckets:
         a = bucket.gather(x)  # [k, L, in]
-        height = max(1, _DEVICE_BYTES // (len(bucket.sequences) * inputs * x.element_size()))
+        height = max(1, _DEVICE_BYTES // (len(bucket.sequences) * inputs * _NUMBER))
         for top in range(0, outputs, height):
             rows = slice(top, min(outputs, top + height))
             dw = bucket.gather(dy[:, rows]).mT @ a  # [k, rows, in]

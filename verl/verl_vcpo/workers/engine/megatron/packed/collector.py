@@ -65,7 +65,7 @@ class _Rows:
     def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
         """buffer[token] += coefficient_i dy."""
         mine = coefficient[self.micro_batch.rows][self.micro_batch.segments.sequence]
-        buffer.index_add_(0, self.token, (mine.to(buffer.dtype)[:, None] * self.dy.to(buffer.dtype)))
+        buffer.index_add_(0, self.token, (mine[:, None] * self.dy.float()).to(buffer.dtype))
 
 
 class Collector:
