@@ -6,6 +6,9 @@
 import torch
 from torch import Tensor
 
+# A reward as close as this to its baseline, relative to the group's rewards, has lost digits to the subtraction.
+_CLOSE = 1e-6
+
 
 def group_sum(value: Tensor, group: Tensor) -> Tensor:
     """[B] -> [B]: every sequence gets the sum over its group."""
@@ -71,6 +74,32 @@ def optimal_off_policy(
         rows = group == index
         baseline[rows] = _weighted_mean_of_others(reward[rows].double(), log_influence[rows])
     return baseline
+
+
+def without_optimal(
+    reward: Tensor, baseline: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor
+) -> Tensor:
+    """R_i - b* to many digits, even where one sequence, or equally rewarded ones, have almost all the influence on b*.
+
+    There b* rounds to their reward, and what is left of R_i - b* is rounding, which a large a_i multiplies. Measured
+    from the reward of the most influential sequence, b* is a sum of the others' terms, however small.
+
+    Args:
+        reward: [B] rewards R_i.
+        baseline: [B] b* by `optimal_off_policy`, of whole groups.
+        log_weight: [B] log a_i, as given to `optimal_off_policy`.
+        squared_norm: [B] ||g_i||^2 of the score gradients.
+        group: [B] group indices; all equal for the scope `minibatch`.
+    """
+    reward, log_influence = reward.double(), 2 * log_weight.double() + squared_norm.double().log()
+    lowest = reward.new_full((int(group.max()) + 1,), -torch.inf)
+    top = lowest.scatter_reduce(0, group, log_influence, "amax")[group]
+    first = lowest.scatter_reduce(0, group, torch.where(log_influence == top, reward, -torch.inf), "amax")[group]
+    influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)
+    shifted = reward - first
+    exact = shifted - group_sum(influence * shifted, group) / group_sum(influence, group)
+    difference, spread = reward - baseline, group_sum(shifted.abs(), group)
+    return torch.where((difference.abs() <= _CLOSE * spread) | (spread == 0), exact, difference)
 
 
 def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tensor:

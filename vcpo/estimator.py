@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import group_mean, group_std, leave_one_out, length_weighted, optimal_off_policy
+from vcpo.baseline import group_mean, group_std, leave_one_out, length_weighted, optimal_off_policy, without_optimal
 from vcpo.config import AUTO, Baseline, EssWeights, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
@@ -131,6 +131,7 @@ def _coefficients(
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
     log_used = log_used_weights(config, log_weight)
     log_scale = log_reward_scale(config, reward, group)
+    advantage: Tensor | None = None
     match config.baseline:
         case Baseline.NONE:
             baseline = torch.zeros_like(reward)
@@ -149,6 +150,8 @@ def _coefficients(
                 group = torch.zeros_like(group)
                 log_a = log_a if paper else log_a + log_scale  # within one group the scale cancels
             baseline = optimal_off_policy(reward, log_a, squared_norm, group, config.opob_leave_one_out)
+            if not config.opob_leave_one_out:
+                advantage = without_optimal(reward, baseline, log_a, squared_norm, group)
     weight = log_used.exp()
-    coefficient = weight * (reward - baseline) * log_scale.exp() / reward.numel()
+    coefficient = weight * (reward - baseline if advantage is None else advantage) * log_scale.exp() / reward.numel()
     return coefficient.clamp(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT), baseline, weight

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -213,3 +214,24 @@ def test_group_statistics_are_those_of_each_group_alone(batch: dict[str, torch.T
         torch.testing.assert_close(group_mean(reward, group)[rows], reward[rows].mean().expand(int(rows.sum())))
         spread = reward[rows].std(unbiased=False)
         torch.testing.assert_close(group_std(reward, group)[rows], spread.expand(int(rows.sum())), atol=1e-7, rtol=1e-7)
+
+
+REWARD = st.one_of(st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.floats(-2, 2))
+WEIGHT = st.one_of(st.sampled_from([-40.0, 0.0, 40.0]), st.floats(-40, 40))
+
+
+@given(rows=st.lists(st.tuples(WEIGHT, REWARD, st.floats(0.1, 10)), min_size=1, max_size=8))
+def test_coefficients_of_opob_do_not_cancel(rows: list[tuple[float, float, float]]) -> None:
+    """Against fractions, relative to the norm of the update, the gradients taken as orthogonal."""
+    log_weight, reward, norm = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    config = VCPOConfig(truncation=None, norm_by_std=False)
+    step = estimate(config, log_weight, reward, torch.zeros(len(rows), dtype=torch.int64), squared_norm=norm.square())
+    weights = [Fraction(math.exp(w)) for w, _, _ in rows]
+    influence = [(w * Fraction(n)) ** 2 for w, (_, _, n) in zip(weights, rows, strict=True)]
+    exact = [
+        float(w * sum(h * (Fraction(r) - Fraction(other[1])) for h, other in zip(influence, rows, strict=True)))
+        / float(sum(influence) * len(rows))
+        for w, (_, r, _) in zip(weights, rows, strict=True)
+    ]
+    wanted = torch.tensor(exact, dtype=torch.float64)
+    assert ((step.coefficient - wanted) * norm).norm() <= 1e-6 * (wanted * norm).norm()
