@@ -26,9 +26,14 @@ def order_of_rows(whole_groups: bool) -> list[int]:
 
 
 def make_batch(
-    layout: ParallelLayout, seed: int = 0, rank: int = 0, ranks: int = 1, whole_groups: bool = False
+    layout: ParallelLayout,
+    seed: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    whole_groups: bool = False,
+    dominance: float = 0.0,
 ) -> TensorDict:
-    """Data-parallel rank `rank`'s part of a batch that depends on `seed` only."""
+    """Data-parallel rank `rank`'s part of a batch that depends on `seed` and `dominance` only."""
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []
     for i in range(GROUPS * GROUP_SIZE):
@@ -37,6 +42,8 @@ def make_batch(
         reward = torch.zeros(length)
         reward[-1] = rng.random() + 0.5
         log_prob = torch.tensor([-4.3 + 0.6 * rng.random() for _ in range(length)])
+        if i == 0:
+            log_prob -= dominance / length
         rows.append(
             {
                 "uid": f"{i % GROUPS:032x}",
@@ -95,7 +102,8 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     norms, ratios, baselines, seconds = [], [], [], []
     canonical = torch.tensor(order_of_rows(method.whole_groups)).argsort()
     for step in range(STEPS):
-        batch = make_batch(layout, step, engine.get_data_parallel_rank(), layout.dp, method.whole_groups)
+        rank = engine.get_data_parallel_rank()
+        batch = make_batch(layout, step, rank, layout.dp, method.whole_groups, method.dominance)
         start = time.perf_counter()
         with engine.train_mode():
             engine.train_batch(batch, loss)

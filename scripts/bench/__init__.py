@@ -2,7 +2,7 @@
 
 A command's own file has its options and what it prints. What it measures with lies in the folder of its question:
 
-    exactness/    baseline_variance, layouts
+    exactness/    baseline_variance, extreme_weights, layouts
     cost/         layer_overhead, overlap, step_overhead
     reliability/  faults, launch_scripts, schedules, stabilizers
     stability/    stability, stability_figures, stability_real

@@ -22,7 +22,8 @@ class NormsKeep(StrEnum):
     AUTO = "auto"
     """`gradients` where a baseline's sequences are one pass of one rank, else `activations`."""
     GRADIENTS = "gradients"
-    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size."""
+    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size. Where
+    their difference would lose its digits, because few sequences have almost all the weight, a second backward."""
     ACTIVATIONS = "activations"
     """Every layer's inputs and output gradients, from which gradients are formed later. Memory grows with tokens."""
     NOTHING = "nothing"
@@ -35,7 +36,8 @@ class BufferDtype(StrEnum):
     FLOAT32 = "float32"
     """Exact."""
     BFLOAT16 = "bfloat16"
-    """Half the memory; sums of many sequences lose digits."""
+    """Half the memory; the gradient is right to 1e-2 only, and a second backward is needed at smaller spreads of the
+    weights."""
 
 
 @dataclass(frozen=True)

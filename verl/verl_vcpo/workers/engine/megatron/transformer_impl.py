@@ -35,9 +35,9 @@ from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
-    NotFinite,
     PackedOutcome,
     PackedUpdate,
+    Unmeasured,
     buffers_like_gradients,
     forward_step,
 )
@@ -120,7 +120,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             grad_norm = self.optimizer_step()
         if self.is_mp_src_rank_with_outputs():
             outputs["metrics"]["grad_norm"] = grad_norm
-        return self._with_metrics(outputs, batch, step)
+        return self._with_metrics(outputs, batch, step, second_backward=packed is not None and packed.rounded)
 
     def _why_not_packed(self) -> str | None:
         """`unpackable`, of this rank's part of the model."""
@@ -154,11 +154,16 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             self._second_buffers.update(buffers_like_gradients(self.module, dtype))
         try:
             return update.run()
-        except NotFinite:
-            logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
+        except Unmeasured:
             for second in self._second_buffers.values():
                 second.zero_()
-            return None
+        try:
+            if update.keep is NormsKeep.GRADIENTS:  # gradients that are too large or small only with their weights
+                return PackedUpdate(self, data, vcpo, aggregation, {}, in_place_of_gradients=True).run()
+        except Unmeasured:
+            pass
+        logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
+        return None
 
     def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """As verl's; during a packed update also gives the collector the layout of the micro-batch."""
@@ -205,7 +210,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             outputs["metrics"]["grad_norm"] = 0.0
         return self._with_metrics(outputs, batch, step)
 
-    def _with_metrics(self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate) -> dict[str, Any]:
+    def _with_metrics(
+        self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate, second_backward: bool = False
+    ) -> dict[str, Any]:
         if not self.is_mp_src_rank_with_outputs():
             return outputs
         usable = step.usable
@@ -219,6 +226,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
             "vcpo/dropped_sequences": int(batch.dropped.sum()),
             "vcpo/skipped_updates": int(not usable.any()),
+            "vcpo/second_backwards": int(second_backward),
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())

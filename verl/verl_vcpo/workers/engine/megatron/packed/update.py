@@ -10,6 +10,8 @@ the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the no
                   `group` a pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
     nothing       the norms: a second forward and backward follows, with the coefficients in its loss
 
+Where rounding would spoil the difference of the two sums (packed/rounding.py), a second backward follows, too.
+
 A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches the stages are idle for a share of
 (P - 1) / (n + P - 1) of each pass.
 """
@@ -42,11 +44,12 @@ from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
 from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
+from verl_vcpo.workers.engine.megatron.packed.rounding import TwoSums, predicted_rounding
 from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
 
 
-class NotFinite(ArithmeticError):
-    """The weight or gradient of a sequence is NaN or infinite, and so are the sums that contain the sequence."""
+class Unmeasured(ArithmeticError):
+    """The norms of a mini-batch cannot be used, and neither can the gradient that was formed with them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ class PackedOutcome:
     batch: MiniBatch
     losses: list[float]
     has_gradient: bool
-    """False with `keep=nothing`: only the norms are known."""
+    """False with `keep=nothing`, and where `rounded`: only the norms are known."""
+    rounded: bool
+    """Whether rounding would have spoiled what `keep=gradients` forms."""
 
 
 class PackedUpdate:
@@ -68,6 +73,7 @@ class PackedUpdate:
         config: VCPO's settings, with `baseline=opob`.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
         second: with `keep=gradients` the second buffer of each parameter, zero between updates.
+        in_place_of_gradients: keep nothing, because `keep=gradients` could not measure this mini-batch.
     """
 
     def __init__(
@@ -77,28 +83,38 @@ class PackedUpdate:
         config: VCPOSettings,
         aggregation: dict[str, Any],
         second: dict[Tensor, Tensor],
+        in_place_of_gradients: bool = False,
     ) -> None:
         self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
         self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
         self.sequences: SequencesBeforeForward = gather_sequences(data, self.rank)
         interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
-        self.keep = what_to_keep(config, self.sequences, interleaved)
+        self.in_place_of_gradients = in_place_of_gradients
+        self.keep = NormsKeep.NOTHING
+        if not in_place_of_gradients:
+            self.keep = what_to_keep(config, self.sequences, interleaved)
         self.passes = plan_passes(config, self.keep, self.sequences, interleaved)
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
 
     def run(self) -> PackedOutcome:
-        """Run all passes. Afterwards the update's gradient is in Megatron's buffers, except with `keep=nothing`.
+        """Run all passes. Afterwards the update's gradient is in Megatron's buffers, if the outcome has one.
 
         Raises:
-            NotFinite: on all ranks; the contents of the buffers are not usable.
+            Unmeasured: on all ranks: a norm is NaN, infinite, or of numbers whose squares float32 cannot hold; the
+                contents of the buffers are not usable.
         """
         self.engine.optimizer_zero_grad()
         with _finalized_once(self.engine.module):
             for rows in self.passes:
                 self._one_pass(rows)
-        return PackedOutcome(self._whole_batch(), self.losses, self.keep is not NormsKeep.NOTHING)
+        batch = self._whole_batch()
+        rounded = self.in_place_of_gradients
+        if self.keep is NormsKeep.GRADIENTS:
+            rounded = not self._two_sums_suffice(batch)
+        has_gradient = self.keep is not NormsKeep.NOTHING and not rounded
+        return PackedOutcome(batch, self.losses, has_gradient, rounded)
 
     def _one_pass(self, rows: list[int]) -> None:
         engine = self.engine
@@ -195,6 +211,15 @@ class PackedUpdate:
         for second in self.second.values():
             second.zero_()
 
+    def _two_sums_suffice(self, batch: MiniBatch) -> bool:
+        """Whether the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
+        sums = TwoSums.of_buffers(self.second)
+        _, mean, scale = self._rewards
+        rounding = predicted_rounding(self.config, batch, self._estimate(batch), mean, scale, sums)
+        if rounding.underflow > sums.limit:
+            raise Unmeasured
+        return rounding.cancellation <= sums.limit
+
     def _estimate(self, batch: MiniBatch) -> Estimate:
         return estimate(self.config, batch.log_weight, batch.reward, batch.group, squared_norm=batch.squared_norm)
 
@@ -205,7 +230,7 @@ class PackedUpdate:
         batch = self._unweighted(gather_mini_batch(self.data, self.rank, log_prob, self.squared_norm))
         assert batch.squared_norm is not None
         if (self.sequences.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
-            raise NotFinite
+            raise Unmeasured
         return batch
 
 
