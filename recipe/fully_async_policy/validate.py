@@ -33,6 +33,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
         _check_model(config.actor_rollout_ref.model.path)
     _check_reward(config.reward, files)
     _check_groups(config, vcpo)
+    _check_sampling(config.actor_rollout_ref.rollout)
     _check_layout(config)
     _check_schedule(config)
     _check_checkpoints(config)
@@ -181,6 +182,25 @@ def _check_groups(config: DictConfig, vcpo: VCPOSettings) -> None:
             f"actor_rollout_ref.rollout.n={n}: vcpo.baseline={vcpo.baseline}, vcpo.norm_by_std={vcpo.norm_by_std} "
             "compare the samples of a prompt; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"
         )
+
+
+def _check_sampling(rollout: DictConfig) -> None:
+    """Refuse what makes recorded log-probs others than those that the trainer's policy would have; not validation's."""
+    t, mode = rollout.temperature, rollout.logprobs_mode
+    refused = None
+    if not 0 < t < math.inf:
+        refused = f"temperature={t}: the most likely token alone has no log-probs to weight; set it above 0"
+    elif rollout.top_p != 1:
+        refused = f"top_p={rollout.top_p}: the policy's log-probs are over all tokens; set it to 1"
+    elif rollout.top_k not in (-1, 0):
+        refused = f"top_k={rollout.top_k}: the policy's log-probs are over all tokens; set it to -1"
+    elif not rollout.calculate_log_probs:
+        refused = "calculate_log_probs=false: importance weights need the samplers' log-probs; set it to true"
+    elif mode != "processed_logprobs" and (mode != "raw_logprobs" or t != 1):
+        refused = f"logprobs_mode={mode}: not of the distribution sampled at temperature={t}; set it to "
+        refused += "processed_logprobs"
+    if refused:
+        raise SettingError(f"actor_rollout_ref.rollout.{refused}")
 
 
 def _check_layout(config: DictConfig) -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from recipe.fully_async_policy import main
+from recipe.fully_async_policy.validate import validate
 
 GOOD_ROW = {
     "prompt": [{"role": "user", "content": "1 + 1"}],
@@ -91,6 +92,11 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
         ("actor_rollout_ref.actor.optim.lr_warmup_steps", "100", "lr_warmup_steps=100: the warm-up has to end before"),
         ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", "1", "lr_warmup_steps_ratio=1: give a share"),
         ("actor_rollout_ref.actor.loss_agg_mode", "token-mean", "loss_agg_mode='token-mean'"),
+        ("actor_rollout_ref.rollout.top_p", "0.9", "rollout.top_p=0.9: the policy's log-probs are over all tokens"),
+        ("actor_rollout_ref.rollout.top_k", "20", "rollout.top_k=20: the policy's log-probs are over all tokens"),
+        ("actor_rollout_ref.rollout.temperature", "0", "rollout.temperature=0: the most likely token alone"),
+        ("actor_rollout_ref.rollout.logprobs_mode", "raw_logits", "logprobs_mode=raw_logits: not of the distribution"),
+        ("actor_rollout_ref.rollout.calculate_log_probs", "false", "calculate_log_probs=false: importance weights"),
     ],
 )
 def test_a_wrong_setting(
@@ -117,6 +123,24 @@ def test_virtual_stages_with_an_odd_number_of_micro_batches(
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "128",
     }
     assert "virtual pipeline stages need a multiple" in run({**good, **stages}, capsys)
+
+
+def test_log_probs_before_the_temperature(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    raw = {f"{rollout}.logprobs_mode": "raw_logprobs", f"{rollout}.temperature": "0.7"}
+    expected = f"{rollout}.logprobs_mode=raw_logprobs: not of the distribution sampled at temperature=0.7"
+    assert expected in run({**good, **raw}, capsys)
+
+
+def test_sampling_that_keeps_the_log_probs_and_validation_are_free(good: dict[str, str]) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    for free in (
+        {"temperature": "0.7"},
+        {"temperature": "1.0", "logprobs_mode": "raw_logprobs"},
+        {"val_kwargs.temperature": "0", "val_kwargs.top_p": "0.9", "val_kwargs.top_k": "20"},
+    ):
+        settings = {**good, **{f"{rollout}.{name}": value for name, value in free.items()}}
+        validate(main.compose([f"{name}={value}" for name, value in settings.items()]))
 
 
 def test_a_kept_cache_that_is_freed(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
