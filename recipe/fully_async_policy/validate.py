@@ -1,5 +1,6 @@
 """Everything that can be known to be wrong before a process starts. Each error names the setting and the fix."""
 
+import json
 import math
 import os
 from pathlib import Path
@@ -31,6 +32,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
     if files:
         _check_data(config)
         _check_model(config.actor_rollout_ref.model.path)
+        _check_vocabulary(config.actor_rollout_ref)
     _check_reward(config.reward, files)
     _check_groups(config, vcpo)
     _check_sampling(config.actor_rollout_ref.rollout)
@@ -157,6 +159,24 @@ def _check_model(path: str | None) -> None:
     if not hub_name:
         raise SettingError(
             f"{setting}: no such folder; give a Hugging Face checkpoint's folder (quickstart.sh makes a small one)"
+        )
+
+
+def _check_vocabulary(roles: DictConfig) -> None:
+    """Refuse a vocabulary that the trainer's ranks cannot share; of a model that is not on this machine it is unknown.
+
+    Padding it would not do: rows of the head that belong to no token would take probability from the others.
+    """
+    file, ranks = Path(roles.model.path) / "config.json", roles.actor.megatron.tensor_model_parallel_size
+    try:
+        model = json.loads(file.read_text())
+        size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
+    except (OSError, ValueError):
+        return
+    if isinstance(size, int) and size % ranks:
+        raise SettingError(
+            f"actor_rollout_ref.actor.megatron.tensor_model_parallel_size={ranks}: does not divide the {size} tokens "
+            f"of {file}; set it to a divisor of {size}, such as {math.gcd(size, ranks)}"
         )
 
 

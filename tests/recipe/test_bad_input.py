@@ -125,6 +125,20 @@ def test_virtual_stages_with_an_odd_number_of_micro_batches(
     assert "virtual pipeline stages need a multiple" in run({**good, **stages}, capsys)
 
 
+def test_a_vocabulary_that_tensor_parallel_ranks_cannot_share(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(good["actor_rollout_ref.model.path"]) / "config.json"
+    megatron = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+    four = {megatron: "4", "trainer.n_gpus_per_node": "4"}
+    file.write_text(json.dumps({"model_type": "qwen2", "vocab_size": 62}))
+    assert f"{megatron}=4: does not divide the 62 tokens of {file}; set it to a divisor" in run(
+        {**good, **four}, capsys
+    )
+    file.write_text(json.dumps({"model_type": "qwen2", "vocab_size": 64}))
+    validate(main.compose([f"{name}={value}" for name, value in {**good, **four}.items()]))
+
+
 def test_log_probs_before_the_temperature(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     rollout = "actor_rollout_ref.rollout"
     raw = {f"{rollout}.logprobs_mode": "raw_logprobs", f"{rollout}.temperature": "0.7"}
