@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import tensordict_utils as tu
 
+from testkit.actor import Engine, engine_settings
 from testkit.layout_run import GROUP_SIZE, GROUPS, ParallelLayout
 from testkit.layout_worker import make_batch
-from tests.engine.conftest import ONE_PROCESS
+from tests.engine.conftest import ONE_PROCESS, sgd
 from tests.engine.test_vcpo_engine import train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
@@ -109,6 +112,23 @@ def test_settings_under_which_layers_form_or_hide_gradients(
             patch.setattr(engine.tf_config, setting, value)
             reason = engine._why_not_packed()
         assert reason is not None and (setting in reason or "CUDA graph" in reason)
+
+
+def test_overlapped_reductions_fall_back_and_say_so(
+    make_engine: Callable[..., Any], checkpoints: Callable[[], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = engine_settings(ONE_PROCESS, checkpoints(), sgd())
+    overlap = {"overlap_grad_reduce": True, "bucket_size": 10_000}
+    settings["engine_config"] = replace(settings["engine_config"], override_ddp_config=overlap)
+    overlapped, plain = Engine(**settings), make_engine()
+    overlapped.initialize()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            got = gradients(overlapped, make_batch(ONE_PROCESS))
+    for _ in range(2):
+        wanted = gradients(plain, make_batch(ONE_PROCESS), norms={"how": "per_trajectory"})
+    assert "packed -> per_trajectory: overlap_grad_reduce=true" in caplog.text
+    assert all(gradient.equal(wanted[name]) for name, gradient in got.items())
 
 
 def test_a_gradient_that_is_not_finite_is_found_and_left_out(

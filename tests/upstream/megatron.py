@@ -55,7 +55,7 @@ GRADIENTS = Place(
             "",
             "on the instance, for one measurement: sums over the ranks of one sequence, not over data-parallel ones",
         ),
-        Reach("_score_gradients_only", How.CALLS, f"{DDP}.no_sync", "", "no reduction that starts in the backward"),
+        Reach("_without_reduction", How.CALLS, f"{DDP}.no_sync", "", "no reduction that starts in the backward"),
         Reach("_sum_over_token_ranks", How.USES, f"{DDP}.buffers", "", "with `grad_data`"),
         Reach("_sum_over_token_ranks", How.USES, f"{DDP}.expert_parallel_buffers", "", "as above"),
         Reach("_why_not_packed", How.USES, f"{DDP}.ddp_config", "", "`overlap_grad_reduce`"),

@@ -65,7 +65,8 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
             for turn in turns:
                 one["vcpo_coefficient"] = torch.full((copies,), unit if turn == dp_rank else 0.0)
                 engine.optimizer_zero_grad()
-                out = engine.forward_backward_batch(one, loss)
+                with _without_reduction(engine.module):
+                    out = engine.forward_backward_batch(one, loss)
                 dense, expert = _squared_norms(engine.module)
                 squared_norm[turn, i] += expert + (dense if turn == dp_rank else 0.0)
             if "model_output" in out:
@@ -134,18 +135,28 @@ def _score_gradients_only(modules: list[Any]) -> Iterator[None]:
     """In the block a backward leaves the gradient of one sequence's score, without regularisers, not summed over DP."""
     configs = [get_model_config(chunk) for chunk in modules]
     saved = [{name: getattr(config, name) for name in _SWITCHED_OFF} for config in configs]
+    try:
+        for config in configs:
+            for name, value in _SWITCHED_OFF.items():
+                setattr(config, name, value)
+        for chunk in modules:
+            chunk.finish_grad_sync = partial(_sum_over_token_ranks, chunk)
+        yield
+    finally:
+        for chunk in modules:
+            vars(chunk).pop("finish_grad_sync", None)
+        for config, settings in zip(configs, saved, strict=True):
+            for name, value in settings.items():
+                setattr(config, name, value)
+
+
+@contextlib.contextmanager
+def _without_reduction(modules: list[Any]) -> Iterator[None]:
+    """In the block a backward starts no reduction of its own (`overlap_grad_reduce`).
+
+    A block is one backward: zeroing the gradients marks the next backward as the one that ends in a reduction.
+    """
     with contextlib.ExitStack() as stack:
-        try:
-            for config in configs:
-                for name, value in _SWITCHED_OFF.items():
-                    setattr(config, name, value)
-            for chunk in modules:
-                chunk.finish_grad_sync = partial(_sum_over_token_ranks, chunk)
-                stack.enter_context(chunk.no_sync())
-            yield
-        finally:
-            for chunk in modules:
-                vars(chunk).pop("finish_grad_sync", None)
-            for config, settings in zip(configs, saved, strict=True):
-                for name, value in settings.items():
-                    setattr(config, name, value)
+        for chunk in modules:
+            stack.enter_context(chunk.no_sync())
+        yield
