@@ -175,6 +175,23 @@ def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(
     assert all(torch.equal(weight, theirs[name]) for name, weight in exported(engine).items())
 
 
+@pytest.mark.parametrize("name", ["rollout_log_probs", "response_mask"])
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("method", [dict(), dict(norms=dict(keep="nothing")), dict(enable=False)], ids=str)
+def test_log_probs_of_another_length_are_refused(
+    make_engine: Callable[..., Any], name: str, change: int, method: dict[str, Any]
+) -> None:
+    engine, batch = make_engine(), make_batch(ONE_PROCESS)
+    rows = list(batch[name].unbind())
+    tokens = len(rows[3])
+    rows[3] = rows[3][:-1] if change < 0 else torch.cat([rows[3], rows[3][:1]])
+    batch[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    before = exported(engine)
+    with pytest.raises(ValueError, match=f"{name}: {tokens + change} values for the {tokens} response tokens"):
+        train(engine, batch, VCPOSettings(**method))
+    assert all(torch.equal(weight, before[key]) for key, weight in exported(engine).items())
+
+
 @pytest.mark.parametrize("baseline", ["opob", "mean"])
 def test_an_update_without_a_usable_sequence_is_skipped(make_engine: Callable[..., Any], baseline: str) -> None:
     engine = make_engine(optimizer=adamw(), layout=ParallelLayout("one process"))

@@ -92,6 +92,28 @@ def gather_sequences(data: TensorDict, data_parallel_rank: int) -> SequencesBefo
     )
 
 
+def check_lengths(data: TensorDict) -> None:
+    """Refuse sequences without one recorded log-prob, or without one value of the mask, for each response token.
+
+    Args:
+        data: this data-parallel rank's sequences, on the host, with `responses`, `rollout_log_probs`,
+            `response_mask` and `uid`.
+
+    Raises:
+        ValueError: naming the first such sequence.
+    """
+    tokens = data["responses"].offsets().diff()
+    for name in ("rollout_log_probs", "response_mask"):
+        given = data[name].offsets().diff()
+        wrong = (given != tokens).nonzero().flatten().tolist()
+        if wrong:
+            raise ValueError(
+                f"{name}: {int(given[wrong[0]])} values for the {int(tokens[wrong[0]])} response tokens of a sample of "
+                f"prompt {tu.get(data, 'uid')[wrong[0]]}, and {len(wrong)} samples of {len(data)} like that; an agent "
+                "loop has to return one for every token, of a tool's output too"
+            )
+
+
 def _column(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> Tensor:
     return torch.tensor([x for part in ranks for x in part[name]], dtype=dtype)
 

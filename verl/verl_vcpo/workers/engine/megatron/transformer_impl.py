@@ -31,7 +31,7 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, gather_mini_batch
+from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
@@ -92,9 +92,13 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
 
         Returns:
             verl's dictionary; `metrics` on the rank that holds the outputs.
+
+        Raises:
+            ValueError: a sequence without one log-prob, or one value of the mask, for each response token.
         """
         actor_config = loss_function.keywords["config"]
         vcpo: VCPOSettings = actor_config.vcpo
+        check_lengths(data)
         if not vcpo.enable:
             outputs = super().train_batch(data, loss_function)
             batch = self._gather(data, outputs)
