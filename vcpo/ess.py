@@ -53,8 +53,9 @@ class FreshestEssRatio:
     The mean of rho over the last `WINDOW` mini-batches among those with the smallest lag seen so far. Sampler and
     trainer compute the same policy in different arithmetic, so even on-policy data has rho below 1; that loss comes
     from numerics, not staleness, so it should not shrink the learning rate. In a lag-k run the freshest data is the
-    first mini-batch (lag 0); with k = 0 all mini-batches are equally fresh. Stale data is left out: its low rho would
-    lower rho_base, and thereby raise the step size on the stale data that should make the step smaller.
+    first mini-batch (lag 0); with k = 0 it is the first mini-batch of every batch, since earlier updates of the same
+    batch have moved the policy: the caller leaves later ones out. Stale data is left out: its low rho would lower
+    rho_base, and thereby raise the step size on the stale data that should make the step smaller.
     """
 
     WINDOW = 16

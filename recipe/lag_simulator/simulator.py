@@ -91,7 +91,8 @@ class Simulator:
         for start in range(0, len(batch), size):
             rows = slice(start, start + size)
             part = {name: value[rows] for name, value in fields.items()}
-            update = self.method.update(self.policy, batch.rows(rows), part, lag)
+            # earlier updates of the same batch have made the rows staler than the batch's lag says
+            update = self.method.update(self.policy, batch.rows(rows), part, lag + len(updates))
             updates.append((update, self._optimizer.step(update.gradients, update.lr_multiplier)))
         self._optimizer.advance()
 

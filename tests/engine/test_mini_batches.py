@@ -61,3 +61,15 @@ def test_every_update_is_made_and_reported(worker: TrainingWorker, make_engine: 
     theirs = exported(engine)
     for name, weight in exported(worker.engine).items():
         assert weight.equal(theirs[name]), name
+
+
+def test_the_base_ratio_is_measured_on_the_first_mini_batch_of_a_batch(worker: TrainingWorker) -> None:
+    """The others are stale: updates of the same batch have moved the policy."""
+    worker.set_loss_fn(loss_function(VCPOSettings(base_ess_ratio="auto")))
+    size = GROUPS * GROUP_SIZE // MINI_BATCHES
+    first = []
+    for seed in range(2):
+        sent = by_group(make_batch(ONE_PROCESS, seed))
+        tu.assign_non_tensor(sent, mini_batch_size=size, epochs=EPOCHS, seed=0, dataloader_kwargs={"shuffle": False})
+        first.append(tu.get(worker.train_mini_batch(sent), "metrics")["vcpo/ess_ratio"][0])
+    assert worker.engine.freshest_ess_ratio.state_dict() == {"lag": 0, "ratios": first}

@@ -71,6 +71,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
         self._second_buffers: dict[Tensor, Tensor] = {}
         self._warned = False
+        self._batch_begins = True
 
     def initialize(self) -> None:
         """Build the model, and tap its modules for per-sequence gradients."""
@@ -111,7 +112,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         batch = packed.batch if packed else self._measure(data, vcpo, loss)
         step = self._estimate(vcpo, batch)
         self.last_update = (batch, step)
-        self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
+        self._note_ess_ratio(step.ess_ratio, data)
         if not step.usable.any():
             return self._skipped(batch, step)
         if packed and packed.has_gradient:
@@ -125,6 +126,13 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         if self.is_mp_src_rank_with_outputs():
             outputs["metrics"]["grad_norm"] = grad_norm
         return self._with_metrics(outputs, batch, step, second_backward=packed is not None and packed.rounded)
+
+    def _note_ess_ratio(self, ratio: float, data: TensorDict) -> None:
+        """For `base_ess_ratio=auto`. Later mini-batches of a batch are stale: the earlier have moved the policy."""
+        if self._batch_begins:
+            self.freshest_ess_ratio.update(ratio, tu.get_non_tensor_data(data, key="lag", default=0))
+        # verl's worker marks the last mini-batch of the last epoch
+        self._batch_begins = tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True)
 
     def _why_not_packed(self) -> str | None:
         """`unpackable`, of this rank's part of the model."""
