@@ -58,6 +58,8 @@ class Method:
     """Settings of VCPOSettings."""
     whole_groups: bool = False
     """A prompt's samples lie on one data-parallel rank; else on all of them."""
+    straddling: bool = False
+    """With `whole_groups`: two prompts have a sample on another rank."""
     dominance: float = 0.0
     """By how much the log-weight of one sequence of a mini-batch is raised."""
 

@@ -20,9 +20,18 @@ from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 
-def order_of_rows(whole_groups: bool) -> list[int]:
-    """The sequences as they are dealt out to data-parallel ranks: prompt by prompt, or from each prompt in turn."""
-    return sorted(range(GROUPS * GROUP_SIZE), key=lambda i: i % GROUPS if whole_groups else i)
+def order_of_rows(whole_groups: bool, straddling: bool = False) -> list[int]:
+    """The sequences as they are dealt out to data-parallel ranks: prompt by prompt, or from each prompt in turn.
+
+    Args:
+        whole_groups: prompt by prompt.
+        straddling: two samples in the middle, of neighbouring prompts, change places.
+    """
+    order = sorted(range(GROUPS * GROUP_SIZE), key=lambda i: i % GROUPS if whole_groups else i)
+    if straddling:
+        middle = len(order) // 2
+        order[middle - 1], order[middle] = order[middle], order[middle - 1]
+    return order
 
 
 def make_batch(
@@ -32,6 +41,7 @@ def make_batch(
     ranks: int = 1,
     whole_groups: bool = False,
     dominance: float = 0.0,
+    straddling: bool = False,
 ) -> TensorDict:
     """Data-parallel rank `rank`'s part of a batch that depends on `seed` and `dominance` only."""
     rng = random.Random(seed)
@@ -60,7 +70,7 @@ def make_batch(
                 "advantages": torch.full((length,), rng.random() - 0.5),
             }
         )
-    rows = [rows[i] for i in order_of_rows(whole_groups)]
+    rows = [rows[i] for i in order_of_rows(whole_groups, straddling)]
     size = len(rows) // ranks
     rows = rows[rank * size : (rank + 1) * size]
     tensors: dict[str, Any] = {
@@ -100,10 +110,10 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     assert not (settings.packs_gradient_norms and engine.unpackable), engine.unpackable
     loss = loss_function(settings)
     norms, ratios, baselines, seconds = [], [], [], []
-    canonical = torch.tensor(order_of_rows(method.whole_groups)).argsort()
+    canonical = torch.tensor(order_of_rows(method.whole_groups, method.straddling)).argsort()
     for step in range(STEPS):
         rank = engine.get_data_parallel_rank()
-        batch = make_batch(layout, step, rank, layout.dp, method.whole_groups, method.dominance)
+        batch = make_batch(layout, step, rank, layout.dp, method.whole_groups, method.dominance, method.straddling)
         start = time.perf_counter()
         with engine.train_mode():
             engine.train_batch(batch, loss)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import tensordict_utils as tu
 
 from testkit.actor import Engine, engine_settings
-from testkit.layout_run import GROUP_SIZE, GROUPS, ParallelLayout
+from testkit.layout_run import ACTIVATIONS, GROUP_SIZE, GROUPS, PER_TRAJECTORY, ParallelLayout, run_layout
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS, sgd
 from tests.engine.test_vcpo_engine import train
@@ -226,6 +226,33 @@ def test_groups_over_several_ranks_share_passes_that_no_rank_is_idle_in() -> Non
     assert passes == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
     with pytest.raises(ValueError, match="norms.keep=gradients: a prompt's samples lie on several"):
         what_to_keep(VCPOSettings(norms=NormsConfig(keep="gradients")), seen[0], False)
+
+
+def test_micro_batches_by_tokens_need_sequences_on_every_rank() -> None:
+    # group 0 is on rank 0 but for one sequence, group 2 on rank 1 but for one
+    straddling = prompts([0] * 6 + [1] * 6, [0, 0, 0, 1, 1, 2, 0, 1, 1, 2, 2, 2])
+    config = VCPOSettings(norms=NormsConfig(tokens=1))
+
+    def passes(most: int | None) -> list[list[list[int]]]:
+        return [plan_passes(config, "activations", p, False, most) for p in straddling]
+
+    assert passes(None) == passes(30) == [[[0, 1, 2], [3, 4], [5]], [[0], [1, 2], [3, 4, 5]]]
+    assert passes(20) == [[[0, 1, 2, 3, 4, 5]]] * 2, "three micro-batches, and one sequence on a rank"
+
+    uneven = prompts([0] * 4 + [1] * 4, [0, 0, 0, 1, 2, 3, 3, 3])
+    kept = {most: {what_to_keep(VCPOSettings(), p, False, most) for p in uneven} for most in (None, 30, 20)}
+    assert kept == {None: {"gradients"}, 30: {"gradients"}, 20: {"activations"}}
+    with pytest.raises(ValueError, match="norms.keep=gradients: use_dynamic_bsz=true makes as many micro-batches"):
+        what_to_keep(VCPOSettings(norms=NormsConfig(keep="gradients")), uneven[0], False, 20)
+
+
+def test_dynamic_micro_batches_of_prompts_that_straddle_ranks(checkpoints: Callable[[], Path]) -> None:
+    layout = ParallelLayout("DP2, dynamic batch", dp=2, dynamic_batch=True)
+    straddling = replace(ACTIVATIONS, whole_groups=True, straddling=True)
+    got = run_layout(layout, checkpoints(), [straddling])[straddling.name]
+    wanted = run_layout(ParallelLayout("one process"), checkpoints(), [PER_TRAJECTORY])[PER_TRAJECTORY.name]
+    torch.testing.assert_close(got.squared_norm, wanted.squared_norm, rtol=1e-5, atol=0)
+    torch.testing.assert_close(got.baseline, wanted.baseline, rtol=1e-5, atol=0)
 
 
 def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:

@@ -92,8 +92,8 @@ class PackedUpdate:
         self.in_place_of_gradients = in_place_of_gradients
         self.keep = NormsKeep.NOTHING
         if not in_place_of_gradients:
-            self.keep = what_to_keep(config, self.sequences, interleaved)
-        self.passes = plan_passes(config, self.keep, self.sequences, interleaved)
+            self.keep = what_to_keep(config, self.sequences, interleaved, _micro_batch_tokens(data))
+        self.passes = plan_passes(config, self.keep, self.sequences, interleaved, _micro_batch_tokens(data))
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
@@ -232,6 +232,13 @@ class PackedUpdate:
         if (self.sequences.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
             raise Unmeasured
         return batch
+
+
+def _micro_batch_tokens(data: TensorDict) -> int | None:
+    """The most tokens of a micro-batch, on all context-parallel ranks together; None: micro-batches by sequences."""
+    if not tu.get_non_tensor_data(data, key="use_dynamic_bsz", default=True):
+        return None
+    return int(data["max_token_len_per_gpu"]) * mpu.get_context_parallel_world_size()
 
 
 def buffers_like_gradients(modules: list[torch.nn.Module], dtype: torch.dtype) -> dict[Tensor, Tensor]:
