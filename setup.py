@@ -12,14 +12,11 @@ ROOT = find_namespace_packages(
 PATCH = find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
 
 # torch, vllm, transformers and flash-attn are the versions that verl 0.9.1's own extras pin; torch 2.11.0 is a
-# CUDA 13 build, hence the cu13/13x variants. transformer-engine: megatron-core 0.16.1 asks for >=2.9,<2.12.
-# Both transformer-engine's torch bindings and flash-attn compile against an installed torch: docs/cluster.md.
+# CUDA 13 build, hence the cu13/13x variants.
 GPU = [
     "torch==2.11.0",
     "vllm==0.24.0",
     "transformers==5.9.0",
-    "flash-attn==2.8.3",
-    "transformer-engine[core_cu13,pytorch]==2.11.0",
     "verl==0.9.1",
     "megatron-core==0.16.1",
     "mbridge==0.15.1",
@@ -39,6 +36,9 @@ GPU = [
     "scipy==1.17.1",  # for programs in recipe/code_sandbox
     "pyseccomp==0.1.2",  # its filter of system calls
 ]
+# Both compile against an installed torch: scripts/install_gpu.sh. megatron-core 0.16.1 asks for transformer-engine
+# >=2.9,<2.12; that transformer-engine for flash-attn <=2.8.3.
+TE = ["flash-attn==2.8.3", "transformer-engine[core_cu13,pytorch]==2.11.0"]
 DEV = [
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",
@@ -66,7 +66,7 @@ setup(
     },
     entry_points={"verl.plugins": ["vcpo = verl_vcpo.plugin"]},
     # Empty on purpose: the CPU and the GPU stack name different distributions of torch and vLLM. CPU installs
-    # come from requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu`.
+    # come from requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu` (scripts/install_gpu.sh).
     install_requires=[],
-    extras_require={"gpu": GPU, "dev": DEV},
+    extras_require={"gpu": GPU, "te": TE, "dev": DEV},
 )

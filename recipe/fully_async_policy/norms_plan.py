@@ -8,6 +8,8 @@ from omegaconf import DictConfig
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import NormsHow, in_words
 
+_OF_TE = "the layers of Transformer Engine, where that is installed, else Megatron's own"
+
 
 def norms_line(config: DictConfig) -> str | None:
     """Which layers and which way of measuring, and why; None for a run on GPUs that needs no norms."""
@@ -16,7 +18,7 @@ def norms_line(config: DictConfig) -> str | None:
         return None
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
     own = settings.get("transformer_impl") == "local"
-    layers = "Megatron's own layers (transformer_impl=local)" if own else "the layers of Transformer Engine"
+    layers = "Megatron's own layers (transformer_impl=local)" if own else _OF_TE
     line = in_words(vcpo.norms.how, layers, _obstacle(config))
     checked = vcpo.norms.how is NormsHow.PACKED and not own and not _obstacle(config)
     return line + (" The trainer checks the installed version when it starts." if checked else "")

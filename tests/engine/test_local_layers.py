@@ -29,9 +29,15 @@ def bridge_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return make
 
 
-def test_local_layers_can_be_tapped(make_engine: Callable[..., Any], bridge_with: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+def test_local_layers_can_be_tapped(
+    make_engine: Callable[..., Any], bridge_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
     make_engine()  # Megatron's parallel state
-    block = bridge_with(transformer_impl="local")._get_transformer_layer_spec()
+    monkeypatch.setattr("verl_vcpo.workers.engine.megatron.bridge.HAVE_TE", installed)
+    bridge = bridge_with(transformer_impl="local") if installed else bridge_with()
+    block = bridge._get_transformer_layer_spec()
+    assert bridge.config.transformer_impl == "local"
     assert block.layer_norm is RMSNorm and len(block.layer_specs) == 2
     layer = block.layer_specs[0].submodules
     assert layer.input_layernorm is layer.pre_mlp_layernorm is RMSNorm
@@ -42,5 +48,7 @@ def test_local_layers_can_be_tapped(make_engine: Callable[..., Any], bridge_with
 
 
 def test_otherwise_the_layers_are_mbridges(monkeypatch: pytest.MonkeyPatch, bridge_with: Callable[..., Any]) -> None:
+    bridge = bridge_with()
+    monkeypatch.setattr("verl_vcpo.workers.engine.megatron.bridge.HAVE_TE", True)
     monkeypatch.setattr(Qwen2Bridge, "_get_transformer_layer_spec", lambda self, vp_stage: ("upstream's", vp_stage))
-    assert bridge_with()._get_transformer_layer_spec(1) == ("upstream's", 1)
+    assert bridge._get_transformer_layer_spec(1) == ("upstream's", 1)

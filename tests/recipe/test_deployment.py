@@ -213,12 +213,14 @@ def gib(quantity: str) -> float:
 
 
 def pins() -> dict[str, str]:
-    """What the extra `gpu` pins: name, without extras of its own, and version."""
-    tree = ast.parse((ROOT / "setup.py").read_text())
-    (gpu,) = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GPU"
+    """What the extras `gpu` and `te` pin: name, without extras of its own, and version."""
+    lists = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / "setup.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("GPU", "TE")
     ]
-    named = dict(pin.split("==") for pin in ast.literal_eval(gpu))
+    assert len(lists) == 2
+    named = dict(pin.split("==") for pins_of_one in lists for pin in pins_of_one)
     return {re.sub(r"\[.*\]", "", name): version for name, version in named.items()}
 
 

@@ -55,7 +55,10 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, "Gradient norms: packed, on the layers of Transformer Engine. The trainer checks"),
+        (
+            {},
+            "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own. The trainer",
+        ),
         (
             {f"+{MEGATRON}.override_transformer_config.transformer_impl": "local"},
             "Gradient norms: packed, on Megatron's own layers (transformer_impl=local).",

@@ -1,4 +1,4 @@
-"""mbridge's models on a GPU with Megatron's own layers, where `transformer_impl=local` asks for them.
+"""mbridge's models on a GPU with Megatron's own layers: without Transformer Engine, or with `transformer_impl=local`.
 
 `vcpo.norms.how=packed` works on local layers and on those of Transformer Engine, which mbridge builds by default.
 `actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` is for a Transformer Engine of
@@ -20,6 +20,8 @@ ATTENTION: type = TEDotProductAttention if HAVE_TE else VarlenAttention
 
 class _LocalLayers(UnfusedNames):
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+        if not HAVE_TE:
+            self.config.transformer_impl = "local"
         if self.config.transformer_impl != "local":
             return super()._get_transformer_layer_spec(vp_stage)  # type: ignore[misc]
         self.has_vp_stage = True

@@ -1,0 +1,42 @@
+# Functions of install.sh and install_gpu.sh, which source this file. LOG: where the output of a phase goes.
+
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
+
+find_python() {
+  local candidate
+  if [[ -n "${PYTHON:-}" ]]; then
+    fits "$PYTHON" && { echo "$PYTHON"; return; }
+    echo "install: PYTHON=$PYTHON is not Python 3.11 or 3.12: set PYTHON to such an interpreter and run again" >&2
+    exit 2
+  fi
+  for candidate in python3.11 python3; do
+    fits "$candidate" && { echo "$candidate"; return; }
+  done
+  echo "install: no Python 3.11 or 3.12 found: install one, or set PYTHON=/path/to/python3.11, and run again" >&2
+  exit 2
+}
+
+# phase LABEL COMMAND...: the output goes to the log; it is shown only if the command fails.
+phase() {
+  local label=$1 start=$SECONDS
+  shift
+  if ! "$@" >"$LOG" 2>&1; then
+    if grep -q 'No matching distribution found for torch==2\.13\.0+cpu' "$LOG"; then
+      echo "torch 2.13.0+cpu is not in your package index: set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index (see 'Get Started' on pytorch.org) and run again" >&2
+    else
+      tail -n 20 "$LOG" >&2
+      echo "install: '$label' failed; the whole output is in $LOG" >&2
+    fi
+    exit 1
+  fi
+  echo "install: $label ($((SECONDS - start)) s)"
+}
+
+# environment FOLDER: a virtual environment with pip, made anew unless a usable one is there.
+environment() {
+  local python
+  if ! fits "$1/bin/python" || ! "$1/bin/python" -m pip --version >/dev/null 2>&1; then
+    python=$(find_python)
+    phase "environment $1, $("$python" --version 2>&1)" "$python" -m venv --clear "$1"
+  fi
+}
