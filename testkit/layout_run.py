@@ -24,7 +24,7 @@ class ParallelLayout:
 
     name: str
     model: str = "untied"
-    """untied, tied (output layer = embedding) or moe."""
+    """untied, tied (output layer = embedding), qk_norms (of queries and keys) or moe."""
     dp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
@@ -105,15 +105,15 @@ class Result:
 
 
 def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
-    """A small random Qwen2 (or Qwen3-MoE) checkpoint with a tokenizer of one token per character.
+    """A small random Qwen2 (qk_norms: Qwen3, moe: Qwen3-MoE) checkpoint with a tokenizer of one token per character.
 
     Args:
-        model: untied, tied or moe.
+        model: untied, tied, qk_norms or moe.
         folder: where to put it.
         of_shape: settings of transformers' configuration to change.
     """
+    import transformers
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     shape: dict[str, Any] = dict(
         vocab_size=VOCABULARY,
@@ -132,9 +132,11 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     torch.manual_seed(0)
     if model == "moe":
         experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, head_dim=16)
-        network: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
+        network: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
+    elif model == "qk_norms":
+        network = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=16))
     else:
-        network = Qwen2ForCausalLM(Qwen2Config(**shape))
+        network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):  # zeros would stay near zero, where rounding is all there is
             torch.nn.init.normal_(parameter, std=0.1)
@@ -142,7 +144,8 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     network.float().save_pretrained(path)
     tokens = {chr(i + 32): i for i in range(VOCABULARY - 2)} | {"<eos>": VOCABULARY - 2, "<pad>": VOCABULARY - 1}
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(path)
+    special = {"eos_token": "<eos>", "pad_token": "<pad>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
     return path
 
 

@@ -13,6 +13,7 @@ TESTED = [PER_TRAJECTORY, ACTIVATIONS, GRADIENTS]
 
 # Products of settings that other layouts have one by one, or of other factors.
 NIGHTLY = {
+    "TP2 SP",
     "DP2, dynamic batch, no distributed optimizer",
     "TP2 SP, padded",
     "TP2 SP x DP2",

@@ -94,7 +94,7 @@ def test_one_update_is_the_definition(
         assert (moved - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-9, name
 
 
-@pytest.mark.parametrize("model", ["untied", "tied", "moe"])
+@pytest.mark.parametrize("model", ["untied", "tied", "qk_norms", "moe"])
 def test_norms_are_those_of_transformers(
     make_engine: Callable[..., Any], checkpoints: Callable[..., Path], model: str
 ) -> None:

@@ -14,7 +14,8 @@ _PLATFORM_METHODS = (
     *("communication_backend_name", "visible_devices_envvar", "nvtx_range", "profiler_start", "profiler_stop"),
     *("ray_resource_name", "ray_noset_envvars", "is_ipc_supported", "cudart"),
 )
-_QWEN2, _QWEN3_MOE = "mbridge.models.qwen2:Qwen2Bridge", "mbridge.models.qwen3moe:Qwen3MoEBridge"
+_QWEN2, _QWEN3 = "mbridge.models.qwen2:Qwen2Bridge", "mbridge.models.qwen3:Qwen3Bridge"
+_QWEN3_MOE = "mbridge.models.qwen3moe:Qwen3MoEBridge"
 _RECEIVER = f"{ROLLOUT}.bucketed_weight_transfer:BucketedWeightReceiver"
 
 DEVICE = Place(
@@ -157,10 +158,11 @@ BRIDGES_ON_CPU = Place(
     "As `workers/engine/megatron/bridge.py`.",
     (
         Reach("CPUQwen2Bridge", How.SUBCLASSES, _QWEN2, "", "Qwen2"),
+        Reach("CPUQwen3Bridge", How.SUBCLASSES, _QWEN3, "", "Qwen3, dense"),
         Reach("CPUQwen3MoEBridge", How.SUBCLASSES, _QWEN3_MOE, "", "Qwen3-MoE"),
         *(
             Reach(f"{ours}.{name}", How.OVERRIDES, f"{theirs}.{name}", "", "as on a GPU with local layers")
-            for ours, of_tied in (("CPUQwen2Bridge", _QWEN2), ("CPUQwen3MoEBridge", BRIDGE))
+            for ours, of_tied in (("CPUQwen2Bridge", _QWEN2), ("CPUQwen3Bridge", _QWEN3), ("CPUQwen3MoEBridge", BRIDGE))
             for name, theirs in (
                 ("_get_transformer_layer_spec", LLM_BRIDGE),
                 ("_adjust_mapping_for_shared_weights", of_tied),

@@ -23,7 +23,8 @@ from testkit.layout_run import (
 
 LIMIT = 1e-5
 
-REFERENCE = {model: ParallelLayout(f"one process, {model}", model=model) for model in ("untied", "tied", "moe")}
+_MODELS = ("untied", "tied", "qk_norms", "moe")
+REFERENCE = {model: ParallelLayout(f"one process, {model}", model=model) for model in _MODELS}
 
 LAYOUTS = [
     ParallelLayout("padded", packed=False),
@@ -37,6 +38,7 @@ LAYOUTS = [
     ParallelLayout("TP2", tp=2),
     ParallelLayout("TP2 SP", tp=2, sequence_parallel=True),
     ParallelLayout("TP2 SP, tied, recompute", model="tied", tp=2, sequence_parallel=True, recompute=True),
+    ParallelLayout("TP2 SP, q and k norms", model="qk_norms", tp=2, sequence_parallel=True),
     ParallelLayout("TP2 SP, padded", tp=2, sequence_parallel=True, packed=False),
     ParallelLayout("PP2", pp=2),
     ParallelLayout("PP2, tied", model="tied", pp=2),

@@ -4,6 +4,7 @@ from typing import Any
 
 from mbridge.core import register_model
 from mbridge.models.qwen2 import Qwen2Bridge
+from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -23,6 +24,11 @@ class _UnfusedLayers(UnfusedNames):
 @register_model("qwen2")
 class CPUQwen2Bridge(_UnfusedLayers, Qwen2Bridge):
     """Qwen2 (Hugging Face) <-> Megatron with the layers of `layer_spec`. Registering it replaces mbridge's own."""
+
+
+@register_model("qwen3")
+class CPUQwen3Bridge(_UnfusedLayers, Qwen3Bridge):
+    """Qwen3, dense: as Qwen2, with norms of queries and keys."""
 
 
 @register_model("qwen3_moe")
