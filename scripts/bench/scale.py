@@ -5,8 +5,9 @@ TransferQueue, agent-loop and reward workers, load balancer, servers' gates and 
 count tokens by a clock, and an update that is a pause. Printed per layout: processor seconds of the driver for a step;
 seconds of the longest poll, of a weight update, of submitting late prompts again (with samplers that have stopped, and
 while the agent-loop workers, which share the two cores with all others, are busy); samplers that were declared dead, of
-which none died; runs that hung. Answers are short: what grows with their length is not measured. Then seconds of a
-poll with 140,000 keys in TransferQueue, ours and verl's. Two to six minutes a layout on 2 cores, and up to 16 GiB.
+which none died; runs that hung. Responses are short, but for those of the last row, which no script has: 16,384 a
+step, each of 8,192 tokens. Then seconds of a poll with 140,000 keys in TransferQueue, ours and verl's. Two to six
+minutes a layout on 2 cores, and up to 16 GiB.
 """
 
 import argparse
