@@ -6,13 +6,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import NormsHow, in_words
+from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NormsHow, in_words
 
 _OF_TE = "the layers of Transformer Engine, where that is installed, else Megatron's own"
 
 
 def norms_line(config: DictConfig) -> str | None:
-    """Which layers and which way of measuring, and why; None for a run on GPUs that needs no norms."""
+    """Which layers and which way of measuring, and why; None for a method that needs no gradient norms."""
     vcpo = VCPOSettings.of(config.vcpo)
     if not vcpo.needs_gradient_norms:
         return None
@@ -26,7 +26,7 @@ def norms_line(config: DictConfig) -> str | None:
 
 def _obstacle(config: DictConfig) -> str | None:
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
-    for name in ("fp8", "fp4", "tp_comm_overlap"):
+    for name in NOT_PACKED:
         if settings.get(name):
             return f"{name} is not supported"
     file = Path(config.actor_rollout_ref.model.path) / "config.json"

@@ -54,7 +54,7 @@ def test_there_are_enough_attacks() -> None:
 
 @pytest.fixture(scope="module")
 def trials() -> list[Trial]:
-    """All attacks in this machine's first mode, and beside it the sample in each other: attacks wait more than work."""
+    """All attacks in this machine's first mode and, at the same time, the sample of attacks in each other mode."""
     attacks, requests = ([a for a in all_of_them if a.name in SAMPLE] for all_of_them in (ATTACKS, REQUESTS))
     with ThreadPoolExecutor(len(modes())) as pool:
         first = pool.submit(run_attacks, modes()[0], show=False)

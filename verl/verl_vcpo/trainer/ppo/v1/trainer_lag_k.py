@@ -181,10 +181,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        # PPOTrainerSeparateAsync saves a CPU copy of the model here, for parameter_sync_step > 1. Ours is 1: every step
-        # ends with a weight update. The grandparent makes no copy.
         if self.engine_reads_batch:
             return batch
+        # PPOTrainerSeparateAsync saves a CPU copy of the model here, for parameter_sync_step > 1. Ours is 1: every step
+        # ends with a weight update. The grandparent makes no copy.
         with token_baseline.requested(batch) if self.has_token_baseline else contextlib.nullcontext():
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 

@@ -67,6 +67,10 @@ class NormsConfig:
             raise ValueError(f"vcpo.norms.tokens={self.tokens!r}: give a whole number of at least 1")
 
 
+NOT_PACKED = ("fp8", "fp4", "tp_comm_overlap")
+"""Settings of Megatron's TransformerConfig with which packed norms are not possible."""
+
+
 def in_words(how: NormsHow, layers: str, obstacle: str | None) -> str:
     """The line on the console that says how a run measures gradient norms.
 

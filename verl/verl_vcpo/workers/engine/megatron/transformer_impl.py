@@ -32,7 +32,7 @@ from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_lengths, gather_mini_batch
-from verl_vcpo.workers.engine.megatron.norms import NormsKeep
+from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
     PackedOutcome,
@@ -142,7 +142,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
         if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels:
             return "pad_to_length and use_fused_kernels are not supported"
-        for setting in ("fp8", "fp4", "tp_comm_overlap"):
+        for setting in NOT_PACKED:
             if getattr(self.tf_config, setting):
                 return f"{setting} is not supported"
         if self.tf_config.cuda_graph_impl != "none":
@@ -169,11 +169,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         except Unmeasured:
             for second in self._second_buffers.values():
                 second.zero_()
-        try:
-            if update.keep is NormsKeep.GRADIENTS:  # gradients that are too large or small only with their weights
+        if update.keep is NormsKeep.GRADIENTS:  # gradients may be too large or small only with their weights
+            with contextlib.suppress(Unmeasured):
                 return PackedUpdate(self, data, vcpo, aggregation, {}, in_place_of_gradients=True).run()
-        except Unmeasured:
-            pass
         logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
         return None
 
