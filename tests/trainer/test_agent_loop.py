@@ -5,8 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from ray.exceptions import RayActorError
+from tensordict import TensorDict
 
-from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopWorker
+from verl_vcpo.trainer.ppo.v1 import agent_loop
+from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager, LagKAgentLoopWorker
+from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 from verl_vcpo.workers.rollout.admission import AdmissionGate
 
 
@@ -38,3 +43,79 @@ def test_as_many_at_a_time_as_the_gate_allows(monkeypatch: pytest.MonkeyPatch) -
     first_come, waited = begun[:2], begun[2:]
     assert first_come == [(False, 5), (False, 4)], "there was room for them"
     assert waited == [(True, 6), (False, 1), (False, 2), (False, 3)], "a validation, then by step"
+
+
+def test_no_other_loop_begins_while_prompts_are_cancelled() -> None:
+    log: list[str] = []
+    worker = object.__new__(LagKAgentLoopWorker)
+    worker._loops, worker._task_of = AdmissionGate(2), {}
+
+    async def loop(name: str) -> None:
+        async with worker._loops.admitted(()):
+            log.append(f"{name} begins")
+            await asyncio.sleep(3600)
+
+    async def scenario() -> None:
+        worker._task_of = {name: asyncio.create_task(loop(name)) for name in ("late", "late too", "waits")}
+        await asyncio.sleep(0)
+        await worker.cancel(["late", "late too"])
+        log.append("cancelled")
+        await asyncio.sleep(0)
+        await worker.cancel(["waits"])
+        assert worker._loops._free == 2, "every place is given back"
+
+    asyncio.run(scenario())
+    assert log == ["late begins", "late too begins", "cancelled", "waits begins"]
+
+
+class BusyWorker:
+    """Of a Ray actor what the manager calls: calls are answered in an order and at a time that the test chooses."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.generate_sequences = SimpleNamespace(remote=lambda chunk: log.append("sent") or "taken")
+        self.cancel = SimpleNamespace(remote=lambda uids: log.append("cancel") or "cancelled")
+
+
+def manager_of_busy_workers(log: list[str], monkeypatch: pytest.MonkeyPatch, taken: list[str]) -> LagKAgentLoopManager:
+    """`taken`: what `ray.wait` finds done at once. `ray.get` logs what was waited for."""
+    manager = object.__new__(LagKAgentLoopManager)
+    manager.agent_loop_workers, manager._handing_over = [BusyWorker(log), BusyWorker(log)], []
+    manager._row_in_validation = {}
+    monkeypatch.setattr(agent_loop.ray, "wait", lambda refs, **_: (taken, [ref for ref in refs if ref not in taken]))
+    monkeypatch.setattr(agent_loop.ray, "get", lambda refs, timeout=None: log.extend(f"got {ref}" for ref in refs))
+    return manager
+
+
+def test_prompts_are_submitted_without_a_wait_for_busy_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    manager = manager_of_busy_workers(log, monkeypatch, taken=[])
+    prompts = TensorDict({"uid": torch.arange(4)}, batch_size=4)
+    manager.generate_sequences(prompts)
+    manager.generate_sequences(prompts)
+    assert log == ["sent"] * 4
+
+
+def test_a_prompt_is_with_its_worker_before_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    manager = manager_of_busy_workers(log, monkeypatch, taken=[])
+    manager.generate_sequences(TensorDict({"uid": torch.arange(4)}, batch_size=4))
+    manager.cancel(["0"])
+    assert log == ["sent", "sent", "got taken", "got taken", "cancel", "cancel", "got cancelled", "got cancelled"]
+
+
+def test_what_keeps_a_worker_from_taking_prompts_is_raised_while_their_samples_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = manager_of_busy_workers([], monkeypatch, taken=["taken"])
+
+    def died(refs: list[str], timeout: float | None = None) -> None:
+        if refs:
+            raise RayActorError
+
+    monkeypatch.setattr(agent_loop.ray, "get", died)
+    manager.raise_errors()
+    manager.generate_sequences(TensorDict({"uid": torch.arange(4)}, batch_size=4))
+    trainer = object.__new__(LagKTrainer)
+    trainer.agent_loop_manager = manager
+    with pytest.raises(RayActorError):
+        trainer._sleep(0.0)

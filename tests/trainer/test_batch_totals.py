@@ -12,6 +12,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD, in_place_of_tokens
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import few_fields
 
 LENGTHS = [(5, 3), (4, 7), (6, 1), (3, 1)]  # of prompt and response; the last trajectory is verl's padding
 REWARDS = [0.25, -1.0, 1.0, 0.0]
@@ -86,7 +87,7 @@ def test_the_same_as_from_all_tokens(with_raw_reward: bool, monkeypatch: pytest.
 
     stored.fetched.clear()
     from_totals: dict[str, Any] = {}
-    with in_place_of_tokens(batch, from_totals):
+    with in_place_of_tokens(batch, few_fields(batch), from_totals):
         from_totals |= verls_metrics(batch)
     of_tokens = {"rm_scores"} if not with_raw_reward else set()
     assert set(stored.fetched) == {"num_turns", "extra_fields"} | of_tokens

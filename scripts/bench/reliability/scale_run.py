@@ -172,7 +172,7 @@ class CountingTrainer(LagKTrainer):
         busy, idle = late[: len(late) // 2], late[len(late) // 2 :]
         self.reissued = len(idle)
         self.spent.reissuing_busy = self._reissue(busy)
-        self._pause(agent_loop_manager.agent_loop_workers)
+        self._pause(agent_loop_manager)
         self.spent.reissuing = self._reissue(idle)
 
     def _reissue(self, late: list[str]) -> float:
@@ -182,14 +182,14 @@ class CountingTrainer(LagKTrainer):
             self._resubmit(late, "train")
         return time.perf_counter() - start
 
-    def _pause(self, workers: list[Any]) -> None:
+    def _pause(self, manager: Any) -> None:
         """Stop the samplers, and wait until the agent-loop workers have done what was sampled."""
         replicas = self.standalone_server_manager.get_replicas()
         ray.get([replica.servers[0].abort_all_requests.remote() for replica in replicas])
         deadline = time.monotonic() + _QUIET_S
         while time.monotonic() < deadline:
             start = time.monotonic()
-            ray.get([worker.cancel.remote([]) for worker in workers])
+            manager.cancel([])  # waits until the workers have all prompts that were submitted, and answer
             if time.monotonic() - start < _PROMPT_S:
                 return
             time.sleep(1.0)

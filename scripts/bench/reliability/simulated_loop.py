@@ -142,6 +142,9 @@ class SimulatedSamplers:
         self._waiting += uids
         self._start()
 
+    def raise_errors(self) -> None:
+        """No worker fails to take prompts."""
+
     resubmit = LagKAgentLoopManager.resubmit  # the real method, over `cancel` and `generate_sequences` of this class
 
     def cancel(self, uids: list[str]) -> None:

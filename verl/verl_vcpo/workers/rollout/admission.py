@@ -13,7 +13,7 @@ import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,6 +58,7 @@ class AdmissionGate:
 
     def __init__(self, places: int) -> None:
         self._free = places
+        self._closed = 0
         self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
@@ -70,12 +71,22 @@ class AdmissionGate:
         finally:
             self._leave()
 
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Lets nobody in during the block. Places that become free in it are given at its end."""
+        self._closed += 1
+        try:
+            yield
+        finally:
+            self._closed -= 1
+            self._admit()
+
     async def _enter(self, order: tuple[int, ...]) -> None:
-        if self._free:
-            self._free -= 1
-            return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (order, next(self._arrivals), place))
+        self._admit()
+        if place.done():
+            return
         try:
             await place
         except asyncio.CancelledError:
@@ -84,9 +95,12 @@ class AdmissionGate:
             raise
 
     def _leave(self) -> None:
-        while self._waiting:
-            _, _, place = heapq.heappop(self._waiting)
-            if not place.done():
-                place.set_result(None)
-                return
         self._free += 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._free and self._waiting and not self._closed:
+            _, _, place = heapq.heappop(self._waiting)
+            if not place.done():  # who waited for it may have been cancelled
+                place.set_result(None)
+                self._free -= 1

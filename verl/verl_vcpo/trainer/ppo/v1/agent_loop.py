@@ -21,9 +21,10 @@ from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
 REASON = "reason"
 """The tag of a failed prompt with the cause of its failure, in one line."""
 
-
 FINAL = "final"
 """The tag of a failed prompt that must not be sampled again."""
+
+_STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
 
 
 def failures(uids: list[str], partition_id: str) -> list[Failure]:
@@ -83,9 +84,12 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def cancel(self, uids: list[str]) -> None:
         """Stop those of these prompts that this worker samples. After that nothing more is written for them."""
         tasks = [self._task_of[uid] for uid in uids if uid in self._task_of]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A place that a cancelled agent loop leaves would go to another one at once, and thousands of these would
+        # prepare their prompts before the event loop has seen the last cancellation.
+        with self._loops.closed():
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LagKAgentLoopManager(AgentLoopManagerTQ):
@@ -95,13 +99,33 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(LagKAgentLoopWorker)
         self._row_in_validation: dict[str, int] = {}
+        self._handing_over: list[ray.ObjectRef[None]] = []
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """As verl's. A validation's prompts are kept until the next validation: TransferQueue does not have them."""
+        """As verl's, but without its wait for the workers to take the prompts, who may be busy with others.
+
+        A validation's prompts are kept until the next validation: TransferQueue does not have them.
+
+        Raises:
+            RayError: as `raise_errors`, of the prompts that were submitted before these.
+        """
         if "validate" in prompts and str(prompts["uid"][0]) not in self._row_in_validation:
             self._in_validation = prompts
             self._row_in_validation = {str(uid): row for row, uid in enumerate(prompts["uid"])}
-        super().generate_sequences(prompts)
+        self.raise_errors()
+        chunks = prompts.chunk(len(self.agent_loop_workers))
+        workers = zip(self.agent_loop_workers, chunks, strict=False)  # prompts may be fewer than workers
+        self._handing_over += [worker.generate_sequences.remote(chunk) for worker, chunk in workers]
+
+    def raise_errors(self) -> None:
+        """Raise what kept a worker from taking the prompts that were submitted to it. Does not wait for workers.
+
+        Raises:
+            RayError: the worker died, or its method raised; the prompts would never be sampled.
+        """
+        if self._handing_over:
+            over, self._handing_over = ray.wait(self._handing_over, num_returns=len(self._handing_over), timeout=0)
+            ray.get(over)
 
     def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
         """Sample these prompts again from the start, as if they had been submitted at `step`."""
@@ -120,5 +144,11 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self.generate_sequences(prompts)
 
     def cancel(self, uids: list[str]) -> None:
-        """Stop these prompts on whichever worker samples them. Blocks until they have stopped."""
-        ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers])
+        """Stop these prompts on whichever worker samples them. Blocks until they have stopped.
+
+        Raises:
+            GetTimeoutError: workers have not stopped them after `_STOP_LIMIT_S`.
+        """
+        over, self._handing_over = self._handing_over, []
+        ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after its cancellation would be sampled twice
+        ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers], timeout=_STOP_LIMIT_S)

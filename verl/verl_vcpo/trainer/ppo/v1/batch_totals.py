@@ -16,7 +16,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
-from verl.utils import tensordict_utils as tu
+
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import FewFields
 
 RAW_REWARD = "raw_reward"
 """In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
@@ -49,15 +50,16 @@ class _Totals(dict[str, Any]):
 
 
 @contextlib.contextmanager
-def in_place_of_tokens(batch: KVBatchMeta, metrics: dict[str, Any]) -> Iterator[None]:
+def in_place_of_tokens(batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any]) -> Iterator[None]:
     """Inside the block verl's `_compute_metrics` of `batch` fetches no tokens; it knows no advantages and returns.
 
     Args:
         batch: the batch that was trained on, still in TransferQueue.
+        stored: what is stored beside the batch's tokens.
         metrics: to which verl's metrics are added.
     """
     upstream = trainer_base.get_metric_data_with_optional_routed_experts
-    trainer_base.get_metric_data_with_optional_routed_experts = lambda **_: _totals(batch)
+    trainer_base.get_metric_data_with_optional_routed_experts = lambda **_: _totals(batch, stored)
     try:
         yield
     finally:
@@ -66,14 +68,10 @@ def in_place_of_tokens(batch: KVBatchMeta, metrics: dict[str, Any]) -> Iterator[
         del metrics[name]
 
 
-def _totals(batch: KVBatchMeta) -> _Totals:
-    real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
-    stored = tq.kv_batch_get(
-        keys=[batch.keys[i] for i in real], partition_id=batch.partition_id, select_fields=["num_turns", "extra_fields"]
-    )
+def _totals(batch: KVBatchMeta, stored: FewFields) -> _Totals:
     turns, rewards = torch.zeros(len(batch), dtype=torch.int64), torch.zeros(len(batch), 1)
-    turns[real] = torch.as_tensor([int(number) for number in tu.get(stored, "num_turns")])
-    rewards[real, 0] = _rewards(batch, real, [fields.get(RAW_REWARD) for fields in tu.get(stored, "extra_fields")])
+    turns[stored.rows] = torch.tensor(stored.num_turns)
+    rewards[stored.rows, 0] = _rewards(batch, stored)
     return _Totals(
         num_turns=turns,
         rm_scores=rewards,
@@ -82,11 +80,11 @@ def _totals(batch: KVBatchMeta) -> _Totals:
     )
 
 
-def _rewards(batch: KVBatchMeta, rows: list[int], stored: list[float | None]) -> Tensor:
-    """[len(rows)]: the stored rewards; where one is missing, as a reward model's are, the sums over `rm_scores`."""
-    known = [reward for reward in stored if reward is not None]
-    if len(known) == len(rows):
+def _rewards(batch: KVBatchMeta, stored: FewFields) -> Tensor:
+    """[len(stored.rows)]: the stored rewards; where one is missing, as a reward model's are, sums over `rm_scores`."""
+    known = [fields[RAW_REWARD] for fields in stored.extra_fields if fields.get(RAW_REWARD) is not None]
+    if len(known) == len(stored.rows):
         return torch.tensor(known, dtype=torch.float32)
-    keys = [batch.keys[i] for i in rows]
+    keys = [batch.keys[i] for i in stored.rows]
     scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
     return torch.stack([row.sum() for row in scores.unbind()])

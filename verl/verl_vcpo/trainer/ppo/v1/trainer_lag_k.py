@@ -37,7 +37,7 @@ from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
-from verl_vcpo.trainer.ppo.v1.trajectory_metrics import trajectory_metrics
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import FewFields, few_fields, trajectory_metrics
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import in_words
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
@@ -134,8 +134,13 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             version=self.global_steps,
             before_restart=lambda: self.observe_processes(),
         )
-        self.replay_buffer.sleep = self.sampler_keeper.sleep
+        self.replay_buffer.sleep = self._sleep
         print_line("The samplers serve the trainer's weights.")
+
+    def _sleep(self, seconds: float) -> None:
+        """The replay buffer's pause between two looks at the samples. Raises what keeps samples from coming."""
+        self.agent_loop_manager.raise_errors()
+        self.sampler_keeper.sleep(seconds)
 
     def get_llm_client(self) -> ResumingLLMClient:
         return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
@@ -210,8 +215,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         batch, metrics, start = self._trained
         timing = {**self.timing_raw, "step": time.perf_counter() - start}
         metrics, epoch = dict(metrics), (self.global_steps - 1) // self.steps_per_epoch
-        self._verls_metrics(batch, metrics, timing, self.global_steps, epoch)
-        return self._with_own_metrics(batch, metrics, timing)
+        stored = few_fields(batch)
+        self._verls_metrics(batch, stored, metrics, timing, self.global_steps, epoch)
+        return self._with_own_metrics(stored, metrics, timing)
 
     def on_step_end(self) -> None:
         # From here on the trainer has the weights of this step: a sampler that replaces a dead one gets these.
@@ -234,25 +240,26 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
-        self._verls_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        stored = few_fields(batch)
+        self._verls_metrics(batch, stored, metrics, timing_raw, global_steps, epoch)
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        self.run_log.write(global_steps, self._with_own_metrics(batch, metrics, timing_raw))
+        self.run_log.write(global_steps, self._with_own_metrics(stored, metrics, timing_raw))
 
-    def _verls_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *when: Any) -> None:
+    def _verls_metrics(self, batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any], *when: Any) -> None:
         of_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
         tokens_stay = self.engine_reads_batch and not of_experts  # the load of experts is counted by token
-        with batch_totals.in_place_of_tokens(batch, metrics) if tokens_stay else contextlib.nullcontext():
+        with batch_totals.in_place_of_tokens(batch, stored, metrics) if tokens_stay else contextlib.nullcontext():
             super()._compute_metrics(batch, metrics, *when)
 
     def _with_own_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]
+        self, stored: FewFields, metrics: dict[str, Any], timing_raw: dict[str, float]
     ) -> dict[str, Any]:
         """`metrics`, to which ours are added, and with these the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
-        metrics |= trajectory_metrics(batch)
+        metrics |= trajectory_metrics(stored)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
 

@@ -1,7 +1,7 @@
 """Metrics of a batch's trajectories besides their tokens: use of tools, and rewards that exceeded a limit."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
@@ -12,15 +12,28 @@ OVER_LIMIT = "over_limit"
 """A value that a reward may return beside the score: 1 if a limit ended the computation of the reward, else 0."""
 
 
-def trajectory_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """`tool_use/*` where tools were offered, and `reward/over_limit` where rewards return `over_limit`.
+class FewFields(NamedTuple):
+    """What is stored beside the tokens of a batch's trajectories, without those that pad the batch."""
 
-    Args:
-        batch: the batch that was trained on, still in TransferQueue.
-    """
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-    stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    extra = list(tu.get(stored, "extra_fields"))
+    rows: list[int]
+    """Their places in the batch."""
+    num_turns: list[int]
+    extra_fields: list[Mapping[str, Any]]
+    """Of their agent loops."""
+
+
+def few_fields(batch: KVBatchMeta) -> FewFields:
+    """Fetch them for `batch`, which is in TransferQueue. 0.1 ms a trajectory: fetched once a step."""
+    rows = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
+    keys = [batch.keys[i] for i in rows]
+    stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["num_turns", "extra_fields"])
+    turns, extra = tu.get(stored, "num_turns"), tu.get(stored, "extra_fields")
+    return FewFields(rows, [int(number) for number in turns], list(extra))
+
+
+def trajectory_metrics(stored: FewFields) -> dict[str, float]:
+    """`tool_use/*` where tools were offered, and `reward/over_limit` where rewards return `over_limit`."""
+    extra = stored.extra_fields
     return tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
 
 
