@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         default=os.environ.get("DRY_RUN") == "1",
         help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
     )
-    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 80)")
+    parser.add_argument(
+        "--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 79.6, of 80 GB)"
+    )
     args = parser.parse_args(argv)
 
     from recipe.fully_async_policy.processes import new_run_id, was_terminated

@@ -19,12 +19,13 @@ def norms_line(config: DictConfig) -> str | None:
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
     own = settings.get("transformer_impl") == "local"
     layers = "Megatron's own layers (transformer_impl=local)" if own else _OF_TE
-    line = in_words(vcpo.norms.how, layers, _obstacle(config))
-    checked = vcpo.norms.how is NormsHow.PACKED and not own and not _obstacle(config)
+    line = in_words(vcpo.norms.how, layers, obstacle(config))
+    checked = vcpo.norms.how is NormsHow.PACKED and not own and not obstacle(config)
     return line + (" The trainer checks the installed version when it starts." if checked else "")
 
 
-def _obstacle(config: DictConfig) -> str | None:
+def obstacle(config: DictConfig) -> str | None:
+    """Why norms cannot be packed, as far as settings and config.json tell; None if nothing is known against it."""
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
     for name in NOT_PACKED:
         if settings.get(name):

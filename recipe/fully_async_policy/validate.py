@@ -225,6 +225,7 @@ def _check_sampling(rollout: DictConfig) -> None:
 
 def _check_layout(config: DictConfig) -> None:
     megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
+    _check_sizes(config)
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     model_parallel = (
         megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size * megatron.context_parallel_size
@@ -243,6 +244,22 @@ def _check_layout(config: DictConfig) -> None:
             "them a multiple of it"
         )
     _check_batches(config, devices // model_parallel)
+
+
+def _check_sizes(config: DictConfig) -> None:
+    """Refuse sizes of a layout that are no whole numbers above 0; null where verl has a default for it."""
+    megatron = "actor_rollout_ref.actor.megatron"
+    optional = tuple(f"{megatron}.{name}_parallel_size" for name in ("expert_tensor", "virtual_pipeline_model"))
+    given = tuple(f"{megatron}.{name}_parallel_size" for name in ("context", "expert_model"))
+    given += tuple(f"{megatron}.{name}_model_parallel_size" for name in ("tensor", "pipeline"))
+    given += tuple(f"actor_rollout_ref.rollout.{name}" for name in ("tensor_model_parallel_size", "n_gpus_per_node"))
+    given += ("actor_rollout_ref.rollout.nnodes", "trainer.n_gpus_per_node", "trainer.nnodes")
+    for name in given + optional:
+        size = OmegaConf.select(config, name)
+        if size is None and name in optional:
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise SettingError(f"{name}={size}: give a whole number of at least 1")
 
 
 def _check_batches(config: DictConfig, data_parallel: int) -> None:

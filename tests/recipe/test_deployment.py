@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 from ray._private import ray_constants
 
-from recipe.fully_async_policy import gpu_plan, main
+from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
 from recipe.fully_async_policy.validate import validate
 from testkit.launch_script import arguments
 
@@ -226,11 +226,11 @@ def pins() -> dict[str, str]:
 
 def test_the_workers_have_the_gpus_that_the_command_uses(cluster: Cluster, config: DictConfig) -> None:
     validate(config, files=False)
-    layout = gpu_plan.read_layout(config)
-    shape = gpu_plan.read_shape(config.actor_rollout_ref.model.path)
+    layout = gpu_memory.read_layout(config)
+    shape = model_shape.read_shape(config.actor_rollout_ref.model.path)
     assert shape is not None
     gpu_plan.check_shape(layout, shape)
-    assert sum(gpu_plan.trainer_memory(config, layout, shape).values()) < gpu_plan.GPU_MEMORY_GIB
+    assert gpu_memory.trainer_memory(config, layout, shape).peak < gpu_memory.GPU_MEMORY_GIB
     gpus = 0
     for group in cluster.workerGroupSpecs:
         assert group.replicas == group.minReplicas == group.maxReplicas

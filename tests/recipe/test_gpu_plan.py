@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.fully_async_policy import gpu_plan, main
-from recipe.fully_async_policy.gpu_plan import Layout, Shape
+from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
+from recipe.fully_async_policy.gpu_memory import Layout
 from recipe.fully_async_policy.norms_plan import norms_line
 
 MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
@@ -112,7 +112,7 @@ def test_a_mixture_of_experts_is_told(tmp_path: Path) -> None:
         ),
         (
             {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"},
-            "GiB on each trainer GPU, which has 80; raise it",
+            "GiB on each trainer GPU, which has 79.6; raise it",
         ),
         ({f"{ROLLOUT}.gpu_memory_utilization": "0.1"}, "gpu_memory_utilization: leaves 0.0 GiB for the KV cache"),
     ],
@@ -128,13 +128,13 @@ def test_a_layout_that_cannot_start(
 
 def test_more_memory_makes_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one_gpu = {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"}
-    assert dry_run(tmp_path, one_gpu, "--gpu-memory", "192") == 0
+    assert dry_run(tmp_path, one_gpu, "--gpu-memory", "250") == 0
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("Qwen2-1.5B", 1_543_714_304), ("Qwen2.5-7B", 7_615_616_512)])
 def test_parameters_of_known_models(name: str, parameters: int) -> None:
     """The published counts, from the shapes."""
-    assert Shape(*gpu_plan.KNOWN_SHAPES[name]).parameters == parameters
+    assert model_shape.KNOWN_SHAPES[name].parameters == parameters
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -152,12 +152,12 @@ def test_the_count_is_that_of_the_model_itself(tmp_path: Path, tied: bool) -> No
     )
     config.save_pretrained(tmp_path)
     counted = sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
-    assert gpu_plan.read_shape(str(tmp_path)).parameters == counted
+    assert model_shape.read_shape(str(tmp_path)).parameters == counted
 
 
-def test_a_mixture_of_experts_is_not_estimated(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8}))
-    assert gpu_plan.read_shape(str(tmp_path)) is None
+def test_a_model_of_another_kind_is_not_estimated(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
+    assert model_shape.read_shape(str(tmp_path)) is None
 
 
 def test_parts_that_fill_several_nodes() -> None:
@@ -173,17 +173,76 @@ def test_parts_that_fill_several_nodes() -> None:
 
 def test_memory_of_a_layout() -> None:
     """By hand: 4 billion parameters' worth of bytes, split."""
-    shape = Shape(*gpu_plan.KNOWN_SHAPES["Qwen2.5-7B"])
+    shape = model_shape.KNOWN_SHAPES["Qwen2.5-7B"]
     config = main.compose([f"{name}={value}" for name, value in MATH.items()])
     two_ranks = Layout(trainer_gpus=8, trainer_nodes=1, tp=4, pp=1, cp=1, sampler_gpus=4, sampler_tp=2)
-    memory = gpu_plan.trainer_memory(config, two_ranks, shape)
+    memory = gpu_memory.trainer_memory(config, two_ranks, shape).backward
     share = 7_615_616_512 / 4 / 2**30
     assert memory["weights"] == pytest.approx(2 * share)
     assert memory["gradients"] == pytest.approx(4 * share)
     assert memory["optimizer"] == pytest.approx(6 * share)
     assert not {"critic", "reference policy"} & set(memory)
     config.critic.enable = config.algorithm.use_kl_in_reward = True
-    more = gpu_plan.trainer_memory(config, two_ranks, shape)
+    more = gpu_memory.trainer_memory(config, two_ranks, shape).backward
     assert (more["critic"], more["reference policy"]) == (pytest.approx(12 * share), pytest.approx(2 * share))
     # 28 layers x 2 of 4 key-value heads x 128 x (keys + values) x 2 bytes
-    assert gpu_plan.kv_tokens(two_ranks, shape, 28 * 2 * 128 * 4 * 1000 / 2**30) == 1000
+    assert gpu_memory.kv_tokens(two_ranks, shape, 28 * 2 * 128 * 4 * 1000 / 2**30) == 1000
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "ppo_micro_batch_size_per_gpu=8"),
+        ({"vcpo.norms.keep": "activations"}, "or set vcpo.norms.keep=nothing"),
+    ],
+    ids=str,
+)
+def test_what_fits_only_shorter_sequences_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, str], expected: str
+) -> None:
+    """Catches a launch that is refused although typical responses fit, and one that is not told of the longest."""
+    given = {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "8"} | settings
+    assert dry_run(tmp_path, given) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Warning: a micro-batch in which all sequences have the full length needs" in printed
+    assert expected in printed.replace(" ", "") or expected in printed
+
+
+def test_the_optimizers_state_moves_to_the_host_but_for_its_step() -> None:
+    shape = model_shape.KNOWN_SHAPES["Qwen2.5-7B"]
+    config = main.compose([f"{name}={value}" for name, value in MATH.items()])
+    layout = gpu_memory.read_layout(config)
+    here = gpu_memory.trainer_memory(config, layout, shape)
+    config.actor_rollout_ref.actor.megatron.optimizer_offload = True
+    moved = gpu_memory.trainer_memory(config, layout, shape)
+    assert moved.step == here.step
+    assert sum(here.backward.values()) - sum(moved.backward.values()) == pytest.approx(here.step["optimizer"])
+
+
+def test_pipeline_stages() -> None:
+    """The first stage keeps the activations of as many micro-batches as there are stages; the last has the logits."""
+    shape = model_shape.KNOWN_SHAPES["Qwen2.5-7B"]
+    config = main.compose([f"{name}={value}" for name, value in MATH.items()])
+    one, two = (Layout(4, 1, 4 // pp, pp, 1, 4, 2, etp=1) for pp in (1, 2))
+    first = gpu_memory._stage_memory(config, two, shape, True, False).backward
+    last = gpu_memory._stage_memory(config, two, shape, False, True).backward
+    whole = gpu_memory.trainer_memory(config, one, shape).backward
+    assert first["activations"] == pytest.approx(2 * whole["activations"], rel=0.03)  # TP 2 instead of 4
+    assert last["activations"] == pytest.approx(whole["activations"], rel=0.03)
+    assert last["logits"] == pytest.approx(2 * whole["logits"]) and "logits" not in first
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"{MEGATRON}.tensor_model_parallel_size",
+        f"{MEGATRON}.pipeline_model_parallel_size",
+        f"{MEGATRON}.context_parallel_size",
+        f"{MEGATRON}.expert_model_parallel_size",
+        f"{ROLLOUT}.tensor_model_parallel_size",
+    ],
+)
+def test_a_size_of_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str) -> None:
+    """Catches a ZeroDivisionError."""
+    assert dry_run(tmp_path, {setting: "0"}) == 2
+    assert f"error: {setting}=0: give a whole number of at least 1" in capsys.readouterr().err

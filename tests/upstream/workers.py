@@ -33,6 +33,24 @@ ACTOR = Place(
             "the VCPO update. Theirs also repairs multimodal position ids, which `TrainingWorker` does before",
         ),
         Reach("VCPOMegatronEngine.forward_step", How.OVERRIDES, f"{HEAD}.forward_step", "", "tells the collector"),
+        Reach("VCPOMegatronEngine.to", How.OVERRIDES, f"{ENGINE}.to", "", "the optimizer's state stays on the host"),
+        Reach(
+            "VCPOMegatronEngine.optimizer_step", How.OVERRIDES, f"{ENGINE}.optimizer_step", "", "and comes for the step"
+        ),
+        Reach(
+            "VCPOMegatronEngine.optimizer_step",
+            How.CALLS,
+            "verl.utils.megatron_utils:load_megatron_optimizer",
+            "optimizers",
+            "what verl calls before an update",
+        ),
+        Reach(
+            "VCPOMegatronEngine.optimizer_step",
+            How.CALLS,
+            "verl.utils.megatron_utils:offload_megatron_optimizer",
+            "optimizers",
+            "as above",
+        ),
         Reach("VCPOMegatronEngine.save_checkpoint", How.OVERRIDES, f"{ENGINE}.save_checkpoint", "", "vcpo.json"),
         Reach("VCPOMegatronEngine.load_checkpoint", How.OVERRIDES, f"{ENGINE}.load_checkpoint", "", "vcpo.json"),
         Reach(

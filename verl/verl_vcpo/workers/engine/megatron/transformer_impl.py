@@ -25,6 +25,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
+from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_optimizer
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
@@ -49,8 +51,8 @@ logger = logging.getLogger(__name__)
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
 ENGINE_VENDOR = "vcpo"
 
-# What Megatron's scheduler reads in each group of the optimizer.
-_RATES = ("max_lr", "min_lr")
+# What a checkpoint must not replace in each group of the optimizer: what Megatron's scheduler reads, and how to step.
+_RATES = ("max_lr", "min_lr", "foreach")
 
 # In a checkpoint's folder, beside Megatron's files.
 STATE_FILE = "vcpo.json"
@@ -76,6 +78,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
     def initialize(self) -> None:
         """Build the model, and tap its modules for per-sequence gradients."""
         super().initialize()
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            if "foreach" in group:  # torch's AdamW on a GPU would make a float32 copy of all parameters in each step
+                group["foreach"] = False
         self.tap = plug_in(self.module)
         # Pipeline stages have different layers, and all ranks have to measure in the same way.
         reasons: list[str | None] = [None] * dist.get_world_size()
@@ -174,6 +179,24 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
                 return PackedUpdate(self, data, vcpo, aggregation, {}, in_place_of_gradients=True).run()
         logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
         return None
+
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        """As verl's; with `optimizer_offload` the optimizer's state does not go to the GPU before its step.
+
+        verl takes the state there for the whole update, where activations need the memory.
+        """
+        stays = self.is_optimizer_offload_enabled and device == get_device_name()
+        super().to(device=device, model=model, optimizer=optimizer and not stays, grad=grad)
+
+    def optimizer_step(self) -> Any:
+        """As verl's; with `optimizer_offload` the optimizer's state is on the GPU for the step only."""
+        if not self.is_optimizer_offload_enabled:
+            return super().optimizer_step()
+        load_megatron_optimizer(self.optimizer)
+        try:
+            return super().optimizer_step()
+        finally:
+            offload_megatron_optimizer(self.optimizer)
 
     def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """As verl's; during a packed update also gives the collector the layout of the micro-batch."""
