@@ -59,13 +59,15 @@ def test_no_other_loop_begins_while_prompts_are_cancelled() -> None:
         worker._task_of = {name: asyncio.create_task(loop(name)) for name in ("late", "late too", "waits")}
         await asyncio.sleep(0)
         await worker.cancel(["late", "late too"])
-        log.append("cancelled")
         await asyncio.sleep(0)
+        log.append("cancelled, and the reply is sent")
+        await asyncio.sleep(2 * agent_loop._REPLY_S)
         await worker.cancel(["waits"])
+        await asyncio.sleep(2 * agent_loop._REPLY_S)
         assert worker._loops._free == 2, "every place is given back"
 
     asyncio.run(scenario())
-    assert log == ["late begins", "late too begins", "cancelled", "waits begins"]
+    assert log == ["late begins", "late too begins", "cancelled, and the reply is sent", "waits begins"]
 
 
 class BusyWorker:

@@ -13,7 +13,7 @@ import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -71,15 +71,14 @@ class AdmissionGate:
         finally:
             self._leave()
 
-    @contextlib.contextmanager
-    def closed(self) -> Iterator[None]:
-        """Lets nobody in during the block. Places that become free in it are given at its end."""
+    def close(self) -> None:
+        """Let nobody in until `open` was called as often as `close`. Places that become free are given then."""
         self._closed += 1
-        try:
-            yield
-        finally:
-            self._closed -= 1
-            self._admit()
+
+    def open(self) -> None:
+        """See `close`."""
+        self._closed -= 1
+        self._admit()
 
     async def _enter(self, order: tuple[int, ...]) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()

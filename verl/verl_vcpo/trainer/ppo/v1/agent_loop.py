@@ -12,6 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
@@ -24,6 +25,7 @@ REASON = "reason"
 FINAL = "final"
 """The tag of a failed prompt that must not be sampled again."""
 
+_REPLY_S = 0.05  # in which Ray sends what an actor's method returned
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
 
 
@@ -46,6 +48,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        make_without_copies()
         self._task_of: dict[str, asyncio.Task[Any]] = {}
         self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
 
@@ -85,11 +88,14 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         """Stop those of these prompts that this worker samples. After that nothing more is written for them."""
         tasks = [self._task_of[uid] for uid in uids if uid in self._task_of]
         # A place that a cancelled agent loop leaves would go to another one at once, and thousands of these would
-        # prepare their prompts before the event loop has seen the last cancellation.
-        with self._loops.closed():
+        # prepare their prompts before the event loop has seen the last cancellation, and sent the reply.
+        self._loops.close()
+        try:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            asyncio.get_running_loop().call_later(_REPLY_S, self._loops.open)
 
 
 class LagKAgentLoopManager(AgentLoopManagerTQ):
