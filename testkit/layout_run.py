@@ -82,9 +82,9 @@ SECOND_PASS = Method("packed, second pass", {"norms": {"keep": "nothing"}})
 
 def methods(layout: ParallelLayout) -> list[Method]:
     """What is compared on a layout: everything that it can do."""
-    if layout.model == "moe":
-        return [PER_TRAJECTORY]
-    one_group_at_a_time = [GRADIENTS] if layout.vpp is None else []
+    experts = layout.ep * (layout.tp if layout.etp is None else layout.etp)
+    shared = layout.model == "moe" and experts > layout.tp * layout.cp  # by data-parallel ranks
+    one_group_at_a_time = [GRADIENTS] if layout.vpp is None and not shared else []
     return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH, SECOND_PASS]
 
 

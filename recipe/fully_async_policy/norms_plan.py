@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NormsHow, in_words
+from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NOT_PACKED_EXPERTS, NormsHow, in_words
 
 _OF_TE = "the layers of Transformer Engine, where that is installed, else Megatron's own"
 
@@ -19,19 +20,27 @@ def norms_line(config: DictConfig) -> str | None:
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
     own = settings.get("transformer_impl") == "local"
     layers = "Megatron's own layers (transformer_impl=local)" if own else _OF_TE
-    line = in_words(vcpo.norms.how, layers, obstacle(config))
-    checked = vcpo.norms.how is NormsHow.PACKED and not own and not obstacle(config)
-    return line + (" The trainer checks the installed version when it starts." if checked else "")
+    experts, reason = _has_experts(config), obstacle(config)
+    line = in_words(vcpo.norms.how, layers, reason, vcpo.kept_with_experts if experts else None)
+    checked = vcpo.norms.how is NormsHow.PACKED and not reason and (experts or not own)
+    what = "its experts' settings and layers" if experts else "the installed version"
+    return line + (f" The trainer checks {what} when it starts." if checked else "")
+
+
+def _has_experts(config: DictConfig) -> bool:
+    file = Path(config.actor_rollout_ref.model.path) / "config.json"
+    model = json.loads(file.read_text()) if file.is_file() else {}
+    return bool(model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts"))
 
 
 def obstacle(config: DictConfig) -> str | None:
     """Why norms cannot be packed, as far as settings and config.json tell; None if nothing is known against it."""
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
+    experts = _has_experts(config)
     for name in NOT_PACKED:
         if settings.get(name):
             return f"{name} is not supported"
-    file = Path(config.actor_rollout_ref.model.path) / "config.json"
-    model = json.loads(file.read_text()) if file.is_file() else {}
-    if model.get("num_experts") or model.get("num_local_experts"):
-        return "the model is a mixture of experts"
+    for name, reason in NOT_PACKED_EXPERTS.items() if experts else ():
+        if settings.get(name):
+            return f"{name}={settings[name]}: {reason}"
     return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
-from verl_vcpo.workers.engine.megatron.norms import NormsHow, in_words
+from verl_vcpo.workers.engine.megatron.norms import NormsHow, NormsKeep, in_words
 from verl_vcpo.workers.engine_workers import VCPOActorWorker
 
 
@@ -15,6 +15,8 @@ def test_a_run_says_how_it_measures_and_why() -> None:
     assert in_words(NormsHow.PACKED, layers, None) == f"Gradient norms: packed, on {layers}."
     slow = in_words(NormsHow.PACKED, layers, "fp8 is not supported")
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
+    experts = in_words(NormsHow.PACKED, layers, None, NormsKeep.NOTHING)
+    assert experts == f"Gradient norms: packed, on {layers}, a mixture of experts: vcpo.norms.keep=nothing."
     asked = in_words(NormsHow.PER_TRAJECTORY, layers, "fp8 is not supported")
     assert "vcpo.norms.how=per_trajectory" in asked and "fp8" not in asked
 
@@ -26,5 +28,5 @@ def test_the_worker_asks_its_engine(make_engine: Callable[..., Any]) -> None:
         model: VCPOActorWorker.layers_for_norms(SimpleNamespace(actor=SimpleNamespace(engine=make_engine(model))))
         for model in ("untied", "moe")
     }
-    assert in_words(NormsHow.PACKED, *said["untied"]) == "Gradient norms: packed, on Megatron's own layers."
-    assert "because the model is a mixture of experts." in in_words(NormsHow.PACKED, *said["moe"])
+    assert in_words(NormsHow.PACKED, *said["untied"][:2]) == "Gradient norms: packed, on Megatron's own layers."
+    assert said["moe"] == (*said["untied"][:2], True), "and it has experts"

@@ -18,10 +18,11 @@ from tests.engine.conftest import ONE_PROCESS, sgd
 from tests.engine.test_vcpo_engine import train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
-from verl_vcpo.workers.engine.megatron.norms import NormsConfig
-from verl_vcpo.workers.engine.megatron.packed import update
+from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED_EXPERTS, NormsConfig, NormsKeep
+from verl_vcpo.workers.engine.megatron.packed import experts, update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
-from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
+from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes, what_to_keep
+from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
 
 # Of the largest entry of each tensor: sums in another order, whose rounding is the processor's (2.6e-6 on one of them).
 TOLERANCE = 5e-6
@@ -92,13 +93,94 @@ def test_what_is_not_needed_is_not_allocated(make_engine: Callable[..., Any]) ->
     assert not any(buffer.any() for buffer in engine._second_buffers.values()), "zero between updates"
 
 
-def test_a_mixture_of_experts_falls_back_and_says_so(
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(norms=dict(keep="gradients")),
+        dict(norms=dict(keep="nothing")),
+        dict(opob_scope="minibatch", norms=dict(keep="gradients")),
+    ],
+    ids=str,
+)
+def test_a_mixture_of_experts(make_engine: Callable[..., Any], settings: dict[str, Any]) -> None:
+    """Catches a router, or rows of experts, whose gradients are left out or counted for another sequence."""
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(engine := make_engine("moe"))
+        assert engine.unpackable is None
+        return engine
+
+    assert_same_update(make, make_batch(ONE_PROCESS), 4 * TOLERANCE, **settings)  # of an expert's few tokens
+    assert bool(made[0]._second_buffers) == (settings.get("norms") == dict(keep="gradients"))
+
+
+@pytest.mark.parametrize("tap", [experts.TappedRouter, experts.TappedMoELayer])
+def test_without_a_tap_of_a_mixture_of_experts_the_comparison_fails(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tap: type
+) -> None:
+    """A control of the test above: without the router's gradients, and with numbers of other sequences."""
+    if tap is experts.TappedRouter:
+        monkeypatch.setattr(Collector, "router", lambda *args, **kwargs: None)
+    else:
+        of_rows = ExpertRows.sequence_of_run.func  # type: ignore[attr-defined]  # a cached property's
+        monkeypatch.setattr(ExpertRows, "sequence_of_run", property(lambda self: of_rows(self).flip(0)))
+    packed, oracle = make_engine("moe"), make_engine("moe")
+    train(packed, make_batch(ONE_PROCESS), VCPOSettings())
+    train(oracle, make_batch(ONE_PROCESS), VCPOSettings(norms={"how": "per_trajectory"}))
+    norms, expected = (engine.last_update[0].squared_norm for engine in (packed, oracle))
+    assert ((norms - expected).abs() / expected).max() > 1e-3
+
+
+def test_padded_sequences_of_a_mixture_of_experts(make_engine: Callable[..., Any]) -> None:
+    """Catches rows of [S, n, d], in which neighbouring rows are of different sequences, that are read as runs."""
+    padded = ParallelLayout("padded", model="moe", packed=False, distributed_optimizer=False)
+    batch = make_batch(padded)
+    assert_same_update(lambda: make_engine("moe", layout=padded), batch, 4 * TOLERANCE)
+
+
+OF_EXPERTS: dict[str, Any] = {
+    **{name: True for name in NOT_PACKED_EXPERTS},
+    "moe_z_loss_coeff": 1e-3,
+    "moe_expert_capacity_factor": 1.5,
+    "moe_latent_size": 16,
+    "moe_token_dispatcher_type": "flex",
+    "moe_router_load_balancing_type": "seq_aux_loss",
+}
+
+
+@pytest.mark.parametrize("setting", OF_EXPERTS)
+def test_settings_of_a_mixture_of_experts_that_fall_back_and_say_so(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """Catches norms without a gradient that an auxiliary loss adds, or that another way of dispatching hides."""
+    engine = make_engine("moe")
+    assert engine._why_not_packed() is None and engine.tf_config.moe_aux_loss_coeff > 0, "with no loss that uses it"
+    monkeypatch.setattr(engine.tf_config, setting, OF_EXPERTS[setting])
+    reason = engine._why_not_packed()
+    assert reason is not None and str(OF_EXPERTS[setting]) in reason
+    assert (setting if setting != "moe_router_load_balancing_type" else "moe_aux_loss_coeff") in reason
+
+
+def test_copies_of_experts_with_parts_of_a_sequence_fall_back_and_say_so(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches squares of parts of a gradient, where context-parallel ranks have copies of the same experts."""
+    engine = make_engine("moe")
+    monkeypatch.setattr(experts.dist, "get_process_group_ranks", lambda group: [0, 1])
+    reason = engine._why_not_packed()
+    assert reason is not None and "copies of an expert" in reason and "expert_model_parallel_size" in reason
+
+
+def test_a_fallback_of_a_mixture_of_experts_is_said(
     make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_engine("moe")
+    engine.unpackable = "moe_z_loss_coeff=0.1: the loss is no sequence's own"
     with caplog.at_level(logging.WARNING):
         train(engine, make_batch(ONE_PROCESS), VCPOSettings())
-    assert "packed -> per_trajectory" in caplog.text and "mixture of experts" in caplog.text
+    assert "packed -> per_trajectory: moe_z_loss_coeff=0.1" in caplog.text
     assert engine.last_update[0].squared_norm is not None
 
 
@@ -107,7 +189,13 @@ def test_settings_under_which_layers_form_or_hide_gradients(
 ) -> None:
     engine = make_engine()
     assert engine.unpackable is None and engine._why_not_packed() is None
-    for setting, value in (("fp8", "e4m3"), ("fp4", "e2m1"), ("tp_comm_overlap", True), ("cuda_graph_impl", "local")):
+    for setting, value in (
+        ("fp8", "e4m3"),
+        ("fp4", "e2m1"),
+        ("tp_comm_overlap", True),
+        ("cuda_graph_impl", "local"),
+        ("softmax_type", "learnable"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(engine.tf_config, setting, value)
             reason = engine._why_not_packed()
@@ -169,7 +257,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         monkeypatch.setattr(owner, name, guarded)
 
-    for name in ("linear", "vector", "embedding", "squared_norms", "add_weighted"):
+    for name in ("linear", "router", "experts", "vector", "embedding", "squared_norms", "add_weighted"):
         guard(Collector, name)
     for name in ("importance_weighted_score_loss", "weighted_score_loss"):
         guard(update, name)
@@ -178,15 +266,21 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("keep", ["gradients", "activations"])
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("model", ["tied", "moe"])
 def test_nothing_in_loss_and_backward_waits_for_a_device(
-    make_engine: Callable[..., Any], no_waiting: list[str], monkeypatch: pytest.MonkeyPatch, keep: str, batched: bool
+    make_engine: Callable[..., Any],
+    no_waiting: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    keep: str,
+    batched: bool,
+    model: str,
 ) -> None:
     from vcpo.gradnorm import linear
 
     if batched:  # as on a GPU
         monkeypatch.setattr(linear, "_is_batched", lambda x: True)
-    train(make_engine("tied"), make_batch(ONE_PROCESS), VCPOSettings(norms=NormsConfig(keep=keep)))
-    expected = {"linear", "vector", "embedding", "squared_norms"}
+    train(make_engine(model), make_batch(ONE_PROCESS), VCPOSettings(norms=NormsConfig(keep=keep)))
+    expected = {"linear", "vector", "embedding", "squared_norms"} | ({"router", "experts"} if model == "moe" else set())
     expected |= {"weighted_score_loss", "add_weighted"} if keep == "activations" else {"importance_weighted_score_loss"}
     assert set(no_waiting) == expected
 
@@ -209,12 +303,30 @@ def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[
     ]
 
 
+def test_what_is_kept_with_experts() -> None:
+    """Catches two sums in buffers in which groups of several ranks mix, which have baselines of their own."""
+    (seen,) = prompts([0] * 4, [0, 1, 0, 1])
+
+    def kept(of_ranks: Experts, **settings: Any) -> NormsKeep:
+        return what_to_keep(VCPOSettings(**settings), seen, False, None, of_ranks)
+
+    two_sums = NormsConfig(keep="gradients")
+    for of_ranks in (Experts.OWN, Experts.SHARED):
+        assert kept(of_ranks) is NormsKeep.ACTIVATIONS
+        assert kept(of_ranks, opob_scope="minibatch") is NormsKeep.NOTHING
+        assert kept(of_ranks, opob_scope="minibatch", norms=two_sums) is NormsKeep.GRADIENTS
+        assert kept(of_ranks, norms=NormsConfig(keep="nothing")) is NormsKeep.NOTHING
+    assert kept(Experts.OWN, norms=two_sums) is NormsKeep.GRADIENTS
+    with pytest.raises(ValueError, match="norms.keep=gradients: experts get tokens of several data-parallel ranks"):
+        kept(Experts.SHARED, norms=two_sums)
+
+
 def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
     seen = prompts([0] * 4 + [1] * 4, [0, 1, 0, 1, 2, 2, 3, 3])
     config = VCPOSettings()
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"gradients"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
-    assert passes == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
+    assert passes == [[[[0, 2], [0, 1]], [[1, 3], [2, 3]]]] * 2, "both ranks know both ranks' rows"
 
 
 def test_groups_over_several_ranks_share_passes_that_no_rank_is_idle_in() -> None:
@@ -223,7 +335,7 @@ def test_groups_over_several_ranks_share_passes_that_no_rank_is_idle_in() -> Non
     config = VCPOSettings(norms=NormsConfig(tokens=20))
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"activations"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
-    assert passes == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+    assert passes == [[[[0, 1, 2, 3]] * 2]] * 2
     with pytest.raises(ValueError, match="norms.keep=gradients: a prompt's samples lie on several"):
         what_to_keep(VCPOSettings(norms=NormsConfig(keep="gradients")), seen[0], False)
 
@@ -233,11 +345,16 @@ def test_micro_batches_by_tokens_need_sequences_on_every_rank() -> None:
     straddling = prompts([0] * 6 + [1] * 6, [0, 0, 0, 1, 1, 2, 0, 1, 1, 2, 2, 2])
     config = VCPOSettings(norms=NormsConfig(tokens=1))
 
-    def passes(most: int | None) -> list[list[list[int]]]:
-        return [plan_passes(config, "activations", p, False, most) for p in straddling]
+    def passes(most: int | None, of_ranks: Experts = Experts.NONE) -> list[list[list[int]]]:
+        planned = [plan_passes(config, NormsKeep.ACTIVATIONS, p, False, most, of_ranks) for p in straddling]
+        assert planned[0] == planned[1]
+        return planned[0]
 
-    assert passes(None) == passes(30) == [[[0, 1, 2], [3, 4], [5]], [[0], [1, 2], [3, 4, 5]]]
-    assert passes(20) == [[[0, 1, 2, 3, 4, 5]]] * 2, "three micro-batches, and one sequence on a rank"
+    everything = [[[0, 1, 2, 3, 4, 5]] * 2]
+    assert passes(None) == passes(30) == [[[0, 1, 2], [0]], [[3, 4], [1, 2]], [[5], [3, 4, 5]]]
+    assert passes(20) == everything, "three micro-batches, and one sequence on a rank"
+    assert passes(None, Experts.OWN) == passes(None)
+    assert passes(None, Experts.SHARED) == everything, "ranks whose experts are shared need as many micro-batches"
 
     uneven = prompts([0] * 4 + [1] * 4, [0, 0, 0, 1, 2, 3, 3, 3])
     kept = {most: {what_to_keep(VCPOSettings(), p, False, most) for p in uneven} for most in (None, 30, 20)}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -76,7 +77,16 @@ def test_how_norms_will_be_measured(
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_mixture_of_experts_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "a mixture of experts: vcpo.norms.keep=activations. The trainer checks its experts' settings and layers"),
+        ({"transformer_impl": "local"}, "on Megatron's own layers (transformer_impl=local), a mixture of experts"),
+        ({"moe_z_loss_coeff": 0.001}, "not packed, because moe_z_loss_coeff=0.001: the loss is no sequence's own."),
+    ],
+    ids=str,
+)
+def test_a_mixture_of_experts_is_told(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
     """Catches a plan that promises packed norms where the trainer will fall back."""
     (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8}))
     config = OmegaConf.create(
@@ -84,11 +94,11 @@ def test_a_mixture_of_experts_is_told(tmp_path: Path) -> None:
             "vcpo": {},
             "actor_rollout_ref": {
                 "model": {"path": str(tmp_path)},
-                "actor": {"megatron": {"override_transformer_config": {}}},
+                "actor": {"megatron": {"override_transformer_config": settings}},
             },
         }
     )
-    assert "because the model is a mixture of experts" in (norms_line(config) or "")
+    assert expected in (norms_line(config) or "")
 
 
 @pytest.mark.parametrize(

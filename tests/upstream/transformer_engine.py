@@ -25,9 +25,19 @@ LAYERS = Place(
             Reach("Store", How.NAMES, f"{_MODULES}.{name}", "ctx.wgrad_store.delay_wgrad_compute()", "as above")
             for name in ("linear", "layernorm_linear")
         ),
+        Reach(
+            "Store",
+            How.NAMES,
+            f"{_MODULES}.grouped_linear",
+            "ctx.wgrad_store.put([inputmats, grad_output, wgrad_list], grouped_gemm_wgrad)",
+            "as above; the third list is returned to autograd",
+        ),
+        Reach("Store", How.NAMES, f"{_MODULES}.grouped_linear", "ctx.wgrad_store.delay_wgrad_compute()", "as above"),
+        Reach("Store", How.NAMES, f"{_TE}:GroupedLinear", 'f"weight{i}"', "a parameter's name"),
+        Reach("Store", How.USES, f"{_TE}:GroupedLinear.num_gemms", "", "the number of experts"),
         *(
             Reach("Store", How.USES, f"{_TE}:{layer}.{name}", "", "the layer's")
-            for layer in ("Linear", "LayerNormLinear")
+            for layer in ("Linear", "LayerNormLinear", "GroupedLinear")
             for name in ("wgrad_store", "use_bias", "apply_bias", "parallel_mode")
         ),
         *(

@@ -54,7 +54,7 @@ def test_linear(lengths: list[int], inputs: int, outputs: int, batched: bool) ->
     torch.testing.assert_close(got, norms, rtol=1e-5, atol=0)
     torch.testing.assert_close(torch.stack(buffers), expected, rtol=1e-5, atol=1e-4)
     one = start[0].clone()
-    add_weighted(x, dy, segments, coefficient[0], one)
+    add_weighted(x, dy, coefficient[0][segments.sequence], one)
     torch.testing.assert_close(one, expected[0], rtol=1e-5, atol=1e-4)
 
 
@@ -134,6 +134,6 @@ def test_two_sums_of_narrow_products_cancel_as_their_coefficients_do(second: tor
 def test_a_coefficient_is_not_rounded_before_the_numbers_that_it_multiplies() -> None:
     x, dy = (t.abs().bfloat16() for t in tokens([256], 64, 64))
     got, coefficient = torch.zeros(64, 64), torch.tensor([1.0029])  # the nearest bfloat16 is 1
-    add_weighted(x, dy, Segments.of_lengths([256]), coefficient, got)
+    add_weighted(x, dy, coefficient.expand(256), got)
     exact = coefficient * (dy.float().T @ x.float())
     assert ((got - exact) / exact).mean().abs() < 3e-4, "rounding products has no direction"

@@ -63,19 +63,18 @@ def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | 
     return norms
 
 
-def add_weighted(x: Tensor, dy: Tensor, segments: Segments, coefficient: Tensor, into: Tensor) -> None:
+def add_weighted(x: Tensor, dy: Tensor, coefficient: Tensor, into: Tensor) -> None:
     """into += sum_i coefficient_i dW_i, as one packed product.
 
     Args:
         x: [T, in] inputs of the layer.
         dy: [T, out] gradients of its outputs.
-        segments: n sequences.
-        coefficient: [n].
+        coefficient: [T] that of each token's sequence.
         into: [out, in], usually of a wider dtype than the product.
     """
     # The product of two numbers is rounded to dy's format, once; a coefficient rounded before would be wrong for all
     # tokens of a sequence by as much, and in the same direction.
-    weighted = dy * coefficient.to(torch.promote_types(dy.dtype, coefficient.dtype))[segments.sequence][:, None]
+    weighted = dy * coefficient.to(torch.promote_types(dy.dtype, coefficient.dtype))[:, None]
     _add_product(weighted.to(dy.dtype), x, into)
 
 

@@ -1,5 +1,6 @@
 """Which tokens of a packed micro-batch belong to which sequence: known on the host, so that no call waits for a GPU."""
 
+import bisect
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,7 +42,7 @@ class Segments:
             bounds.append(bounds[-1] + length)
         return cls(tuple(bounds), torch.device(device))
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """n numbers of tokens."""
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -58,13 +59,15 @@ class Segments:
     @cached_property
     def buckets(self) -> list[Bucket]:
         """All sequences that have tokens, by length; computed once for all layers."""
-        order = sorted((i for i in range(len(self)) if self.lengths[i]), key=lambda i: -self.lengths[i])
-        buckets: list[list[int]] = []
-        for i in order:
-            if not buckets or self.lengths[buckets[-1][0]] > _PADDING * self.lengths[i]:
-                buckets.append([])
-            buckets[-1].append(i)
-        return [self._bucket(sequences) for sequences in buckets]
+        order = sorted((i for i, length in enumerate(self.lengths) if length), key=lambda i: -self.lengths[i])
+        shrinking = [-self.lengths[i] for i in order]
+        buckets: list[Bucket] = []
+        first = 0
+        while first < len(order):
+            last = bisect.bisect_right(shrinking, shrinking[first] / _PADDING)
+            buckets.append(self._bucket(order[first:last]))
+            first = last
+        return buckets
 
     def _bucket(self, sequences: list[int]) -> Bucket:
         steps = torch.arange(self.lengths[sequences[0]])  # [L]

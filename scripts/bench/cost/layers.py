@@ -38,7 +38,7 @@ def _forms(x: Tensor, dy: Tensor, segments: Segments) -> dict[str, Callable[[], 
 
     def norms_then_sum() -> Tensor:
         norms = squared_norms(x, dy, segments)
-        add_weighted(x, dy, segments, coefficient[0], main)
+        add_weighted(x, dy, coefficient[0][segments.sequence], main)
         return norms
 
     return {

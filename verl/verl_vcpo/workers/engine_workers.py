@@ -24,10 +24,10 @@ class VCPOActorWorker(DetachActorWorker):
         super().init_model()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def layers_for_norms(self) -> tuple[str, str | None]:
-        """(Whose layers the actor has, why packed gradient norms are not possible with them or None)."""
+    def layers_for_norms(self) -> tuple[str, str | None, bool]:
+        """(Whose layers the actor has, why packed norms are not possible with them or None, has it experts)."""
         engine = self.actor.engine
-        return engine.tap.layers, engine.unpackable
+        return engine.tap.layers, engine.unpackable, bool(engine.tf_config.num_moe_experts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, global_steps: int) -> None:

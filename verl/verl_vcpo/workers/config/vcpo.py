@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from vcpo import VCPOConfig
+from vcpo import OpobScope, VCPOConfig
 from verl_vcpo.workers.engine.megatron.norms import NormsConfig, NormsHow, NormsKeep
 
 
@@ -38,6 +38,17 @@ class VCPOSettings(VCPOConfig):
     def packs_gradient_norms(self) -> bool:
         """Whether norms come from packed backwards, where the model allows it."""
         return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED
+
+    @property
+    def kept_with_experts(self) -> NormsKeep:
+        """What `norms.keep` is for a mixture of experts.
+
+        With `auto` no second buffer: two sums would take, for each expert and sequence, the time to read and write a
+        gradient of the expert's size; nor the activations of a whole mini-batch, which have no limit.
+        """
+        if self.norms.keep is not NormsKeep.AUTO:
+            return self.norms.keep
+        return NormsKeep.NOTHING if self.opob_scope is OpobScope.MINIBATCH else NormsKeep.ACTIVATIONS
 
     @property
     def may_fill_a_second_buffer(self) -> bool:

@@ -105,7 +105,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         )
         vcpo = VCPOSettings.of(self.config.vcpo)
         if vcpo.needs_gradient_norms:
-            print_line(in_words(vcpo.norms.how, *self.actor_rollout_wg.layers_for_norms()[0]))
+            layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
+            print_line(in_words(vcpo.norms.how, layers, obstacle, vcpo.kept_with_experts if experts else None))
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()

@@ -10,8 +10,8 @@ class NormsHow(StrEnum):
     """Where the gradient norm of each sequence comes from."""
 
     PACKED = "packed"
-    """One backward over packed sequences. For models with parameters that packed norms do not support (a mixture of
-    experts, adapters) `per_trajectory` is used instead, and the console says why."""
+    """One backward over packed sequences. For models with parameters that packed norms do not support (adapters) and
+    some settings of mixtures of experts `per_trajectory` is used instead, and the console says why."""
     PER_TRAJECTORY = "per_trajectory"
     """One backward per sequence. Exact on any model, slow: the reference."""
 
@@ -20,7 +20,8 @@ class NormsKeep(StrEnum):
     """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
 
     AUTO = "auto"
-    """`gradients` where a baseline's sequences are one pass of one rank, else `activations`."""
+    """`gradients` where a baseline's sequences are one pass of one rank, else `activations`. For a mixture of experts
+    `activations`; at the scope of a mini-batch `nothing`."""
     GRADIENTS = "gradients"
     """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size. Where
     their difference would lose its digits, because few sequences have almost all the weight, a second backward."""
@@ -70,17 +71,33 @@ class NormsConfig:
 NOT_PACKED = ("fp8", "fp4", "tp_comm_overlap")
 """Settings of Megatron's TransformerConfig with which packed norms are not possible."""
 
+NOT_PACKED_EXPERTS = {
+    "moe_z_loss_coeff": "the loss is no sequence's own",
+    "moe_expert_capacity_factor": "which tokens are dropped depends on other sequences",
+    "moe_pad_expert_input_to_capacity": "padding is no sequence's",
+    "moe_router_padding_for_quantization": "padding is no sequence's",
+    "moe_router_enable_expert_bias": "a second forward would count a batch's tokens twice",
+    "moe_shared_expert_overlap": "the shared experts' gradients are formed elsewhere",
+    "overlap_moe_expert_parallel_comm": "the layers' gradients are formed elsewhere",
+    "moe_latent_size": "every tensor-parallel rank has the projections whole",
+    "moe_use_legacy_grouped_gemm": "its gradients are not collected",
+    "add_bias_linear": "biases of experts and routers are not collected",
+}
+"""The same for a mixture of experts; and why."""
 
-def in_words(how: NormsHow, layers: str, obstacle: str | None) -> str:
+
+def in_words(how: NormsHow, layers: str, obstacle: str | None, kept_with_experts: NormsKeep | None = None) -> str:
     """The line on the console that says how a run measures gradient norms.
 
     Args:
         how: what is set.
         layers: whose layers the trainer has.
         obstacle: why packed norms are not possible with them, or None.
+        kept_with_experts: of a mixture of experts what a backward keeps, which `vcpo.norms.keep=auto` does not tell.
     """
     if how is NormsHow.PER_TRAJECTORY:
         return f"Gradient norms: one backward per sequence (vcpo.norms.how={how.value}), on {layers}."
     if obstacle:
         return f"Gradient norms: one backward per sequence, slowly, on {layers}; not packed, because {obstacle}."
-    return f"Gradient norms: packed, on {layers}."
+    kept = f", a mixture of experts: vcpo.norms.keep={kept_with_experts}" if kept_with_experts else ""
+    return f"Gradient norms: packed, on {layers}{kept}."

@@ -35,6 +35,7 @@ from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NormsKeep
+from verl_vcpo.workers.engine.megatron.packed import experts
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
     PackedOutcome,
@@ -154,7 +155,10 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return "a CUDA graph gives no gradients to a collector"
         if self.peft_cls is not None or self.model_config.mtp.enable:
             return "adapters and multi-token prediction are not supported"
-        return self.tap.untapped
+        if self.tf_config.softmax_type == "learnable":
+            return "softmax_type=learnable: the attention's parameters are not collected"
+        of_experts = experts.obstacle(self.tf_config) if self.tf_config.num_moe_experts else None
+        return of_experts or self.tap.untapped
 
     def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
         """Norms and gradient of the update from packed passes; None if packed norms are not set or not possible."""

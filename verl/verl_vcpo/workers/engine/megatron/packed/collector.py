@@ -1,5 +1,6 @@
 """Computes per-sequence norms from every layer's inputs and output gradients, and keeps what the update needs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +19,22 @@ from vcpo.gradnorm import (
 )
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
+from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """What is kept of the weight of a linear layer in one micro-batch: inputs and output gradients."""
+    """What is kept of the weight of a linear layer in one micro-batch: inputs [T, in], output gradients [T, out]."""
 
     parameter: Tensor
-    micro_batch: MicroBatch
+    row: Tensor
+    """[T] the number in the pass of each token's sequence."""
     x: Tensor
     dy: Tensor
 
     def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
         """buffer += sum_i coefficient_i dW_i."""
-        mine = coefficient[self.micro_batch.rows]
-        add_weighted(self.x, self.dy, self.micro_batch.segments, mine, buffer)
+        add_weighted(self.x.to(self.dy.dtype), self.dy, coefficient[self.row], buffer)
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,11 @@ class Collector:
 
     Args:
         keep: besides the norms nothing, the layers' activations, or weighted sums in the main and a second buffer.
-        size: number of sequences of the pass.
+        size: N, the number of sequences of the pass, those of other data-parallel ranks included: a rank's experts may
+            be given their tokens.
         tied: whether embedding and head share their weight.
         device: the model's device.
-        coefficient: with `keep=gradients` [2, size]: a sequence's coefficients in the main and in the second buffer.
+        coefficient: with `keep=gradients` [2, N]: a sequence's coefficients in the main and in the second buffer.
         second: with `keep=gradients`: the second buffer of each parameter.
     """
 
@@ -90,7 +93,7 @@ class Collector:
         coefficient: Tensor | None = None,
         second: dict[Tensor, Tensor] | None = None,
     ) -> None:
-        self.keep, self.tied = keep, tied
+        self.keep, self.size, self.tied = keep, size, tied
         self.micro_batch: MicroBatch | None = None
         """The micro-batch whose forward or backward is running."""
         self._coefficient = coefficient
@@ -98,7 +101,7 @@ class Collector:
         self._shares: list[_Weight | _Vector | _Rows] = []
         self._vectors: list[_Vector] = []
         self._cross: dict[str, list[tuple[MicroBatch, Tensor]]] = {"head": [], "embedding": []}
-        self._norms = torch.zeros(size, device=device)  # [size] this rank's part
+        self._norms = torch.zeros(size, device=device)  # [N] this rank's part
         self._cp_rank, self._cp = mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()
         self._tp = mpu.get_tensor_model_parallel_world_size()
 
@@ -112,33 +115,79 @@ class Collector:
             head: whether the layer is the output layer.
         """
         micro_batch = self.current()
-        if gather is not None:
-            rows = x.new_empty(x.shape[0] * gather.size(), *x.shape[1:])
-            dist.all_gather_into_tensor(rows, x.contiguous(), group=gather)
-            x = rows
         if bias is not None:
             self.vector(bias, dy, sharded=True)
-        x, dy = micro_batch.flat(x), micro_batch.flat(dy)
-        whole_x = micro_batch.gathered(x)
-        whole_dy, mine = micro_batch.gathered(dy), slice(None)
-        if self._cp > 1:  # context-parallel ranks share the rows of the weight: each squares some rows, over all tokens
-            bounds = [weight.shape[0] * r // self._cp for r in range(self._cp + 1)]
-            mine = slice(bounds[self._cp_rank], bounds[self._cp_rank + 1])
-            whole_dy = whole_dy[:, mine]
+        x, dy = micro_batch.flat(_gathered(x, gather)), micro_batch.flat(dy)
+        whole = micro_batch.gathered(x), micro_batch.gathered(dy)
+        mine = _share(len(weight), self._cp_rank, self._cp)
         if self.tied and head:
-            self._tied_head(micro_batch, weight, whole_x, whole_dy, mine)
+            self._tied_head(micro_batch, weight, whole[0], whole[1][:, mine], mine)
+        self._weight(_Weight(weight, micro_batch.row, x, dy), *whole, mine)
+
+    def router(self, weight: Tensor, x: Tensor, dy: Tensor, *, gather: Any = None) -> None:
+        """Take the inputs and output gradients of a linear layer whose weight every tensor-parallel rank has whole.
+
+        Args:
+            gather: the ranks over which the rows of both are spread, or None.
+        """
+        micro_batch = self.current()
+        row = micro_batch.rows[micro_batch.sequence_of(x)]
+        wide = x.to(dy.dtype)  # a router may compute in a wider format
+        whole = [micro_batch.gathered(micro_batch.flat(_gathered(part, gather))) for part in (wide, dy)]
+        part, parts = self._cp_rank, self._cp
+        if gather is not None:
+            part, parts = part * gather.size() + gather.rank(), parts * gather.size()
+        kept = _Weight(weight, row, x.flatten(0, 1), dy.flatten(0, 1))
+        self._weight(kept, whole[0], whole[1], _share(len(weight), part, parts))
+
+    def _weight(self, kept: _Weight, x: Tensor, dy: Tensor, mine: slice) -> None:
+        """Measure a weight, and keep it.
+
+        Ranks that have the same rows of the weight share them: each squares some, over all tokens.
+
+        Args:
+            kept: this rank's tokens.
+            x: inputs of all tokens, in the order of `MicroBatch.whole`.
+            dy: output gradients of all tokens, of all these rows of the weight.
+            mine: the rows of the weight that this rank squares.
+        """
+        micro_batch, dy = self.current(), dy[:, mine]
         if self.keep is NormsKeep.GRADIENTS:
-            main, second = weight.main_grad[mine], self._second[weight][mine]  # type: ignore[attr-defined]
+            buffers = kept.parameter.main_grad[mine], self._second[kept.parameter][mine]  # type: ignore[attr-defined]
             coefficient = self._coefficient[:, micro_batch.rows]  # type: ignore[index]  # given with this `keep`
-            norms = add_weighted_per_sequence(whole_x, whole_dy, micro_batch.whole, coefficient, [main, second])
+            norms = add_weighted_per_sequence(x, dy, micro_batch.whole, coefficient, buffers)
         else:
-            norms = squared_norms(whole_x, whole_dy, micro_batch.whole)
+            norms = squared_norms(x, dy, micro_batch.whole)
             if self.keep is NormsKeep.ACTIVATIONS:
-                self._shares.append(_Weight(weight, micro_batch, x, dy))
+                self._shares.append(kept)
         self._norms[micro_batch.rows] += norms
 
+    def experts(self, weights: Sequence[Tensor], x: Tensor, dy: Tensor, rows: ExpertRows) -> None:
+        """Take the inputs [R, in] and output gradients [R, out] of one linear layer of each of some experts.
+
+        Args:
+            weights: of each expert; no other rank has the same rows of them and tokens of the same sequences.
+            rows: the experts' rows.
+        """
+        if self.keep is NormsKeep.GRADIENTS:
+            for weight, a, b, of_expert in zip(
+                weights, x.split(rows.splits), dy.split(rows.splits), rows.experts, strict=True
+            ):
+                buffers = weight.main_grad, self._second[weight]  # type: ignore[attr-defined]
+                coefficient = self._coefficient[:, of_expert.sequence_of_run]  # type: ignore[index]  # as above
+                norms = add_weighted_per_sequence(
+                    a[of_expert.order], b[of_expert.order], of_expert.runs, coefficient, buffers
+                )
+                self._norms.index_add_(0, of_expert.sequence_of_run, norms)
+            return
+        # One call for all experts: a norm needs no weight.
+        self._norms.index_add_(0, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
+        if self.keep is NormsKeep.ACTIVATIONS:
+            parts = (part.split(rows.splits) for part in (rows.sequence, x, dy))
+            self._shares += [_Weight(*of_expert) for of_expert in zip(weights, *parts, strict=True)]
+
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
-        """Take the gradients [S, 1 or n, ..., d] of a parameter [d], one for each token.
+        """Take the gradients [S, 1 or n, ..., d] of a parameter [d] or [1, d], one for each token.
 
         Args:
             summed_over_tp: tensor-parallel ranks have different tokens or heads.
@@ -146,7 +195,7 @@ class Collector:
         """
         micro_batch = self.current()
         sequence = micro_batch.sequence_of(dy)
-        per_token = dy.reshape(len(sequence), -1, parameter.shape[0]).sum(1)
+        per_token = dy.reshape(len(sequence), -1, parameter.shape[-1]).sum(1)
         sums = sequence_sums(per_token, sequence, len(micro_batch.rows))
         share = _Vector(parameter, micro_batch, sums, summed_over_tp, sharded)
         self._vectors.append(share)
@@ -190,7 +239,7 @@ class Collector:
 
     @torch.no_grad()
     def squared_norms(self) -> Tensor:
-        """[size] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks."""
+        """[N] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks."""
         self._square_vectors()
         if self.tied:
             self._add_cross_terms()
@@ -240,8 +289,21 @@ class Collector:
         """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i.
 
         Args:
-            coefficient: [size].
+            coefficient: [N].
         """
         for share in self._shares:
             share.add_to(share.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
         self._shares.clear()
+
+
+def _gathered(part: Tensor, group: Any) -> Tensor:
+    """The rows of all ranks of the group, rank after rank; without one the same."""
+    if group is None:
+        return part
+    whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
+    dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
+    return whole
+
+
+def _share(rows: int, part: int, parts: int) -> slice:
+    return slice(rows * part // parts, rows * (part + 1) // parts)

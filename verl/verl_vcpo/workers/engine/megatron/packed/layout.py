@@ -1,6 +1,7 @@
 """The layout of a micro-batch on this rank: which rows of an activation belong to which sequence."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ class MicroBatch:
     """
 
     rows: Tensor
-    """[n] the numbers of these sequences in the pass."""
+    """[n] the numbers of these sequences in the pass, in which all data-parallel ranks' sequences are counted."""
     segments: Segments
     """The sequences in this rank's T tokens."""
     whole: Segments
@@ -33,6 +34,11 @@ class MicroBatch:
     """[S, 1] or [S, n]: the sequence of each row of an activation."""
     token: Tensor
     """[CP * T] token ids in the order of `whole`; 0 on padding."""
+
+    @cached_property
+    def row(self) -> Tensor:
+        """[T] the number in the pass of each token's sequence."""
+        return self.rows[self.segments.sequence]
 
     def flat(self, activation: Tensor) -> Tensor:
         """[S, 1 or n, d] -> [T, d], the tokens in the order of `segments`."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from verl_vcpo.workers.engine.megatron.packed.collector import Collector
+    from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
 
 
 class Tap:
@@ -43,7 +44,7 @@ class Tapped:
         return self.tap.collector if torch.is_grad_enabled() else None
 
 
-def _on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tensor], None]) -> None:
+def on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tensor], None]) -> None:
     """Call take(inputs, gradient of output) in the backward, and drop the reference to the inputs."""
     held = [inputs]
     output.register_hook(lambda gradient: take(held.pop(), gradient))
@@ -51,6 +52,8 @@ def _on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Ten
 
 class TappedLinear(Tapped):
     is_head = False
+    rows_of_experts: "Callable[[], ExpertRows] | None" = None
+    """Of an expert's layer, in a forward: the rows of the forward, known when the backward has begun."""
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **settings: Any) -> Tensor:
         collector = self.collector
@@ -61,11 +64,15 @@ class TappedLinear(Tapped):
         if not output.requires_grad:  # no parameter before this layer is trained
             output.requires_grad_()
         gather = settings["tp_group"] if settings["sequence_parallel"] else None
-        _on_gradient(
-            output,
-            input.detach(),
-            lambda x, dy: collector.linear(weight, bias, x, dy, gather=gather, head=self.is_head),
-        )
+        rows = self.rows_of_experts
+
+        def take(x: Tensor, dy: Tensor) -> None:
+            if rows is None:
+                collector.linear(weight, bias, x, dy, gather=gather, head=self.is_head)
+            else:
+                collector.experts([weight], x, dy, rows())
+
+        on_gradient(output, input.detach(), take)
         return output
 
 
@@ -100,7 +107,7 @@ def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: b
     if collector is None or bias is None:
         return bias
     rows = bias.detach().expand_as(output).requires_grad_()
-    _on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, summed_over_tp=not sharded, sharded=sharded))
+    on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, summed_over_tp=not sharded, sharded=sharded))
     return rows
 
 
@@ -116,7 +123,7 @@ class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
         rows = F.embedding(token.masked_fill(elsewhere, 0), self.weight.detach()).masked_fill(elsewhere[..., None], 0.0)
         rows.requires_grad_()
         token = token.masked_fill(elsewhere, -1)
-        _on_gradient(rows, token, lambda ids, dy: collector.embedding(self.weight, ids, dy))
+        on_gradient(rows, token, lambda ids, dy: collector.embedding(self.weight, ids, dy))
         if self.reduce_scatter_embeddings:
             return reduce_scatter_to_sequence_parallel_region(rows.transpose(0, 1).contiguous(), group=self.tp_group)
         return reduce_from_tensor_model_parallel_region(rows, group=self.tp_group)
@@ -149,5 +156,5 @@ class TappedNorm(Tapped):
             if bias is not None:
                 collector.vector(bias, dy, summed_over_tp=partial)
 
-        _on_gradient(output, x.detach(), take)
+        on_gradient(output, x.detach(), take)
         return output

@@ -1,5 +1,7 @@
 """The passes of a packed update: the sequences of each pass, and what a pass keeps. All ranks decide the same."""
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 
@@ -9,47 +11,70 @@ from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
 
+class Experts(Enum):
+    """The experts of a model, for the passes."""
+
+    NONE = "none"
+    """A dense model."""
+    OWN = "own"
+    """A rank's experts get tokens of its own data-parallel rank's sequences only."""
+    SHARED = "shared"
+    """They get tokens of several data-parallel ranks' sequences."""
+
+
 def what_to_keep(
     config: VCPOSettings,
     sequences: SequencesBeforeForward,
     interleaved: bool,
     micro_batch_tokens: int | None = None,
+    experts: Experts = Experts.NONE,
 ) -> NormsKeep:
-    """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`.
+    """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`; with experts
+    `config.kept_with_experts`.
 
     Args:
         config: VCPO's settings.
         sequences: all ranks' sequences.
         interleaved: whether pipeline stages are virtual.
         micro_batch_tokens: with `use_dynamic_bsz` the most tokens of a micro-batch; None: micro-batches by sequences.
+        experts: the model's.
 
     Raises:
         ValueError: `keep=gradients`, where groups and ranks do not allow it.
     """
     if config.norms.keep is NormsKeep.GRADIENTS:
-        obstacle = _against_gradients(config, sequences, interleaved, micro_batch_tokens)
+        obstacle = _against_gradients(config, sequences, interleaved, micro_batch_tokens, experts)
         if obstacle:
             raise ValueError(f"vcpo.norms.keep=gradients: {obstacle}; set vcpo.norms.keep=activations, or auto")
     if config.norms.keep is not NormsKeep.AUTO:
         return config.norms.keep
-    obstacle = _against_gradients(config, sequences, interleaved, micro_batch_tokens)
+    if experts is not Experts.NONE:
+        return config.kept_with_experts
+    obstacle = _against_gradients(config, sequences, interleaved, micro_batch_tokens, experts)
     return NormsKeep.ACTIVATIONS if obstacle else NormsKeep.GRADIENTS
 
 
 def _against_gradients(
-    config: VCPOSettings, sequences: SequencesBeforeForward, interleaved: bool, micro_batch_tokens: int | None
+    config: VCPOSettings,
+    sequences: SequencesBeforeForward,
+    interleaved: bool,
+    micro_batch_tokens: int | None,
+    experts: Experts,
 ) -> str | None:
     if config.opob_leave_one_out:
         return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
     if config.opob_scope is OpobScope.MINIBATCH:
         return None
+    if experts is Experts.SHARED:
+        return "experts get tokens of several data-parallel ranks, whose prompts have baselines of their own"
     if interleaved:
         return "an interleaved pipeline cannot run one group at a time"
     homes = [sequences.group[sequences.rank == rank].unique() for rank in range(_ranks(sequences))]
     if len({len(groups) for groups in homes}) != 1 or len(torch.cat(homes).unique()) != sum(map(len, homes)):
         return "a prompt's samples lie on several data-parallel ranks, or ranks hold different numbers of prompts"
     for groups in zip(*homes, strict=True):
-        if not _ready(torch.isin(sequences.group, torch.stack(groups)), sequences, micro_batch_tokens):
+        rows = torch.isin(sequences.group, torch.stack(groups))
+        if not _ready(rows, sequences, micro_batch_tokens, alike=False):
             return (
                 "use_dynamic_bsz=true makes as many micro-batches on all data-parallel ranks, and one of them has "
                 "fewer samples of its prompt"
@@ -67,47 +92,51 @@ def plan_passes(
     sequences: SequencesBeforeForward,
     interleaved: bool,
     micro_batch_tokens: int | None = None,
-) -> list[list[int]]:
-    """Per pass the numbers of this rank's sequences. All ranks have the same number of passes, none of them empty.
+    experts: Experts = Experts.NONE,
+) -> list[list[list[int]]]:
+    """Per pass and data-parallel rank the numbers of that rank's sequences. No rank has an empty pass.
 
-    All sequences of a baseline are in the same pass, on whichever ranks they are. Arguments as of `what_to_keep`.
+    All sequences of a baseline are in the same pass, on whichever ranks they are. Where experts are shared, all ranks
+    have as many micro-batches in a pass. Arguments as of `what_to_keep`.
     """
-    everything = [list(range(sequences.mine.stop - sequences.mine.start))]
+    ranks = _ranks(sequences)
+    size = len(sequences.group) // ranks
     if keep is NormsKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
-        return everything
-    local = torch.arange(len(sequences.group)) - sequences.rank * len(everything[0])  # [B] row number within the rank
+        return [[list(range(size))] * ranks]
     if keep is NormsKeep.GRADIENTS:
-        return [_rows(sequences, sequences.group == group, local) for group in sequences.group[sequences.mine].unique()]
+        by_rank = sequences.group.view(ranks, size)
+        homes = [[(groups == group).nonzero().flatten().tolist() for group in groups.unique()] for groups in by_rank]
+        return [list(of_ranks) for of_ranks in zip(*homes, strict=True)]
+    alike = experts is Experts.SHARED and micro_batch_tokens is None
     passes: list[Tensor] = []
     for group in sequences.group.unique():
         rows = sequences.group == group
         if passes and (
-            not _ready(passes[-1], sequences, micro_batch_tokens)
+            not _ready(passes[-1], sequences, micro_batch_tokens, alike)
             or _fits(passes[-1] | rows, sequences, config.norms.tokens)
         ):
             passes[-1] |= rows
         else:
             passes.append(rows)
-    while len(passes) > 1 and not _ready(passes[-1], sequences, micro_batch_tokens):
+    while len(passes) > 1 and not _ready(passes[-1], sequences, micro_batch_tokens, alike):
         last = passes.pop()
         passes[-1] |= last
-    return [_rows(sequences, rows, local) for rows in passes]
+    return [[mine.nonzero().flatten().tolist() for mine in rows.view(ranks, size)] for rows in passes]
 
 
-def _rows(sequences: SequencesBeforeForward, rows: Tensor, local: Tensor) -> list[int]:
-    mine = torch.zeros_like(rows)
-    mine[sequences.mine] = True
-    return local[rows & mine].tolist()
-
-
-def _ready(rows: Tensor, sequences: SequencesBeforeForward, micro_batch_tokens: int | None) -> bool:
+def _ready(rows: Tensor, sequences: SequencesBeforeForward, micro_batch_tokens: int | None, alike: bool) -> bool:
     """Whether every rank has sequences in these rows, and as many as any rank may have micro-batches.
 
     verl makes the same number of micro-batches on all ranks, none of them empty. A rank whose tokens exceed one
     micro-batch may need as many as it has sequences. All rows together are ready: ranks hold equally many.
+
+    Args:
+        alike: whether all ranks must have as many sequences: then they have as many micro-batches by sequences.
     """
     on_rank = [rows & (sequences.rank == rank) for rank in range(_ranks(sequences))]
     counts = [int(mine.sum()) for mine in on_rank]
+    if alike and len(set(counts)) > 1:
+        return False
     most = 1
     if micro_batch_tokens is not None:
         tokens = [int(sequences.length[mine].sum()) for mine in on_rank]

@@ -12,44 +12,81 @@ of the extension in layernorm_linear.py of Transformer Engine. Norms that stand 
 Without a collector all layers behave as Transformer Engine's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state as mpu
 from torch import Tensor
-from transformer_engine.pytorch import LayerNorm, LayerNormLinear, Linear, RMSNorm
+from transformer_engine.pytorch import GroupedLinear, LayerNorm, LayerNormLinear, Linear, RMSNorm
 from transformer_engine.pytorch.module import layernorm_linear
 
 from verl_vcpo.workers.engine.megatron.packed.modules import Tap, Tapped, is_norm_of_heads
 
 if TYPE_CHECKING:
     from verl_vcpo.workers.engine.megatron.packed.collector import Collector
+    from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
 
 
 class Store(Tapped):
-    """Takes the place of a linear layer's `WeightGradStore`."""
+    """Takes the place of a linear layer's `WeightGradStore`.
 
-    def __init__(self, tap: Tap, layer: Any) -> None:
-        self.tap, self.layer = tap, layer
+    Args:
+        rows: of a layer of experts, what gives the rows of a forward once its backward has begun.
+    """
+
+    def __init__(self, tap: Tap, layer: Any, rows: "Callable[[], ExpertRows] | None" = None) -> None:
+        self.tap, self.layer, self.rows = tap, layer, rows
+
+    def of_experts(self, rows: "Callable[[], ExpertRows] | None") -> "Store":
+        """The store of one forward, which Transformer Engine gives to the backward."""
+        return Store(self.tap, self.layer, rows)
 
     def delay_wgrad_compute(self) -> bool:
         """Whether the layer's backward calls `put`, and forms no gradients of weight and bias."""
         return self.tap.collector is not None
 
-    def put(self, tensors: list[Tensor], form: Callable[..., Any]) -> None:
-        """Give a layer's inputs [S n, in] and output gradients [S n, out] to the collector.
+    def put(self, tensors: list[Any], form: Callable[..., Any]) -> None:
+        """Give a layer's inputs and output gradients to the collector.
 
         Args:
+            tensors: both, [S n, in] and [S n, out]; of a GroupedLinear lists of both with an entry for each expert, and
+                the list of tensors in which the layer would form gradients, and which it returns to autograd.
             form: what would compute the gradient of the weight from both; not used.
         """
         layer, collector = self.layer, self.tap.collector
         assert collector is not None, "delay_wgrad_compute is false without a collector"
-        x, dy = (collector.current().activation(rows) for rows in tensors)
+        if isinstance(layer, GroupedLinear):
+            *tensors, gradients = tensors
+            gradients[:] = [None] * len(gradients)  # autograd would add uninitialized numbers
+            x, dy = map(_joined, tensors)
+        else:
+            x, dy = tensors
+        if self.rows is not None:
+            collector.experts(_weights(layer), x, dy, self.rows())
+            return
+        x, dy = (collector.current().activation(rows) for rows in (x, dy))
         bias = layer.bias if layer.apply_bias and layer.bias.requires_grad else None
         collector.linear(layer.weight, bias, x, dy)
         if isinstance(layer, LayerNormLinear):
             extension().norm_follows(self)
+
+
+def _weights(layer: Any) -> list[Tensor]:
+    """Of each expert; of a Linear one."""
+    if isinstance(layer, GroupedLinear):
+        return [getattr(layer, f"weight{i}") for i in range(layer.num_gemms)]
+    return [layer.weight]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """[R, d] of consecutive parts; without a copy where they are parts of one tensor, as splits are."""
+    first, end = parts[0], parts[0].storage_offset()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
+            return torch.cat(list(parts))
+        end += part.numel()
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), (first.shape[1], 1))
 
 
 class Extension:
@@ -149,18 +186,22 @@ class TappedLayerNorm(_TappedNorm, LayerNorm):
     """Transformer Engine's class with per-sequence gradients."""
 
 
+_LINEAR = (Linear, LayerNormLinear, GroupedLinear)
 _TAPPED: dict[type, type] = {RMSNorm: TappedRMSNorm, LayerNorm: TappedLayerNorm}
 
 
-def plug_in(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
+def plug_in(chunks: list[torch.nn.Module], tap: Tap, of_experts: Collection[torch.nn.Module] = ()) -> str | None:
     """Tap Transformer Engine's linear layers and norms.
+
+    Args:
+        of_experts: linear layers of experts.
 
     Returns:
         A layer not all of whose gradients can be collected, and why; None if there is no such layer.
     """
     for chunk in chunks:
         for name, module in chunk.named_modules():
-            obstacle = _obstacle(module) if isinstance(module, Linear | LayerNormLinear) else None
+            obstacle = _obstacle(module, module in of_experts) if isinstance(module, _LINEAR) else None
             if obstacle:
                 return f"{name}: {obstacle}"
             plug_in_layer(module, tap)
@@ -171,25 +212,27 @@ def plug_in(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
 
 def plug_in_layer(module: Any, tap: Tap) -> None:
     """Tap a module, if it is a linear layer or a norm of Transformer Engine."""
-    if isinstance(module, Linear | LayerNormLinear):
+    if isinstance(module, _LINEAR):
         module.wgrad_store = Store(tap, module)
     elif type(module) in _TAPPED:
         module.__class__ = _TAPPED[type(module)]
         module.tap = tap
 
 
-def _obstacle(layer: Any) -> str | None:
+def _obstacle(layer: Any, of_experts: bool) -> str | None:
     """Why autograd or Transformer Engine would form a gradient of a linear layer all the same; None if not."""
     trained = [p for p in layer.parameters() if p.requires_grad]
     if not trained:
         return None
-    if not layer.weight.requires_grad:
+    if not all(weight.requires_grad for weight in _weights(layer)):
         return "parameters are trained beside a weight that is not"
     if layer.use_bias and not layer.apply_bias:
         return "its bias is returned, and added by another module"
+    if layer.use_bias and of_experts:
+        return "a bias of experts"
     if getattr(layer, "gemm_bias_unfused_add", False):
         return "its bias is added after a reduction over tensor-parallel ranks"
-    if layer.parallel_mode is None and mpu.get_tensor_model_parallel_world_size() > 1:
+    if not of_experts and layer.parallel_mode is None and mpu.get_tensor_model_parallel_world_size() > 1:
         return "every tensor-parallel rank has the whole weight"
     if layer.wgrad_store.delay_wgrad_compute() and not isinstance(layer.wgrad_store, Store):
         return "delay_wgrad_compute=true"

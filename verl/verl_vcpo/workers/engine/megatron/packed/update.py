@@ -42,8 +42,9 @@ from verl_vcpo.workers.engine.megatron.mini_batch import (
 )
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
+from verl_vcpo.workers.engine.megatron.packed.experts import are_shared
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
-from verl_vcpo.workers.engine.megatron.packed.plan import plan_passes, what_to_keep
+from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes, what_to_keep
 from verl_vcpo.workers.engine.megatron.packed.rounding import TwoSums, predicted_rounding
 from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
 
@@ -62,6 +63,42 @@ class PackedOutcome:
     """False with `keep=nothing`, and where `rounded`: only the norms are known."""
     rounded: bool
     """Whether rounding would have spoiled what `keep=gradients` forms."""
+
+
+class Pass:
+    """Some of the sequences of all data-parallel ranks.
+
+    The pass counts N = D * most sequences, `most` the largest number of a rank's: sequence i of rank d has the number
+    d * most + i.
+
+    Args:
+        rows: of each of the D data-parallel ranks the numbers of its sequences in the mini-batch.
+        rank: this one.
+    """
+
+    def __init__(self, rows: list[list[int]], rank: int) -> None:
+        self.rows, self.rank = rows, rank
+        self.mine = rows[rank]
+        """This rank's rows."""
+        self.most = max(map(len, rows))
+        self.numbers = torch.cat([d * self.most + torch.arange(len(of_rank)) for d, of_rank in enumerate(rows)])
+        """[n] the numbers of all sequences, rank after rank."""
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.rows) * self.most
+
+    @property
+    def my_numbers(self) -> Tensor:
+        """[b] the numbers of this rank's sequences."""
+        return self.rank * self.most + torch.arange(len(self.mine))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[..., n] values of all sequences, rank after rank -> [..., N] by number, 0 where there is no sequence."""
+        out = values.new_zeros(*values.shape[:-1], self.size)
+        out[..., self.numbers] = values
+        return out
 
 
 class PackedUpdate:
@@ -91,9 +128,11 @@ class PackedUpdate:
         interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
         self.in_place_of_gradients = in_place_of_gradients
         self.keep = NormsKeep.NOTHING
+        limits = interleaved, _micro_batch_tokens(data), _experts(engine)
         if not in_place_of_gradients:
-            self.keep = what_to_keep(config, self.sequences, interleaved, _micro_batch_tokens(data))
-        self.passes = plan_passes(config, self.keep, self.sequences, interleaved, _micro_batch_tokens(data))
+            self.keep = what_to_keep(config, self.sequences, *limits)
+        passes = plan_passes(config, self.keep, self.sequences, *limits)
+        self.passes = [Pass(rows, self.rank) for rows in passes]
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
@@ -107,8 +146,8 @@ class PackedUpdate:
         """
         self.engine.optimizer_zero_grad()
         with _finalized_once(self.engine.module):
-            for rows in self.passes:
-                self._one_pass(rows)
+            for one in self.passes:
+                self._one_pass(one)
         batch = self._whole_batch()
         rounded = self.in_place_of_gradients
         if self.keep is NormsKeep.GRADIENTS:
@@ -116,13 +155,13 @@ class PackedUpdate:
         has_gradient = self.keep is not NormsKeep.NOTHING and not rounded
         return PackedOutcome(batch, self.losses, has_gradient, rounded)
 
-    def _one_pass(self, rows: list[int]) -> None:
+    def _one_pass(self, one: Pass) -> None:
         engine = self.engine
-        data = self._select(rows)
-        coefficient = self._sums(rows) if self.keep is NormsKeep.GRADIENTS else None
+        data = self._select(one)
+        coefficient = self._sums(one) if self.keep is NormsKeep.GRADIENTS else None
         collector = Collector(
             self.keep,
-            len(rows),
+            one.size,
             tied=engine.model_config.share_embeddings_and_output_weights,
             device=get_device_id(),
             coefficient=coefficient,
@@ -136,19 +175,20 @@ class PackedUpdate:
         log_prob = None
         if engine.is_mp_src_rank_with_outputs():
             log_prob = padded_responses(out["model_output"]["log_probs"], data)
-            for row, values in zip(rows, log_prob, strict=True):
+            for row, values in zip(one.mine, log_prob, strict=True):
                 self.log_probs[row] = values
             self.losses += out["loss"]
-        norms = torch.zeros(self.ranks, len(rows), dtype=torch.float64, device=get_device_id())
         # The loss contains the data-parallel size as a factor, and Megatron multiplies by the context-parallel size.
         factor = self.ranks * mpu.get_context_parallel_world_size()
-        norms[self.rank] = collector.squared_norms() / factor**2
-        self.squared_norm[self.rank, rows] = norms[self.rank]
+        norms = collector.squared_norms().view(self.ranks, one.most) / factor**2
+        for rank, rows in enumerate(one.rows):
+            self.squared_norm[rank, rows] = norms[rank, : len(rows)]
         if self.keep is not NormsKeep.NOTHING:
             batch = self._unweighted(gather_mini_batch(data, self.rank, log_prob, norms, equal=False))
-            self._combine(collector, rows, batch)
+            self._combine(collector, one, batch)
 
-    def _select(self, rows: list[int]) -> TensorDict:
+    def _select(self, one: Pass) -> TensorDict:
+        rows = one.mine
         data = self.data if rows == list(range(len(self.data))) else tu.index_select_tensor_dict(self.data, rows)
         data = data.copy()
         size = tu.get_non_tensor_data(data, key="micro_batch_size_per_gpu", default=None)
@@ -156,7 +196,7 @@ class PackedUpdate:
             tu.assign_non_tensor(
                 data, micro_batch_size_per_gpu=max(n for n in range(1, size + 1) if len(rows) % n == 0)
             )
-        data["vcpo_row"] = torch.arange(len(rows))
+        data["vcpo_row"] = one.my_numbers
         data["vcpo_coefficient"] = self.sequences.usable[self.sequences.mine][rows].float()
         return data
 
@@ -165,11 +205,16 @@ class PackedUpdate:
             return partial(importance_weighted_score_loss, config=self.config, **self.aggregation)
         return partial(weighted_score_loss, **self.aggregation)
 
-    def _sums(self, rows: list[int]) -> Tensor:
-        """[2, b] coefficients of a_i g_i in the main and the second buffer."""
+    def _of_pass(self, one: Pass, values: Tensor) -> Tensor:
+        """[..., B] of the mini-batch's sequences -> [..., n] of those of the pass, rank after rank."""
+        size = len(self.data)
+        return values[..., [rank * size + row for rank, rows in enumerate(one.rows) for row in rows]]
+
+    def _sums(self, one: Pass) -> Tensor:
+        """[2, N] coefficients of a_i g_i in the main and the second buffer."""
         reward, mean, scale = self._rewards
         both = torch.stack([(reward - mean) * scale, scale])
-        return both[:, self.sequences.mine][:, rows].float().to(get_device_id())
+        return one.spread(self._of_pass(one, both)).float().to(get_device_id())
 
     @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,19 +238,21 @@ class PackedUpdate:
         used = torch.where(log_used.isfinite(), log_used, 0.0)
         return MiniBatch(**{**vars(batch), "squared_norm": batch.squared_norm * (-2 * used).exp()})
 
-    def _combine(self, collector: Collector, rows: list[int], batch: MiniBatch) -> None:
+    def _combine(self, collector: Collector, one: Pass, batch: MiniBatch) -> None:
         """Form the update's gradient from what the collector has kept of a pass."""
         step = self._estimate(batch)
-        usable = self.sequences.usable
         if self.keep is NormsKeep.ACTIVATIONS:
             # The step's coefficients contain 1 / B with the B of this pass, not of the mini-batch.
-            share = step.usable.sum() / usable.sum().clamp(min=1)
-            collector.add_weighted((step.coefficient[batch.mine] * share).float().to(get_device_id()))
+            share = step.usable.sum() / self.sequences.usable.sum().clamp(min=1)
+            collector.add_weighted(one.spread(step.coefficient * share).float().to(get_device_id()))
             return
-        mine = usable[self.sequences.mine][rows]
-        if mine.any():
-            mean = self._rewards[1][self.sequences.mine][rows]
-            shift = (step.baseline[batch.mine] - mean)[mine][0].item()  # all rows have one baseline
+        # All usable sequences whose gradients are in this rank's buffers have one baseline.
+        summed = self._of_pass(one, self.sequences.usable)
+        if self.config.opob_scope is not OpobScope.MINIBATCH:
+            summed &= self._of_pass(one, self.sequences.rank == self.rank)
+        if summed.any():
+            mean = self._of_pass(one, self._rewards[1])
+            shift = (step.baseline - mean)[summed][0].item()
             for parameter, second in self.second.items():
                 parameter.main_grad.sub_(second, alpha=shift)  # type: ignore[attr-defined]
         for second in self.second.values():
@@ -239,6 +286,12 @@ def _micro_batch_tokens(data: TensorDict) -> int | None:
     if not tu.get_non_tensor_data(data, key="use_dynamic_bsz", default=True):
         return None
     return int(data["max_token_len_per_gpu"]) * mpu.get_context_parallel_world_size()
+
+
+def _experts(engine: Any) -> Experts:
+    if not engine.tf_config.num_moe_experts:
+        return Experts.NONE
+    return Experts.SHARED if are_shared() else Experts.OWN
 
 
 def buffers_like_gradients(modules: list[torch.nn.Module], dtype: torch.dtype) -> dict[Tensor, Tensor]:
