@@ -4,9 +4,9 @@ For tests only. `install` makes `import transformer_engine` find the package in 
 scripts/install.sh puts it, apart from the environment's packages: Megatron, which would use any Transformer Engine that
 it finds, must not find one in other processes. So `install` comes before the import of Megatron.
 
-What Linear, LayerNormLinear, RMSNorm and LayerNorm call in float32 and bfloat16 is here. Any other name of the
-extension exists, so that the package can be imported, and raises when it is called. What runs is Transformer Engine's
-own Python, not its kernels.
+What Linear, LayerNormLinear, GroupedLinear, RMSNorm and LayerNorm call in float32 and bfloat16 is here. Any other name
+of the extension exists, so that the package can be imported, and raises when it is called. What runs is Transformer
+Engine's own Python, not its kernels.
 """
 
 import contextlib
@@ -93,6 +93,39 @@ def generic_gemm(
     return out, of_bias, None, None
 
 
+def te_general_grouped_gemm(
+    a: list[Tensor],
+    transpose_a: bool,
+    b: list[Tensor],
+    transpose_b: bool,
+    out: list[Tensor],
+    out_dtype: DType,
+    splits: list[int],
+    bias: list[Tensor],
+    bias_dtype: DType,
+    single_output: bool,
+    gelu_in: list[Tensor],
+    grad: bool,
+    workspaces: list[Tensor],
+    workspace_size: int,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    math_sm_count: int,
+) -> list[Tensor]:
+    """op(b) op(a) of each pair, as `generic_gemm`, into `out`, of which all are rows of one tensor if `single_output`.
+
+    Returns:
+        The biases, which nobody has.
+    """
+    assert not any(part.numel() for part in bias), "no stand-in for biases"
+    outputs = out[0].split(splits) if single_output else out
+    for left, right, into in zip(b, a, outputs, strict=True):
+        left, right = left.detach(), right.detach()
+        product = (left.T if transpose_b else left) @ (right.T if transpose_a else right)
+        into.add_(product) if accumulate else into.copy_(product)
+    return bias
+
+
 def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
     return weight.detach().float() + float(zero_centered)
 
@@ -151,6 +184,9 @@ def layernorm_bwd(
     return dx.to(x.dtype), (dy.float() * normalized).sum(0).to(weight.dtype), dy.float().sum(0).to(weight.dtype)
 
 
+_STAND_INS = (generic_gemm, te_general_grouped_gemm, rmsnorm_fwd, rmsnorm_bwd, layernorm_fwd, layernorm_bwd)
+
+
 class _AnyEnum(type):
     """The type of a class of which every member exists: 0, 1, 2, ... in the order of their first use."""
 
@@ -206,7 +242,7 @@ def install() -> None:
     sys.path.insert(0, str(folder()))
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # transformer_engine.common then loads no CUDA library
     extension = _Names("transformer_engine_torch")
-    for stand_in in (DType, generic_gemm, rmsnorm_fwd, rmsnorm_bwd, layernorm_fwd, layernorm_bwd):
+    for stand_in in (DType, *_STAND_INS):
         setattr(extension, stand_in.__name__, stand_in)
     extension.get_num_cublas_streams = lambda: 1  # type: ignore[attr-defined]
     sys.modules["transformer_engine_torch"] = extension
@@ -232,15 +268,15 @@ def _accept_cpu() -> None:
     """Let modules be built and called although tensors are on the CPU."""
     from transformer_engine.pytorch import optimizers, utils
     from transformer_engine.pytorch.cpp_extensions import gemm
-    from transformer_engine.pytorch.module import base, layernorm_linear, linear
+    from transformer_engine.pytorch.module import base, grouped_linear, layernorm_linear, linear
 
     for kernel in ("FusedAdam", "FusedSGD", "multi_tensor_applier", "multi_tensor_l2norm", "multi_tensor_scale"):
         delattr(optimizers, kernel)  # Megatron uses torch's or its own where these are missing
-    gemm.get_cublas_workspace = lambda device, ub, grouped: torch.empty(1)
+    gemm.get_cublas_workspace = lambda device, ub, grouped: [torch.empty(1)] if grouped else torch.empty(1)
     gemm.get_sm_count = lambda: 1
     gemm._empty_tensor = utils._empty_tensor = torch.Tensor  # upstream's is on the GPU
     torch.cuda.is_current_stream_capturing = lambda: False
-    for module in (base, linear, layernorm_linear):
+    for module in (base, linear, layernorm_linear, grouped_linear):
         module.get_dummy_wgrad = _dummy_gradient
     layer = base.TransformerEngineBaseModule
     build, prepare = layer.__init__, layer.prepare_forward

@@ -12,6 +12,7 @@ from testkit import layout_worker  # noqa: E402, I001  # registers the CPU's bri
 from mbridge.core import register_model  # noqa: E402
 from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
 from mbridge.models.qwen3 import Qwen3Bridge  # noqa: E402
+from mbridge.models.qwen3moe import Qwen3MoEBridge  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 
 from verl_vcpo.workers.engine.megatron.local_layers import OwnNames  # noqa: E402
@@ -36,6 +37,11 @@ class TEQwen2Bridge(_TorchAttention, Qwen2Bridge):
 @register_model("qwen3")
 class TEQwen3Bridge(_TorchAttention, Qwen3Bridge):
     """Qwen3, dense."""
+
+
+@register_model("qwen3_moe")
+class TEQwen3MoEBridge(_TorchAttention, Qwen3MoEBridge):
+    """Qwen3-MoE: with all experts of a rank in one grouped layer."""
 
 
 def pytest_configure() -> None:

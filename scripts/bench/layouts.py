@@ -6,7 +6,7 @@ at the end. Norms are measured in every way that the layout allows, and compared
 backward per sequence on the same layers. Exits with 1 where a relative error exceeds 1e-5.
 
 Layers are Megatron's own, or with `--layers te` Transformer Engine's, as a GPU would build them, with a stand-in in
-plain torch for their kernels (testkit/te_on_cpu.py); then without mixtures of experts.
+plain torch for their kernels (testkit/te_on_cpu.py).
 """
 
 import argparse
@@ -40,11 +40,9 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    dense = [layout for layout in LAYOUTS if layout.model != "moe"]
-    able = dense if arguments.layers == "te" else LAYOUTS
-    layouts = [replace(x, layers=arguments.layers) for x in able if (arguments.only or "") in x.name]
+    layouts = [replace(x, layers=arguments.layers) for x in LAYOUTS if (arguments.only or "") in x.name]
     if not layouts:
-        parser.error(f"--only {arguments.only}: no such layout; choose from {', '.join(x.name for x in able)}")
+        parser.error(f"--only {arguments.only}: no such layout; choose from {', '.join(x.name for x in LAYOUTS)}")
     progress = tqdm(comparisons(layouts), total=len(layouts), desc="layouts", file=sys.stderr)
     rows = [row for of_layout in progress for row in of_layout]
     print_table(rows)

@@ -4,18 +4,26 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from tests.engine.te.model import MOE, QWEN2, QWEN3, SmallModel
 from tests.engine.te.oracle import Errors
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
-TENSOR_PARALLEL = {
+TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "tp2": {"sequence_parallel": False},
     "tp2 sp": {"sequence_parallel": True},
+    "tp2 sp grouped experts": {"sequence_parallel": True, "moe_grouped_gemm": True, **MOE},
+    "tp2 sp experts one by one": {"sequence_parallel": True, **MOE},
+    "ep2 inside tp2 sp": {
+        **dict(sequence_parallel=True, moe_grouped_gemm=True, **MOE),
+        **dict(expert_model_parallel_size=2, expert_tensor_parallel_size=1),
+    },
     "tp2 sp recompute": {
         "sequence_parallel": True,
         "recompute_granularity": "full",
@@ -50,14 +58,15 @@ def tensor_parallel_processes() -> Iterator[Callable[[], dict[str, Errors]]]:
 
 
 def _compute(rank: int, folder: Path) -> None:
-    from tests.engine.te.model import QWEN2, QWEN3, SmallModel
-
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    mpu.initialize_model_parallel(tensor_model_parallel_size=2)
     found = {}
     for name, settings in TENSOR_PARALLEL.items():
+        of_experts = ("expert_model_parallel_size", "expert_tensor_parallel_size")
+        sizes = {size: settings[size] for size in of_experts if size in settings}
+        mpu.initialize_model_parallel(tensor_model_parallel_size=2, **sizes)
         got = SmallModel(**QWEN2, **QWEN3, **settings).errors(NormsKeep.ACTIVATIONS)
         found[name] = (got.norms, got.sums)
+        mpu.destroy_model_parallel()
     both: list[dict[str, tuple[float, float]]] = [{}, {}]
     dist.all_gather_object(both, found)
     if rank == 0:

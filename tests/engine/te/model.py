@@ -11,7 +11,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from tests.engine.te.oracle import BOUNDS, LENGTHS, TOKENS, Errors, errors, packed_layout
+from tests.engine.te.oracle import BOUNDS, LENGTHS, TOKENS, Errors, errors, is_this_ranks, packed_layout
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
@@ -19,6 +19,10 @@ from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
 
 VOCABULARY = 96
 QWEN2, QWEN3 = {"add_qkv_bias": True}, {"qk_layernorm": True}
+MOE = {
+    **dict(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=32, moe_router_load_balancing_type="none"),
+    **dict(moe_shared_expert_intermediate_size=48, moe_shared_expert_gate=True),
+}
 
 
 class SmallModel:
@@ -46,7 +50,11 @@ class SmallModel:
                 **config,
             }
         )
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=settings.qk_layernorm)
+        spec = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=settings.num_moe_experts,
+            moe_grouped_gemm=settings.moe_grouped_gemm,
+            qk_layernorm=settings.qk_layernorm,
+        )
         spec.submodules.self_attention.submodules.core_attention = VarlenAttention
         with megatron_on_cpu():
             self.module = GPTModel(
@@ -70,7 +78,7 @@ class SmallModel:
         """Numbers with which no gradient is near zero; copies on tensor-parallel ranks stay alike."""
         rank = mpu.get_tensor_model_parallel_rank()
         for i, (name, p) in enumerate(self.module.named_parameters()):
-            seed = 100 * i + (rank if getattr(p, "tensor_model_parallel", False) else 0)
+            seed = 100 * i + (rank if is_this_ranks(p) else 0)
             values = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
             with torch.no_grad():
                 p.copy_(values * 0.2 + ("norm" in name))

@@ -99,6 +99,11 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def is_this_ranks(parameter: torch.nn.Parameter) -> bool:
+    """Whether other tensor-parallel ranks have other numbers: a shard, or an expert of expert parallelism."""
+    return getattr(parameter, "tensor_model_parallel", False) or not getattr(parameter, "allreduce", True)
+
+
 def own_gradients(model: torch.nn.Module, backward: Backward, weight: Tensor) -> dict[str, Tensor]:
     """What the modules themselves leave of a backward in the gradient buffers."""
     _clear(model)
@@ -127,7 +132,7 @@ def _squared_norm(model: torch.nn.Module, gradient: dict[str, Tensor]) -> Tensor
     group, rank = mpu.get_tensor_model_parallel_group(), mpu.get_tensor_model_parallel_rank()
     for name, p in trained(model).items():
         of_p = gradient[name].double()
-        if not getattr(p, "tensor_model_parallel", False):
+        if not is_this_ranks(p):
             if getattr(p, "sequence_parallel", False) or ".q_layernorm" in name or ".k_layernorm" in name:
                 dist.all_reduce(of_p, group=group)
             if rank:

@@ -24,6 +24,8 @@ from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
         ("tied", dict(norms=dict(keep="activations"))),
         ("untied", dict(norms=dict(keep="nothing"))),
         ("tied", dict(opob_scope="minibatch")),
+        ("moe", dict()),
+        ("moe", dict(norms=dict(keep="gradients"))),
     ],
     ids=str,
 )
@@ -35,17 +37,26 @@ def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[s
         made.append(engine := make_engine(model))
         layers = {type(module).__name__ for module in engine.module[0].modules()}
         assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} < layers, "mbridge's own layers"
+        assert ("TEColumnParallelGroupedLinear" in layers) == (model == "moe")
         assert engine.unpackable is None and engine.tap.layers == "the layers of Transformer Engine 2.11.0"
         return engine
 
-    assert_same_update(make, make_batch(ONE_PROCESS), TOLERANCE, **settings)
+    assert_same_update(make, make_batch(ONE_PROCESS), 4 * TOLERANCE if model == "moe" else TOLERANCE, **settings)
     if (file := os.environ.get("VCPO_TE_NORMS")) and (model, settings) == ("untied", {}):
         torch.save(made[0].last_update[0].squared_norm, file)  # compared with Megatron's own layers
 
 
 def test_the_installed_version_passes_the_check() -> None:
     """Catches a check that refuses what works; the models and layers of the other tests would then not be packed."""
+    assert te_check.what_is_wrong(grouped=True) is None
+
+
+def test_the_check_finds_grouped_layers_that_give_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a version in which experts' rows are in another order, which only mixtures of experts would notice."""
+    monkeypatch.setattr(te_modules, "_joined", lambda parts: torch.cat([parts[1], parts[0].flip(0)]))
     assert te_check.what_is_wrong() is None
+    wrong = te_check.what_is_wrong(grouped=True)
+    assert wrong is not None and wrong.startswith("GroupedLinear, weight0: the gradient differs")
 
 
 def test_the_check_draws_no_random_numbers() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.engine.te.conftest import TENSOR_PARALLEL
-from tests.engine.te.model import QWEN2, QWEN3, SmallModel
+from tests.engine.te.model import MOE, QWEN2, QWEN3, SmallModel
 from tests.engine.te.oracle import Errors
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed import te_modules
@@ -17,6 +17,7 @@ TOLERANCE = 1e-5
 BF16 = 2e-2  # products of numbers of 8 bits, rounded to 8 bits before they are added in float32
 FULL = dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
 SELECTIVE = dict(recompute_granularity="selective", recompute_modules=["core_attn", "mlp"])
+OF_EXPERTS = dict(recompute_granularity="selective", recompute_modules=["moe"])
 KEEPS = [NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS]
 
 
@@ -28,6 +29,10 @@ KEEPS = [NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS]
         pytest.param(dict(QWEN3, tied=True), id="qwen3-tied"),
         pytest.param(dict(QWEN2, fused=True, **FULL), id="qwen2-fused-full-recompute"),
         pytest.param(dict(QWEN3, **SELECTIVE), id="qwen3-selective-recompute"),
+        pytest.param(dict(MOE, moe_grouped_gemm=True), id="grouped-experts"),
+        pytest.param(dict(MOE, moe_grouped_gemm=True, fused=True, **FULL), id="grouped-experts-fused-full-recompute"),
+        pytest.param(dict(MOE, moe_grouped_gemm=True, **OF_EXPERTS), id="grouped-experts-selective-recompute"),
+        pytest.param(dict(MOE), id="experts-one-by-one"),
     ],
 )
 @pytest.mark.usefixtures("one_rank")
@@ -74,3 +79,17 @@ def test_without_biases_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Collector, "vector", no_bias)
     assert SmallModel(**QWEN2).errors(NormsKeep.ACTIVATIONS).norms > 100 * TOLERANCE
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("tap", ["router", "experts", "vector"])
+def test_without_a_tap_of_a_mixture_of_experts_the_comparison_fails(monkeypatch: pytest.MonkeyPatch, tap: str) -> None:
+    """A control of the tests above: norms without the router, the experts or the shared expert's gate are wrong."""
+    taken = getattr(Collector, tap)
+
+    def take(self: Collector, weight: Any, *args: Any, **kwargs: Any) -> None:
+        if tap == "vector" and weight.shape[0] != 1:
+            taken(self, weight, *args, **kwargs)
+
+    monkeypatch.setattr(Collector, tap, take)
+    assert SmallModel(**MOE, moe_grouped_gemm=True).errors(NormsKeep.ACTIVATIONS).norms > 100 * TOLERANCE

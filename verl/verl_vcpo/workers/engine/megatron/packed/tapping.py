@@ -62,9 +62,10 @@ def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
     try:
         from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
 
-        wrong = te_check.what_is_wrong()
+        of_experts = experts.layers_of_experts(chunks)
+        wrong = te_check.what_is_wrong(grouped=bool(of_experts))
         if wrong is None:
-            return te_modules.plug_in(chunks, tap, experts.layers_of_experts(chunks))
+            return te_modules.plug_in(chunks, tap, of_experts)
     except Exception as error:  # of another version than the pinned one: it may raise anything
         wrong = f"{type(error).__name__}: {error}"
     return f"{tap.layers} give no usable gradients: {wrong}"

@@ -4,11 +4,12 @@
 small layer of each kind when it starts, with its own gradients and tapped: milliseconds.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_engine.pytorch import LayerNorm, LayerNormLinear, Linear, RMSNorm
+from transformer_engine.pytorch import GroupedLinear, LayerNorm, LayerNormLinear, Linear, RMSNorm
 from verl.utils.device import get_device_id
 
 from vcpo.gradnorm import Segments
@@ -17,6 +18,7 @@ from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 from verl_vcpo.workers.engine.megatron.packed.modules import Tap
 
 _TOKENS, _INPUTS, _OUTPUTS = 16, 32, 48  # multiples of 16, as kernels may demand
+_OF_EXPERTS = [_TOKENS // 2, _TOKENS // 2]
 _LIMIT = 1e-2
 """Of the largest entry of a gradient: on a GPU a product of float32 numbers may use 10 bits of their mantissas."""
 
@@ -36,12 +38,19 @@ class _Sums:
         if bias is not None:
             self.vector(bias, dy)
 
+    def experts(self, weights: Sequence[Tensor], x: Tensor, dy: Tensor, rows: None) -> None:
+        for weight, a, b in zip(weights, x.split(_OF_EXPERTS), dy.split(_OF_EXPERTS), strict=True):
+            self.gradient[weight] = b.T @ a
+
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False) -> None:
         self.gradient[parameter] = dy.flatten(0, -2).sum(0)
 
 
-def what_is_wrong() -> str | None:
+def what_is_wrong(grouped: bool = False) -> str | None:
     """A kind of layer whose tapped gradients are not the layer's own, in words; None if there is none.
+
+    Args:
+        grouped: whether the model has layers of experts.
 
     Raises:
         Exception: of any kind, by a version of Transformer Engine whose layers cannot be built or tapped like this.
@@ -57,6 +66,8 @@ def what_is_wrong() -> str | None:
         "RMSNorm": RMSNorm(_INPUTS, **of_norm),
         "LayerNorm": LayerNorm(_INPUTS, **of_norm),
     }
+    if grouped:
+        layers["GroupedLinear"] = GroupedLinear(len(_OF_EXPERTS), *sizes, **{**of_linear, "bias": False})
     with torch.enable_grad():
         wrong = {kind: _of_layer(layer, device) for kind, layer in layers.items()}
     return next((f"{kind}, {what}" for kind, what in wrong.items() if what), None)
@@ -77,6 +88,8 @@ def _of_layer(layer: torch.nn.Module, device: Any) -> str | None:
     )
     tap = Tap()
     te_modules.plug_in_layer(layer, tap)
+    if isinstance(layer, GroupedLinear):
+        layer.wgrad_store = layer.wgrad_store.of_experts(lambda: None)
     tap.collector = sums  # type: ignore[assignment]  # it has what layers call
     try:
         formed = _backward(layer, device)
@@ -98,7 +111,7 @@ def _backward(layer: torch.nn.Module, device: Any) -> dict[str, Tensor | None]:
     """The gradient of each parameter, None where the backward left none; no random numbers are drawn."""
     x = _fill(torch.empty(_TOKENS, 1, _INPUTS, device=device)).requires_grad_()
     layer.zero_grad()
-    output = layer(x)
+    output = layer(x, _OF_EXPERTS) if isinstance(layer, GroupedLinear) else layer(x)
     (output * _fill(torch.empty_like(output))).sum().backward()
     return {name: parameter.grad for name, parameter in layer.named_parameters()}
 
