@@ -243,16 +243,17 @@ def _activations(config: DictConfig, layout: Layout, shape: ModelShape, last: bo
 def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:
     """Bytes that a packed backward keeps until the baseline is known; where that is decided later, the more."""
     vcpo = VCPOSettings.of(config.vcpo)
-    if not vcpo.packs_gradient_norms or vcpo.norms.keep is NormsKeep.NOTHING or obstacle(config):
+    keep = vcpo.kept_with_experts if shape.experts else vcpo.norms.keep
+    if not vcpo.packs_gradient_norms or keep is NormsKeep.NOTHING or obstacle(config):
         return {}
     whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
     buffer = {"second buffer (OPOB)": gradients / (2 if vcpo.norms.buffer_dtype is BufferDtype.BFLOAT16 else 1)}
     certain = not vcpo.opob_leave_one_out and (whole or layout.dp * layout.vpp == 1)
-    if vcpo.norms.keep is NormsKeep.GRADIENTS or (vcpo.norms.keep is NormsKeep.AUTO and certain):
+    if keep is NormsKeep.GRADIENTS or (keep is NormsKeep.AUTO and certain):
         return buffer
     samples = config.actor_rollout_ref.rollout.n
     of_rank = actor.ppo_mini_batch_size * samples / layout.dp
-    auto = vcpo.norms.keep is NormsKeep.AUTO and not vcpo.opob_leave_one_out
+    auto = keep is NormsKeep.AUTO and not vcpo.opob_leave_one_out
     group = samples / layout.dp if auto else min(samples, of_rank)  # auto keeps activations where ranks share groups
     together = of_rank if whole or layout.vpp > 1 else group
     one = _length(config)
