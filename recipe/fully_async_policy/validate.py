@@ -236,6 +236,14 @@ def _check_layout(config: DictConfig) -> None:
             f"{model_parallel} (actor_rollout_ref.actor.megatron.*_parallel_size); give the trainer a multiple of "
             f"{model_parallel} devices, or set tensor_model_parallel_size to a divisor of {max(devices, 1)}"
         )
+    expert_tensor = megatron.expert_tensor_parallel_size or megatron.tensor_model_parallel_size
+    expert_parallel = megatron.expert_model_parallel_size * expert_tensor * megatron.pipeline_model_parallel_size
+    if devices % expert_parallel:
+        raise SettingError(
+            f"actor_rollout_ref.actor.megatron.expert_model_parallel_size={megatron.expert_model_parallel_size}: with "
+            f"expert_tensor_parallel_size={expert_tensor} (by default as tensor_model_parallel_size) and pipeline "
+            f"stages {expert_parallel} devices, of which the trainer's {devices} are no multiple; lower one of them"
+        )
     sampler_devices = rollout.n_gpus_per_node * rollout.nnodes
     if sampler_devices % rollout.tensor_model_parallel_size or not sampler_devices:
         raise SettingError(

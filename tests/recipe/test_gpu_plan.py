@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import Qwen3MoeConfig
 
 from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
 from recipe.fully_async_policy.gpu_memory import Layout
@@ -101,6 +102,20 @@ def test_a_mixture_of_experts_is_told(tmp_path: Path, settings: dict[str, Any], 
     assert expected in (norms_line(config) or "")
 
 
+def test_the_plan_of_a_mixture_of_experts_has_no_second_buffer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a plan in which vcpo.norms.keep=auto means for experts what it means for dense models."""
+    model = Qwen3MoeConfig(num_hidden_layers=4, num_experts=8, num_key_value_heads=4, vocab_size=32000)
+    model.save_pretrained(tmp_path / "model")
+    settings = {"actor_rollout_ref.model.path": str(tmp_path / "model"), f"{MEGATRON}.expert_model_parallel_size": "4"}
+    settings[f"{MEGATRON}.expert_tensor_parallel_size"] = "1"
+    assert dry_run(tmp_path, settings) == 0
+    printed = capsys.readouterr().out
+    assert "kept for the update" in printed
+    assert "second buffer" not in printed
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -124,6 +139,7 @@ def test_a_mixture_of_experts_is_told(tmp_path: Path, settings: dict[str, Any], 
             {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"},
             "GiB on each trainer GPU, which has 79.6; raise it",
         ),
+        ({f"{MEGATRON}.expert_model_parallel_size": "4"}, "expert_model_parallel_size=4: with expert_tensor_par"),
         ({f"{ROLLOUT}.gpu_memory_utilization": "0.1"}, "gpu_memory_utilization: leaves 0.0 GiB for the KV cache"),
     ],
 )
