@@ -81,6 +81,14 @@ CHECK = Place(
             "in_features, out_features, init_method, bias, normalization, params_dtype, device",
             "a small one",
         ),
+        Reach(
+            "what_is_wrong",
+            How.CALLS,
+            f"{_TE}:GroupedLinear",
+            "num_gemms, in_features, out_features, init_method, bias, params_dtype, device",
+            "a small one, for a mixture of experts",
+        ),
+        Reach("_backward", How.CALLS, f"{_TE}:GroupedLinear.forward", "inp, m_splits", "rows of each expert"),
     ),
     only="transformer_engine",
 )
@@ -95,6 +103,8 @@ STAND_IN = Place(
         Reach("_accept_cpu", How.USES, f"{_TE}.cpp_extensions:gemm.get_sm_count", "", "replaced"),
         Reach("_accept_cpu", How.USES, f"{_MODULES}:base.TransformerEngineBaseModule", "", "asks for CUDA"),
         Reach("_accept_cpu", How.USES, f"{_MODULES}:linear.get_dummy_wgrad", "", "replaced: NaN"),
+        Reach("_accept_cpu", How.USES, f"{_MODULES}:grouped_linear.get_dummy_wgrad", "", "as above"),
+        Reach("te_general_grouped_gemm", How.NAMES, f"{_TE}.cpp_extensions.gemm", "tex.te_general_grouped_gemm(", "so"),
         Reach("install", How.NAMES, "transformer_engine.common", "NVTE_PROJECT_BUILDING", "loads no library"),
     ),
     only="transformer_engine",
@@ -106,6 +116,7 @@ STACK = Place(
     (
         Reach("TEQwen2Bridge", How.SUBCLASSES, "mbridge.models.qwen2:Qwen2Bridge", "", "registered in place of ours"),
         Reach("TEQwen3Bridge", How.SUBCLASSES, "mbridge.models.qwen3:Qwen3Bridge", "", "as above"),
+        Reach("TEQwen3MoEBridge", How.SUBCLASSES, "mbridge.models.qwen3moe:Qwen3MoEBridge", "", "as above"),
     ),
     only="transformer_engine",
 )
