@@ -20,6 +20,7 @@ TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "tp2 sp": {"sequence_parallel": True},
     "tp2 sp grouped experts": {"sequence_parallel": True, "moe_grouped_gemm": True, **MOE},
     "tp2 sp experts one by one": {"sequence_parallel": True, **MOE},
+    "tp2 sp experts of megatron's own layers": {"sequence_parallel": True, "local": True, **MOE},
     "ep2 inside tp2 sp": {
         **dict(sequence_parallel=True, moe_grouped_gemm=True, **MOE),
         **dict(expert_model_parallel_size=2, expert_tensor_parallel_size=1),

@@ -8,11 +8,13 @@ from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from tests.engine.te.oracle import BOUNDS, LENGTHS, TOKENS, Errors, errors, is_this_ranks, packed_layout
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
+from verl_vcpo.workers.engine.megatron.local_layers import layer_spec
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
@@ -30,11 +32,12 @@ class SmallModel:
 
     Args:
         tied: whether output layer and embedding share their weight.
+        local: whether all layers but the last norm are Megatron's own.
         fused: whether Transformer Engine's layers add their gradients to `main_grad` themselves.
         config: settings of TransformerConfig to change.
     """
 
-    def __init__(self, *, tied: bool = False, fused: bool = False, **config: Any) -> None:
+    def __init__(self, *, tied: bool = False, local: bool = False, fused: bool = False, **config: Any) -> None:
         install()
         seed_everything(1)
         self.tied = tied
@@ -50,12 +53,7 @@ class SmallModel:
                 **config,
             }
         )
-        spec = get_gpt_layer_with_transformer_engine_spec(
-            num_experts=settings.num_moe_experts,
-            moe_grouped_gemm=settings.moe_grouped_gemm,
-            qk_layernorm=settings.qk_layernorm,
-        )
-        spec.submodules.self_attention.submodules.core_attention = VarlenAttention
+        spec = layer_spec(settings, VarlenAttention) if local else self._spec(settings)
         with megatron_on_cpu():
             self.module = GPTModel(
                 settings,
@@ -73,6 +71,15 @@ class SmallModel:
                     layer.fuse_wgrad_accumulation = True
         self.tap = plug_in([self.module])
         assert self.tap.untapped is None, self.tap.untapped
+
+    def _spec(self, settings: TransformerConfig) -> ModuleSpec:
+        spec = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=settings.num_moe_experts,
+            moe_grouped_gemm=settings.moe_grouped_gemm,
+            qk_layernorm=settings.qk_layernorm,
+        )
+        spec.submodules.self_attention.submodules.core_attention = VarlenAttention
+        return spec
 
     def _fill(self) -> None:
         """Numbers with which no gradient is near zero; copies on tensor-parallel ranks stay alike."""

@@ -33,6 +33,7 @@ KEEPS = [NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS]
         pytest.param(dict(MOE, moe_grouped_gemm=True, fused=True, **FULL), id="grouped-experts-fused-full-recompute"),
         pytest.param(dict(MOE, moe_grouped_gemm=True, **OF_EXPERTS), id="grouped-experts-selective-recompute"),
         pytest.param(dict(MOE), id="experts-one-by-one"),
+        pytest.param(dict(MOE, local=True), id="experts-of-megatrons-own-layers"),
     ],
 )
 @pytest.mark.usefixtures("one_rank")
