@@ -49,8 +49,3 @@ class VCPOSettings(VCPOConfig):
         if self.norms.keep is not NormsKeep.AUTO:
             return self.norms.keep
         return NormsKeep.NOTHING if self.opob_scope is OpobScope.MINIBATCH else NormsKeep.ACTIVATIONS
-
-    @property
-    def may_fill_a_second_buffer(self) -> bool:
-        """Whether a packed backward may add a second weighted sum of the gradients, in memory of the model's size."""
-        return self.packs_gradient_norms and self.norms.keep in (NormsKeep.AUTO, NormsKeep.GRADIENTS)
