@@ -1,13 +1,44 @@
 #!/usr/bin/env bash
-# Checks and times VCPO's packed update on a GPU, and writes the results under docs/measurements/:
-#   ...-layers.jsonl  per-sequence gradient norms of single layers (vcpo/gradnorm); needs PyTorch alone
-#   ...-steps.jsonl   whole steps of the Megatron actor; needs transformers and, of packages without kernels, what verl,
-#                     Megatron-Core, mbridge and tensordict import. Skipped, with the name of what is missing, otherwise
-#   bash scripts/gpu_check.sh
+# Checks and times VCPO's packed update on a GPU; `--help` says how. Exit code 0: all was measured, and is exact.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-device=$(python - <<'PYTHON'
+usage() {
+  cat <<'TEXT'
+bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER] [--rehearse]
+
+  --minutes   after which nothing more is measured (default 9)
+  --dtype     one precision only
+  --out       where the results go (default docs/measurements)
+  --rehearse  the smallest cases, on a CPU: does the command itself work?
+
+Most telling first: single layers (vcpo/gradnorm, PyTorch alone), then whole steps of the Megatron actor, on Megatron's
+own layers (verl, Megatron-Core, mbridge, tensordict and what they import; no packages with kernels). Results, a line
+for each case once it is measured, whatever becomes of the next one:
+
+  FOLDER/DATE-DEVICE-layers.jsonl
+  FOLDER/DATE-DEVICE-steps.jsonl
+TEXT
+}
+
+minutes=9 dtypes=(bfloat16 float32) folder=docs/measurements device=cuda
+models=(--model Qwen2.5-1.5B --model Qwen2.5-7B) of_layers=()
+while (($#)); do
+  case "$1" in
+    --minutes) minutes=${2:?} && shift ;;
+    --dtype) dtypes=("${2:?}") && shift ;;
+    --out) folder=${2:?} && shift ;;
+    --rehearse) device=cpu models=(--model d512) of_layers=(--rounds 1) ;;
+    -h | --help) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+  shift
+done
+
+[[ $minutes =~ ^[1-9][0-9]*$ ]] || { echo "gpu_check: --minutes $minutes: give a whole number of at least 1" >&2 && exit 2; }
+[[ ${dtypes[0]} =~ ^(bfloat16|float32)$ ]] || { echo "gpu_check: --dtype ${dtypes[0]}: bfloat16 or float32" >&2 && exit 2; }
+
+name=$(python - "$device" <<'PYTHON'
 import importlib.util
 import sys
 
@@ -15,25 +46,38 @@ if importlib.util.find_spec("torch") is None:
     sys.exit("gpu_check: PyTorch is missing: pip install torch")
 import torch
 
-if not torch.cuda.is_available():
-    sys.exit("gpu_check: PyTorch sees no GPU; nothing was measured")
-print(torch.cuda.get_device_name().replace(" ", "-"))
+if sys.argv[1] == "cuda" and not torch.cuda.is_available():
+    sys.exit("gpu_check: PyTorch sees no GPU; nothing was measured (--rehearse takes a CPU)")
+print(torch.cuda.get_device_name().replace(" ", "-") if sys.argv[1] == "cuda" else "CPU")
 PYTHON
 )
-mkdir -p docs/measurements
-out="docs/measurements/$(date +%F)-${device}"
+mkdir -p "$folder"
+out="$folder/$(date +%F)-$name" end=$((SECONDS + minutes * 60)) worst=0
 
-for dtype in float32 bfloat16; do
-    python -m scripts.bench.layer_overhead --device cuda --dtype "$dtype" --json \
-        --model Qwen2.5-1.5B --model Qwen2.5-7B | tee /dev/stderr | tail -n 1 >> "$out-layers.part"
+# part KIND COMMAND...: measures within the time that is left. Rows are added to those that an earlier call has measured.
+part() {
+  local left=$((end - SECONDS)) code=0
+  local rows="$out-$1.jsonl"
+  if ((left <= 0)); then
+    echo "gpu_check: not begun, --minutes $minutes are over: ${*:2}" >&2
+    worst=1
+    return
+  fi
+  timeout --signal=TERM "$left" "${@:2}" --out "$rows" || code=$?
+  if ((code)); then
+    echo "gpu_check: exit code $code (124: the time was over): ${*:2}" >&2
+    worst=1
+  fi
+}
+
+for dtype in "${dtypes[@]}"; do
+  part layers python -m scripts.bench.layer_overhead --device "$device" --dtype "$dtype" "${models[@]}" "${of_layers[@]}"
 done
-mv "$out-layers.part" "$out-layers.jsonl"
-echo "written: $out-layers.jsonl"
-
-if ! missing=$(python -c "import scripts.bench.cost.step_worker" 2>&1); then
-    echo "gpu_check: no whole steps: $(tail -n 1 <<< "$missing")" >&2
-    exit 1
+part steps python -m scripts.bench.step_overhead --smallest --rounds 1 # does the whole stack run at all?
+if [[ $device == cuda ]]; then
+  for dtype in "${dtypes[@]}"; do part steps python -m scripts.bench.step_overhead --dtype "$dtype"; done
 fi
-python -m scripts.bench.step_overhead --json | tee /dev/stderr | tail -n 1 > "$out-steps.part"
-mv "$out-steps.part" "$out-steps.jsonl"
-echo "written: $out-steps.jsonl"
+for kind in layers steps; do
+  if [[ -s $out-$kind.jsonl ]]; then echo "written: $out-$kind.jsonl, $(wc -l < "$out-$kind.jsonl") rows"; fi
+done
+exit "$worst"

@@ -111,5 +111,6 @@ def join_processes(rank: int, world_size: int, folder: Path) -> None:
     backend = "gloo"
     if ON_GPU:
         torch.cuda.set_device(rank)
+        torch.backends.cuda.matmul.allow_tf32 = False  # else float32 products have the digits of bfloat16
         backend = "cpu:gloo,cuda:nccl"  # verl's
     dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)

@@ -10,6 +10,7 @@ product of the same round. A layer's whole step, forward and input gradient incl
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import torch
 
@@ -22,11 +23,14 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--model", choices=MODELS, action="append", help="may be repeated; default: d512")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each layer once it is measured")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, 1 thread"
+    run = {"device": name, "torch": torch.__version__, "dtype": arguments.dtype}
     rows = []
     print(
         f"{'model':14} {'tokens':9} {'layer':5} {'norms':7} {'plain ms':>9} {'two sums':>9} {'one sum':>9} {'error':>8}"
@@ -36,13 +40,15 @@ def main() -> int:
             for layer in MODELS[model]:
                 row = measure(model, lengths, layer, device, dtype, arguments.rounds)
                 rows.append(row)
+                if arguments.out:
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(run | row) + "\n")
                 two, one = row["ratio"]["norms and two sums"], row["ratio"]["norms, then one sum"]
                 error = max(row["errors"].values())
                 plain = f"{row['plain_s'] * 1e3:9.2f}"
                 print(f"{model:14} {lengths:9} {layer:5} {row['form']:7} {plain} {two:9.2f} {one:9.2f} {error:8.0e}")
     if arguments.json:
-        name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, 1 thread"
-        print(json.dumps({"device": name, "torch": torch.__version__, "dtype": arguments.dtype, "rows": rows}))
+        print(json.dumps({**run, "rows": rows}))
     return 0 if all(max(row["errors"].values()) <= LIMIT[dtype] for row in rows) else 1
 
 

@@ -4,20 +4,25 @@ The same mini-batch through verl's own packed update (GRPO), the packed VCPO upd
 backward per sequence, on the real Megatron actor. Methods take turns; times are medians of ratios to the plain update
 of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
 processes, and a GPU, by the clock. Norms are checked against those of one backward per sequence, gradients against a
-plain packed step with the same coefficients; exits with 1 where they differ by more than rounding.
+plain packed step with the same coefficients; exits with 1 where they differ by more than rounding, or a case failed.
 
-Where there is a GPU it is measured, on the shapes of Qwen2.5-1.5B and 7B: with as many layers as fit.
+Where there is a GPU it is measured, on the shapes of Qwen2.5-1.5B and 7B: with as many layers as fit, bfloat16 before
+float32, the quickest case first. A case that fails does not end the others.
 """
 
 import argparse
 import json
+import math
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from scripts.bench.cost.steps import PLAIN, Case, cpu_cases, exact, gpu_cases, measure
+from scripts.bench.cost.steps import PLAIN, SMALLEST, Case, Checkpoints, cpu_cases, exact, gpu_cases, measure
 
 
 def print_table(row: dict[str, Any]) -> None:
@@ -43,6 +48,30 @@ def print_table(row: dict[str, Any]) -> None:
     Console(width=170).print(table)
 
 
+def measure_all(cases: list[Case], rounds: int, out: Path | None, minutes: float) -> tuple[list[dict[str, Any]], int]:
+    """The rows, and the number of cases that failed or had no time left; each row is in `out` once it is measured."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, one thread per process"
+    end, rows, failed = time.monotonic() + 60 * minutes, [], 0
+    with tempfile.TemporaryDirectory() as root:
+        checkpoints = Checkpoints(Path(root))
+        for case in tqdm(cases, file=sys.stderr):
+            left = end - time.monotonic()
+            try:
+                if left <= 0:
+                    raise RuntimeError(f"{case.name!r}: not begun, --minutes={minutes:g} are over")
+                row = measure(case, rounds, checkpoints, left)
+            except RuntimeError as error:
+                failed += 1
+                tqdm.write(f"error: {error}", file=sys.stderr)
+                continue
+            rows.append(row)
+            print_table(row)  # what is measured is seen, and kept, whatever becomes of the next case
+            if out:
+                with out.open("a") as file:
+                    file.write(json.dumps({"device": device, "torch": torch.__version__, **row}) + "\n")
+    return rows, failed
+
+
 def main() -> int:
     on_gpu = torch.cuda.is_available()
     cases = cpu_cases()
@@ -50,21 +79,28 @@ def main() -> int:
         cases = gpu_cases(torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains TEXT")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both, where there is a GPU")
     parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
+    parser.add_argument("--smallest", action="store_true", help="one case only, of one small layer")
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of every method")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins later, or goes on longer")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each case once it is measured")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
-    chosen = [case for case in cases if (arguments.only or "") in case.name and arguments.tp in (None, case.tp)]
+    chosen = [
+        case
+        for case in ([SMALLEST] if arguments.smallest else cases)
+        if (arguments.only or "") in case.name
+        and arguments.tp in (None, case.tp)
+        and arguments.dtype in (None, case.dtype)
+    ]
     if not chosen or arguments.rounds < 1:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
-    rows = []
-    for row in tqdm(measure(chosen, arguments.rounds), total=len(chosen), file=sys.stderr):
-        rows.append(row)
-        print_table(row)  # what is measured is seen, whatever becomes of the next case
+    rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes)
     if arguments.json:
         device = torch.cuda.get_device_name() if on_gpu else "CPU, one thread per process"
         print(json.dumps({"device": device, "torch": torch.__version__, "rounds": arguments.rounds, "rows": rows}))
-    return 0 if all(map(exact, rows)) else 1
+    return 0 if not failed and all(map(exact, rows)) else 1
 
 
 if __name__ == "__main__":

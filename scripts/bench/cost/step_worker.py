@@ -173,6 +173,8 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
     norms: the largest of a squared norm, beside one backward per sequence.
     gradient: of the whole gradient, beside a plain packed step with the coefficients that these norms lead to, which is
         what the second of `two backward passes` is.
+
+    `noise` of the latter, in the same measures: how much it differs from itself with smaller micro-batches.
     """
     step(PLAIN)
     norms = step(PER_TRAJECTORY, lambda: _squared_norms(engine))
@@ -184,14 +186,24 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
             for parameter in _trained(engine)
         )
 
-    def errors() -> dict[str, float]:
-        error = (_squared_norms(engine) / norms - 1).abs().max().item()
+    def errors(expected: Tensor) -> dict[str, float]:
+        error = (_squared_norms(engine) / expected - 1).abs().max().item()
         return {"norms": error, "gradient": _relative_difference(_trained(engine), gradient)}
 
     step(TWO_PASSES, keep_gradient)
+    of_two_passes = _squared_norms(engine)
+    rows[TWO_PASSES]["noise"] = step(TWO_PASSES, lambda: errors(of_two_passes), micro_batches=4)
     for method in METHODS:
         if method.startswith("packed"):
-            rows[method]["errors"] = step(method, errors)
+            rows[method]["errors"] = step(method, lambda: errors(norms))
+            _free(engine)
+
+
+def _free(engine: Any) -> None:
+    """The memory that one method has kept for its next step and others have no use for."""
+    engine._second_buffers.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _squared_norms(engine: Any) -> Tensor:
@@ -222,16 +234,21 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
     batch = make_batch(case)
     _record_log_probs(engine, batch)
 
-    def step(method: str, look: Callable[[], Any] = lambda: None) -> Any:
+    def step(method: str, look: Callable[[], Any] = lambda: None, micro_batches: int = 1) -> Any:
+        """micro_batches: at least so many, by smaller ones than the case's."""
+        data = batch.copy()
+        if micro_batches > 1:
+            tokens = sum(batch["input_ids"].offsets().diff().tolist())
+            tu.assign_non_tensor(data, max_token_len_per_gpu=max(case.longest, tokens // micro_batches))
         with engine.train_mode():  # which ends with gradients of zero
-            engine.train_batch(batch.copy(), loss_function(VCPOSettings(**METHODS[method])))
+            engine.train_batch(data, loss_function(VCPOSettings(**METHODS[method])))
             return look()
 
     rows: dict[str, dict[str, Any]] = {method: {} for method in METHODS}
     _check(engine, step, rows)
     for method, row in rows.items():
         row["parts"] = _seconds_by_part(engine, partial(step, method))
-        engine._second_buffers.clear()
+        _free(engine)
         row["peak_bytes"] = _peak_bytes(partial(step, method))
     for method, seconds in _in_turns(step, rounds).items():
         rows[method] |= seconds
