@@ -414,6 +414,13 @@ LONG_RESPONSES = Place(
     ),
 )
 
+MAKING = Place(
+    "verl/verl_vcpo/experimental/agent_loop/agent_loop.py",
+    "What `AgentLoopWorker._run_agent_loop` gives `hydra.utils.instantiate`, and whether it still does for each.",
+    (Reach("make_without_copies", How.REPLACES, "verl.experimental.agent_loop.agent_loop:hydra", "", "our `make`"),),
+)
+
+
 PLACES = (
     SAMPLERS,
     CLIENTS,
@@ -427,4 +434,5 @@ PLACES = (
     COUNTING_ENGINE,
     SLOW_TOOL,
     LONG_RESPONSES,
+    MAKING,
 )

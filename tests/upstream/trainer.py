@@ -254,12 +254,6 @@ REPLAY = Place(
     ),
 )
 
-MAKING = Place(
-    "verl/verl_vcpo/experimental/agent_loop/agent_loop.py",
-    "What `AgentLoopWorker._run_agent_loop` gives `hydra.utils.instantiate`, and whether it still does for each.",
-    (Reach("make_without_copies", How.REPLACES, "verl.experimental.agent_loop.agent_loop:hydra", "", "our `make`"),),
-)
-
 LOOPS = Place(
     "verl/verl_vcpo/trainer/ppo/v1/agent_loop.py",
     "How `AgentLoopWorkerTQ._run_prompt` ends where its task is cancelled: nothing may be written of it afterwards.",
@@ -447,4 +441,4 @@ PLUGIN = Place(
     ),
 )
 
-PLACES = (TRAINER, REPLAY, MAKING, LOOPS, STORED, METHODS, LAUNCH, PLUGIN)
+PLACES = (TRAINER, REPLAY, LOOPS, STORED, METHODS, LAUNCH, PLUGIN)
