@@ -33,6 +33,7 @@ def validate(config: DictConfig, files: bool = True) -> None:
         _check_data(config)
         _check_model(config.actor_rollout_ref.model.path)
         _check_vocabulary(config.actor_rollout_ref)
+    _check_adapters(config.actor_rollout_ref.model)
     _check_reward(config.reward, files)
     _check_groups(config, vcpo)
     _check_sampling(config.actor_rollout_ref.rollout)
@@ -160,6 +161,17 @@ def _check_model(path: str | None) -> None:
         raise SettingError(
             f"{setting}: no such folder; give a Hugging Face checkpoint's folder (quickstart.sh makes a small one)"
         )
+
+
+def _check_adapters(model: DictConfig) -> None:
+    """Refuse LoRA: the trainer's bridge of weight names (mbridge) makes no adapters, and would train all weights."""
+    given = {"lora_rank": 0, "lora.rank": 0, "lora_adapter_path": None, "lora.adapter_path": None}
+    for name, nothing in given.items():
+        if (value := OmegaConf.select(model, name)) != nothing:
+            raise SettingError(
+                f"actor_rollout_ref.model.{name}={value}: LoRA is not supported, all weights would be trained; set it "
+                f"to {'null' if nothing is None else nothing}"
+            )
 
 
 def _check_vocabulary(roles: DictConfig) -> None:

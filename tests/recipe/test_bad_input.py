@@ -57,6 +57,13 @@ def run(overrides: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
         ("async.reward_timeout_s", "0", "async.reward_timeout_s=0: give a number of seconds"),
         ("async.reward_timeout_s", "inf", "async.reward_timeout_s=inf: give a number of seconds"),
         ("reward.custom_reward_function.path", "no.py", "reward.custom_reward_function.path=no.py: no such file"),
+        ("actor_rollout_ref.model.lora_rank", "8", "actor_rollout_ref.model.lora_rank=8: LoRA is not supported"),
+        ("actor_rollout_ref.model.lora.rank", "8", "actor_rollout_ref.model.lora.rank=8: LoRA is not supported"),
+        (
+            "actor_rollout_ref.model.lora.adapter_path",
+            "adapter",
+            "actor_rollout_ref.model.lora.adapter_path=adapter: LoRA is not supported",
+        ),
         ("reward.reward_manager.name", "remote", "reward.reward_manager.name=remote: a custom reward function has"),
         ("async.exact_lag", "2", "async.exact_lag=2: give true or false"),
         ("vcpo.baseline", "best", "vcpo.baseline='best': choose one of"),
