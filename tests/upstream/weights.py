@@ -100,7 +100,9 @@ GROUP = Place(
             "its communicators",
             only="cupy",
         ),
-        Reach("_abort", How.CALLS, "cupy.cuda.nccl:NcclCommunicator.abort", "", "", only="cupy"),
+        Reach(
+            "_abort", How.USES, "cupy.cuda.nccl:NcclCommunicator.abort", "", "called; it has no signature", only="cupy"
+        ),
         Reach("give_up", How.CALLS, "ray.experimental.internal_kv:_internal_kv_put", "key, value", "to all processes"),
         Reach("_abort_when_given_up", How.CALLS, "ray.experimental.internal_kv:_internal_kv_exists", "key", "as above"),
     ),
