@@ -27,7 +27,7 @@ esac
 export VENV=${VENV:-.venv-gpu}
 bash scripts/install_gpu.sh || exit 1
 source "$VENV/bin/activate"
-python -m pip install --quiet --disable-pip-version-check pytest==9.2.0 pytest-xdist==3.8.0 hypothesis==6.170.15 || exit 1
+python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[dev]' || exit 1
 
 failed=0 log=$(mktemp "${TMPDIR:-/tmp}/vcpo-check-gpu.XXXXXX")
 
