@@ -44,7 +44,8 @@ GPU_MEMORY_GIB = 79.6
 RUNTIME_GIB = 2.0
 LOGITS_BYTES, ENTROPY_BYTES = 8, 8
 """Per token and word of the vocabulary."""
-_WHILE_STEPPING = ("activations", "logits", "recomputed layers", "kept for the update")
+_BY_LENGTH = ("activations", "logits", "recomputed layers", "kept for the update")
+"""Uses that grow with the lengths of the sequences."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class TrainerMemory:
     @property
     def state(self) -> float:
         """What is needed however short the sequences are."""
-        always = sum(gib for use, gib in self.backward.items() if use not in _WHILE_STEPPING)
+        always = sum(gib for use, gib in self.backward.items() if use not in _BY_LENGTH)
         return max(always, sum(self.step.values()))
 
 

@@ -80,7 +80,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Parameters of the model."""
         return self.layers * self.per_layer + self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property

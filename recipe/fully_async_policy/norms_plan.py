@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NOT_PACKED_EXPERTS, NormsHow, in_words
+from verl_vcpo.workers.engine.megatron.norms import NormsHow, against_packing, against_packing_experts, in_words
 
 _OF_TE = "the layers of Transformer Engine, where that is installed, else Megatron's own"
 
@@ -35,11 +35,4 @@ def _has_experts(config: DictConfig) -> bool:
 def obstacle(config: DictConfig) -> str | None:
     """Why norms cannot be packed, as far as settings and config.json tell; None if nothing is known against it."""
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
-    experts = _has_experts(config)
-    for name in NOT_PACKED:
-        if settings.get(name):
-            return f"{name} is not supported"
-    for name, reason in NOT_PACKED_EXPERTS.items() if experts else ():
-        if settings.get(name):
-            return f"{name}={settings[name]}: {reason}"
-    return None
+    return against_packing(settings.get) or (against_packing_experts(settings.get) if _has_experts(config) else None)

@@ -48,9 +48,14 @@ def print_table(row: dict[str, Any]) -> None:
     Console(width=170).print(table)
 
 
+def device_and_torch() -> dict[str, str]:
+    """What the numbers of a row are of."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, one thread per process"
+    return {"device": device, "torch": torch.__version__}
+
+
 def measure_all(cases: list[Case], rounds: int, out: Path | None, minutes: float) -> tuple[list[dict[str, Any]], int]:
     """The rows, and the number of cases that failed or had no time left; each row is in `out` once it is measured."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, one thread per process"
     end, rows, failed = time.monotonic() + 60 * minutes, [], 0
     with tempfile.TemporaryDirectory() as root:
         checkpoints = Checkpoints(Path(root))
@@ -68,7 +73,7 @@ def measure_all(cases: list[Case], rounds: int, out: Path | None, minutes: float
             print_table(row)  # what is measured is seen, and kept, whatever becomes of the next case
             if out:
                 with out.open("a") as file:
-                    file.write(json.dumps({"device": device, "torch": torch.__version__, **row}) + "\n")
+                    file.write(json.dumps({**device_and_torch(), **row}) + "\n")
     return rows, failed
 
 
@@ -98,8 +103,7 @@ def main() -> int:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
     rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes)
     if arguments.json:
-        device = torch.cuda.get_device_name() if on_gpu else "CPU, one thread per process"
-        print(json.dumps({"device": device, "torch": torch.__version__, "rounds": arguments.rounds, "rows": rows}))
+        print(json.dumps({**device_and_torch(), "rounds": arguments.rounds, "rows": rows}))
     return 0 if not failed and all(map(exact, rows)) else 1
 
 

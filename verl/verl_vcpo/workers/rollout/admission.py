@@ -76,7 +76,7 @@ class AdmissionGate:
         self._closed += 1
 
     def open(self) -> None:
-        """See `close`."""
+        """Take one call of `close` back; after the last one, give the free places to those that wait."""
         self._closed -= 1
         self._admit()
 

@@ -108,7 +108,7 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self._handing_over: list[ray.ObjectRef[None]] = []
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """As verl's, but without its wait for the workers to take the prompts, who may be busy with others.
+        """As verl's, without verl's wait until the workers, which may be busy, have taken the prompts.
 
         A validation's prompts are kept until the next validation: TransferQueue does not have them.
 

@@ -1,7 +1,9 @@
 """How the engine measures each sequence's gradient norm: the settings `vcpo.norms.*` (docs/performance.md)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from vcpo.config import choice
 
@@ -83,7 +85,22 @@ NOT_PACKED_EXPERTS = {
     "moe_use_legacy_grouped_gemm": "its gradients are not collected",
     "add_bias_linear": "biases of experts and routers are not collected",
 }
-"""The same for a mixture of experts; and why."""
+"""Settings of Megatron's TransformerConfig that make packed norms of a mixture of experts impossible, and why."""
+
+
+def against_packing(setting: Callable[[str], Any]) -> str | None:
+    """The first setting with which packed norms are not possible, in words; None if there is none.
+
+    Args:
+        setting: name of a setting of Megatron's TransformerConfig -> its value.
+    """
+    return next((f"{name} is not supported" for name in NOT_PACKED if setting(name)), None)
+
+
+def against_packing_experts(setting: Callable[[str], Any]) -> str | None:
+    """As `against_packing`, of the settings that matter to a mixture of experts only."""
+    reasons = NOT_PACKED_EXPERTS.items()
+    return next((f"{name}={setting(name)}: {reason}" for name, reason in reasons if setting(name)), None)
 
 
 def in_words(how: NormsHow, layers: str, obstacle: str | None, kept_with_experts: NormsKeep | None = None) -> str:

@@ -34,7 +34,7 @@ from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_lengths, gather_mini_batch
-from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED, NormsKeep
+from verl_vcpo.workers.engine.megatron.norms import NormsKeep, against_packing
 from verl_vcpo.workers.engine.megatron.packed import experts
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 ENGINE_VENDOR = "vcpo"
 
 # What a checkpoint must not replace in each group of the optimizer: what Megatron's scheduler reads, and how to step.
-_RATES = ("max_lr", "min_lr", "foreach")
+_NOT_FROM_CHECKPOINT = ("max_lr", "min_lr", "foreach")
 
 # In a checkpoint's folder, beside Megatron's files.
 STATE_FILE = "vcpo.json"
@@ -148,9 +148,8 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
         if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels:
             return "pad_to_length and use_fused_kernels are not supported"
-        for setting in NOT_PACKED:
-            if getattr(self.tf_config, setting):
-                return f"{setting} is not supported"
+        if unsupported := against_packing(partial(getattr, self.tf_config)):
+            return unsupported
         if self.tf_config.cuda_graph_impl != "none":
             return "a CUDA graph gives no gradients to a collector"
         if self.peft_cls is not None or self.model_config.mtp.enable:
@@ -285,7 +284,10 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         # the checkpoint, or starts a warm-up anew. The rates are in the optimizer's groups, which the checkpoint
         # replaces.
         self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
-        rates = [{name: group[name] for name in _RATES if name in group} for group in self.optimizer.param_groups]
+        rates = [
+            {name: group[name] for name in _NOT_FROM_CHECKPOINT if name in group}
+            for group in self.optimizer.param_groups
+        ]
         super().load_checkpoint(local_path, *args, **kwargs)
         for group, of_settings in zip(self.optimizer.param_groups, rates, strict=True):
             group.update(of_settings)

@@ -20,7 +20,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED_EXPERTS
+from verl_vcpo.workers.engine.megatron.norms import against_packing_experts
 from verl_vcpo.workers.engine.megatron.packed.modules import Tapped, TappedLinear, on_gradient
 from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows, Routing
 
@@ -147,9 +147,8 @@ def layers_of_experts(chunks: list[torch.nn.Module]) -> list[Any]:
 
 def obstacle(config: TransformerConfig) -> str | None:
     """The setting with which a mixture of experts has gradients that are not collected, or no sequence's own."""
-    for setting, reason in NOT_PACKED_EXPERTS.items():
-        if getattr(config, setting):
-            return f"{setting}={getattr(config, setting)}: {reason}"
+    if unsupported := against_packing_experts(partial(getattr, config)):
+        return unsupported
     kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     if not isinstance(kinds, list):
         kinds, coefficients = [kinds], [coefficients]
