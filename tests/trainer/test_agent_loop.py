@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
+from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_vcpo.trainer.ppo.v1 import agent_loop
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager, LagKAgentLoopWorker
@@ -15,6 +17,39 @@ from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 from verl_vcpo.workers.rollout.admission import AdmissionGate
 
 
+VERLS_WORKER = LagKAgentLoopWorker.__mro__[1]
+"""verl's worker, which the tests' workers extend."""
+
+
+def worker_of(places: int, samples: int = 1) -> LagKAgentLoopWorker:
+    """A worker that has `places` for agent loops, and runs `samples` of them for a prompt of training."""
+    worker = object.__new__(LagKAgentLoopWorker)
+    rollout = SimpleNamespace(n=samples, val_kwargs=SimpleNamespace(n=1))
+    worker.config = DictConfig({"async": {"deterministic": False}}, flags={"allow_objects": True})
+    worker.config.actor_rollout_ref = {"rollout": rollout}
+    worker._loops, worker._task_of = AdmissionGate(places), {}
+    return worker
+
+
+async def run_prompts(worker: LagKAgentLoopWorker, submitted: list[tuple[bool, int]]) -> None:
+    """Run a prompt for each (validation or not, step)."""
+    trajectories = [{"validate": validate, "step": step, "sample_index": 0} for validate, step in submitted]
+    await asyncio.gather(*[worker._run_prompt({"uid": str(i)}, {}, t) for i, t in enumerate(trajectories)])
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statuses that are written to TransferQueue, in their order."""
+    statuses: list[str] = []
+
+    async def put(key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        statuses.append(tag["status"])
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    return statuses
+
+
+@pytest.mark.usefixtures("stored")
 def test_as_many_at_a_time_as_the_gate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[bool, int]] = []
     at_a_time: list[int] = []
@@ -28,21 +63,67 @@ def test_as_many_at_a_time_as_the_gate_allows(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.sleep(0)
         running -= 1
 
-    monkeypatch.setattr(LagKAgentLoopWorker.__mro__[1], "_run_agent_loop", respond)
-    worker = object.__new__(LagKAgentLoopWorker)
-    worker.config = {"async": SimpleNamespace(deterministic=False)}
-    worker._loops = AdmissionGate(2)
-
-    async def scenario() -> None:
-        steps = [(False, step) for step in (5, 4, 3, 2, 1)] + [(True, 6)]
-        trajectories = [{"validate": validate, "step": step, "sample_index": 0} for validate, step in steps]
-        await asyncio.gather(*[worker._run_agent_loop({}, t, uid="prompt") for t in trajectories])
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    asyncio.run(run_prompts(worker_of(2), [(False, step) for step in (5, 4, 3, 2, 1)] + [(True, 6)]))
     assert max(at_a_time) == 2
     first_come, waited = begun[:2], begun[2:]
     assert first_come == [(False, 5), (False, 4)], "there was room for them"
     assert waited == [(True, 6), (False, 1), (False, 2), (False, 3)], "a validation, then by step"
+
+
+def test_a_prompt_waits_as_one_and_gives_its_places_back_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, stored: list[str]
+) -> None:
+    ends = [asyncio.Event() for _ in range(8)]
+    begun: list[int] = []
+
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], session_id: int, **_: Any) -> None:
+        begun.append(session_id)
+        await ends[len(begun) - 1].wait()
+
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(3, samples=4)
+
+    async def settled() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        both = asyncio.ensure_future(run_prompts(worker, [(False, 1), (False, 2)]))
+        await settled()
+        assert begun == [0, 1, 2, 3], "a place was free: the prompt may take one more than there are"
+        assert stored == ["running"] and len(asyncio.all_tasks()) == 8, "the other waits: this task, both, 2 + 4"
+        ends[0].set()
+        await settled()
+        assert len(begun) == 4, "all places are taken"
+        ends[1].set()
+        await settled()
+        assert begun == [0, 1, 2, 3, 0, 1, 2, 3]
+        for end in ends:
+            end.set()
+        await both
+
+    asyncio.run(scenario())
+    assert worker._loops._free == 3 and stored == ["running", "running", "finished", "finished"]
+
+
+def test_a_prompt_that_is_cancelled_gives_its_places_back(monkeypatch: pytest.MonkeyPatch, stored: list[str]) -> None:
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], **_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(2, samples=2)
+
+    async def scenario() -> None:
+        running = [asyncio.ensure_future(run_prompts(worker, [(False, step)])) for step in (1, 2)]
+        await asyncio.sleep(0.01)
+        running[1].cancel()  # it waits at the gate
+        running[0].cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert worker._loops._free == 2 and stored == ["running"]
 
 
 def test_no_other_loop_begins_while_prompts_are_cancelled() -> None:

@@ -22,7 +22,9 @@ REQUESTS_PER_SLOT = 2
 
 LOOPS_PER_REQUEST = 4
 """Agent loops that are under way for each admitted request: some wait for tools and rewards, which need no slot. If all
-were, each would prepare its prompt first: minutes of one worker, in which no finished response gets its turn."""
+were, each would prepare its prompt first: minutes of one worker, in which no finished response gets its turn. A prompt
+waits as one, before its n agent loops are made: a worker can have thousands of prompts, and has to stop them at once.
+"""
 
 CONTROL_CALLS = 64
 """Calls of a server's actor at a time that are no requests: probes, aborts, weight updates."""
@@ -53,23 +55,43 @@ def most_calls(rollout: Any) -> int:
     return admitted_per_worker(rollout) * rollout.agent.num_workers + CONTROL_CALLS
 
 
+class Places:
+    """Places of a gate that were taken together, to be given back one by one."""
+
+    def __init__(self, gate: "AdmissionGate", count: int) -> None:
+        self._gate, self._held = gate, count
+
+    def give_back(self, count: int = 1) -> None:
+        """Give back `count` of the places, or as many as are still held."""
+        given, self._held = min(count, self._held), max(0, self._held - count)
+        self._gate._leave(given)
+
+    def give_back_all(self) -> None:
+        """Give back what is still held."""
+        self.give_back(self._held)
+
+
 class AdmissionGate:
     """Lets `places` in at a time; of those that wait, the one of the smallest order first."""
 
     def __init__(self, places: int) -> None:
         self._free = places
         self._closed = 0
-        self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[tuple[int, ...], int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
     @contextlib.asynccontextmanager
-    async def admitted(self, order: tuple[int, ...]) -> AsyncIterator[None]:
-        """Wait for a place, and keep it for the block."""
-        await self._enter(order)
+    async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
+        """Wait until a place is free, and take `places` at once, for the block or until they are given back.
+
+        Who takes several may take more than are free: fewer than `places` more than the gate has.
+        """
+        await self._enter(order, places)
+        held = Places(self, places)
         try:
-            yield
+            yield held
         finally:
-            self._leave()
+            held.give_back_all()
 
     def close(self) -> None:
         """Let nobody in until `open` was called as often as `close`. Places that become free are given then."""
@@ -80,9 +102,9 @@ class AdmissionGate:
         self._closed -= 1
         self._admit()
 
-    async def _enter(self, order: tuple[int, ...]) -> None:
+    async def _enter(self, order: tuple[int, ...], places: int) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (order, next(self._arrivals), place))
+        heapq.heappush(self._waiting, (order, next(self._arrivals), places, place))
         self._admit()
         if place.done():
             return
@@ -90,16 +112,16 @@ class AdmissionGate:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():  # the place was given at the same moment
-                self._leave()
+                self._leave(places)
             raise
 
-    def _leave(self) -> None:
-        self._free += 1
+    def _leave(self, places: int) -> None:
+        self._free += places
         self._admit()
 
     def _admit(self) -> None:
-        while self._free and self._waiting and not self._closed:
-            _, _, place = heapq.heappop(self._waiting)
+        while self._free > 0 and self._waiting and not self._closed:
+            _, _, places, place = heapq.heappop(self._waiting)
             if not place.done():  # who waited for it may have been cancelled
                 place.set_result(None)
-                self._free -= 1
+                self._free -= places

@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from contextvars import ContextVar
 from typing import Any
 
 import ray
@@ -16,7 +17,7 @@ from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
-from verl_vcpo.workers.rollout.admission import AdmissionGate, agent_loops_per_worker, request_order
+from verl_vcpo.workers.rollout.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
 
 REASON = "reason"
@@ -24,6 +25,9 @@ REASON = "reason"
 
 FINAL = "final"
 """The tag of a failed prompt that must not be sampled again."""
+
+_places: ContextVar[Places] = ContextVar("_places")
+"""What a prompt took at the gate of its worker: a place for each of its agent loops."""
 
 _REPLY_S = 0.05  # in which Ray sends what an actor's method returned
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
@@ -52,12 +56,21 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self._task_of: dict[str, asyncio.Task[Any]] = {}
         self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
 
-    async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
+    ) -> None:
         uid, task = prompt["uid"], asyncio.current_task()
         assert task is not None
         self._task_of[uid] = task
+        rollout = self.config.actor_rollout_ref.rollout
+        samples = rollout.val_kwargs.n if trajectory["validate"] else rollout.n
+        sessions = int(prompt.get("__rollout_n__", samples))
+        order = not trajectory["validate"], int(trajectory["step"]), int(trajectory["sample_index"])
+        request_order.set(order)
         try:
-            await super()._run_prompt(prompt, *args, **kwargs)
+            async with self._loops.admitted(order, sessions) as places:
+                _places.set(places)
+                await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, **kwargs)
         finally:
             if self._task_of.get(uid) is task:
                 del self._task_of[uid]
@@ -67,17 +80,16 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             sample = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
-        order = not trajectory["validate"], int(trajectory["step"]), int(trajectory["sample_index"])
-        request_order.set(order)
         try:
-            async with self._loops.admitted(order):
-                return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
             # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
             partition_id = "val" if trajectory["validate"] else "train"
             tag = {REASON: one_line(error), FINAL: isinstance(error, RequestEndsServers)}
             await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag=tag)
             raise
+        finally:
+            _places.get().give_back()
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
         await super()._compute_score(outputs, kwargs)
@@ -87,8 +99,8 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def cancel(self, uids: list[str]) -> None:
         """Stop those of these prompts that this worker samples. After that nothing more is written for them."""
         tasks = [self._task_of[uid] for uid in uids if uid in self._task_of]
-        # A place that a cancelled agent loop leaves would go to another one at once, and thousands of these would
-        # prepare their prompts before the event loop has seen the last cancellation, and sent the reply.
+        # Places that a cancelled prompt leaves would go to another one at once, whose agent loops would prepare their
+        # prompts before the event loop has seen the last cancellation, and sent the reply.
         self._loops.close()
         try:
             for task in tasks:
@@ -142,7 +154,9 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
             prompts, samples = tu.index_select_tensor_dict(self._in_validation, rows), rollout.val_kwargs.n
         else:
             prompts, samples = tq.kv_batch_get(keys=uids, partition_id=partition_id), rollout.n
-        if stale := list(trajectories_of(sessions_of(prompts, samples), partition_id)):
+        begun = {uid for uid, tag in tags_of(uids, partition_id).items() if tag["status"] != "pending"}
+        sessions = {uid: count for uid, count in sessions_of(prompts, samples).items() if uid in begun}
+        if stale := list(trajectories_of(sessions, partition_id)):
             tq.kv_clear(keys=stale, partition_id=partition_id)
         tu.assign_non_tensor_data(prompts, "global_steps", step)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
