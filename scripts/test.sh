@@ -13,8 +13,8 @@ bash scripts/test.sh [--quick | --nightly] [pytest arguments]
               every mode of the sandbox
 
 What follows goes to pytest, for example -m "not e2e", -k resume or tests/vcpo. Tests run in several processes (-n 0:
-in one, as --pdb needs it), those of the whole stack after the others, and last, one at a time, those that measure the
-machine. CONTRIBUTING.md says how long that takes.
+in one, as --pdb needs it), those of the whole stack and the attacks on the sandbox after the others. CONTRIBUTING.md
+says how long that takes.
 TEXT
 }
 
@@ -47,7 +47,6 @@ lint-imports --no-logo
 part together --numprocesses logical --maxprocesses 4 --dist loadfile "$@"
 if [[ $tier != quick ]]; then
   part stack --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" # a start of the stack keeps one core and a half busy
-  part alone "$@"
 fi
 if [[ $tier == nightly ]]; then
   failed=()

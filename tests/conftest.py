@@ -21,18 +21,18 @@ settings.register_profile("project", deadline=None, derandomize=True, database=N
 settings.load_profile("project")
 
 # Tier -> markers and folders of the tests that it leaves out.
-MANY_SECONDS = {"e2e", "alone", "slow", "engine", "lag_simulator", "sandbox", "upstream"}
+MANY_SECONDS = {"e2e", "slow", "engine", "lag_simulator", "sandbox", "upstream"}
 TIERS = {"quick": {*MANY_SECONDS, "nightly"}, "default": {"nightly"}, "nightly": set()}
 # Marker or file -> part of its tests: those of one part may run beside each other, but not beside those of another.
-# The tests of the NCCL engine mostly wait for processes that were killed: they fill the time beside the last start.
-PARTS = {"e2e": "stack", "test_nccl_checkpoint_engine": "stack", "alone": "alone"}
+# The tests of the NCCL engine and the attacks on the sandbox mostly wait: they fill the time beside starts of the stack.
+PARTS = {"e2e": "stack", "test_nccl_checkpoint_engine": "stack", "test_attacks": "stack"}
 OTHERS = "together"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=TIERS, default="default", help="which tests (default: all but nightly)")
-    group.addoption("--part", choices=[OTHERS, *PARTS.values()], help="which of them (default: all)")
+    group.addoption("--part", choices=sorted({OTHERS, *PARTS.values()}), help="which of them (default: all)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
-    items.sort(key=lambda item: "e2e" not in item.keywords)  # what takes minutes begins first
+    first = ("test_attacks", "test_survives")  # what takes most minutes begins first
+    items.sort(key=lambda item: (item.path.stem not in first, "e2e" not in item.keywords))
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,6 @@ from scripts.bench.sandbox.requests import REQUESTS
 from scripts.bench.sandbox.trial import DEGRADED, HELD, Trial, controls, run_attacks
 from testkit.sandbox_server import Mode
 
-pytestmark = pytest.mark.alone
-
 # One of each kind, for the modes that are not this machine's first.
 SAMPLE = (
     *("tcp to the loopback", "the server's environment: own", "a secret file", "write outside /tmp", "chroot"),
