@@ -24,7 +24,7 @@ settings.load_profile("project")
 MANY_SECONDS = {"e2e", "slow", "engine", "lag_simulator", "sandbox", "upstream"}
 TIERS = {"quick": {*MANY_SECONDS, "nightly"}, "default": {"nightly"}, "nightly": set()}
 # Marker or file -> part of its tests: those of one part may run beside each other, but not beside those of another.
-# The tests of the NCCL engine and the attacks on the sandbox mostly wait: they fill the time beside starts of the stack.
+# Tests of the NCCL engine and attacks on the sandbox mostly wait: they fill the time beside starts of the stack.
 PARTS = {"e2e": "stack", "test_nccl_checkpoint_engine": "stack", "test_attacks": "stack"}
 OTHERS = "together"
 

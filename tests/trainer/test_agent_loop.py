@@ -16,7 +16,6 @@ from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager, LagKAgentL
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 from verl_vcpo.workers.rollout.admission import AdmissionGate
 
-
 VERLS_WORKER = LagKAgentLoopWorker.__mro__[1]
 """verl's worker, which the tests' workers extend."""
 

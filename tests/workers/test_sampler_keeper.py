@@ -1,5 +1,6 @@
 """Samplers that die: as many are started as there are devices for, and the run goes on with these and the others."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_one_that_dies_as_soon_as_it_is_there_is_replaced_again(monkeypatch: pyt
     samplers.die_at_once = set()
     assert samplers.keeper.replace_missing() == 1
     assert samplers.pool == {"sampler 0", "sampler 1", "sampler 2"}
+
+
+def test_a_replacement_that_does_not_start_ends_the_run_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever() -> None:
+        await asyncio.sleep(3600)
+
+    samplers = Samplers(monkeypatch, alive=[1], free=2)
+    monkeypatch.setattr(sampler_keeper, "_START_S", 0.01)
+    monkeypatch.setattr(samplers.keeper, "_start", SamplerKeeper._start.__get__(samplers.keeper))
+    samplers.servers.rollout_replica_class = lambda **_: SimpleNamespace(init_standalone=for_ever)
+    samplers.servers.rollout_config, samplers.servers.model_config = SimpleNamespace(n_gpus_per_node=1), None
+    with pytest.raises(RuntimeError, match="not up after 0 s"):
+        samplers.keeper.replace_missing()
 
 
 def test_what_is_probed_names_the_engine_first() -> None:

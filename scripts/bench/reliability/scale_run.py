@@ -94,7 +94,8 @@ class CountingTrainer(LagKTrainer):
     kill_in_step = 0
 
     def _setup(self) -> None:
-        self.spent, self.restarted, self.reissued, self.submitted, self.held = Spent(), 0, 0, 0, 0
+        self.spent, self.restarted, self.reissued, self.held = Spent(), 0, 0, 0
+        self.submitted: Counter[int] = Counter()  # by the prompt's row in the data
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
@@ -151,7 +152,7 @@ class CountingTrainer(LagKTrainer):
         setattr(self.replay_buffer, "sample", sampled)  # noqa: B010  # mypy takes no assignment to a method
 
     def _submit_batch_to_rollout(self, batch: Any) -> int:
-        self.submitted += len(batch)
+        self.submitted.update(map(int, batch["index"]))
         return super()._submit_batch_to_rollout(batch)
 
     def on_train_begin(self) -> None:
@@ -201,8 +202,8 @@ def account(trainer: CountingTrainer) -> dict[str, int]:
     steps = read_metrics(trainer.config.run_dir)
     trained = Counter(row for line in steps for row in line["trained_rows"])
     return {
-        "lost": trainer.submitted - trained.total() - trainer.held,
-        "duplicated": sum(times - 1 for times in trained.values()),
+        "lost": trainer.submitted.total() - trained.total() - trainer.held,
+        "duplicated": (trained - trainer.submitted).total(),
         "lag_violations": sum(line["lag_max"] > trainer.replay_buffer.bound for line in steps),
     }
 

@@ -47,7 +47,9 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
             raise
         finally:
             watch.stop()
-            tracking = getattr(self.trainer, "logger", None)
-            if tracking is not None:
-                tracking.finish(exit_code=0 if succeeded else 1)
-            tq.close()
+            try:
+                tracking = getattr(self.trainer, "logger", None)
+                if tracking is not None:
+                    tracking.finish(exit_code=0 if succeeded else 1)
+            finally:
+                tq.close()
