@@ -1,10 +1,12 @@
 """What a VCPO update costs beside a plain one: `python -m scripts.bench.step_overhead [--json]`.
 
-The same mini-batch through verl's own packed update (GRPO), the packed VCPO update in each of its forms, and one
-backward per sequence, on the real Megatron actor. Methods take turns; times are medians of ratios to the plain update
-of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
-processes, and a GPU, by the clock. Norms are checked against those of one backward per sequence, gradients against a
-plain packed step with the same coefficients; exits with 1 where they differ by more than rounding, or a case failed.
+The same mini-batch through verl's own packed update (GRPO), the packed VCPO update as it is set by default ("auto") and
+in each of its forms, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of 32, and of
+the shape that scripts/quickstart.sh trains. Methods take turns; times are medians of ratios to the plain update of the
+same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
+processes, and a GPU, by the clock. "work" is the ratio of the processor time of all processes. Norms are checked
+against those of one backward per sequence, gradients against a plain packed step with the same coefficients; exits with
+1 where they differ by more than rounding, or a case failed.
 
 Where there is a GPU it is measured, on the shapes of Qwen2.5-1.5B and 7B: with as many layers as fit, bfloat16 before
 float32, the quickest case first. A case that fails does not end the others.
@@ -29,8 +31,8 @@ def print_table(row: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    columns = ("case", "method", "s/step", "time", "peak", "forward", "norms, sums", "accum.", "optimizer", "rest")
-    table = Table(*columns, "norms' error", "gradient's", title=f"{row['case']['layers']} layers")
+    times = ("s/step", "time", "work", "peak", "forward", "norms, sums", "accum.", "optimizer", "rest")
+    table = Table("case", "method", *times, "norms' error", "gradient's", title=f"{row['case']['layers']} layers")
     plain = row["methods"][PLAIN]
     for name, result in row["methods"].items():
         total = sum(result["parts"].values())
@@ -41,11 +43,12 @@ def print_table(row: dict[str, Any]) -> None:
             name,
             f"{result['seconds']:.2f}",
             f"{result['ratio']:.2f}",
+            f"{result['processor_ratio']:.2f}",
             f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
             *(f"{result['parts'][part] / total:.0%}" for part in parts),
             *errors,
         )
-    Console(width=170).print(table)
+    Console(width=180).print(table)
 
 
 def device_and_torch() -> dict[str, str]:

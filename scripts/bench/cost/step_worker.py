@@ -268,22 +268,36 @@ def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
 
 
 def _in_turns(step: Callable[[str], None], rounds: int) -> dict[str, dict[str, float]]:
-    """Per method {seconds: the median step's, ratio: to the plain step of the same round, the median}."""
+    """Per method {seconds: the median step's; ratio: to the plain step of the same round, the median;
+    processor_ratio: the same of all processes' processor time, which other programs don't take}."""
     seconds: dict[str, list[float]] = defaultdict(list)
+    work: dict[str, list[float]] = defaultdict(list)
     methods = list(METHODS)
     for turn in range(rounds):
         first = turn % len(methods)  # each comes after each: what one leaves in caches and memory, the next one finds
         for method in methods[first:] + methods[:first]:
             if method in SLOW and len(seconds[method]) >= max(1, rounds // 3):
                 continue
-            start = now()
+            start, worked = now(), time.process_time()
             step(method)
             seconds[method].append(now() - start)
+            work[method].append(_of_all_ranks(time.process_time() - worked))
+
+    def ratio(times: dict[str, list[float]], method: str) -> float:
+        # within a round methods follow each other: what slows the machine down slows all of them
+        return statistics.median(a / b for a, b in zip(times[method], times[PLAIN], strict=False))
+
     return {
         method: {
             "seconds": statistics.median(times),
-            # within a round methods follow each other: what slows the machine down slows all of them
-            "ratio": statistics.median(a / b for a, b in zip(times, seconds[PLAIN], strict=False)),
+            "ratio": ratio(seconds, method),
+            "processor_ratio": ratio(work, method),
         }
         for method, times in seconds.items()
     }
+
+
+def _of_all_ranks(seconds: float) -> float:
+    total = torch.tensor(seconds, dtype=torch.float64, device=get_device_id())
+    dist.all_reduce(total)
+    return total.item()

@@ -10,10 +10,11 @@ import torch
 
 from testkit.layout_run import make_checkpoint, run_processes
 
-PLAIN, TWO_PASSES, PER_TRAJECTORY = "plain", "packed, two backward passes", "per trajectory"
+PLAIN, AUTO, TWO_PASSES, PER_TRAJECTORY = "plain", "packed, auto", "packed, two backward passes", "per trajectory"
 
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {"enable": False},
+    AUTO: {},
     "packed, gradients": {"norms": {"keep": "gradients"}},
     "packed, activations": {"norms": {"keep": "activations"}},
     TWO_PASSES: {"norms": {"keep": "nothing"}},
@@ -50,7 +51,8 @@ class Case:
     @property
     def name(self) -> str:
         tp, dtype = (f", TP{self.tp}" if self.tp > 1 else ""), ("" if self.dtype == "float32" else f", {self.dtype}")
-        return f"{self.model}, {self.shortest}-{self.longest} tokens{tp}{dtype}"
+        groups = f"{self.groups} groups of {self.group_size}"
+        return f"{self.model}, {self.shortest}-{self.longest} tokens, {groups}{tp}{dtype}"
 
     @property
     def vocabulary(self) -> int:
@@ -79,6 +81,7 @@ def _shape(hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary
 
 
 MODELS = {
+    "d128": _shape(128, 512, 4, 2, 512, tied=False),
     "d512": _shape(512, 1408, 8, 2, 4096, tied=False),
     "d1024": _shape(1024, 2816, 16, 4, 4096, tied=False),
     "Qwen2.5-1.5B": _shape(1536, 8960, 12, 2, 151936, tied=True) | {"initializer_range": 0.02},
@@ -88,13 +91,23 @@ _LENGTHS = ((64, 256), (256, 1024), (2048, 2048))
 
 
 def cpu_cases() -> list[Case]:
-    """Two small models, in float32."""
-    return [
+    """Small models, in float32: mini-batches of two groups, of many, and what scripts/quickstart.sh trains."""
+    of_two_groups = [
         Case(model, layers, *lengths, groups=2, group_size=size, tp=tp)
         for model, layers in (("d512", 4), ("d1024", 2))
         for lengths, size in zip(_LENGTHS, (8, 4, 2), strict=True)
         for tp in ((1, 2) if model == "d512" else (1,))
     ]
+    of_many = [
+        Case("d512", 2, *lengths, groups=groups, group_size=size, tp=tp)
+        for lengths, size in zip(_LENGTHS[:2], (4, 2), strict=True)
+        for groups in (16, 32)
+        for tp in (1, 2)
+    ]
+    return of_two_groups + of_many + [QUICKSTART]
+
+
+QUICKSTART = Case("d128", layers=4, shortest=40, longest=80, groups=16, group_size=8)
 
 
 SMALLEST = Case("d512", layers=1, shortest=20, longest=40, groups=2, group_size=2)
