@@ -55,7 +55,7 @@ def roll_out(
         response=response,
         mask=mask,
         rollout_log_prob=log_prob,
-        reward=task.rewards(response, prompts.truths),
+        reward=task.score(response, prompts.problems).reward,
         group=torch.arange(len(prompts)).repeat_interleave(samples),
         version=torch.full((len(response),), version),
     )

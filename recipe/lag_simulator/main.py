@@ -1,19 +1,24 @@
-"""Train at an exact lag, in this process, with the settings of the real stack.
+"""Train at an exact lag, in this process, with the settings of the real stack: any task of one turn.
 
     python -m recipe.lag_simulator.main +task=countdown_lag method=tis_seq async.lag=32 [setting=value ...]
 
-A few seconds to start, less than a minute to run. The run's folder (run_dir) gets metrics.jsonl, one line per step, and
-config.yaml.
+A few seconds to start, less than a minute to run. The run's folder (run_dir) gets metrics.jsonl, one line per step,
+summary.json and config.yaml, which scripts.report reads as it reads those of the real stack.
 """
 
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from recipe.lag_simulator.simulator import Row, Simulator
+
+EXACT_LAG = "async.exact_lag"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,15 +35,16 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         config = compose(arguments.overrides)
+        simulator = prepare(config)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run(config)
+    run(config, simulator)
     return 0
 
 
 def compose(overrides: list[str]) -> "DictConfig":
-    """The real stack's configuration for these overrides, checked as far as the simulator uses it.
+    """The real stack's configuration for these overrides at an exact lag, checked as far as the simulator uses it.
 
     Raises:
         SettingError: the first thing that is wrong.
@@ -47,6 +53,8 @@ def compose(overrides: list[str]) -> "DictConfig":
     from recipe.fully_async_policy.validate import validate
 
     real.prepare_environment(["hardware=cpu"])
+    if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
+        overrides = [*overrides, f"{EXACT_LAG}=true"]
     config = real.compose(overrides)
     validate(config)
     check(config)
@@ -60,12 +68,16 @@ def check(config: "DictConfig") -> None:
         SettingError: the setting and what to set instead.
     """
     from recipe.fully_async_policy.validate import SettingError
+    from recipe.lag_simulator.task import SINGLE_TURN
 
-    actor, validation = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.val_kwargs
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    validation = rollout.val_kwargs
     tba = actor.policy_loss.loss_mode == "tba"  # whose loss has the penalty in it
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
-        ("async.exact_lag", config["async"].exact_lag, True),
+        (EXACT_LAG, config["async"].exact_lag, True),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),
+        ("actor_rollout_ref.rollout.temperature", rollout.temperature, 1.0),
         ("actor_rollout_ref.actor.ppo_epochs", actor.ppo_epochs, 1),
         ("actor_rollout_ref.actor.use_kl_loss", actor.use_kl_loss, False),
         ("actor_rollout_ref.actor.entropy_coeff", actor.entropy_coeff, 0),
@@ -81,31 +93,73 @@ def check(config: "DictConfig") -> None:
             )
 
 
-def run(config: "DictConfig") -> None:
-    """One run, a progress bar on the terminal, a line per step in `metrics.jsonl`."""
+def prepare(config: "DictConfig") -> "Simulator":
+    """The run before its first step.
+
+    Raises:
+        SettingError: the rows, the reward or the model are such that the simulator cannot use them.
+    """
     import torch
+
+    from recipe.fully_async_policy.validate import SettingError
+    from recipe.lag_simulator.simulator import Simulator
+
+    torch.set_num_threads(1)
+    try:
+        return Simulator(config)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+
+
+def run(config: "DictConfig", simulator: "Simulator") -> None:
+    """One run, a progress bar on the terminal, a line per step in `metrics.jsonl`, a summary at the end."""
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
-    from recipe.lag_simulator.simulator import Row, Simulator
-    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE
-    from verl_vcpo.whole_file import write_whole
+    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_summary
 
-    torch.set_num_threads(1)
-    folder = Path(config.run_dir)
+    folder, lag = Path(config.run_dir), config["async"].lag
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY_FILE).unlink(missing_ok=True)
     (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
-    with tqdm(total=config.trainer.total_training_steps, unit="step", disable=None) as progress:
+    start = last = time.perf_counter()
+    with (
+        open(folder / METRICS_FILE, "w") as metrics,
+        tqdm(total=config.trainer.total_training_steps, unit="step", disable=None) as progress,
+    ):
 
-        def on_step(row: Row) -> None:
-            progress.update()
-            progress.set_postfix(reward=f"{row['reward']:.2f}", ess=f"{row['ess_ratio']:.3f}", refresh=False)
+        def on_step(row: "Row") -> None:
+            nonlocal last
+            now = time.perf_counter()
+            metrics.write(json.dumps(metrics_line(row, now - start, now - last)) + "\n")
+            metrics.flush()
+            last = now
+            if row["step"]:
+                progress.update()
+                progress.set_postfix(reward=f"{row['reward']:.2f}", ess=f"{row['ess_ratio']:.3f}", refresh=False)
 
-        rows = Simulator(config).run(on_step)
-    lines = [json.dumps({name: None if value != value else value for name, value in row.items()}) for row in rows]
-    write_whole(folder / METRICS_FILE, "\n".join(lines) + "\n")
-    before, after = rows[0]["val_accuracy"], [row["val_accuracy"] for row in rows if "val_accuracy" in row][-1]
-    print(f"{folder}: accuracy {before:.1%} -> {after:.1%} in {len(rows) - 1} steps at lag {config['async'].lag}")
+        rows = simulator.run(on_step)
+    summary = write_summary(folder, config.method, lag, time.perf_counter() - start)
+    before, after = summary["base_accuracy"], summary["final_accuracy"]
+    print(f"{folder}: accuracy {before:.1%} -> {after:.1%} in {len(rows) - 1} steps at lag {lag}")
+
+
+def metrics_line(row: "Row", wall_clock_s: float, step_s: float) -> dict[str, float | None]:
+    """A row under the real stack's names: null where the simulator measures nothing, or no number came out.
+
+    Args:
+        row: of the simulator.
+        wall_clock_s: seconds since the run's start.
+        step_s: seconds that the step took, with its evaluation.
+    """
+    from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES
+
+    line: dict[str, float | None] = {"step": row["step"], "wall_clock_s": round(wall_clock_s, 3), "val_accuracy": None}
+    line |= dict.fromkeys(HEADLINES) | row
+    if row["step"]:
+        line |= {"lag_min": row["lag_max"], "lag_mean": row["lag_max"]}  # all of a batch are of one version
+        line |= {"tokens_per_s": row["tokens"] / step_s, "step_s": step_s}
+    return {name: None if value != value else value for name, value in line.items()}
 
 
 if __name__ == "__main__":

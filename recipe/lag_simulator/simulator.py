@@ -40,9 +40,14 @@ class Simulator:
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
 
     def run(self, on_step: Callable[[Row], object] = lambda row: None) -> list[Row]:
-        """Train until `trainer.total_training_steps`, or until a parameter is not finite; the first row is step 0."""
+        """Train until `trainer.total_training_steps`, or until a parameter is not finite; the first row is step 0.
+
+        Args:
+            on_step: called with every row, as soon as it is there.
+        """
         steps, test_freq = self._config.trainer.total_training_steps, self._config.trainer.test_freq
         rows: list[Row] = [{"step": 0, "val_accuracy": self.accuracy()}]
+        on_step(rows[0])
         queue: deque[Batch] = deque()
         prompts = self._prompt_rows()
         for step in range(1, steps + 1):
@@ -52,7 +57,7 @@ class Simulator:
             row["finite"] = float(all(p.isfinite().all() for p in self.policy.parameters.values()))
             if not row["finite"]:
                 row["val_accuracy"] = 0.0
-            elif step % test_freq == 0 or step == steps:
+            elif (test_freq > 0 and step % test_freq == 0) or step == steps:
                 row["val_accuracy"] = self.accuracy()
             rows.append(row)
             on_step(row)
@@ -66,7 +71,7 @@ class Simulator:
         longest = self._config.data.max_response_length
         generator = self._val_generator if settings.do_sample else None
         response, _, _ = self.policy.sample(held_out.tokens, held_out.mask, settings.n, longest, generator)
-        return self._task.rewards(response, held_out.truths).mean().item()
+        return self._task.accuracy(response, held_out.problems)
 
     def _prompt_rows(self) -> Iterator[list[int]]:
         """The rows of each batch: every epoch in another order, a last incomplete batch left out."""
@@ -108,6 +113,7 @@ class Simulator:
             "kl": mean([update.kl for update, _ in updates]),
             "lag_max": float(lag),
             "response_length": batch.mask.sum(dim=-1).double().mean().item(),
+            "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
         }
 
 

@@ -1,13 +1,29 @@
 """Problems as the policy sees them, and what its responses are worth: the rows and the reward of the real stack."""
 
+import asyncio
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+SINGLE_TURN = "single_turn_agent"
+"""verl's agent loop of one response to one prompt."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the reward is told of a row."""
+
+    data_source: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -18,36 +34,72 @@ class TokenizedPrompts:
     """[N, P]"""
     mask: Tensor
     """[N, P] false on padding."""
-    truths: list[dict[str, Any]]
+    problems: list[Problem]
 
     def __len__(self) -> int:
-        return len(self.truths)
+        return len(self.problems)
 
     def take(self, rows: list[int]) -> "TokenizedPrompts":
         """The problems of these rows."""
-        return TokenizedPrompts(self.tokens[rows], self.mask[rows], [self.truths[row] for row in rows])
+        return TokenizedPrompts(self.tokens[rows], self.mask[rows], [self.problems[row] for row in rows])
 
 
-def load_prompts(
-    file: str | Path, tokenizer: PreTrainedTokenizerBase, longest: int, first: int = -1
-) -> TokenizedPrompts:
-    """The first `first` rows (-1: all) of a parquet file that scripts.prepare_data wrote for countdown.
+@dataclass(frozen=True)
+class Scores:
+    """What B responses are worth."""
+
+    reward: Tensor
+    """[B] float64: the reward function's `score`, which is trained on."""
+    accuracy: Tensor
+    """[B] float64: its `acc`, which a validation reports; the score where it gives none, as in verl."""
+
+
+def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompts:
+    """The rows of `data.train_files` or `data.val_files`, at most as many as `data.*_max_samples` says.
+
+    Args:
+        setting: "train" or "val".
+        data: the `data` settings of the run.
+        tokenizer: the policy's.
 
     Raises:
-        ValueError: a prompt has more than `longest` tokens.
+        ValueError: a prompt has more than `data.max_prompt_length` tokens, and such rows are not to be left out.
     """
-    table = pd.read_parquet(file)
+    files = data[f"{setting}_files"]
+    files = [files] if isinstance(files, str | Path) else list(files)
+    table = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    loops = set(table["agent_name"]) - {SINGLE_TURN} if "agent_name" in table else set()
+    if loops:
+        raise ValueError(
+            f"data.{setting}_files={', '.join(files)}: rows ask for the agent loop {loops.pop()!r} (agent_name); the "
+            f"simulator knows {SINGLE_TURN} only"
+        )
+    first, longest = data[f"{setting}_max_samples"], data.max_prompt_length
     table = table if first < 0 else table.head(first)
     texts = [
-        tokenizer.apply_chat_template(list(row), add_generation_prompt=True, tokenize=False) for row in table["prompt"]
+        tokenizer.apply_chat_template(list(row), add_generation_prompt=True, tokenize=False)
+        for row in table[data.prompt_key]
     ]
     ids = tokenizer(texts)["input_ids"]
-    width = max(map(len, ids))
-    if width > longest:
-        raise ValueError(f"data.max_prompt_length={longest}: {file} has a prompt of {width} tokens; raise it")
+    if data.filter_overlong_prompts:
+        table = table[[len(row) <= longest for row in ids]]
+        ids = [row for row in ids if len(row) <= longest]
+    width = max(map(len, ids), default=0)
+    if not 0 < width <= longest:
+        raise ValueError(
+            f"data.max_prompt_length={longest}: {', '.join(files)} has a prompt of {width} tokens; raise it"
+            if width
+            else f"data.max_prompt_length={longest}: {', '.join(files)} has no prompt as short as that; raise it"
+        )
     tokens = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])
-    return TokenizedPrompts(tokens, mask, [model["ground_truth"] for model in table["reward_model"]])
+    return TokenizedPrompts(tokens, mask, [_problem(row) for row in table.to_dict("records")])
+
+
+def _problem(row: dict[str, Any]) -> Problem:
+    extra_info = row.get("extra_info")
+    extra_info = extra_info if isinstance(extra_info, dict) else {}
+    return Problem(row["data_source"], row["reward_model"]["ground_truth"], extra_info)
 
 
 class Task:
@@ -57,25 +109,64 @@ class Task:
         data: the `data` settings of the run.
         reward: the `reward` settings; their custom reward function is used.
         model_path: the folder with the tokenizer.
+
+    Raises:
+        ValueError: there is no custom reward function, or a file does not fit `data`.
     """
 
     def __init__(self, data: Any, reward: Any, model_path: str) -> None:
-        from verl.utils.import_utils import load_extern_object
-
-        custom = reward.custom_reward_function
-        self._compute_score = load_extern_object(custom.path, custom.name)
+        self._compute_score = _reward_function(reward.custom_reward_function)
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self.train = load_prompts(data.train_files, self._tokenizer, data.max_prompt_length, data.train_max_samples)
-        self.held_out = load_prompts(data.val_files, self._tokenizer, data.max_prompt_length, data.val_max_samples)
+        self.train = load_prompts("train", data, self._tokenizer)
+        self.held_out = load_prompts("val", data, self._tokenizer)
+        if len(self.train) < data.train_batch_size:
+            raise ValueError(
+                f"data.train_batch_size={data.train_batch_size}: there are {len(self.train)} training prompts; lower it"
+            )
 
-    def rewards(self, response: Tensor, truths: list[dict[str, Any]]) -> Tensor:
-        """[B, T] responses -> [B] float64; `truths` has one entry per prompt, whose samples are adjacent."""
+    def score(self, response: Tensor, problems: list[Problem]) -> Scores:
+        """What [B, T] responses are worth; `problems` has one entry per prompt, whose samples are adjacent."""
         texts = self._tokenizer.batch_decode(response, skip_special_tokens=True)
-        samples = len(texts) // len(truths)
-        scores = [
-            self._compute_score(
-                data_source="countdown", solution_str=text, ground_truth=truths[i // samples], extra_info=None
-            )["score"]
-            for i, text in enumerate(texts)
-        ]
-        return torch.tensor(scores, dtype=torch.float64)
+        samples = len(texts) // len(problems)
+        results = [self._score(problems[i // samples], text) for i, text in enumerate(texts)]
+        reward, accuracy = torch.tensor(results, dtype=torch.float64).unbind(dim=1)
+        return Scores(reward, accuracy)
+
+    def accuracy(self, response: Tensor, problems: list[Problem]) -> float:
+        """The mean over the data sources of the mean accuracy on each; arguments as of `score`."""
+        accuracy = self.score(response, problems).accuracy.view(len(problems), -1)
+        sources = [problem.data_source for problem in problems]
+        means = [accuracy[[of == source for of in sources]].mean().item() for source in dict.fromkeys(sources)]
+        return sum(means) / len(means)
+
+    def _score(self, problem: Problem, text: str) -> tuple[float, float]:
+        """(score, accuracy) of one response."""
+        result: Any = self._compute_score(
+            data_source=problem.data_source,
+            solution_str=text,
+            ground_truth=problem.ground_truth,
+            extra_info=dict(problem.extra_info),  # a reward may write into it
+        )
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        if isinstance(result, dict):
+            score: Any = result["score"]
+            return float(score), float(result.get("acc", score))
+        return float(result), float(result)
+
+
+def _reward_function(custom: DictConfig) -> Callable[..., Any]:
+    """The custom reward function, with its fixed arguments. Raises ValueError where there is none."""
+    from verl.utils.import_utils import load_extern_object
+
+    if not custom.path:
+        raise ValueError(
+            "reward.custom_reward_function.path=null: the simulator needs a reward of the run's own; name one"
+        )
+    try:
+        function = load_extern_object(custom.path, custom.name)
+    except (OSError, ImportError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"reward.custom_reward_function.path={custom.path}: does not load ({reason})") from None
+    fixed = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create({}), resolve=True)
+    return lambda **arguments: function(**arguments, **fixed)

@@ -1,0 +1,90 @@
+"""A task of the user's own: its rows and its reward are asked, the lag is exact unasked, the report reads the run."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe.lag_simulator import main
+from recipe.lag_simulator.simulator import Simulator
+from scripts.report.runs import read_run
+from scripts.report.table import make_table
+
+REWARD = """
+async def compute_score(data_source, solution_str, ground_truth, extra_info, worth):
+    assert (data_source, ground_truth) == (("long", "short")[len(ground_truth) < 3], extra_info["sorted"])
+    return {"score": worth * 0.5, "acc": float(data_source == "long")}
+"""
+
+
+@pytest.fixture
+def own_task(assets: Path, tmp_path: Path) -> list[str]:
+    """Settings of a run of one step on digits to sort: three rows of two digits, one of three."""
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": text}],
+            "data_source": "long" if len(text) > 2 else "short",
+            "reward_model": {"ground_truth": "".join(sorted(text))},
+            "extra_info": {"index": index, "sorted": "".join(sorted(text))},
+        }
+        for index, text in enumerate(["21", "43", "65", "321"])
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "reward.py").write_text(REWARD)
+    return [
+        "+task=countdown",
+        f"data.train_files={tmp_path}/rows.parquet",
+        f"data.val_files=[{tmp_path}/rows.parquet]",
+        f"actor_rollout_ref.model.path={assets}/model",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+        "+reward.custom_reward_function.reward_kwargs.worth=0.25",
+        f"run_dir={tmp_path}/own",
+        "data.train_batch_size=2",
+        "data.max_response_length=3",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=0",
+        "async.lag=1",
+    ]
+
+
+def test_any_task(own_task: list[str], tmp_path: Path) -> None:
+    assert main.main(own_task) == 0
+    zero, *steps = [json.loads(line) for line in (tmp_path / "own" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["reward"] for step in steps] == [0.125, 0.125], "what is trained on is the score"
+    assert zero["val_accuracy"] == steps[-1]["val_accuracy"] == 0.5, "the mean over the two sources of acc"
+    assert [step["lag_max"] for step in steps] == [0, 1]
+
+    run = read_run(tmp_path / "own")
+    assert run.finished and (run.method, run.steps, run.accuracy) == ("vcpo", 2, 0.5)
+    assert 0 < run.lines[1]["wall_clock_s"] <= run.lines[2]["wall_clock_s"] <= run.wall_clock_s
+    assert make_table([run])[-1][:3] == ["vcpo, lag 1", "50.0%", "2"]
+    summary = json.loads((tmp_path / "own" / "summary.json").read_text())
+    assert summary["max_realized_lag"] == 1 and summary["tokens_per_s"] > 0
+
+
+def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: list[str]) -> None:
+    widest = Simulator(main.compose(own_task))._task.train.tokens.shape[1]
+    settings = [f"data.max_prompt_length={widest - 1}", "data.filter_overlong_prompts=true"]
+    assert len(Simulator(main.compose([*own_task, *settings]))._task.train) == 3
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "knows single_turn_agent only"),
+        ("actor_rollout_ref.rollout.temperature=0.5", "rollout.temperature=0.5: the simulator knows 1.0 only"),
+        ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
+        ("data.max_prompt_length=8", "data.max_prompt_length=8: "),
+        ("reward.custom_reward_function.path=null", "the simulator needs a reward of the run's own"),
+        ("reward.custom_reward_function.name=no", "does not load (Object not found in module"),
+        ("data.train_batch_size=16", "data.train_batch_size=16: "),
+    ],
+)
+def test_what_the_simulator_cannot_do(
+    own_task: list[str], capsys: pytest.CaptureFixture[str], setting: str, message: str
+) -> None:
+    assert main.main([*own_task, setting]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
