@@ -129,13 +129,14 @@ class Task:
         texts = self._tokenizer.batch_decode(response, skip_special_tokens=True)
         samples = len(texts) // len(problems)
         results = [self._score(problems[i // samples], text) for i, text in enumerate(texts)]
-        reward, accuracy = torch.tensor(results, dtype=torch.float64).unbind(dim=1)
-        return Scores(reward, accuracy)
+        reward, accuracy = zip(*results, strict=True)
+        return Scores(torch.tensor(reward, dtype=torch.float64), torch.tensor(accuracy, dtype=torch.float64))
 
     def accuracy(self, response: Tensor, problems: list[Problem]) -> float:
         """The mean over the data sources of the mean accuracy on each; arguments as of `score`."""
-        accuracy = self.score(response, problems).accuracy.view(len(problems), -1)
-        sources = [problem.data_source for problem in problems]
+        accuracy = self.score(response, problems).accuracy
+        samples = len(accuracy) // len(problems)
+        sources = [problem.data_source for problem in problems for _ in range(samples)]
         means = [accuracy[[of == source for of in sources]].mean().item() for source in dict.fromkeys(sources)]
         return sum(means) / len(means)
 
