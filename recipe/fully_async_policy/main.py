@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO
 
 from verl_vcpo import start_up
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from recipe.fully_async_policy.nodes import RunOnNodes
+    from recipe.fully_async_policy.processes import Run
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
 _LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
@@ -73,16 +74,17 @@ def main(argv: list[str] | None = None) -> int:
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"method={config.method} ({description(config.method)}), async.lag={config['async'].lag}: {config.run_dir}")
+    print(f"method={config.method}, async.lag={config['async'].lag}, run_dir={config.run_dir}")
+    print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
         summary = train(config, run_id)
     except KeyboardInterrupt:
-        print(f"interrupted; {config.run_dir} keeps the metrics of the steps that were done", file=sys.stderr)
+        print(f"interrupted {what_is_kept(config)}", file=sys.stderr)
         return 143 if was_terminated() else 130
     except Exception as error:
         print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
         return 1
-    print(f"{config.run_dir}: {summary}")
+    print(f"{summary}\nTo see it: python -m scripts.report {config.run_dir}")
     return 0
 
 
@@ -98,6 +100,16 @@ def what_next(config: "DictConfig") -> str:
     saved = sorted(folder.glob("global_step_*"))
     go_on = "the same command with trainer.resume_mode=auto goes on from the last whole checkpoint"
     return f"Details: {config.run_dir}/verl.log; {go_on if saved else 'no checkpoint was saved (trainer.save_freq)'}"
+
+
+def what_is_kept(config: "DictConfig") -> str:
+    """Of a run that was interrupted."""
+    from verl_vcpo.trainer.ppo.v1.run_log import last_step
+
+    step = last_step(config.run_dir)
+    if step == 0:
+        return f"before the first step: no step's metrics are in {config.run_dir}"
+    return f"after step {step}; {config.run_dir} keeps the metrics of the steps that were done"
 
 
 def prepare_environment(overrides: list[str]) -> None:
@@ -210,28 +222,61 @@ def check(config: "DictConfig", files: bool = True) -> None:
         raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
 
 
-def train(config: "DictConfig", run_id: str) -> dict[str, Any]:
-    """One run: train, summarise. Nothing of it is left on any node afterwards."""
-    from verl_vcpo.trainer.main_ppo import LagKTaskRunner
-    from verl_vcpo.trainer.ppo.v1.run_log import write_summary
+def train(config: "DictConfig", run_id: str) -> str:
+    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
+    from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_summary
 
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
+        from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+
         LagKTaskRunner().run(config, observe_processes=run.observe)
-    return write_summary(config.run_dir, config.method, config["async"].lag, time.perf_counter() - start)
+    return in_words(write_summary(config.run_dir, config.method, config["async"].lag, time.perf_counter() - start))
 
 
 @contextlib.contextmanager
 def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
     """An empty run folder and a Ray cluster for the block; no process or shared memory on any node after it."""
+    from omegaconf import OmegaConf
+
+    from recipe.fully_async_policy.processes import cleaned_up
+    from verl_vcpo import console
+    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if config.trainer.resume_mode == "disable":
+        (run_dir / METRICS_FILE).unlink(missing_ok=True)
+    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
+    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+    os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
+
+    # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
+    with open(run_dir / "verl.log", "w") as log, console.owned(log), cleaned_up(run_id) as here:
+        try:
+            with _ray(config, here, log) as run:
+                yield run
+        except BaseException:
+            console.abandon()
+            raise
+        finally:
+            console.stage("Ending the run's processes")
+
+
+@contextlib.contextmanager
+def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes]":
+    """The Ray cluster of `ray_session`."""
+    from verl_vcpo import console
+
+    console.stage("Loading the packages (torch, Ray, vLLM, Megatron)")
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     from recipe.fully_async_policy import ray_access
     from recipe.fully_async_policy.nodes import RunOnNodes
-    from recipe.fully_async_policy.processes import catch_sigterm, cleaned_up
-    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+    from recipe.fully_async_policy.processes import catch_sigterm
+    from verl_vcpo.trainer import main_ppo as main_ppo  # Megatron and verl's trainer, before Ray starts
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
         from verl_vcpo.cpu import vllm_server as vllm_server_on_cpu
@@ -241,36 +286,27 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
         from verl_vcpo.workers.rollout import vllm_server
 
         vllm_server.register()
-    run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if config.trainer.resume_mode == "disable":
-        (run_dir / METRICS_FILE).unlink(missing_ok=True)
-    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
-    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
-    os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
-
-    # The terminal is for our lines and the progress bar; what verl prints goes to a file.
-    with cleaned_up(run_id) as here, open(run_dir / "verl.log", "w") as log, contextlib.redirect_stdout(log):
-        init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-        in_each_worker = {
-            "worker_process_setup_hook": start_up.__name__ + ".collect_rarely",
-            "env_vars": environment_of_workers(),
-        }
-        given = init.pop("runtime_env", None) or {}
-        runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
-        init["runtime_env"] = OmegaConf.to_container(runtime_env)
-        with ray_access.started(init):
-            catch_sigterm()
-            run = RunOnNodes(here)
-            try:
-                yield run
-            except Exception:
-                logs = ray._private.worker.global_worker.node.get_logs_dir_path()
-                print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
-                raise
-            finally:
-                here.observe()
-                run.clean_up_elsewhere()
+    console.stage("Starting Ray")
+    init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    in_each_worker = {
+        "worker_process_setup_hook": start_up.__name__ + ".collect_rarely",
+        "env_vars": environment_of_workers(),
+    }
+    given = init.pop("runtime_env", None) or {}
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
+    init["runtime_env"] = OmegaConf.to_container(runtime_env)
+    with ray_access.started(init):
+        catch_sigterm()
+        run = RunOnNodes(here)
+        try:
+            yield run
+        except Exception:
+            logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+            print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
+            raise
+        finally:
+            here.observe()
+            run.clean_up_elsewhere()
 
 
 if __name__ == "__main__":

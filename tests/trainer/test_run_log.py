@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, RunLog, read_metrics, write_summary
+from verl_vcpo.trainer.ppo.v1.advice import Advisor
+from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, RunLog, in_words, last_step, read_metrics, write_summary
+from verl_vcpo.trainer.ppo.v1.step_table import row
 
 
 def step_metrics(lag_max: int, ess: float) -> dict[str, float]:
@@ -43,6 +45,48 @@ def test_summary(tmp_path: Path) -> None:
         and summary["max_realized_lag"] == 2
     )
     assert summary["mean_ess_ratio"] == pytest.approx(0.6) and summary["wall_clock_s"] == 12.3
+
+
+def test_the_summary_in_words(tmp_path: Path) -> None:
+    assert last_step(tmp_path) == 0
+    log = RunLog(tmp_path)
+    log.write(0, {"val-core/countdown/acc/mean@1": 0.1})
+    assert last_step(tmp_path) == 0, "no step yet"
+    assert in_words(summary_of(tmp_path)).splitlines() == [
+        "0 steps in 12 s",
+        "held-out accuracy: 10.0% before training, 10.0% after",
+    ]
+    log.write(1, step_metrics(2, 0.5) | {"val-core/countdown/acc/mean@1": 0.3})
+    assert last_step(tmp_path) == 1
+    assert in_words(summary_of(tmp_path)).splitlines() == [
+        "1 steps in 12 s",
+        "held-out accuracy: 10.0% before training, 30.0% after",
+        "largest lag 2 of at most 4; mean ESS ratio 0.50; 1 tokens/s",
+    ]
+
+
+def summary_of(run_dir: Path) -> dict:
+    return write_summary(run_dir, "vcpo", lag=4, wall_clock_s=12.34)
+
+
+def test_a_row_has_a_dash_for_what_was_not_measured_and_fits_80_columns(tmp_path: Path) -> None:
+    metrics = step_metrics(128, 0.5) | {
+        HEADLINES["kl"]: None,
+        HEADLINES["lag_mean"]: 126.9,
+        HEADLINES["grad_norm"]: 1e-7,
+    }
+    RunLog(tmp_path).write(10000, metrics | {HEADLINES["lag_mean"]: 126.9, HEADLINES["tokens_per_s"]: 123456.0})
+    shown = row(read_metrics(tmp_path)[0])
+    assert shown.split()[:6] == ["10000", "1.000", "0.500", "1.00", "1e-07", "-"]
+    assert shown.split()[6:] == ["1/127/128", "123456", "100/100", "-"]
+    assert len(shown) < 80
+
+
+def test_advice_is_on_the_console_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(tmp_path, advisor=Advisor(lag=2, shares_cores=False))
+    for step in range(1, 40):
+        log.write(step, step_metrics(0, 0.9))
+    assert capfd.readouterr().out.count("advice: ") == 1
 
 
 def test_an_unknown_kind_of_metric_is_an_error(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ TRAINER = Place(
         ),
         Reach("(order of a step)", How.CALLS, f"{BASE}.prepare_step", "", "one new batch for each step"),
         Reach("LagKTrainer", How.USES, f"{BASE}.global_steps", "", "the step; the version is the step before"),
+        Reach("LagKTrainer", How.USES, f"{BASE}.total_training_steps", "", "the length of the progress bar"),
         Reach("LagKTrainer", How.USES, f"{BASE}.trainer_mode", "", "anything but `sync`: data go to TransferQueue"),
         Reach("LagKTrainer", How.USES, f"{BASE}.replay_buffer", "", "ours"),
         Reach("LagKTrainer", How.USES, f"{BASE}.agent_loop_manager", "", "ours; `resubmit` is not theirs"),

@@ -12,11 +12,17 @@ _HELD_BACK = 0.2
 
 
 class Advisor:
-    """Finds out from the lines of `metrics.jsonl` which side waits; gives advice at most once per `_WINDOW` steps."""
+    """Finds out from the lines of `metrics.jsonl` which side waits. Each advice is given once in a run.
 
-    def __init__(self) -> None:
+    Args:
+        lag: k. With 0 one side waits while the other works, whatever the devices are.
+        shares_cores: trainer and samplers run on the same processor, so that there is no device to move.
+    """
+
+    def __init__(self, lag: float, shares_cores: bool) -> None:
+        self._lag, self._shares_cores = lag, shares_cores
         self._lines: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
-        self._quiet = 0
+        self._given: set[str] = set()
 
     def look_at(self, line: dict[str, Any]) -> str | None:
         """Take in one step. Returns a line of advice, or None.
@@ -25,37 +31,40 @@ class Advisor:
             line: has `trainer_idle_share`, `sampler_idle_share`, `step_s`, `lag_max` and `vcpo/async/deadline_wait_s`.
         """
         self._lines.append(line)
-        self._quiet -= 1
-        if len(self._lines) < _WINDOW or self._quiet > 0:
+        if len(self._lines) < _WINDOW:
             return None
-        advice = self._advice()
-        if advice is not None:
-            self._quiet = _WINDOW
-        return advice
+        found, cure = self._advice()
+        if not cure or cure in self._given:
+            return None
+        self._given.add(cure)
+        return f"{found}: {cure}"
 
     def _mean(self, name: str) -> float:
         return sum(line[name] for line in self._lines) / len(self._lines)
 
-    def _advice(self) -> str | None:
+    def _advice(self) -> tuple[str, str]:
+        """(what was found, what to change); both empty where nothing is to be changed."""
         trainer, samplers = self._mean("trainer_idle_share"), self._mean("sampler_idle_share")
         held_back = self._mean("vcpo/async/deadline_wait_s") / max(self._mean("step_s"), 1e-9)
         last = f"over the last {_WINDOW} steps"
+        waited = f"the trainer waited for rollouts {trainer:.0%} of the time {last}"
+        if self._lag == 0:
+            return (waited, "async.lag=1 or more lets both work at the same time") if trainer > _IDLE else ("", "")
         if held_back > _HELD_BACK:
-            return (
-                f"stragglers held the trainer up {held_back:.0%} of the time {last}: raise async.lag, shorten "
-                "data.max_response_length, or set async.on_deadline=reissue"
+            return f"stragglers held the trainer up {held_back:.0%} of the time {last}", (
+                "raise async.lag, shorten data.max_response_length, or set async.on_deadline=reissue"
             )
+        if self._shares_cores:
+            return "", ""
         if trainer > _IDLE and trainer > samplers:
-            return (
-                f"the trainer waited for rollouts {trainer:.0%} of the time {last}: give the samplers more devices "
-                "(actor_rollout_ref.rollout.n_gpus_per_node, .nnodes) or raise async.lag"
+            return waited, (
+                "give the samplers more devices (actor_rollout_ref.rollout.n_gpus_per_node, .nnodes) or raise async.lag"
             )
         if samplers > _IDLE:
-            return (
-                f"the samplers had nothing to do {samplers:.0%} of the time {last}, so finished rollouts age in the "
-                "buffer: give the trainer more devices (trainer.n_gpus_per_node, .nnodes), or take samplers away"
+            return f"the samplers had nothing to do {samplers:.0%} of the time {last}, so rollouts age in the buffer", (
+                "give the trainer more devices (trainer.n_gpus_per_node, .nnodes), or take samplers away"
             )
-        return None
+        return "", ""
 
 
 _SIGNS = {

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from verl_vcpo.console import print_line
+from verl_vcpo import console
 from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
+from verl_vcpo.trainer.ppo.v1.step_table import StepTable
 from verl_vcpo.whole_file import write_whole
 
 METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
@@ -65,12 +66,14 @@ class RunLog:
     Args:
         run_dir: the run's folder, which exists.
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
+        advisor: gives advice on the console; None: there is none.
     """
 
-    def __init__(self, run_dir: str | Path, scales_step_size: bool = True) -> None:
+    def __init__(self, run_dir: str | Path, scales_step_size: bool = True, advisor: Advisor | None = None) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
-        self._advisor = Advisor()
+        self._advisor = advisor
+        self._table = StepTable()
         self._warner = CollapseWarner(scales_step_size)
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
@@ -110,28 +113,15 @@ class RunLog:
             line["collapse_signs"], warning = self._warner.look_at(line)
         with open(self._path, "a") as f:
             f.write(_json(line) + "\n")
-        print_line(console_line(line))
+        for text in self._table.lines(line):
+            console.print_line(text)
         if warning:
-            print_line(f"warning: {warning}")
-        if line["reward"] is not None and (advice := self._advisor.look_at(line)):
-            print_line(f"advice: {advice}")
-
-
-def console_line(line: dict[str, Any]) -> str:
-    """The line of a step on the console."""
-    accuracy = line["val_accuracy"]
-    shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
-    if line["reward"] is None:
-        return f"step {line['step']:>4}{shown}"
-    if line.get("actor/vcpo/skipped_updates"):
-        shown += "  SKIPPED: no usable sequence (see vcpo/excluded_sequences)"
-    shares = f"{line['trainer_idle_share']:.0%}/{line['sampler_idle_share']:.0%}"
-    return (
-        f"step {line['step']:>4}  reward {line['reward']:.3f}  ess {line['ess_ratio']:.3f}  "
-        f"lr x{line['lr_multiplier']:.2f}  grad {line['grad_norm']:.3g}  kl {line['kl']:.2g}  "
-        f"lag {line['lag_min']:.0f}/{line['lag_mean']:.1f}/{line['lag_max']:.0f}  "
-        f"{line['tokens_per_s']:.0f} tok/s  idle {shares}{shown}"
-    )
+            console.print_line(f"warning: {warning}")
+        if line["reward"] is None:
+            return
+        if self._advisor and (advice := self._advisor.look_at(line)):
+            console.print_line(f"advice: {advice}")
+        console.step_done()
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
@@ -170,3 +160,28 @@ def write_summary(run_dir: str | Path, method: str, lag: int, wall_clock_s: floa
     }
     write_whole(Path(run_dir) / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def in_words(summary: dict[str, Any]) -> str:
+    """The summary in lines for the console."""
+
+    def accuracy(name: str) -> str:
+        return "not measured" if summary[name] is None else f"{summary[name]:.1%}"
+
+    lines = [f"{summary['steps']} steps in {console.duration(summary['wall_clock_s'])}"]
+    if summary["final_accuracy"] is not None:
+        lines.append(
+            f"held-out accuracy: {accuracy('base_accuracy')} before training, {accuracy('final_accuracy')} after"
+        )
+    if summary["steps"]:
+        lag = f"{summary['max_realized_lag']:g} of at most {summary['lag']:g}"
+        speed = f"{summary['tokens_per_s']:.0f} tokens/s"
+        lines.append(f"largest lag {lag}; mean ESS ratio {summary['mean_ess_ratio']:.2f}; {speed}")
+    return "\n".join(lines)
+
+
+def last_step(run_dir: str | Path) -> int:
+    """The last step in `metrics.jsonl`; 0 where no step was made yet."""
+    if not (Path(run_dir) / METRICS_FILE).is_file():
+        return 0
+    return max((line["step"] for line in read_metrics(run_dir)), default=0)

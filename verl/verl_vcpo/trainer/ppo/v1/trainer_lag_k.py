@@ -28,9 +28,10 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+from verl_vcpo import console
 from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager
-from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, withheld_prompts
+from verl_vcpo.trainer.ppo.v1.advice import Advisor
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
@@ -61,7 +62,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         actor = config.actor_rollout_ref.actor
         scales = VCPOSettings.of(config.vcpo).scales_step_size
-        self.run_log = RunLog(config.run_dir, scales_step_size=scales)
+        advisor = Advisor(config["async"].lag, shares_cores=config.trainer.device == "cpu")
+        self.run_log = RunLog(config.run_dir, scales, advisor)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         self.has_token_baseline: bool = actor.calculate_sum_pi_squared
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
@@ -95,7 +97,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
-        print_line("Starting the trainer (Megatron) ...")
+        console.stage("Starting the trainer (Megatron)")
 
     def _setup(self) -> None:
         super()._setup()
@@ -106,7 +108,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         vcpo = VCPOSettings.of(self.config.vcpo)
         if vcpo.needs_gradient_norms:
             layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
-            print_line(in_words(vcpo.norms.how, layers, obstacle, vcpo.kept_with_experts if experts else None))
+            console.print_line(in_words(vcpo.norms.how, layers, obstacle, vcpo.kept_with_experts if experts else None))
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()
@@ -118,9 +120,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             )
             if self.tba_replay:
                 self.tba_replay.resume()
-            print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
+            console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
-        print_line("Starting the samplers (vLLM) ...")
+        console.stage("Starting the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
         """End the load balancer that verl starts for samplers on the trainer's devices: a lag-k run has none there."""
@@ -136,7 +138,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             before_restart=lambda: self.observe_processes(),
         )
         self.replay_buffer.sleep = self._sleep
-        print_line("The samplers serve the trainer's weights.")
+        console.stage("Starting the workers that make and score rollouts")
 
     def _sleep(self, seconds: float) -> None:
         """The replay buffer's pause between two looks at the samples. Raises what keeps samples from coming."""
@@ -147,12 +149,14 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
 
     def _validate(self) -> dict[str, float]:
-        metrics = super()._validate()
+        with console.busy("Measuring the held-out accuracy"):
+            metrics = super()._validate()
         if self.global_steps == 0:
             self.run_log.write(0, metrics)
         return metrics
 
     def on_train_begin(self) -> None:
+        console.training(self.total_training_steps, self.global_steps - 1)
         self._add_async_warmup_batches(self.config["async"].lag)
 
     # Each step, in order.
@@ -207,7 +211,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return super()._update_actor(batch, metrics)
 
     def _save_checkpoint(self) -> None:
-        with checkpoint.written_whole(self.config.trainer, self.global_steps) as folder:
+        with (
+            console.busy("Writing a checkpoint"),
+            checkpoint.written_whole(self.config.trainer, self.global_steps) as folder,
+        ):
             super()._save_checkpoint()
             self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
 

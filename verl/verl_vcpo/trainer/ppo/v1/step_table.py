@@ -1,0 +1,103 @@
+"""The steps on the console: a table, a row for each step, that fits a terminal of 80 columns."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vcpo.diagnostics import AlarmLevels
+
+_ROWS_PER_HEADING = 20
+_ALARM = AlarmLevels()
+
+
+class _Column(NamedTuple):
+    heading: str
+    width: int
+    cell: Callable[[dict[str, Any]], str]
+    meaning: str
+
+
+def _number(name: str, form: str) -> Callable[[dict[str, Any]], str]:
+    return lambda line: "-" if line.get(name) is None else format(line[name], form)
+
+
+def _numbers(names: tuple[str, ...], form: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
+    return lambda line: "/".join("-" if line.get(name) is None else form(line[name]) for name in names)
+
+
+def _lag(value: float) -> str:
+    return f"{value:.1f}" if value < 100 and value % 1 else f"{value:.0f}"
+
+
+_COLUMNS = (
+    _Column("step", 4, _number("step", "d"), "optimizer updates made"),
+    _Column("reward", 6, _number("reward", ".3f"), "mean reward of the batch that was trained on"),
+    _Column(
+        "ess",
+        5,
+        _number("ess_ratio", ".3f"),
+        f"effective sample size / batch size; {_ALARM.ess_steps} steps below {_ALARM.ess_ratio:g}: a warning",
+    ),
+    _Column("lr x", 4, _number("lr_multiplier", ".2f"), "factor on the learning rate"),
+    _Column("grad", 7, _number("grad_norm", ".3g"), "norm of the gradient, before clipping"),
+    _Column(
+        "kl",
+        7,
+        _number("kl", ".2g"),
+        f"KL(rollout || policy) per token, nats; {_ALARM.kl_steps} steps above {_ALARM.kl:g}: a warning",
+    ),
+    _Column(
+        "lag",
+        11,
+        _numbers(("lag_min", "lag_mean", "lag_max"), _lag),
+        "updates between sampling and training: least/mean/largest",
+    ),
+    _Column("tok/s", 6, _number("tokens_per_s", ".0f"), "tokens trained on per second"),
+    _Column(
+        "idle %",
+        7,
+        _numbers(("trainer_idle_share", "sampler_idle_share"), lambda share: f"{100 * share:.0f}"),
+        "share of the step without work: trainer/samplers",
+    ),
+    _Column("held out", 8, _number("val_accuracy", ".1%"), "accuracy on held-out prompts"),
+)
+
+
+class StepTable:
+    """Makes the lines of the table, with the explanations before the first row and the headings again and again."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def lines(self, line: dict[str, Any]) -> list[str]:
+        """What the console shows for a line of `metrics.jsonl`."""
+        before = explanations() if self._rows == 0 else []
+        if self._rows % _ROWS_PER_HEADING == 0:
+            before.append(_row([column.heading for column in _COLUMNS]))
+        self._rows += 1
+        return [*before, row(line), *_notes(line)]
+
+
+def explanations() -> list[str]:
+    """A line for each column."""
+    return [f"{column.heading:>8}  {column.meaning}" for column in _COLUMNS]
+
+
+def row(line: dict[str, Any]) -> str:
+    """The row of a line of `metrics.jsonl`; step 0, before training, has an accuracy only."""
+    before_training = line["reward"] is None
+    return _row(
+        [
+            "" if before_training and column.heading not in ("step", "held out") else column.cell(line)
+            for column in _COLUMNS
+        ]
+    )
+
+
+def _row(cells: list[str]) -> str:
+    return " ".join(f"{cell:>{column.width}}" for cell, column in zip(cells, _COLUMNS, strict=True)).rstrip()
+
+
+def _notes(line: dict[str, Any]) -> list[str]:
+    if line.get("actor/vcpo/skipped_updates"):
+        return [f"step {line['step']}: update SKIPPED: no usable sequence (see vcpo/excluded_sequences)"]
+    return []
