@@ -110,7 +110,7 @@ class TrainerRun:
         cluster: Cluster | None = None,
     ) -> None:
         self.run_dir = run_dir
-        without_validation = ["trainer.val_before_train=false", "trainer.test_freq=0"]
+        without_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
         arguments = [*small_task(assets, run_dir), *without_validation, *overrides]
         command = [sys.executable, "-u", "-m", module, *arguments]
         self._output = run_dir.parent / f"{run_dir.name}.log"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from recipe.fully_async_policy.checks.errors import SettingError
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import NormsHow, NormsKeep
 
@@ -61,7 +62,10 @@ class Rule:
 
 
 def _vcpo(config: DictConfig) -> VCPOSettings:
-    return VCPOSettings.of(config.vcpo)
+    try:
+        return VCPOSettings.of(config.vcpo)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
 
 
 def _updates_by_loss(config: DictConfig) -> bool:

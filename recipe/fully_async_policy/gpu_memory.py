@@ -31,9 +31,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.model_shape import ModelShape
 from recipe.fully_async_policy.norms_plan import obstacle
-from recipe.fully_async_policy.validate import SettingError
 from vcpo import OpobScope
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import BufferDtype, NormsKeep

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.gpu_memory import (
     GPU_MEMORY_GIB,
     Layout,
@@ -17,7 +18,6 @@ from recipe.fully_async_policy.gpu_memory import (
 from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.norms_plan import norms_line
-from recipe.fully_async_policy.validate import SettingError
 
 if TYPE_CHECKING:
     from rich.console import Console

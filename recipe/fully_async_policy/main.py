@@ -50,11 +50,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
 
-    from recipe.fully_async_policy.processes import new_run_id, was_terminated
+    from recipe.fully_async_policy.processes import new_run_id
 
     run_id = new_run_id()
     prepare_environment(args.overrides)
-    from recipe.fully_async_policy.method import description
+    from recipe.fully_async_policy.checks.run_folder import taken
     from recipe.fully_async_policy.validate import SettingError
 
     try:
@@ -71,9 +71,19 @@ def main(argv: list[str] | None = None) -> int:
             gpu_plan.print_plan(config, args.gpu_memory or gpu_plan.GPU_MEMORY_GIB)
             return 0
         check(config)
+        in_its_folder = taken(config.run_dir)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    with in_its_folder:
+        return launch(config, run_id)
+
+
+def launch(config: "DictConfig", run_id: str) -> int:
+    """Train with a checked configuration, and say on the terminal how that went. Returns the exit code."""
+    from recipe.fully_async_policy.method import description
+    from recipe.fully_async_policy.processes import was_terminated
+
     print(f"method={config.method}, async.lag={config['async'].lag}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
@@ -152,27 +162,37 @@ def compose(overrides: list[str]) -> "DictConfig":
     Raises:
         SettingError: an override names no setting, cannot be parsed, contradicts the method or has no effect with it.
     """
-    import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from recipe.fully_async_policy import ray_access
+    from recipe.fully_async_policy.checks import names
+    from recipe.fully_async_policy.checks.data_file import expanded
     from recipe.fully_async_policy.method import check_overrides, given_settings
-    from recipe.fully_async_policy.validate import SettingError
 
     try:
-        with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            config = hydra.compose(CONFIG_NAME, overrides)
+        config = compose_unchecked(overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
-        raise SettingError(f"{reason} (see --print-config for all settings)") from None
+        groups = names.of_groups(overrides)
+        raise names.refused(error, overrides, lambda: list(names.all_names(compose_unchecked(groups)))) from None
+    names.check_names(config, overrides)
     check_overrides(config, overrides)
+    for files in ("train_files", "val_files"):
+        config.data[files] = expanded(config.data[files])
     ray_access.without_own_nodes(config.ray_kwargs.ray_init, given_settings(overrides))
     rollout = config.actor_rollout_ref.rollout
     if rollout.router_config_path is None:
         rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
     rollout.agent.agent_loop_config_path = packaged_file(rollout.agent.agent_loop_config_path)
     return config
+
+
+def compose_unchecked(overrides: list[str]) -> "DictConfig":
+    """Hydra's configuration for these overrides. Raises HydraException and OmegaConfBaseException."""
+    import hydra
+
+    with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return hydra.compose(CONFIG_NAME, overrides)
 
 
 def packaged_file(path: str | None) -> str | None:
@@ -203,13 +223,19 @@ def check(config: "DictConfig", files: bool = True) -> None:
     """
     import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
+    from recipe.fully_async_policy.checks.consistency import check_lag
+    from recipe.fully_async_policy.checks.devices import check_gpus
+    from recipe.fully_async_policy.checks.reward import check_reward
     from recipe.fully_async_policy.ray_access import check_access
     from recipe.fully_async_policy.validate import SettingError, validate
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
-    validate(config, files=files)
+    samples = validate(config, files=files)
+    check_lag(config)
     check_access(config.ray_kwargs.ray_init, connect=files)
+    if files:
+        check_gpus(config)
 
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -220,6 +246,7 @@ def check(config: "DictConfig", files: bool = True) -> None:
             validate_config(config, need_reference_policy(config), need_critic(config))
     except (AssertionError, ValueError, InstantiationException) as error:
         raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
+    check_reward(config, samples)
 
 
 def train(config: "DictConfig", run_id: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fully_async_policy.checks.errors import SettingError, shown
 from recipe.fully_async_policy.effects import without_effect
-from recipe.fully_async_policy.validate import SettingError
 
 FOLDER = Path(__file__).resolve().parent / "config" / "method"
 
@@ -58,13 +58,13 @@ def check_overrides(config: DictConfig, overrides: list[str]) -> None:
         value = OmegaConf.select(config, setting)
         if setting in decided and value != decided[setting]:
             raise SettingError(
-                f"{setting}={_text(value)}: contradicts method={config.method}, which sets it to "
-                f"{_text(decided[setting])}; choose another method by method=NAME, or leave it out"
+                f"{setting}={shown(value)}: contradicts method={config.method}, which sets it to "
+                f"{shown(decided[setting])}; choose another method by method=NAME, or leave it out"
             )
         why = None if setting in decided else without_effect(config, setting)
         if why:
             raise SettingError(
-                f"{setting}={_text(value)}: has no effect with method={config.method}: {why}; leave it out"
+                f"{setting}={shown(value)}: has no effect with method={config.method}: {why}; leave it out"
             )
 
 
@@ -94,8 +94,3 @@ def _leaves(section: DictConfig, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
-
-
-def _text(value: Any) -> str:
-    """As the command line spells it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

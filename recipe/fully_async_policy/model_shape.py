@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.fully_async_policy.validate import SettingError
+from recipe.fully_async_policy.checks.errors import SettingError
 
 # Of mbridge's models those that a `ModelShape` describes.
 MODEL_TYPES = ("llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipe.fully_async_policy.validate import SettingError
+from recipe.fully_async_policy.checks.errors import SettingError
 
 LOOPBACK = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -49,7 +49,7 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
             "token, here and where the cluster is started"
         )
     token = _given_token()
-    if address := _cluster_address(ray_init):
+    if address := cluster_address(ray_init):
         if token is None:
             raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/cluster.md)")
         if connect:
@@ -78,7 +78,7 @@ def without_own_nodes(ray_init: MutableMapping[str, Any], given: Collection[str]
     Raises:
         SettingError: the user gives one of those.
     """
-    address = _cluster_address(ray_init)
+    address = cluster_address(ray_init)
     if address is None:
         return
     for name in _OF_OWN_RAY:
@@ -107,7 +107,7 @@ def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
 
     arguments, environment = dict(ray_init), {_MODE: "token"}
     environment |= {name: os.environ.get(name, value) for name, value in _START.items()}
-    if _cluster_address(ray_init) is None:
+    if cluster_address(ray_init) is None:
         folder = private_folder()
         arguments |= {"address": "local", "_temp_dir": ray_init.get("_temp_dir") or f"{folder}/ray"}
         environment["VLLM_RPC_BASE_PATH"] = str(folder)  # vLLM's sockets
@@ -193,7 +193,7 @@ def _is_private(folder: Path) -> bool:
     return any(above.exists() and not _others_can(above.stat()) for above in folder.absolute().parents)
 
 
-def _cluster_address(ray_init: Mapping[str, Any]) -> str | None:
+def cluster_address(ray_init: Mapping[str, Any]) -> str | None:
     """The running cluster that was named. None: the run starts a Ray of its own, also where one is running."""
     address = ray_init.get("address")
     if address in (None, "auto"):

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy import main, method
 from recipe.fully_async_policy.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
 from recipe.fully_async_policy.validate import SettingError
-from tests.recipe.test_bad_input import good as good  # a fixture
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from testkit.sandbox_server import served
-from tests.recipe.test_bad_input import good as good
 from tests.recipe.test_bad_input import run
 
 
@@ -32,9 +31,9 @@ def test_a_sandbox_with_a_token(tool_use: dict[str, str], tmp_path: Path, capsys
     file.write_text("a-token-of-many-characters\n")
     assert f"{setting}={tmp_path}/none: it cannot be read" in run({**tool_use, setting: f"{tmp_path}/none"}, capsys)
     with served("--warm", "0", "--token-file", str(file)) as (url, _):
-        asked = {**tool_use, "tool_use.sandbox_url": url, "algorithm.use_kl_in_reward": "true"}
+        asked = {**tool_use, "tool_use.sandbox_url": url, "data.train_files": "no.parquet"}
         assert f"{setting}=None: the sandbox at {url} asks for another token" in run(asked, capsys)
-        assert "algorithm.use_kl_in_reward=true" in run({**asked, setting: str(file)}, capsys)
+        assert "data.train_files=no.parquet" in run({**asked, setting: str(file)}, capsys)
 
 
 def test_a_wrong_setting(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,5 +59,5 @@ def test_a_wrong_agent_file(tool_use: dict[str, str], capsys: pytest.CaptureFixt
 
 def test_what_is_right_passes(tool_use: dict[str, str], sandbox_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The first complaint is about something else."""
-    error = run({**tool_use, "tool_use.sandbox_url": sandbox_url, "algorithm.use_kl_in_reward": "true"}, capsys)
-    assert "algorithm.use_kl_in_reward=true" in error
+    error = run({**tool_use, "tool_use.sandbox_url": sandbox_url, "data.train_files": "no.parquet"}, capsys)
+    assert "data.train_files=no.parquet" in error

@@ -107,7 +107,7 @@ def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, respo
         f"async.lag={layout.lag}",
         "async.kv_cache=recompute",
         "trainer.val_before_train=false",
-        "trainer.test_freq=0",
+        "trainer.test_freq=-1",
         "trainer.resume_mode=disable",
         f"trainer.total_training_steps={steps}",
     ]

@@ -7,6 +7,8 @@ LAYOUT=(
   actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.max_model_len=512
   trainer.total_training_steps=2 trainer.test_freq=2
 )
+# The script's own lag, the first of the settings, is cut to the number of steps: more would be refused.
+if [[ $1 == async.lag=* && ${1#*=} -gt 2 ]]; then set -- async.lag=2 "${@:2}"; fi
 if [[ ! -f data/laptop/countdown/meta.json ]]; then
   python -m scripts.prepare_data countdown --train 64 --val 16 --out data/laptop/countdown
 fi

@@ -98,10 +98,15 @@ async def compute_score(
 
 
 class RewardPool:
-    """Processes that have loaded a reward: each runs one call at a time, or very many where it is a coroutine."""
+    """Processes that have loaded a reward: each runs one call at a time, or very many where it is a coroutine.
 
-    def __init__(self, reward: Reward, most: int = _MOST_PROCESSES) -> None:
-        self._reward, self._most = reward, most
+    Args:
+        most: processes at a time.
+        quiet: drop what the reward prints; otherwise it goes to the standard error of this process.
+    """
+
+    def __init__(self, reward: Reward, most: int = _MOST_PROCESSES, quiet: bool = False) -> None:
+        self._reward, self._most, self._quiet = reward, most, quiet
         self._slots: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
         self._growing = asyncio.Lock()
         self._processes: list[_Process] = []
@@ -144,7 +149,7 @@ class RewardPool:
             if self._does_not_load:
                 raise RewardError(self._does_not_load)
             try:
-                process = await _Process.started(self._reward)
+                process = await _Process.started(self._reward, self._quiet)
             except RewardError as error:
                 if not self._processes:  # remembered, or every waiting call would try to start a process
                     self._does_not_load = str(error)
@@ -162,13 +167,14 @@ class _Process:
     _writer: asyncio.StreamWriter
     _listener: asyncio.Task[None]
 
-    def __init__(self, reward: Reward) -> None:
+    def __init__(self, reward: Reward, quiet: bool) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", reward_process.__name__],
                 stdin=theirs.fileno(),
-                stdout=2,  # a reward's output goes to the worker's log
+                stdout=subprocess.DEVNULL if quiet else 2,  # a reward's output goes to the worker's log
+                stderr=subprocess.DEVNULL if quiet else None,
                 start_new_session=True,  # a process group, to be killed with all processes that the reward starts
             )
         self._connection = ours
@@ -178,8 +184,8 @@ class _Process:
         self.alive, self.room = True, 1
 
     @classmethod
-    async def started(cls, reward: Reward) -> "_Process":
-        self = cls(reward)
+    async def started(cls, reward: Reward, quiet: bool) -> "_Process":
+        self = cls(reward, quiet)
         try:
             async with asyncio.timeout(_START_LIMIT_S):
                 self._reader, self._writer = await asyncio.open_connection(sock=self._connection)

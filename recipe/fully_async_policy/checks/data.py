@@ -1,0 +1,200 @@
+"""The data: columns, the form of prompts, their lengths, and enough rows for a batch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from omegaconf import DictConfig, ListConfig
+
+from recipe.fully_async_policy.checks.data_file import DataFile
+from recipe.fully_async_policy.checks.errors import SettingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+VERLS_DEFAULT = "~/data/rlhf/"
+MESSAGES = "a list of messages, [{'role': 'user', 'content': TEXT}]"
+_SAMPLE = 256
+"""Prompts whose length is counted before the start: 30 ms. scripts.check_data counts all."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first row of a data source, as the reward gets it."""
+
+    place: str
+    """The setting with its file, and the row."""
+    data_source: Any
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+def check_data(config: DictConfig, tokenizer: "PreTrainedTokenizerBase | None") -> list[Sample]:
+    """Refuse data on which no run could train. Returns a row of every data source.
+
+    Args:
+        tokenizer: the model's; None: prompts are not counted.
+
+    Raises:
+        SettingError: the first file, column or row that is wrong.
+    """
+    samples: dict[Any, Sample] = {}
+    for setting in ("train_files", "val_files"):
+        files = list(_files(config, setting))
+        if config.data.custom_cls.path:  # a dataset class of the user's own reads what it likes
+            continue
+        for file in files:
+            check_columns(file, config.data.prompt_key)
+            check_prompts(file, config.data.prompt_key)
+            for source, sample in sources(file).items():
+                samples.setdefault(source, sample)
+        if setting == "train_files":
+            _check_enough(config, sum(file.rows for file in files))
+            if tokenizer is not None:
+                _check_lengths(config, files, tokenizer)
+    return list(samples.values())
+
+
+def _files(config: DictConfig, setting: str) -> Iterator[DataFile]:
+    given = config.data[setting]
+    if isinstance(given, str) and given.startswith(VERLS_DEFAULT):
+        raise SettingError(f"data.{setting}: not given; begin with +task=NAME, or give a file")
+    paths = list(given) if isinstance(given, list | ListConfig) else [given]
+    if not paths:
+        raise SettingError(f"data.{setting}=[]: give at least one file")
+    for path in paths:
+        yield DataFile(f"data.{setting}", path)
+
+
+def check_columns(file: DataFile, prompt_key: str) -> None:
+    """Refuse a file that lacks a column, or has one of another type.
+
+    Raises:
+        SettingError: the first such column.
+    """
+    needed = (prompt_key, "data_source", "reward_model")
+    for column in needed:
+        if column not in file.schema.names:
+            raise SettingError(f"{file.name}: column {column!r} is missing; verl needs {', '.join(needed)}")
+    prompt, reward = file.schema.field(prompt_key).type, file.schema.field("reward_model").type
+    is_list = pa.types.is_list(prompt) or pa.types.is_large_list(prompt) or pa.types.is_null(prompt)
+    message = getattr(prompt, "value_type", None)
+    if not is_list or (message is not None and not _has(message, "role", "content")):
+        raise SettingError(f"{file.name}: column {prompt_key!r} is of {_kind(prompt)}; make it {MESSAGES}")
+    if not _has(reward, "ground_truth"):
+        raise SettingError(
+            f"{file.name}: column 'reward_model' is of {_kind(reward)}; make it a record with a ground_truth, "
+            "{'style': 'rule', 'ground_truth': ...}"
+        )
+
+
+def _kind(found: pa.DataType) -> str:
+    return str(found).replace("large_", "")
+
+
+def _has(kind: pa.DataType, *names: str) -> bool:
+    return pa.types.is_null(kind) or (pa.types.is_struct(kind) and all(kind.get_field_index(n) >= 0 for n in names))
+
+
+def check_prompts(file: DataFile, prompt_key: str) -> None:
+    """Refuse a row whose prompt has no message, or a message without content.
+
+    Raises:
+        SettingError: the first such row.
+    """
+    for first, batch in file.batches([prompt_key]):
+        prompts = batch.column(prompt_key)
+        lengths = pc.fill_null(pc.list_value_length(prompts), 0) if not pa.types.is_null(prompts.type) else None
+        if lengths is None or pc.any(pc.equal(lengths, 0)).as_py():
+            row = first + (0 if lengths is None else pc.index(lengths, 0).as_py())
+            raise SettingError(f"{file.name}: row {row}: {prompt_key!r} has no messages; make it {MESSAGES}")
+        contents = pc.struct_field(pc.list_flatten(prompts), "content")
+        if contents.null_count:
+            parents = pc.list_parent_indices(prompts)
+            row = first + parents[pc.index(pc.is_null(contents), True).as_py()].as_py()
+            raise SettingError(f"{file.name}: row {row}: a message of {prompt_key!r} has no content; give it text")
+
+
+def sources(file: DataFile) -> dict[Any, Sample]:
+    """The first row of every data source in the file."""
+    found: dict[Any, Sample] = {}
+    for first, batch in file.batches(["data_source", "reward_model", "extra_info"]):
+        names = batch.column("data_source")
+        for name in pc.unique(names).to_pylist():
+            if name not in found:
+                row = pc.index(names, name).as_py() if name is not None else names.is_null().to_pylist().index(True)
+                record = batch.slice(row, 1).to_pylist()[0]
+                found[name] = Sample(
+                    place=f"{file.name}: row {first + row}",
+                    data_source=name,
+                    ground_truth=(record["reward_model"] or {}).get("ground_truth"),
+                    extra_info=record.get("extra_info") or {},
+                )
+    return found
+
+
+def _check_enough(config: DictConfig, rows: int) -> None:
+    most, batch = config.data.train_max_samples, config.data.train_batch_size
+    used = min(rows, most) if most > 0 else rows
+    if used < batch:
+        where = "data.train_files has" if used == rows else "data.train_max_samples leaves"
+        raise SettingError(
+            f"data.train_batch_size={batch}: {where} {used} prompts, less than one batch; lower it, or give more data"
+        )
+
+
+def _check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Refuse a limit that cuts the longest prompt, or that no prompt keeps; with a prompt of text alone."""
+    limit, filtered, key = config.data.max_prompt_length, config.data.filter_overlong_prompts, config.data.prompt_key
+    if not filtered and config.data.truncation != "error":
+        return
+    setting = f"data.max_prompt_length={limit}"
+    for file in files:
+        lengths = prompt_lengths(tokenizer, longest_prompts(file, key, shortest=filtered), config)
+        if filtered and lengths and min(lengths) > limit:
+            raise SettingError(f"{setting}: the prompts of {file.name} have {min(lengths)} tokens and more; raise it")
+        if not filtered and lengths and max(lengths) > limit:
+            raise SettingError(
+                f"{setting}: a prompt of {file.name} has {max(lengths)} tokens and would be cut; raise it, or set "
+                "data.filter_overlong_prompts=true"
+            )
+
+
+def longest_prompts(file: DataFile, prompt_key: str, shortest: bool = False) -> list[list[dict[str, Any]]]:
+    """Some prompts of text, those with the most characters; `shortest`: those with the fewest."""
+    kept: list[tuple[int, list[dict[str, Any]]]] = []
+    for _, batch in file.batches([prompt_key]):
+        prompts = batch.column(prompt_key)
+        contents = pc.struct_field(pc.list_flatten(prompts), "content")
+        if not (pa.types.is_string(contents.type) or pa.types.is_large_string(contents.type)):
+            return []  # pictures: verl's processor decides about their tokens
+        table = pa.table({"row": pc.list_parent_indices(prompts), "characters": pc.utf8_length(contents)})
+        sums = table.group_by("row").aggregate([("characters", "sum")])
+        order = [("characters_sum", "ascending" if shortest else "descending")]
+        for row in sums.sort_by(order).slice(0, _SAMPLE).to_pylist():
+            kept.append((row["characters_sum"], prompts[row["row"]].as_py()))
+        kept = sorted(kept, key=lambda pair: pair[0], reverse=not shortest)[:_SAMPLE]
+    return [prompt for _, prompt in kept]
+
+
+def prompt_lengths(
+    tokenizer: "PreTrainedTokenizerBase", prompts: list[list[dict[str, Any]]], config: DictConfig
+) -> list[int]:
+    """Tokens of each prompt in the model's chat template, as the sampler gets it.
+
+    Raises:
+        SettingError: the chat template refuses a prompt.
+    """
+    if not prompts:
+        return []
+    settings = {name: value for name, value in config.data.apply_chat_template_kwargs.items() if name != "tokenize"}
+    try:
+        texts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False, **settings)
+    except Exception as error:  # templates raise errors of their own
+        raise SettingError(
+            f"actor_rollout_ref.model.path={config.actor_rollout_ref.model.path}: the chat template refuses a prompt "
+            f"({error}); mend the prompt's roles, or give actor_rollout_ref.model.custom_chat_template"
+        ) from None
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -1,0 +1,125 @@
+"""The names of settings: those that the command line gives and the configuration does not have."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy.checks.errors import SettingError, choices, closest
+
+_GROUPS = ("task", "method", "hardware", "model_engine", "agent")
+_FIXED_SECTIONS = (
+    *("async", "vcpo", "data", "trainer", "algorithm", "reward"),
+    *(f"actor_rollout_ref.{name}" for name in ("actor", "actor.optim", "actor.megatron", "rollout", "model")),
+)
+"""Sections to which + adds few names: one that is like a name which is there is a slip."""
+_OLD = ("custom_reward_function", "reward_model", "sandbox_fusion")
+"""verl's former sections, which nothing reads any more: they are below `reward` now."""
+_GRAMMAR = "has characters that Hydra keeps for itself"
+
+
+def of_groups(overrides: list[str]) -> list[str]:
+    """Those of the overrides that choose a file for a section: +task=NAME, method=NAME."""
+    return [given for given in overrides if given.lstrip("+").partition("=")[0] in _GROUPS]
+
+
+def refused(error: Exception, overrides: list[str], names: Callable[[], list[str]]) -> SettingError:
+    """What Hydra says of the overrides, in one line that names the setting and the fix.
+
+    Args:
+        error: Hydra's or OmegaConf's.
+        names: gives all settings and sections of the configuration.
+    """
+    if isinstance(error, MissingConfigException):
+        return _no_choice(str(error.missing_cfg_file), list(error.options or ()))
+    if isinstance(error, OverrideParseException):
+        return SettingError(_unreadable(str(error.override)))
+    text = str(error)
+    if found := re.match(r"Ambiguous value for argument '(.*?)'\n", text):
+        name, _, value = found[1].partition("=")
+        return SettingError(
+            f"{found[1]}: a comma separates values; give a list, {name}=[{value}], or {_quoted(name, value)}"
+        )
+    if found := re.match(r"Could not override '(.*?)'\. No match in the defaults list", text):
+        return SettingError(f"{_override(found[1], overrides)}: write +{_override(found[1], overrides)}")
+    if found := re.match(r"Could not override '(.*?)'\.", text):
+        return SettingError(f"{_override(found[1], overrides)}: {unknown(found[1], names())}")
+    if found := re.match(r"Could not append to config. An item is already at '(.*?)'", text):
+        return SettingError(f"{_override(found[1], overrides)}: the setting is there already; leave the + out")
+    reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
+    given = _override(found[1], overrides) + ": " if (found := re.search(r"override \+*([\w.]+)=", text)) else ""
+    return SettingError(f"{given}{reason} (see --print-config for all settings)")
+
+
+def unknown(name: str, names: list[str]) -> str:
+    """That there is no such setting, and which one may be meant."""
+    ends = [known for known in names if known.endswith(f".{name}")]
+    last = name.rpartition(".")[2]
+    same_last = [known for known in names if known.rpartition(".")[2] == last]
+    near = closest(name, names, 0.8)
+    if not near:  # the section is missing or wrong, or the last part is misspelt
+        lasts = {known.rpartition(".")[2]: known for known in reversed(names)}
+        near_last = closest(last, lasts, 0.8)
+        near = next(iter(ends or same_last), None) or (lasts[near_last] if near_last else closest(name, names))
+    fix = f"did you mean {near}?" if near else "--print-config prints all settings"
+    return f"there is no such setting; {fix}"
+
+
+def check_names(config: DictConfig, overrides: list[str]) -> None:
+    """Refuse settings that the configuration takes and nothing reads.
+
+    Raises:
+        SettingError: a section that verl has moved, or a name added with + that is a slip of one that is there.
+    """
+    for override in OverridesParser.create().parse_overrides(overrides):
+        above, _, last = override.key_or_group.rpartition(".")
+        old = override.key_or_group.partition(".")[0]
+        if old in _OLD:
+            raise SettingError(
+                f"{override.input_line}: nothing reads it; give reward.{override.input_line.lstrip('+')}"
+            )
+        if (
+            override.is_add()
+            and above in _FIXED_SECTIONS
+            and isinstance(below := OmegaConf.select(config, above), DictConfig)
+        ):
+            near = closest(last, [str(name) for name in below if name != last], cutoff=0.85)
+            if near:
+                raise SettingError(f"{override.input_line}: there is no such setting; did you mean {above}.{near}?")
+
+
+def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
+    """The full names of all settings and sections."""
+    for name, value in section.items_ex(resolve=False):
+        yield f"{above}{name}"
+        if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(section, name):
+            yield from all_names(value, f"{above}{name}.")
+
+
+def _no_choice(missing: str, options: list[Any]) -> SettingError:
+    group, _, given = missing.rpartition("/")
+    group = "hardware" if group == "scale" else group
+    sign = "+" if group in ("task", "agent") else ""
+    return SettingError(f"{sign}{group}={given}: there is no such {group}; {choices(given, sorted(map(str, options)))}")
+
+
+def _unreadable(override: str) -> str:
+    name, sign, value = override.partition("=")
+    if not sign:
+        return f"{override}: a setting needs a value; give {override}=VALUE"
+    if value.startswith("~"):
+        return f"{override}: ~ is not replaced here; give {name}={Path(value).expanduser()}"
+    return f"{override}: {_GRAMMAR}; {_quoted(name, value)}"
+
+
+def _quoted(name: str, value: str) -> str:
+    return f"quote the value: '{name}=\"{value}\"'"
+
+
+def _override(name: str, overrides: list[str]) -> str:
+    """As the user gave it."""
+    return next((given for given in overrides if given.lstrip("+").partition("=")[0] == name), name)
