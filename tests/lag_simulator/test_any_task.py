@@ -44,7 +44,7 @@ def own_task(assets: Path, tmp_path: Path) -> list[str]:
         "data.max_response_length=3",
         "actor_rollout_ref.rollout.n=4",
         "trainer.total_training_steps=2",
-        "trainer.test_freq=0",
+        "trainer.test_freq=-1",
         "async.lag=1",
     ]
 

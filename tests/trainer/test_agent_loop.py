@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -13,6 +14,7 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_vcpo.trainer.ppo.v1 import agent_loop
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager, LagKAgentLoopWorker
+from verl_vcpo.trainer.ppo.v1.data_rows import row_number
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 from verl_vcpo.workers.rollout.admission import AdmissionGate
 
@@ -123,6 +125,12 @@ def test_a_prompt_that_is_cancelled_gives_its_places_back(monkeypatch: pytest.Mo
 
     asyncio.run(scenario())
     assert worker._loops._free == 2 and stored == ["running"]
+
+
+def test_a_row_of_the_data_may_have_a_name() -> None:
+    assert [row_number(index) for index in (7, "7", np.int64(7))] == [7] * 3
+    assert row_number("3f1a15a7") == row_number("3f1a15a7") != row_number("3f1a15a8")
+    assert isinstance(row_number(None), int)
 
 
 def test_no_other_loop_begins_while_prompts_are_cancelled() -> None:

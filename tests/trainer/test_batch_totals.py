@@ -11,8 +11,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD, in_place_of_tokens
-from verl_vcpo.trainer.ppo.v1.trajectory_metrics import few_fields
+from verl_vcpo.trainer.ppo.v1.batch_totals import in_place_of_tokens
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import RAW_REWARD, few_fields
 
 LENGTHS = [(5, 3), (4, 7), (6, 1), (3, 1)]  # of prompt and response; the last trajectory is verl's padding
 REWARDS = [0.25, -1.0, 1.0, 0.0]

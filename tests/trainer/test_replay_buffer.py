@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, Failure, LagKReplayBuffer
@@ -202,6 +202,15 @@ def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatc
     assert buffer._submission_number.keys() == buffer._data_row.keys() == {"b"}
     buffer._metrics(2, "train", {"b"})
     assert not buffer._submission_number and not buffer._data_row and buffer.data_rows == [6]
+
+
+def test_rows_of_the_data_may_have_names() -> None:
+    """`extra_info.index` of a public data set is often a UUID."""
+    buffer = buffer_with(2, {"a": 1, "b": 1, "c": 1}, {"a", "b", "c"})
+    names = NonTensorStack("3f1a15a7-10cd", 12, "04b0-uuid")
+    buffer.note_submitted(TensorDict({"uid": ["a", "b", "c"], "index": names}, batch_size=3))
+    buffer._metrics(2, "train", {"a", "b", "c"})
+    assert buffer.data_rows == [12, "04b0-uuid", "3f1a15a7-10cd"]
 
 
 def test_a_prompt_that_ends_samplers_is_not_sampled_again() -> None:

@@ -32,6 +32,7 @@ from recipe.fully_async_policy.processes import new_run_id  # noqa: E402
 from scripts.bench.reliability.scale import Responses, ScaleLayout, ScaleResult  # noqa: E402
 from testkit import counting_engine  # noqa: E402
 from verl_vcpo.trainer.main_ppo import LagKTaskRunner  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.data_rows import DataRow, data_row  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import TRAINER_MODE, LagKTrainer  # noqa: E402
 from verl_vcpo.whole_file import write_whole  # noqa: E402
@@ -95,7 +96,7 @@ class CountingTrainer(LagKTrainer):
 
     def _setup(self) -> None:
         self.spent, self.restarted, self.reissued, self.held = Spent(), 0, 0, 0
-        self.submitted: Counter[int] = Counter()  # by the prompt's row in the data
+        self.submitted: Counter[DataRow] = Counter()  # by the prompt's row in the data
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
@@ -152,7 +153,7 @@ class CountingTrainer(LagKTrainer):
         setattr(self.replay_buffer, "sample", sampled)  # noqa: B010  # mypy takes no assignment to a method
 
     def _submit_batch_to_rollout(self, batch: Any) -> int:
-        self.submitted.update(map(int, batch["index"]))
+        self.submitted.update(map(data_row, batch["index"]))
         return super()._submit_batch_to_rollout(batch)
 
     def on_train_begin(self) -> None:

@@ -337,8 +337,8 @@ def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "tq", queue))
         stack.enter_context(mock.patch.object(trainer_base.PPOTrainer, "_load_checkpoint", load))
         stack.enter_context(mock.patch.object(trainer_lag_k, "SamplerKeeper", SamplersThatLive))
-        for module in (replay_buffer, trainer_lag_k):
-            stack.enter_context(mock.patch.object(module, "print_line", Silent()))
+        stack.enter_context(mock.patch.object(replay_buffer, "print_line", Silent()))
+        stack.enter_context(mock.patch.object(trainer_lag_k, "console", Silent()))
         for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # of verl's `fit`
             stack.enter_context(mock.patch.object(trainer_base, name, Silent()))
         yield

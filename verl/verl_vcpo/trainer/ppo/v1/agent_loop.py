@@ -14,9 +14,10 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
-from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
+from verl_vcpo.trainer.ppo.v1.data_rows import row_number
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import RAW_REWARD
 from verl_vcpo.workers.rollout.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
 
@@ -65,7 +66,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         rollout = self.config.actor_rollout_ref.rollout
         samples = rollout.val_kwargs.n if trajectory["validate"] else rollout.n
         sessions = int(prompt.get("__rollout_n__", samples))
-        order = not trajectory["validate"], int(trajectory["step"]), int(trajectory["sample_index"])
+        order = not trajectory["validate"], int(trajectory["step"]), row_number(trajectory["sample_index"])
         request_order.set(order)
         try:
             async with self._loops.admitted(order, sessions) as places:
@@ -77,7 +78,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         if self.config["async"].deterministic:
-            sample = (trajectory["step"], trajectory["sample_index"], kwargs.get("session_id", 0))
+            sample = (trajectory["step"], row_number(trajectory["sample_index"]), kwargs.get("session_id", 0))
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
         try:

@@ -17,10 +17,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
-from verl_vcpo.trainer.ppo.v1.trajectory_metrics import FewFields
-
-RAW_REWARD = "raw_reward"
-"""In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import RAW_REWARD, FewFields
 
 _OF_ADVANTAGES = ("critic/advantages/", "critic/returns/")
 

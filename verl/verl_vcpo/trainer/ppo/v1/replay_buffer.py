@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import withheld_prompts
+from verl_vcpo.trainer.ppo.v1.data_rows import DataRow, data_row, in_order
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
 from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, Tag, prompt_of, sessions_of, trajectories_of
 
@@ -76,13 +77,13 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._sessions: dict[str, int] = {}
         self._submission_number: dict[str, int] = {}
         self._count_submitted = itertools.count()
-        self._data_row: dict[str, int] = {}
+        self._data_row: dict[str, DataRow] = {}
         self._attempts: Counter[str] = Counter()
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
         self._start_wait()
-        self.data_rows: list[int] = []
+        self.data_rows: list[DataRow] = []
         """The rows in the data, sorted, of the prompts that `sample` took last."""
         self.ages: Counter[int] = Counter()
         """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
@@ -97,7 +98,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._prompt_tags.add(map(str, prompts["uid"]))
         for uid, row in zip(map(str, prompts["uid"]), prompts["index"], strict=True):
             self._submission_number[uid] = next(self._count_submitted)
-            self._data_row[uid] = int(row)
+            self._data_row[uid] = data_row(row)
 
     def resume(self, step: int, batch_size: int) -> int:
         """Take over the prompts that a checkpoint has brought back into TransferQueue, as far as the bound allows.
@@ -291,7 +292,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return batch, metrics
 
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
-        self.data_rows = sorted(self._data_row[uid] for uid in consumed if uid in self._data_row)
+        self.data_rows = in_order(self._data_row[uid] for uid in consumed if uid in self._data_row)
         self._forget(consumed)
         submitted = self.prompt_global_steps[partition_id]
         self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)

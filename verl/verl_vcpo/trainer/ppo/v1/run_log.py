@@ -9,6 +9,7 @@ import numpy as np
 
 from verl_vcpo import console
 from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
+from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW, SignalWatch
 from verl_vcpo.trainer.ppo.v1.step_table import StepTable
 from verl_vcpo.whole_file import write_whole
 
@@ -75,6 +76,7 @@ class RunLog:
         self._advisor = advisor
         self._table = StepTable()
         self._warner = CollapseWarner(scales_step_size)
+        self._signal = SignalWatch()
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
         """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock.
@@ -108,13 +110,16 @@ class RunLog:
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write the line of one step (0: before training), with all headlines: null where one was not measured."""
         line = self._line(step, metrics)
-        warning = None
+        warning = note = None
         if line["reward"] is not None:
             line["collapse_signs"], warning = self._warner.look_at(line)
+            line[IN_A_ROW], note = self._signal.look_at(line)
         with open(self._path, "a") as f:
             f.write(_json(line) + "\n")
         for text in self._table.lines(line):
             console.print_line(text)
+        if note:
+            console.print_line(f"warning: {note}")
         if warning:
             console.print_line(f"warning: {warning}")
         if line["reward"] is None:

@@ -7,7 +7,13 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.trainer.ppo.v1.learning_signal import equal_groups
+from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of
+
 TOOLS = "tool_use"
+RAW_REWARD = "raw_reward"
+"""In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
+
 OVER_LIMIT = "over_limit"
 """A value that a reward may return beside the score: 1 if a limit ended the computation of the reward, else 0."""
 
@@ -20,6 +26,8 @@ class FewFields(NamedTuple):
     num_turns: list[int]
     extra_fields: list[Mapping[str, Any]]
     """What the trajectories' agent loops returned beside the tokens."""
+    prompts: list[str]
+    """The trajectories' prompts."""
 
 
 def few_fields(batch: KVBatchMeta) -> FewFields:
@@ -28,13 +36,14 @@ def few_fields(batch: KVBatchMeta) -> FewFields:
     keys = [batch.keys[i] for i in rows]
     stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["num_turns", "extra_fields"])
     turns, extra = tu.get(stored, "num_turns"), tu.get(stored, "extra_fields")
-    return FewFields(rows, [int(number) for number in turns], list(extra))
+    return FewFields(rows, [int(number) for number in turns], list(extra), [prompt_of(key) for key in keys])
 
 
 def trajectory_metrics(stored: FewFields) -> dict[str, float]:
-    """`tool_use/*` where tools were offered, and `reward/over_limit` where rewards return `over_limit`."""
+    """`tool_use/*` where tools were offered, `reward/over_limit` where rewards return it, `reward/equal_groups`."""
     extra = stored.extra_fields
-    return tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
+    counts = tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
+    return counts | equal_groups(stored.prompts, [f.get(RAW_REWARD) for f in extra])
 
 
 def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:

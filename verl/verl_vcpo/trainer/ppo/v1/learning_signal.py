@@ -1,0 +1,61 @@
+"""Whether a batch has anything to learn from: a prompt whose samples got different rewards.
+
+A baseline compares the samples of a prompt. Where all rewards of every prompt are equal, the update is zero or, with
+vcpo.baseline=none, the same for right and wrong responses.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+EQUAL_GROUPS = "reward/equal_groups"
+"""Share of the batch's prompts whose samples all have the same reward."""
+IN_A_ROW = "vcpo/steps_without_signal"
+"""Steps in a row, up to this one, in which that share is 1."""
+LONG = 5
+"""So many such steps in a row call for a look: by chance a small batch has one or two."""
+
+
+def equal_groups(prompts: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
+    """`reward/equal_groups` of a batch; nothing where a reward is not known.
+
+    Args:
+        prompts: of each trajectory, its prompt.
+        rewards: of each trajectory, its reward.
+    """
+    by_prompt: dict[str, set[float]] = {}
+    for prompt, reward in zip(prompts, rewards, strict=True):
+        if reward is None:
+            return {}
+        by_prompt.setdefault(prompt, set()).add(reward)
+    equal = sum(len(found) == 1 for found in by_prompt.values())
+    return {EQUAL_GROUPS: equal / len(by_prompt)} if by_prompt else {}
+
+
+class SignalWatch:
+    """Counts steps without a signal."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def look_at(self, line: dict[str, Any]) -> tuple[int | None, str | None]:
+        """Take in one step. Returns the steps in a row without a signal (None: not measured), and a text, or None.
+
+        The first such step is said, the `LONG`th in a row says where to look, and so does each doubling of it.
+
+        Args:
+            line: has `step`, `reward` and, where it was measured, `reward/equal_groups`.
+        """
+        if EQUAL_GROUPS not in line:
+            return None, None
+        self._in_a_row = self._in_a_row + 1 if line[EQUAL_GROUPS] == 1 else 0
+        count, reward = self._in_a_row, line["reward"]
+        if count == 1:
+            return count, f"step {line['step']} has no signal: the samples of each prompt got the same reward"
+        doublings, rest = divmod(count, LONG)
+        if rest or doublings == 0 or doublings & (doublings - 1):
+            return count, None
+        return count, (
+            f"{count} steps in a row without a signal (mean reward {reward:.3g}): read some responses "
+            "(trainer.rollout_data_dir=FOLDER writes them), let `python -m scripts.check_data FILE --task NAME` score "
+            "known answers, and if both are right, take prompts that the model solves sometimes"
+        )
