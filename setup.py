@@ -61,7 +61,7 @@ setup(
     package_data={
         "vcpo": ["py.typed"],
         "recipe": ["**/*.yaml", "**/*.sh"],
-        "scripts": ["**/*.sh", "**/*.yaml"],
+        "scripts": ["**/*.sh", "**/*.yaml", "**/*.html", "**/*.css", "**/*.js"],
         "verl_vcpo": ["**/*.yaml"],
     },
     entry_points={"verl.plugins": ["vcpo = verl_vcpo.plugin"]},

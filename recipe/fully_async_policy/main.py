@@ -3,13 +3,14 @@
     python -m recipe.fully_async_policy.main +task=countdown async.lag=8 [method=NAME] [setting=value ...]
 
 Any setting of verl can be given as well. The run's folder (run_dir) gets metrics.jsonl, one line per step;
-summary.json; config.yaml; verl.log; and tensorboard/.
+summary.json; config.yaml; command.txt; verl.log; and tensorboard/.
 """
 
 import argparse
 import contextlib
 import io
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -87,7 +88,7 @@ def launch(config: "DictConfig", run_id: str) -> int:
     print(f"method={config.method}, async.lag={config['async'].lag}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
-        summary = train(config, run_id)
+        summary = train(config, run_id, args.overrides)
     except KeyboardInterrupt:
         print(f"interrupted {what_is_kept(config)}", file=sys.stderr)
         return 143 if was_terminated() else 130
@@ -249,12 +250,14 @@ def check(config: "DictConfig", files: bool = True) -> None:
     check_reward(config, samples)
 
 
-def train(config: "DictConfig", run_id: str) -> str:
-    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
-    from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_summary
+def train(config: "DictConfig", run_id: str, overrides: list[str]) -> str:
+    """One run, composed from `overrides`: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
+    from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, in_words, write_summary
 
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
+        command = ["python", "-m", "recipe.fully_async_policy.main", *overrides]
+        (Path(config.run_dir) / COMMAND_FILE).write_text(shlex.join(command) + "\n")
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
         LagKTaskRunner().run(config, observe_processes=run.observe)

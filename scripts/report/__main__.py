@@ -1,15 +1,15 @@
 """Show runs: `python -m scripts.report RUN... [--out DIR]`.
 
 A run is the folder (run_dir) that it wrote: metrics.jsonl and config.yaml are enough, so that a run that is still
-going, or was interrupted, is shown as far as it got. Writes table.md, table.csv, figure.png and report.html (which
-needs no other file) into --out, and prints the table.
+going, or was interrupted, is shown as far as it got. Writes table.md, table.csv, figure.png and report.html into
+--out, and prints the table. report.html is interactive, and needs no other file and no network (5 MB: plotly.js).
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from scripts.report import figure, page, table
+from scripts.report import figure, page, payload, table
 from scripts.report.runs import RunError, read_run
 
 
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         rows = table.make_table(runs)
         table.write(rows, out)
         picture = figure.draw(runs, out / "figure.png")
-        page.write(rows, picture, runs, out / "report.html")
+        page.write(payload.make(runs), out / "report.html")
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

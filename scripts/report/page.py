@@ -1,38 +1,42 @@
-"""Table and figure in one HTML page that needs no other file."""
+"""One HTML page that needs no other file and no network: plotly.js is in it, which is 4.8 MB of it."""
 
-import base64
+import json
 from html import escape
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from scripts.report.runs import ReportedRun
-from scripts.report.table import NOTE, Table, has_speed_ups
 from verl_vcpo.whole_file import write_whole
 
-_STYLE = (
-    "body{font-family:system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse}th,td{padding:.3rem .9rem;border-bottom:1px solid #ddd;text-align:left}"
-    "img{max-width:100%}small{color:#666}"
-)
+_PARTS = files("scripts.report")
 
 
-def write(table: Table, picture: Path, runs: list[ReportedRun], path: Path) -> None:
-    """Write the page; `picture` is a PNG, embedded."""
-    header, *rows = table
-    head = _row(header, "th")
-    body = "\n".join(_row(row, "td") for row in rows)
-    image = base64.b64encode(picture.read_bytes()).decode()
-    title = escape(f"Runs: {', '.join(dict.fromkeys(run.task for run in runs))}")
-    note = f"<p><small>{escape(NOTE)}</small></p>" if has_speed_ups(table) else ""
-    folders = "".join(f"<li>{escape(run.label)}: <code>{escape(str(run.folder))}</code></li>" for run in runs)
-    write_whole(
-        path,
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n"
-        f"<body><h1>{title}</h1>\n<table>\n{head}\n{body}\n</table>\n{note}\n"
-        f'<p><img alt="Accuracy, effective sample size, gradient norm and KL over the training steps" '
-        f'src="data:image/png;base64,{image}"></p>\n<ul>{folders}</ul>\n</body></html>\n',
-    )
+def write(payload: dict[str, Any], path: Path) -> None:
+    """Write the page of a payload."""
+    write_whole(path, html(payload))
 
 
-def _row(cells: list[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+def html(payload: dict[str, Any], live: bool = False) -> str:
+    """The page.
+
+    Args:
+        live: the page asks for `data.json` beside it again and again.
+    """
+    from plotly.offline import get_plotlyjs
+
+    page = (_PARTS / "page.html").read_text()
+    for place, text in {
+        "TITLE": escape(payload["title"]),
+        "LIVE": "true" if live else "false",
+        "STYLE": (_PARTS / "page.css").read_text(),
+        "SCRIPT": (_PARTS / "page.js").read_text(),
+        "DATA": embedded(payload),
+        "PLOTLY": get_plotlyjs(),
+    }.items():
+        page = page.replace(f"@@{place}@@", text, 1)
+    return page
+
+
+def embedded(payload: dict[str, Any]) -> str:
+    """JSON that cannot end the script element around it: a response may contain `</script>`."""
+    return json.dumps(payload, allow_nan=False).replace("<", "\\u003c")

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fully_async_policy.method import decided_by
 from vcpo import VCPOConfig
-from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}
 
@@ -34,6 +34,8 @@ class ReportedRun:
     lines: metrics.jsonl, one dictionary per step; step 0 is before training.
     wall_clock_s: over all the processes of a resumed run; with the start-up of one that was not.
     planned: trainer.total_training_steps.
+    config: the whole configuration, interpolations not resolved.
+    command: what the run was started with; None where the run did not record it.
     """
 
     folder: Path
@@ -46,6 +48,8 @@ class ReportedRun:
     wall_clock_s: float
     planned: int
     finished: bool
+    config: DictConfig
+    command: str | None
 
     @property
     def label(self) -> str:
@@ -129,6 +133,8 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
         wall_clock_s=max(took_s, lines[-1]["wall_clock_s"]),
         planned=config.trainer.total_training_steps,
         finished=finished,
+        config=config,
+        command=(folder / COMMAND_FILE).read_text().strip() if (folder / COMMAND_FILE).is_file() else None,
     )
 
 

@@ -1,0 +1,137 @@
+"""What the page shows of runs, as JSON."""
+
+import math
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipe.fully_async_policy.method import description
+from scripts.report.runs import ReportedRun
+from scripts.report.samples import read_samples
+from scripts.report.table import NOTE, has_speed_ups, make_table
+from vcpo.diagnostics import AlarmLevels
+
+_SERIES = {
+    "reward": "reward",
+    "reward_min": "critic/score/min",
+    "reward_max": "critic/score/max",
+    **{
+        name: name
+        for name in (
+            "ess_ratio",
+            "kl",
+            "grad_norm",
+            "lag_min",
+            "lag_mean",
+            "lag_max",
+            "tokens_per_s",
+            "trainer_idle_share",
+            "sampler_idle_share",
+            "weight_sync_share",
+        )
+    },
+}
+_SETTINGS = {
+    "model": "actor_rollout_ref.model.path",
+    "training data": "data.train_files",
+    "held-out data": "data.val_files",
+    "method": "method",
+    "async.lag (k)": "async.lag",
+    "on deadline": "async.on_deadline",
+    "steps": "trainer.total_training_steps",
+    "prompts per step": "data.train_batch_size",
+    "responses per prompt": "actor_rollout_ref.rollout.n",
+    "longest prompt, tokens": "data.max_prompt_length",
+    "longest response, tokens": "data.max_response_length",
+    "learning rate": "actor_rollout_ref.actor.optim.lr",
+    "truncation of weights": "vcpo.truncation",
+    "step size": "vcpo.step_size_rule",
+    "base ESS ratio": "vcpo.base_ess_ratio",
+    "baseline": "vcpo.baseline",
+    "gradient norms": "vcpo.norms.how",
+    "temperature": "actor_rollout_ref.rollout.temperature",
+    "device": "trainer.device",
+    "nodes of the trainer": "trainer.nnodes",
+    "devices of the trainer, per node": "trainer.n_gpus_per_node",
+    "nodes of the samplers": "actor_rollout_ref.rollout.nnodes",
+    "devices of the samplers, per node": "actor_rollout_ref.rollout.n_gpus_per_node",
+    "seed of the data": "data.seed",
+}
+_OF_VCPO = "vcpo."
+_SIGNS = {
+    "low_ess_ratio": "collapse ahead: the ESS ratio stays low",
+    "vanished_gradient": "collapse ahead: the gradient norm jumped and then vanished",
+    "kl_growth": "collapse ahead: KL(rollout || policy) stays large",
+}
+
+
+def make(runs: list[ReportedRun], waiting: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Everything that changes while runs go on; the rest of the page is the same for all runs.
+
+    Args:
+        waiting: what is said of folders that have no step yet.
+    """
+    table, levels = make_table(runs) if runs else [], AlarmLevels()
+    return {
+        "title": f"Runs: {', '.join(dict.fromkeys(run.task for run in runs))}" if runs else "Runs",
+        "table": table,
+        "note": NOTE if table and has_speed_ups(table) else None,
+        "levels": {"ess_ratio": levels.ess_ratio, "kl": levels.kl},
+        "runs": [_run(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
+        "waiting": list(waiting),
+    }
+
+
+def _labels(runs: list[ReportedRun]) -> list[str]:
+    """Of each run, one that no other has."""
+    labels = [run.label for run in runs]
+    return [f"{label} ({run.folder})" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)]
+
+
+def _run(run: ReportedRun, label: str) -> dict[str, Any]:
+    steps = run.series("reward")[0]
+    samples = read_samples(run.folder)
+    return {
+        "label": label,
+        "folder": str(run.folder),
+        "method": run.method,
+        "description": description(str(run.config.method)),
+        "lag": run.lag,
+        "finished": run.finished,
+        "planned": run.planned,
+        "steps": steps,
+        "series": {name: [_rounded(value) for value in run.series(metric)[1]] for name, metric in _SERIES.items()},
+        "validations": [[step, _rounded(accuracy)] for step, accuracy in run.accuracies],
+        "warnings": [[line["step"], text] for line in run.lines for text in _warnings(line)],
+        "command": run.command,
+        "settings": _settings(run.config),
+        "config": OmegaConf.to_yaml(run.config),
+        "samples": samples and {"of": samples.of, "rows": samples.rows},
+    }
+
+
+def _rounded(value: float) -> float | None:
+    """Six digits; None for what JSON does not have."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _warnings(line: dict[str, Any]) -> list[str]:
+    said = [_SIGNS.get(sign, sign) for sign in line.get("collapse_signs") or []]
+    if line.get("actor/vcpo/skipped_updates"):
+        said.append("the update was skipped: no usable sequence")
+    return said
+
+
+def _settings(config: DictConfig) -> dict[str, str]:
+    shown = {}
+    for name, setting in _SETTINGS.items():
+        if setting.startswith(_OF_VCPO) and not config.vcpo.enable:
+            continue
+        try:
+            value = OmegaConf.select(config, setting)
+        except OmegaConfBaseException:  # an interpolation of the environment that the run had
+            continue
+        if value is not None:
+            shown[name] = str(value)
+    return shown

@@ -1,0 +1,48 @@
+"""The sampled responses of a run, as many as a page can hold."""
+
+import heapq
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = "samples.jsonl"
+_NEWEST, _HEAVIEST = 500, 500
+
+
+class Samples(NamedTuple):
+    """The newest samples and those of the largest weight.
+
+    rows: each with `step`, `group`, `reward`, `lag`, `weight` (importance ratio), `prompt` and `response`; None where
+        the run did not record it.
+    of: how many the run recorded.
+    """
+
+    rows: list[dict[str, Any]]
+    of: int
+
+
+def read_samples(folder: Path) -> Samples | None:
+    """The samples in a run's folder; None where the run recorded none."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    newest: deque[tuple[float, int, dict[str, Any]]] = deque(maxlen=_NEWEST)
+    heaviest: list[tuple[float, int, dict[str, Any]]] = []
+    number = -1
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file):
+            if not line.endswith("\n"):
+                number -= 1
+                break  # the run is writing this line
+            sample = _row(json.loads(line))
+            entry = sample["weight"] or 0.0, number, sample
+            newest.append(entry)
+            (heapq.heappush if len(heaviest) < _HEAVIEST else heapq.heappushpop)(heaviest, entry)
+    kept = {number: sample for _, number, sample in [*heaviest, *newest]}
+    return Samples([kept[number] for number in sorted(kept)], number + 1)
+
+
+def _row(sample: dict[str, Any]) -> dict[str, Any]:
+    row = {name: sample.get(name) for name in ("step", "reward", "lag", "weight", "prompt", "response")}
+    return row | {"group": sample.get("group", sample.get("uid"))}
