@@ -26,6 +26,7 @@ esac
 
 bash scripts/install.sh
 bash scripts/install_bubblewrap.sh # the sandbox's tests are not skipped
+bash scripts/install_chromium.sh # nor are those that open a report in a browser
 source .venv/bin/activate
 
 NO_TESTS=5 # pytest's exit code where a selection is empty

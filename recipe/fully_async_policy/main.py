@@ -251,7 +251,11 @@ def check(config: "DictConfig", files: bool = True) -> None:
 
 
 def train(config: "DictConfig", run_id: str, overrides: list[str]) -> str:
-    """One run, composed from `overrides`: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
+    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words.
+
+    Args:
+        config: composed from `overrides`.
+    """
     from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, in_words, write_summary
 
     start = time.perf_counter()

@@ -1,8 +1,9 @@
-"""Show runs: `python -m scripts.report RUN... [--out DIR]`.
+"""Show runs: `python -m scripts.report RUN... [--out DIR]`, or while they go on: `--live RUN...`.
 
 A run is the folder (run_dir) that it wrote: metrics.jsonl and config.yaml are enough, so that a run that is still
 going, or was interrupted, is shown as far as it got. Writes table.md, table.csv, figure.png and report.html into
 --out, and prints the table. report.html is interactive, and needs no other file and no network (5 MB: plotly.js).
+--live writes nothing: it serves that page to a browser on this machine, and the page follows the runs.
 """
 
 import argparse
@@ -22,7 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, help="folder to write into (default: the run's own, where there is one run)"
     )
+    parser.add_argument("--live", action="store_true", help="serve the page instead, and follow the runs")
+    parser.add_argument("--port", type=int, default=0, help="of --live, as for `ssh -L` (default: a free one)")
     arguments = parser.parse_args(argv)
+    if arguments.live:
+        from scripts.report import live
+
+        return live.serve(arguments.runs, arguments.port)
     if len(arguments.runs) > 1 and arguments.out is None:
         print("error: --out: name the folder that gets the files for these runs", file=sys.stderr)
         return 2

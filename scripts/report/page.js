@@ -38,9 +38,9 @@ const PANELS = [
     line(run.steps, run.series.trainer_idle_share, `${run.label}, trainer`, i),
     line(run.steps, run.series.sampler_idle_share, `${run.label}, samplers`, i, dotted) ] },
   { id: "tokens_per_s", title: "Tokens trained on per second", traces: series("tokens_per_s") },
-  { id: "groups", title: "Reward by prompt group (dots: recorded groups; band: least to largest of a batch)", traces: (run, i) => [
-    line(run.steps, run.series.reward_min, `${run.label}, least`, i, { line: { width: 0 } }),
-    line(run.steps, run.series.reward_max, `${run.label}, largest`, i, { line: { width: 0 }, trace: { fill: "tonexty", fillcolor: `${colour(i)}1f` } }),
+  { id: "groups", title: "Reward: mean of a batch; dotted: least and largest; dots: prompt groups", traces: (run, i) => [
+    line(run.steps, run.series.reward_min, `${run.label}, least`, i, { ...faint, line: { width: 1, dash: "dot" } }),
+    line(run.steps, run.series.reward_max, `${run.label}, largest`, i, { ...faint, line: { width: 1, dash: "dot" } }),
     line(run.steps, run.series.reward, `${run.label}, mean`, i), ...groups(run, i) ] },
 ];
 

@@ -1,6 +1,7 @@
 """One HTML page that needs no other file and no network: plotly.js is in it, which is 4.8 MB of it."""
 
 import json
+import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -24,17 +25,15 @@ def html(payload: dict[str, Any], live: bool = False) -> str:
     """
     from plotly.offline import get_plotlyjs
 
-    page = (_PARTS / "page.html").read_text()
-    for place, text in {
+    parts = {
         "TITLE": escape(payload["title"]),
         "LIVE": "true" if live else "false",
         "STYLE": (_PARTS / "page.css").read_text(),
         "SCRIPT": (_PARTS / "page.js").read_text(),
         "DATA": embedded(payload),
         "PLOTLY": get_plotlyjs(),
-    }.items():
-        page = page.replace(f"@@{place}@@", text, 1)
-    return page
+    }
+    return re.sub("@@([A-Z]+)@@", lambda place: parts[place[1]], (_PARTS / "page.html").read_text())
 
 
 def embedded(payload: dict[str, Any]) -> str:

@@ -86,7 +86,9 @@ def make(runs: list[ReportedRun], waiting: tuple[str, ...] = ()) -> dict[str, An
 def _labels(runs: list[ReportedRun]) -> list[str]:
     """Of each run, one that no other has."""
     labels = [run.label for run in runs]
-    return [f"{label} ({run.folder})" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)]
+    return [
+        f"{label} ({run.folder})" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)
+    ]
 
 
 def _run(run: ReportedRun, label: str) -> dict[str, Any]:
