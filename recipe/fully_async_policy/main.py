@@ -77,18 +77,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with in_its_folder:
-        return launch(config, run_id)
+        return launch(config, run_id, args.overrides)
 
 
-def launch(config: "DictConfig", run_id: str) -> int:
-    """Train with a checked configuration, and say on the terminal how that went. Returns the exit code."""
+def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
+    """Train with a checked configuration, made of these overrides, and say on the terminal how that went. Returns the exit code."""
     from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.processes import was_terminated
 
     print(f"method={config.method}, async.lag={config['async'].lag}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
-        summary = train(config, run_id, args.overrides)
+        summary = train(config, run_id, overrides)
     except KeyboardInterrupt:
         print(f"interrupted {what_is_kept(config)}", file=sys.stderr)
         return 143 if was_terminated() else 130
