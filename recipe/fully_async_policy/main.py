@@ -81,7 +81,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
-    """Train with a checked configuration, made of these overrides, and say on the terminal how that went. Returns the exit code."""
+    """Train with a checked configuration, and say on the terminal how that went. Returns the exit code.
+
+    Args:
+        overrides: what the configuration was made of, for the run's record.
+    """
     from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.processes import was_terminated
 
