@@ -28,6 +28,7 @@ GPU = [
     "hydra-core==1.3.8",
     "tensorboard==2.21.0",
     "matplotlib==3.11.2",
+    "plotly==7.1.0",  # plotly.js in report.html
     "rich==15.0.0",
     "math-verify==0.9.0",
     "regex==2026.11.15",  # a time limit for expressions that users give; transformers needs it too
@@ -43,6 +44,7 @@ DEV = [
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",
     "hypothesis==6.170.15",
+    "websockets==17.4",  # to drive a browser
     "ruff==0.17.5",
     "mypy==2.4.1",
     "import-linter==2.16",

@@ -138,7 +138,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             before_restart=lambda: self.observe_processes(),
         )
         self.replay_buffer.sleep = self._sleep
-        console.stage("Starting the workers that make and score rollouts")
 
     def _sleep(self, seconds: float) -> None:
         """The replay buffer's pause between two looks at the samples. Raises what keeps samples from coming."""
