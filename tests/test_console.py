@@ -132,8 +132,9 @@ def test_what_is_not_finished_is_said() -> None:
     screen = Screen(stream, lambda: now)
     screen.stage("Starting the samplers")
     now = 45.0
-    screen.abandon()
-    screen.stage("Ending the run's processes")
+    screen.ending()
+    now = 47.0
+    screen.ending()  # said where Ray ends, and where the run ends
     now = 48.0
     screen.close()
     assert stream.getvalue().splitlines() == [

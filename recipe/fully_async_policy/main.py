@@ -294,11 +294,8 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
         try:
             with _ray(config, here, log) as run:
                 yield run
-        except BaseException:
-            console.abandon()
-            raise
         finally:
-            console.stage("Ending the run's processes")
+            console.ending()
 
 
 @contextlib.contextmanager
@@ -343,6 +340,7 @@ def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes
             print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
             raise
         finally:
+            console.ending()
             here.observe()
             run.clean_up_elsewhere()
 

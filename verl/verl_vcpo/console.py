@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _REFRESHES_PER_S = 2
 _STEPS_OF_ESTIMATE = 20
+_ENDING = "Ending the run's processes"
 
 
 def print_line(text: str) -> None:
@@ -45,12 +46,12 @@ def busy(what: str) -> Iterator[None]:
     """Name what the run does in the block: in the progress bar or, before `training`, as a stage."""
     _current().begin(what)
     yield
-    _current().finish()  # not where the block raises: `abandon` says what was not finished
+    _current().finish()  # not where the block raises: `ending` says what was not finished
 
 
-def abandon() -> None:
-    """Say what was begun and is not finished: it has failed, or was interrupted."""
-    _current().abandon()
+def ending() -> None:
+    """The run's processes are being ended; what was begun and is not finished has failed, or was interrupted."""
+    _current().ending()
 
 
 @contextlib.contextmanager
@@ -119,11 +120,14 @@ class Screen:
         self._doing = None
         self._refresh()
 
-    def abandon(self) -> None:
+    def ending(self) -> None:
+        if self._doing and self._doing[0] == _ENDING:
+            return
         if self._doing:
             what, since = self._doing
             self.line(f"{what}: not finished after {duration(self._clock() - since)}")
-        self._doing = self._steps = None
+        self._doing = None
+        self.stage(_ENDING)
 
     def training(self, total: int, done: int) -> None:
         self.finish()
