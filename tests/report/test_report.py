@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,12 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_several_runs_need_a_folder(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run) for run in runs]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_who_reads_metrics_only_loads_no_drawing_library() -> None:
+    program = (
+        "import sys, scripts.report.__main__, scripts.report.payload; print({'plotly', 'matplotlib'} & {*sys.modules})"
+    )
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"

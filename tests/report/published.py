@@ -1,0 +1,60 @@
+"""The quickstart's figure on the README: `python -m tests.report.published RUN` takes it from a run of the quickstart.
+
+docs/quickstart/ then holds what the figure is drawn from, so that a test can draw it again.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib.image import imread
+from omegaconf import OmegaConf
+
+from scripts.report import figure
+from scripts.report.runs import read_run
+from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOLDER, FIGURE = DOCS / "quickstart", DOCS / "quickstart.png"
+_SETTINGS = (
+    "method",
+    "async.lag",
+    "vcpo.enable",
+    "vcpo.baseline",
+    "vcpo.step_size_rule",
+    "vcpo.opob_scope",
+    "data.val_files",
+    "trainer.device",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.total_training_steps",
+    "actor_rollout_ref.rollout.nnodes",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
+)
+
+
+def publish(run: Path) -> None:
+    """Take what the figure needs of a run that is over, and draw it."""
+    FOLDER.mkdir(exist_ok=True)
+    names = ("step", "wall_clock_s", "val_accuracy", *HEADLINES)
+    lines = [{name: line[name] for name in names} for line in read_metrics(run)]
+    (FOLDER / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (FOLDER / SUMMARY_FILE).write_text((run / SUMMARY_FILE).read_text())
+    given, kept = OmegaConf.load(run / CONFIG_FILE), OmegaConf.create()
+    for name in _SETTINGS:
+        OmegaConf.update(kept, name, OmegaConf.select(given, name))
+    (FOLDER / CONFIG_FILE).write_text(OmegaConf.to_yaml(kept))
+    figure.draw([read_run(FOLDER)], FIGURE)
+
+
+def difference(one: Path, other: Path) -> float:
+    """The share of pixels in which two pictures differ by more than the rounding of a colour; 1 for unlike sizes."""
+    pictures = [imread(path) for path in (one, other)]
+    if pictures[0].shape != pictures[1].shape:
+        return 1.0
+    return float(np.mean(np.abs(pictures[0] - pictures[1]).max(axis=-1) > 0.02))
+
+
+if __name__ == "__main__":
+    publish(Path(sys.argv[1]))
