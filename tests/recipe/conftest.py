@@ -1,14 +1,18 @@
 """A run of which every part is there: data, model, reward."""
 
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pandas as pd
 import pytest
 from transformers import Qwen2Config
 
+from recipe.fully_async_policy import main
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.warm_start.tokenizer import train_tokenizer
+from tests.recipe.refused import quick_compose
 
 GOOD_ROW = {
     "prompt": [{"role": "user", "content": "1 + 1"}],
@@ -39,3 +43,21 @@ def good(tmp_path: Path, model_folder: Path) -> dict[str, str]:
         "actor_rollout_ref.model.path": str(shutil.copytree(model_folder, tmp_path / "model")),
         "run_dir": f"{tmp_path}/run",
     }
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that would start fails the test, and so does any process but that of the reward's trial."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise AssertionError("a run would have started")
+
+    real = subprocess.Popen.__init__
+
+    def reward_alone(self: Any, command: Any, *args: Any, **kwargs: Any) -> None:
+        assert "verl_vcpo.trainer.ppo.reward_process" in command, f"{command} was started"
+        real(self, command, *args, **kwargs)
+
+    monkeypatch.setattr(main, "train", refuse)
+    monkeypatch.setattr(main, "compose_unchecked", quick_compose)
+    monkeypatch.setattr(subprocess.Popen, "__init__", reward_alone)

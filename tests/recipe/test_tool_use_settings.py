@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from testkit.sandbox_server import served
-from tests.recipe.test_bad_input import run
+from tests.recipe.refused import run
 
 
 @pytest.fixture(scope="module")

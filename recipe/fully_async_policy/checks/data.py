@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERLS_DEFAULT = "~/data/rlhf/"
 MESSAGES = "a list of messages, [{'role': 'user', 'content': TEXT}]"
+_OF_THE_REWARD = ["data_source", "reward_model", "extra_info"]
 _SAMPLE = 256
 """Prompts whose length is counted before the start: 30 ms. scripts.check_data counts all."""
 
@@ -120,19 +121,29 @@ def check_prompts(file: DataFile, prompt_key: str) -> None:
 def sources(file: DataFile) -> dict[Any, Sample]:
     """The first row of every data source in the file."""
     found: dict[Any, Sample] = {}
-    for first, batch in file.batches(["data_source", "reward_model", "extra_info"]):
+    for first, batch in file.batches(_OF_THE_REWARD):
         names = batch.column("data_source")
         for name in pc.unique(names).to_pylist():
             if name not in found:
-                row = pc.index(names, name).as_py() if name is not None else names.is_null().to_pylist().index(True)
-                record = batch.slice(row, 1).to_pylist()[0]
-                found[name] = Sample(
-                    place=f"{file.name}: row {first + row}",
-                    data_source=name,
-                    ground_truth=(record["reward_model"] or {}).get("ground_truth"),
-                    extra_info=record.get("extra_info") or {},
-                )
+                row = pc.index(pc.is_null(names) if name is None else names, name is None or name).as_py()
+                found[name] = _sample(file, first + row, batch.slice(row, 1).to_pylist()[0])
     return found
+
+
+def all_samples(file: DataFile) -> Iterator[Sample]:
+    """Every row of the file."""
+    for first, batch in file.batches(_OF_THE_REWARD):
+        for row, record in enumerate(batch.to_pylist()):
+            yield _sample(file, first + row, record)
+
+
+def _sample(file: DataFile, row: int, record: dict[str, Any]) -> Sample:
+    return Sample(
+        place=f"{file.name}: row {row}",
+        data_source=record["data_source"],
+        ground_truth=(record["reward_model"] or {}).get("ground_truth"),
+        extra_info=record.get("extra_info") or {},
+    )
 
 
 def _check_enough(config: DictConfig, rows: int) -> None:

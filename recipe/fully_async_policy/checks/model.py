@@ -35,7 +35,7 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase | None":
     _check_weights(folder)
     _check_positions(config, settings)
     _check_vocabulary(config.actor_rollout_ref.actor.megatron.tensor_model_parallel_size, settings, folder)
-    return _tokenizer(model, folder)
+    return read_tokenizer(model)
 
 
 def _folder(path: str) -> Path | None:
@@ -121,10 +121,18 @@ def _check_vocabulary(ranks: int, settings: dict[str, Any], folder: Path) -> Non
         )
 
 
-def _tokenizer(model: DictConfig, folder: Path) -> "PreTrainedTokenizerBase":
+def read_tokenizer(model: DictConfig) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model's folder, with the chat template of the run.
+
+    Args:
+        model: the settings `actor_rollout_ref.model`.
+
+    Raises:
+        SettingError: there is none, or it has no chat template.
+    """
     from transformers import AutoTokenizer
 
-    setting, path = (_SETTING, folder)
+    setting, path = _SETTING, Path(model.path)
     if model.tokenizer_path:
         setting, path = "actor_rollout_ref.model.tokenizer_path", Path(model.tokenizer_path)
     if not model.trust_remote_code and not any(any(path.glob(name)) for name in _VOCABULARIES):

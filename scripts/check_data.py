@@ -1,0 +1,152 @@
+"""Check a file of rows for a task: `python -m scripts.check_data data/mine.parquet --task gsm8k`.
+
+Columns, the length of every prompt in the model's chat template, and what the task's reward gives for every row's known
+answer and for a made-up response. Nothing is trained. Exit status 0, or 2 with one line on stderr for what is wrong.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tqdm import tqdm
+
+from scripts.prepare_data import OneLineParser
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from recipe.fully_async_policy.checks.data import Sample
+    from recipe.fully_async_policy.checks.data_file import DataFile
+
+_AT_A_TIME = 64
+
+
+class Scores(NamedTuple):
+    """Of one row."""
+
+    place: str
+    data_source: Any
+    gold: float | None
+    """The best of the known answer's forms; None: the answer cannot be told from the row."""
+    made_up: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what the file holds. Returns the exit code."""
+    parser = OneLineParser(prog="check_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="parquet, .jsonl or .json")
+    parser.add_argument("--task", required=True, help="whose preset names the reward, the model and the lengths")
+    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="as of the trainer")
+    args = parser.parse_intermixed_args(argv)
+
+    from recipe.fully_async_policy import main as trainer
+    from recipe.fully_async_policy.checks.data import check_columns, check_prompts
+    from recipe.fully_async_policy.checks.data_file import DataFile
+    from recipe.fully_async_policy.checks.errors import SettingError
+
+    trainer.prepare_environment(args.overrides)
+    try:
+        config = trainer.compose([f"+task={args.task}", *args.overrides])
+        file = DataFile("FILE", args.file)
+        check_columns(file, config.data.prompt_key)
+        check_prompts(file, config.data.prompt_key)
+        print(f"{args.file}: {file.rows} rows; columns {', '.join(file.schema.names)}")
+        print(describe_lengths(config, file))
+        print(describe_scores(asyncio.run(scores_of(config, file))))
+    except SettingError as error:
+        print(f"check_data: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
+    """One line on the prompts' lengths. Raises SettingError where the trainer would cut a prompt."""
+    from recipe.fully_async_policy.checks.data import prompt_lengths
+    from recipe.fully_async_policy.checks.errors import SettingError
+    from recipe.fully_async_policy.checks.model import read_tokenizer
+
+    model, limit = config.actor_rollout_ref.model, config.data.max_prompt_length
+    if not Path(model.path).is_dir():
+        return f"prompts: not counted, {model.path} is not on this machine (actor_rollout_ref.model.path)"
+    tokenizer, key = read_tokenizer(model), config.data.prompt_key
+    lengths: list[int] = []
+    for _, batch in file.batches([key]):
+        lengths += prompt_lengths(tokenizer, batch.column(key).to_pylist(), config)
+    too_long = [row for row, length in enumerate(lengths) if length > limit]
+    if too_long and not config.data.filter_overlong_prompts:
+        raise SettingError(
+            f"data.max_prompt_length={limit}: {len(too_long)} prompts are longer, the first is row {too_long[0]} with "
+            f"{lengths[too_long[0]]} tokens; raise it, or set data.filter_overlong_prompts=true"
+        )
+    left_out = f"; {len(too_long)} are longer than data.max_prompt_length={limit} and left out" if too_long else ""
+    return f"prompts: {min(lengths)} to {max(lengths)} tokens, half above {statistics.median(lengths):g}{left_out}"
+
+
+async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
+    """What the reward gives for every row. Raises SettingError where it gives nothing."""
+    from recipe.fully_async_policy.checks.errors import SettingError
+    from recipe.fully_async_policy.checks.reward import MADE_UP, arguments, reward_of
+    from recipe.tasks.gold import gold_responses
+    from verl_vcpo.trainer.ppo.reward import RewardError, RewardPool
+
+    pool = RewardPool(reward_of(config), quiet=True)
+
+    async def score(sample: "Sample") -> Scores:
+        try:
+            responses = [MADE_UP, *gold_responses(sample.data_source, sample.ground_truth)]
+            given = [float(_number(await pool.score(arguments(sample, text)))) for text in responses]
+        except (RewardError, ValueError) as error:
+            raise SettingError(f"{sample.place}: the reward {error}") from None
+        return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])
+
+    found: list[Scores] = []
+    try:
+        for samples in tqdm(list(_chunks(file)), desc="rewards", disable=None):
+            found += await asyncio.gather(*map(score, samples))
+    finally:
+        pool.close()
+    return found
+
+
+def _chunks(file: "DataFile") -> Iterator[list["Sample"]]:
+    from recipe.fully_async_policy.checks.data import all_samples
+
+    samples = list(all_samples(file))
+    for first in range(0, len(samples), _AT_A_TIME):
+        yield samples[first : first + _AT_A_TIME]
+
+
+def _number(result: Any) -> Any:
+    return result["score"] if isinstance(result, dict) else result
+
+
+def describe_scores(scores: list[Scores]) -> str:
+    """One line for each data source. Raises SettingError where some known answers score, and others do not."""
+    from recipe.fully_async_policy.checks.errors import SettingError
+
+    lines = []
+    for source in dict.fromkeys(row.data_source for row in scores):
+        rows = [row for row in scores if row.data_source == source]
+        made_up = statistics.mean(row.made_up for row in rows)
+        known = [row.gold for row in rows if row.gold is not None]
+        right = [row for row in rows if row.gold is not None and row.gold > row.made_up]
+        line = f"{source!r}: {len(rows)} rows; a made-up response scores {made_up:.3g}"
+        if not right:
+            lines.append(f"{line}; no form of the ground truth that is known here scores more, so try one of your own")
+            continue
+        if len(right) < len(known):
+            wrong = next(row for row in rows if row.gold is not None and row.gold <= row.made_up)
+            raise SettingError(
+                f"{wrong.place}: the known answer scores {wrong.gold:.3g}, as a made-up response does, and "
+                f"{len(known) - len(right) - 1} other rows are like it; mend their ground truth"
+            )
+        lines.append(f"{line}, the known answer {statistics.mean(known):.3g} ({len(known)} rows)")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

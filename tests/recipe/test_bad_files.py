@@ -1,0 +1,173 @@
+"""Bad data, models, rewards and folders end before a process starts: exit code 2, one line that says where."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.checks import run_folder
+from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.validate import validate
+from tests.recipe.conftest import GOOD_ROW
+from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
+
+pytestmark = pytest.mark.usefixtures("nothing_starts")
+REWARDS = Path(__file__).parent / "rewards_that_fail.py"
+
+
+def rewritten(good: dict[str, str], *rows: dict[str, Any]) -> None:
+    """The rows take the place of the training data's."""
+    pd.DataFrame(rows).to_parquet(good["data.train_files"])
+
+
+@pytest.mark.parametrize(
+    "column, value, expected",
+    [
+        ("prompt", "1 + 1", "column 'prompt' is of string; make it a list of messages"),
+        ("prompt", ["1 + 1"], "make it a list of messages"),
+        ("prompt", [{"content": "1 + 1"}], "make it a list of messages"),
+        ("prompt", None, "row 0: 'prompt' has no messages"),
+        ("prompt", [], "row 0: 'prompt' has no messages"),
+        ("prompt", [{"role": "user", "content": None}], "row 0: a message of 'prompt' has no content"),
+        ("reward_model", "2", "column 'reward_model' is of string; make it a record with a ground_truth"),
+        ("reward_model", {"style": "rule"}, "make it a record with a ground_truth"),
+        ("reward_model", {"ground_truth": "2"}, "raises ValueError: countdown ground_truth must be"),
+        ("data_source", "cuontdown", "raises ValueError: data_source='cuontdown' has no reward"),
+        ("data_source", None, "data_source=None has no reward"),
+    ],
+)
+def test_a_wrong_row(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str], column: str, value: Any, expected: str
+) -> None:
+    rewritten(good, *[{**GOOD_ROW, column: value}] * 16)
+    line = run(good, capsys)
+    assert expected in line and f"data.train_files={good['data.train_files']}" in line
+
+
+def test_the_row_that_is_wrong_is_named(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    empty = {**GOOD_ROW, "prompt": []}
+    rewritten(good, *[GOOD_ROW] * 20, empty)
+    assert "row 20: 'prompt' has no messages" in run(good, capsys)
+    rewritten(good, *[GOOD_ROW] * 20, {**GOOD_ROW, "data_source": "new"})
+    assert f"data.train_files={good['data.train_files']}: row 20 ('new')" in run(good, capsys)
+
+
+@pytest.mark.parametrize("column", ("data_source", "prompt", "reward_model"))
+def test_a_missing_column(good: dict[str, str], capsys: pytest.CaptureFixture[str], column: str) -> None:
+    rewritten(good, {k: v for k, v in GOOD_ROW.items() if k != column})
+    assert f"column {column!r} is missing" in run(good, capsys)
+
+
+def test_an_empty_and_an_unreadable_parquet(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = good["data.train_files"]
+    pd.DataFrame([GOOD_ROW]).head(0).to_parquet(file)
+    assert "holds no rows" in run(good, capsys)
+    Path(file).write_text("not a parquet file")
+    assert "not a readable parquet file" in run(good, capsys)
+
+
+def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: Path) -> None:
+    """What verl reads passes."""
+    row = {**GOOD_ROW, "extra_info": {"index": "3f1a15a7-uuid"}}
+    pd.DataFrame([row] * 8).to_parquet(tmp_path / "part-0.parquet")
+    pd.DataFrame([row] * 8).to_parquet(tmp_path / "part-1.parquet")
+    pd.DataFrame([row] * 16).to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    (tmp_path / "rows.json").write_text(json.dumps([row] * 16))
+    parts = [f"{tmp_path}/part-0.parquet", f"{tmp_path}/part-1.parquet"]
+    for given in (
+        f"{tmp_path}/part-*.parquet",
+        f"[{','.join(parts)}]",
+        f"{tmp_path}/rows.jsonl",
+        f"{tmp_path}/rows.json",
+    ):
+        config = composed({**good, "data.train_files": given})
+        main.check(config)
+        if "part" in given:
+            assert list(config.data.train_files) == parts
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("raises", ".name=raises: it raises KeyError: 'answer', for a made-up response to data.train_files="),
+        ("gives_no_score", ".name=gives_no_score: it raises KeyError: 'score'"),
+        ("exits", ".name=exits: it gave no score: its process ended with exit code 3"),
+        ("hangs", ".name=hangs: it took longer than 1 s"),
+    ],
+)
+def test_a_reward_that_fails(good: dict[str, str], capfd: pytest.CaptureFixture[str], name: str, expected: str) -> None:
+    wrong = {f"{REWARD}.path": str(REWARDS), f"{REWARD}.name": name, "async.reward_timeout_s": "1"}
+    assert expected in run({**good, **wrong}, capfd)
+
+
+def test_a_reward_of_a_broken_file(good: dict[str, str], capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    for text, error in (("def compute_score(", "SyntaxError"), ("import no_such_package", "ModuleNotFoundError")):
+        file.write_text(text)
+        line = run({**good, f"{REWARD}.path": str(file)}, capfd)
+        assert f"{REWARD}.path={file} .name=compute_score: it does not load: it raises {error}" in line
+
+
+def test_a_broken_model_folder(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(good[f"{MODEL}.path"])
+    template = folder / "chat_template.jinja"
+    for file, text, expected in (
+        (template, "{{ raise_exception('no such role') }}", "the chat template refuses a prompt (no such role)"),
+        (template, None, "the tokenizer has no chat template"),
+        (folder / "tokenizer.json", None, "the folder has no tokenizer (tokenizer.json)"),
+        (folder / "model.safetensors", "", "the folder has no weights"),
+        (
+            folder / "model.safetensors.index.json",
+            '{"weight_map": {"a": "1.safetensors"}}',
+            "1 of 1 files of weights are",
+        ),
+        (folder / "config.json", "{", "config.json cannot be read"),
+        (folder / "config.json", "{}", "config.json names no model_type"),
+    ):
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+        line = run(good, capsys)
+        assert f"error: {MODEL}.path={folder}: " in line and expected in line
+
+
+def test_one_run_at_a_time_in_a_folder(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with run_folder.taken(good["run_dir"]):
+        assert main.main([f"{name}={value}" for name, value in good.items()]) == 2
+        assert f"run_dir={good['run_dir']}: another run writes there" in capsys.readouterr().err
+    assert main.main([f"{name}={value}" for name, value in good.items()]) == 1
+    assert "a run would have started" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # of root everything may be
+    with pytest.raises(SettingError, match=f"run_dir={tmp_path}/new/run: {tmp_path} may not be written"):
+        run_folder.check_run_dir(f"{tmp_path}/new/run")
+    with pytest.raises(SettingError, match="run_dir=/proc/run: cannot be made"):
+        run_folder.taken("/proc/run")
+
+
+def test_gpus_that_are_not_there(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = composed(good)
+    config.trainer.device = "cuda"
+    config.actor_rollout_ref.rollout.checkpoint_engine.backend = "nccl"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SettingError, match="hardware=gpu: torch finds no GPU on this machine"):
+        main.check(config)
+
+
+def test_a_vocabulary_that_tensor_parallel_ranks_cannot_share(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(good[f"{MODEL}.path"]) / "config.json"
+    size = f"{MEGATRON}.tensor_model_parallel_size"
+    four = {size: "4", "trainer.n_gpus_per_node": "4"}
+    file.write_text(json.dumps({"model_type": "qwen2", "vocab_size": 62}))
+    assert f"{size}=4: does not divide the 62 tokens of {file}; set it to a divisor" in run({**good, **four}, capsys)
+    file.write_text(json.dumps({"model_type": "qwen2", "vocab_size": 64}))
+    validate(composed({**good, **four}))

@@ -1,0 +1,72 @@
+"""`python -m scripts.check_data` says what a file of rows holds, and which row is wrong."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe.tasks.countdown.problems import Difficulty, make_split, to_row
+from recipe.tasks.countdown.reward import compute_score
+from recipe.tasks.countdown.solution import solve
+from recipe.tasks.gold import gold_responses
+from recipe.tasks.rows import Row, make_row
+from scripts import check_data
+from tests.recipe.conftest import model_folder as model_folder  # a fixture
+
+
+def checked(
+    rows: list[Row], folder: Path, model: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[int, str, str]:
+    """The exit code, what was printed, and the line on stderr."""
+    pd.DataFrame(rows).to_parquet(folder / "rows.parquet")
+    settings = ["hardware=cpu", f"actor_rollout_ref.model.path={model}", *more]
+    code = check_data.main([str(folder / "rows.parquet"), "--task", "countdown", *settings])
+    printed = capsys.readouterr()
+    errors = [line for line in printed.err.splitlines() if line.startswith("check_data: ")]
+    return code, printed.out, "".join(errors)
+
+
+def countdown_rows() -> list[Row]:
+    train, _ = make_split(Difficulty(numbers=3), train=8, val=1, seed=0)
+    return [to_row(problem, "train", index) for index, problem in enumerate(train)]
+
+
+def test_a_good_file(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, error = checked(countdown_rows(), tmp_path, model_folder, capsys)
+    assert (code, error) == (0, "")
+    assert "8 rows; columns data_source, prompt" in out and "prompts: " in out and " tokens, half above " in out
+    assert "'countdown': 8 rows; a made-up response scores 0, the known answer 1 (8 rows)" in out
+
+
+def test_what_is_wrong_is_named(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = countdown_rows()
+    rows[5]["data_source"] = "cuontdown"
+    code, _, error = checked(rows, tmp_path, model_folder, capsys)
+    assert code == 2 and "rows.parquet: row 5: the reward raises ValueError: data_source='cuontdown'" in error
+    limit = "data.max_prompt_length=3"
+    code, _, error = checked(countdown_rows(), tmp_path, model_folder, capsys, limit)
+    assert code == 2 and f"{limit}: 8 prompts are longer, the first is row 0 with" in error
+    code, out, _ = checked(countdown_rows(), tmp_path, model_folder, capsys, limit, "data.filter_overlong_prompts=true")
+    assert code == 0 and f"8 are longer than {limit} and left out" in out
+
+
+def test_answers_that_do_not_score(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [make_row("own", "1 + 1?", truth, "train", index) for index, truth in enumerate(("2", "3", "4"))]
+    for scored, expected in (
+        ("solution_str == '#### ' + ground_truth and ground_truth != '3'", (2, "row 1: the known answer scores 0")),
+        ("solution_str == '#### ' + ground_truth", (0, "the known answer 1 (3 rows)")),
+        ("solution_str == 'the answer is ' + ground_truth", (0, "no form of the ground truth that is known here")),
+    ):
+        reward = tmp_path / "reward.py"
+        reward.write_text(f"def compute_score(solution_str, ground_truth, **_):\n    return float({scored})\n")
+        own = f"reward.custom_reward_function.path={reward}"
+        code, out, error = checked(rows, tmp_path, model_folder, capsys, own)
+        assert code == expected[0] and expected[1] in out + error
+
+
+def test_every_solvable_problem_is_solved() -> None:
+    train, _ = make_split(Difficulty(numbers=4, operators="+-*/"), train=20, val=1, seed=1)
+    for problem in train:
+        truth = {"target": problem.target, "numbers": list(problem.numbers)}
+        assert max(compute_score("", text, truth)["score"] for text in gold_responses("countdown", truth)) == 1
+    assert solve(100, [1, 1]) is None and solve(1, [1] * 5) is None
