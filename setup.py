@@ -70,5 +70,5 @@ setup(
     # Empty on purpose: the CPU and the GPU stack name different distributions of torch and vLLM. CPU installs
     # come from requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu` (scripts/install_gpu.sh).
     install_requires=[],
-    extras_require={"gpu": GPU, "te": TE, "dev": DEV},
+    extras_require={"gpu": GPU, "te": TE, "wandb": ["wandb==0.31.0"], "dev": DEV},
 )

@@ -3,7 +3,8 @@
     python -m recipe.fully_async_policy.main +task=countdown async.lag=8 [method=NAME] [setting=value ...]
 
 Any setting of verl can be given as well. The run's folder (run_dir) gets metrics.jsonl, one line per step;
-summary.json; config.yaml; command.txt; verl.log; and tensorboard/.
+samples.jsonl, some of the responses; summary.json; config.yaml; command.txt; verl.log; tensorboard/; and model/, the
+trained model.
 """
 
 import argparse
@@ -86,6 +87,7 @@ def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
     Args:
         overrides: what the configuration was made of, for the run's record.
     """
+    from recipe.fully_async_policy import next_steps
     from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.processes import was_terminated
 
@@ -94,12 +96,13 @@ def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
     try:
         summary = train(config, run_id, overrides)
     except KeyboardInterrupt:
-        print(f"interrupted {what_is_kept(config)}", file=sys.stderr)
+        print(f"interrupted {what_is_kept(config)}{next_steps.after_interruption(config)}", file=sys.stderr)
         return 143 if was_terminated() else 130
     except Exception as error:
         print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
         return 1
     print(f"{summary}\nTo see it: python -m scripts.report {config.run_dir}")
+    print(next_steps.after_training(config, overrides))
     return 0
 
 
@@ -288,6 +291,8 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
     (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
     os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
+    os.environ.setdefault("WANDB_DIR", str(run_dir))
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / "verl_metrics.jsonl"))
 
     # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
     with open(run_dir / "verl.log", "w") as log, console.owned(log), cleaned_up(run_id) as here:

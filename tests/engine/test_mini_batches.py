@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensordict import TensorDict
+from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.v1.trainer_base import reduce_metrics
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.engine import TrainingWorkerConfig
@@ -15,7 +17,7 @@ from testkit.actor import engine_settings, loss_function
 from testkit.layout_run import GROUP_SIZE, GROUPS
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS, sgd
-from tests.engine.test_vcpo_engine import exported, train
+from tests.engine.test_vcpo_engine import exported, reference_scores, train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 EPOCHS, MINI_BATCHES = 2, 2
@@ -73,3 +75,27 @@ def test_the_base_ratio_is_measured_on_the_first_mini_batch_of_a_batch(worker: T
         tu.assign_non_tensor(sent, mini_batch_size=size, epochs=EPOCHS, seed=0, dataloader_kwargs={"shuffle": False})
         first.append(tu.get(worker.train_mini_batch(sent), "metrics")["vcpo/ess_ratio"][0])
     assert worker.engine.freshest_ess_ratio.state_dict() == {"lag": 0, "ratios": first}
+
+
+@pytest.mark.parametrize("vcpo", [VCPOSettings(truncation=None), VCPOSettings(enable=False)], ids=["vcpo", "none"])
+def test_every_sequence_of_the_last_batch_has_its_weight(
+    worker: TrainingWorker, monkeypatch: pytest.MonkeyPatch, vcpo: VCPOSettings
+) -> None:
+    monkeypatch.setattr(worker.engine, "optimizer_step", lambda: 0.0)  # the weights of all mini-batches are comparable
+    worker.set_loss_fn(loss_function(vcpo))
+    size = GROUPS * GROUP_SIZE // MINI_BATCHES
+    for seed in range(2):  # the weights are those of the last batch
+        batch = by_group(make_batch(ONE_PROCESS, seed))
+        tu.assign_non_tensor_stack(batch, "session_id", [i % GROUP_SIZE for i in range(len(batch))])
+        sent = batch.clone()
+        kwargs = {"shuffle": True}
+        tu.assign_non_tensor(sent, mini_batch_size=size, epochs=EPOCHS, seed=seed, dataloader_kwargs=kwargs)
+        worker.train_mini_batch(sent)
+    found = worker.engine.sequence_weights.of_sessions()
+    assert set(found) == {(str(uid), int(s)) for uid, s in zip(batch["uid"], batch["session_id"], strict=True)}
+
+    model = AutoModelForCausalLM.from_pretrained(worker.engine.model_config.path, dtype=torch.float32)
+    with torch.no_grad():
+        _, log_weights = reference_scores(model, batch, "seq-mean-token-sum")
+    for uid, session, weight in zip(batch["uid"], batch["session_id"], log_weights, strict=True):
+        assert found[str(uid), int(session)] == pytest.approx(weight.exp().item(), rel=1e-4)

@@ -1,4 +1,4 @@
-"""What is read from, and kept in, a real TransferQueue: tags of chosen keys, the groups that TBA remembers."""
+"""What is read from, and kept in, a real TransferQueue: chosen tags, remembered groups, samples for the record."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +11,8 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from recipe.fully_async_policy import main, ray_access
+from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
+from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, samples_of
 from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import PARTITION, TBAReplay
 
@@ -124,3 +126,62 @@ def test_remembered_groups_come_back_whole(queue: None) -> None:
     tq.kv_clear(keys=mixed.keys, partition_id="train")
     again = contents(resumed.mix(put(["u1"], step=6)))
     assert [(reward, version) for _, reward, version in again] == [(2.0, 5), (3.0, 5)]
+
+
+class Letters:
+    """A tokenizer of one letter per token."""
+
+    def decode(self, tokens: torch.Tensor, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return "".join(chr(ord("a") + token) for token in tokens.tolist())
+
+
+def test_samples_for_the_record(queue: None) -> None:
+    """Of a batch of 3 prompts with 4 samples each and a row of padding; a sample's response has as many tokens as its
+    place in the batch, plus 1."""
+    sessions = [(f"p{prompt}", session) for prompt in range(3) for session in range(4)]
+    keys = [*(f"{uid}_{session}_0" for uid, session in sessions), "pad_0_0"]
+    lengths = range(1, len(keys) + 1)
+    nested = {
+        "prompts": [torch.tensor([prompt]) for prompt in (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3)],
+        "responses": [torch.arange(length) for length in lengths],
+        "rm_scores": [torch.tensor([0.0] * (length - 1) + [0.5]) for length in lengths],
+        "session_id": [torch.tensor(session) for _, session in [*sessions, ("pad", 0)]],
+    }
+    nested["session_id"] = torch.stack(nested["session_id"])  # type: ignore[assignment]
+    data = TensorDict(
+        {
+            name: rows if isinstance(rows, torch.Tensor) else torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+            for name, rows in nested.items()
+        },
+        batch_size=len(keys),
+    )
+    tu.assign_non_tensor_stack(data, "uid", [prompt_of(key) for key in keys])
+    tu.assign_non_tensor_stack(data, "data_source", ["letters"] * len(keys))
+    extra = [{RAW_REWARD: float(i)} if i % 2 else {RAW_REWARD: None} for i in range(len(keys))]
+    tu.assign_non_tensor_stack(data, "extra_fields", extra)
+    tags: list[dict[str, Any]] = [{"min_global_steps": i % 3} for i in range(len(keys))]
+    tags[-1]["is_padding"] = True
+    tq.kv_batch_put(keys=keys, partition_id="samples", fields=data, tags=tags)
+    weights = {session: float(i) for i, session in enumerate(sessions)} | {sessions[0]: float("inf")}
+    del weights[sessions[1]]
+
+    seen = set()
+    for step in range(10, 30):
+        samples = samples_of(KVBatchMeta(keys, tags, "samples"), step, weights, Letters())
+        assert len(samples) == SAMPLES
+        for sample in samples:
+            row = sample["tokens"] - 1
+            seen.add(row)
+            assert sample == {
+                "step": step,
+                "uid": sessions[row][0],
+                "prompt": "abc"[row // 4],
+                "response": "abcdefghijkl"[: row + 1],
+                "tokens": row + 1,
+                "reward": float(row) if row % 2 else 0.5,
+                "lag": step - 1 - row % 3,
+                "weight": float(row) if row > 1 else None,
+                "data_source": "letters",
+            }
+    assert seen == set(range(12)), "any of them, and never padding"

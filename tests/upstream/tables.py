@@ -1,9 +1,9 @@
 """All tables, by the page of docs/upstream that has them."""
 
-from tests.upstream import cpu, megatron, others, rollout, trainer, transformer_engine, weights, workers
+from tests.upstream import afterwards, cpu, megatron, others, rollout, trainer, transformer_engine, weights, workers
 
 PAGES = {
     module.__name__.rpartition(".")[2]: (module.__doc__ or "", module.PLACES)
-    for module in (trainer, workers, weights, rollout, megatron, transformer_engine, others, cpu)
+    for module in (trainer, workers, weights, rollout, megatron, transformer_engine, others, cpu, afterwards)
 }
 PLACES = tuple(place for _, places in PAGES.values() for place in places)

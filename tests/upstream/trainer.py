@@ -34,6 +34,7 @@ TRAINER = Place(
             "`llm_server_manager.global_load_balancer`, started for no sampler: ended",
         ),
         Reach("LagKTrainer._save_checkpoint", How.OVERRIDES, f"{BASE}._save_checkpoint", "", "written aside, sealed"),
+        Reach("LagKTrainer.fit", How.OVERRIDES, f"{BASE}.fit", "", "writes the trained model afterwards"),
         Reach("LagKTrainer.step", How.OVERRIDES, f"{BASE}.step", "", "its batch and metrics, for the checkpoint"),
         Reach("LagKTrainer._metrics_so_far", How.USES, f"{BASE}._compute_metrics", "", "before the weight update"),
         Reach(

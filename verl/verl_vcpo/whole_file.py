@@ -1,7 +1,8 @@
-"""Files that are written completely or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,23 @@ def whole_file(file: Path) -> Iterator[Path]:
     partial = file.with_name(f"{file.name}.partial")
     yield partial
     os.replace(partial, file)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """The block fills the yielded, empty folder, which then replaces `folder`.
+
+    A crash leaves `folder` as it was or, in the moment between two renamings, under the name that ends in `.old`.
+    """
+    partial, old = (folder.with_name(f".{folder.name}.{part}") for part in ("partial", "old"))
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -252,6 +252,8 @@ class Settings(Section):
 
     model_engine: Annotated[str, one_of("megatron", why="the lag-k trainer is built on Megatron alone")]
     run_dir: Text
+    samples_every: Annotated[int, Field(ge=0), says("give a number of steps, 0 (never) or more")]
+    save_model: Flag
     async_: Async = Field(alias="async")
     data: Data
     actor_rollout_ref: Roles

@@ -5,7 +5,9 @@ Extends verl/experimental/separation/engine_workers.py (actor) and verl/workers/
 
 import importlib
 import os
+from pathlib import Path
 
+import torch
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
@@ -13,6 +15,8 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
 from verl_vcpo.workers.engine.base import ENGINES_OF
+from verl_vcpo.workers.engine.megatron.hugging_face import write_folder
+from verl_vcpo.workers.engine.megatron.sequence_weights import Session
 
 
 class VCPOActorWorker(DetachActorWorker):
@@ -30,12 +34,24 @@ class VCPOActorWorker(DetachActorWorker):
         return engine.tap.layers, engine.unpackable, bool(engine.tf_config.num_moe_experts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sequence_weights(self) -> dict[Session, float]:
+        """The importance weights of this worker's sequences in the last batch."""
+        return self.actor.engine.sequence_weights.of_sessions()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stage_weights(self, global_steps: int) -> None:
         """Export the weights while the samplers still sample, if the checkpoint engine can store weights in advance."""
         stage = getattr(self.checkpoint_engine, "stage_weights", None)
         if stage is not None:
             weights, _ = self.actor.engine.get_per_tensor_param()
             stage(weights, global_steps)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_hugging_face(self, folder: str) -> None:
+        """Write the policy as a Hugging Face folder."""
+        with torch.no_grad():
+            weights, _ = self.actor.engine.get_per_tensor_param()
+            write_folder(weights, self.actor.engine.model_config, Path(folder))
 
 
 class VCPOCriticWorker(TrainingWorker):

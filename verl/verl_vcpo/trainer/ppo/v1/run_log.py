@@ -16,6 +16,7 @@ from verl_vcpo.whole_file import write_whole
 METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
 COMMAND_FILE = "command.txt"
 """What the run was started with, for a shell."""
+MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
 LINE_FILE = "metrics_line.json"
 """In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
 

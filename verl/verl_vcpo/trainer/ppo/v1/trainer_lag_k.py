@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -36,7 +37,8 @@ from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
-from verl_vcpo.trainer.ppo.v1.run_log import RunLog
+from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, RunLog
+from verl_vcpo.trainer.ppo.v1.sample_log import SampleLog, samples_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
 from verl_vcpo.trainer.ppo.v1.trajectory_metrics import FewFields, few_fields, trajectory_metrics
 from verl_vcpo.workers.config.vcpo import VCPOSettings
@@ -64,6 +66,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         scales = VCPOSettings.of(config.vcpo).scales_step_size
         advisor = Advisor(config["async"].lag, shares_cores=config.trainer.device == "cpu")
         self.run_log = RunLog(config.run_dir, scales, advisor)
+        self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         self.has_token_baseline: bool = actor.calculate_sum_pi_squared
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
@@ -122,6 +125,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
                 self.tba_replay.resume()
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
+        self.sample_log.resume(self.global_steps)
         console.stage("Starting the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
@@ -158,12 +162,17 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         console.training(self.total_training_steps, self.global_steps - 1)
         self._add_async_warmup_batches(self.config["async"].lag)
 
-    # Each step, in order.
+    # Each step, in order, and what follows the last one.
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         start = time.perf_counter()
         batch = super().step(metrics, timing_raw)
         self._trained = batch, metrics, start
+        if self.sample_log.is_due(self.global_steps):
+            # before the step's checkpoint, which a resumed run continues both records after
+            of_workers = self.actor_rollout_wg.sequence_weights()
+            weights = {session: weight for part in of_workers for session, weight in part.items()}
+            self.sample_log.write(samples_of(batch, self.global_steps, weights, self.tokenizer))
         return batch
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
@@ -269,6 +278,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics |= trajectory_metrics(stored)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train, and write the trained policy as a Hugging Face folder, on the node of the trainer's first worker."""
+        super().fit(agent_loop_manager)
+        if self.config.save_model and not self.config.trainer.get("val_only"):
+            self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, MODEL_FOLDER).absolute()))
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
     # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).

@@ -45,6 +45,7 @@ from verl_vcpo.workers.engine.megatron.packed.update import (
     forward_step,
 )
 from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
+from verl_vcpo.workers.engine.megatron.sequence_weights import SequenceWeights
 from verl_vcpo.workers.utils.losses import note_longest_response, padded_responses, weighted_score_loss
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.freshest_ess_ratio = FreshestEssRatio()
+        self.sequence_weights = SequenceWeights()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
         self.unpackable: str | None = None
         """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
@@ -106,9 +108,13 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         actor_config = loss_function.keywords["config"]
         vcpo: VCPOSettings = actor_config.vcpo
         check_lengths(data)
+        batch_begins, self._batch_begins = self._batch_begins, _ends_batch(data)
+        if batch_begins:
+            self.sequence_weights.clear()
         if not vcpo.enable:
             outputs = super().train_batch(data, loss_function)
             batch = self._gather(data, outputs)
+            self.sequence_weights.note(data, batch.log_weight[batch.mine].exp())
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
         note_longest_response(data)
@@ -118,7 +124,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         batch = packed.batch if packed else self._measure(data, vcpo, loss)
         step = self._estimate(vcpo, batch)
         self.last_update = (batch, step)
-        self._note_ess_ratio(step.ess_ratio, data)
+        self.sequence_weights.note(data, step.weight[batch.mine])
+        if batch_begins:  # later mini-batches of a batch are stale: the earlier have moved the policy
+            self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
         if not step.usable.any():
             return self._skipped(batch, step)
         if packed and packed.has_gradient:
@@ -132,13 +140,6 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         if self.is_mp_src_rank_with_outputs():
             outputs["metrics"]["grad_norm"] = grad_norm
         return self._with_metrics(outputs, batch, step, second_backward=packed is not None and packed.rounded)
-
-    def _note_ess_ratio(self, ratio: float, data: TensorDict) -> None:
-        """For `base_ess_ratio=auto`. Later mini-batches of a batch are stale: the earlier have moved the policy."""
-        if self._batch_begins:
-            self.freshest_ess_ratio.update(ratio, tu.get_non_tensor_data(data, key="lag", default=0))
-        # verl's worker marks the last mini-batch of the last epoch
-        self._batch_begins = tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True)
 
     def _why_not_packed(self) -> str | None:
         """`unpackable`, of this rank's part of the model."""
@@ -294,6 +295,11 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         self.lr_scheduler.step(0)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
+
+
+def _ends_batch(data: TensorDict) -> bool:
+    """Whether this is a batch's last mini-batch in the last epoch, as verl's worker marks it."""
+    return bool(tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True))
 
 
 def _mean(values: Tensor) -> float:

@@ -1,0 +1,110 @@
+"""The policy of a checkpoint as a Hugging Face folder, which transformers and vLLM load.
+
+    python -m recipe.export CHECKPOINT OUT      CHECKPOINT: run_dir/checkpoints/global_step_N
+
+A checkpoint holds these weights already, gathered from the layout of the run: the new folder is a copy of them.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from verl_vcpo.trainer.ppo.v1 import checkpoint as checkpoints
+from verl_vcpo.whole_file import whole_folder
+
+# verl/utils/megatron_utils.py: get_hf_model_checkpoint_path, get_model_dist_checkpoint_path
+_WEIGHTS, _SHARDS = Path("model", "huggingface"), Path("model", "dist_ckpt")
+_INDEX = "model.safetensors.index.json"
+
+
+class ExportError(ValueError):
+    """The checkpoint cannot be exported. The message is one line."""
+
+
+def export(checkpoint: Path, out: Path) -> None:
+    """Copy the policy of `checkpoint` into the new folder `out`.
+
+    Raises:
+        ExportError: the checkpoint is damaged or holds no such weights, or there is something in `out`.
+    """
+    weights = weights_of(checkpoint)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ExportError(f"{out} is there already: give a new folder")
+    if wrong := _damage(checkpoint) or _missing(weights):
+        raise ExportError(f"{checkpoint}: {wrong}; take another checkpoint")
+    with whole_folder(out) as partial:
+        shutil.copytree(weights, partial, dirs_exist_ok=True)
+
+
+def weights_of(checkpoint: Path) -> Path:
+    """The Hugging Face folder in a checkpoint.
+
+    Raises:
+        ExportError: there is none.
+    """
+    if not checkpoint.is_dir():
+        raise ExportError(f"{checkpoint}: no such folder")
+    for role in (checkpoint / "actor", checkpoint):
+        if (role / _WEIGHTS / "config.json").is_file():
+            return role / _WEIGHTS
+        if (role / _SHARDS).is_dir():
+            raise ExportError(
+                f"{checkpoint} holds Megatron's own shards only: add hf_model to "
+                "actor_rollout_ref.actor.checkpoint.save_contents, and save once more"
+            )
+    for folder in (checkpoint, checkpoint / "checkpoints"):
+        if found := checkpoints.checkpoints(folder):
+            raise ExportError(f"{checkpoint} has several checkpoints: give one of them, e.g. {found[0]}")
+    raise ExportError(
+        f"{checkpoint} is no checkpoint with a model: give run_dir/checkpoints/global_step_N, of a run with model in "
+        "actor_rollout_ref.actor.checkpoint.save_contents"
+    )
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """What is wrong by the checkpoint's list of files, which only a run of this package writes."""
+    for folder in (checkpoint, checkpoint.parent):
+        if (folder / checkpoints.MANIFEST).is_file():
+            return checkpoints.damage(folder)
+    return None
+
+
+def _missing(weights: Path) -> str | None:
+    """What is wrong with the weights, by their own index; None: each weight that the index names is there."""
+    index, place = weights / _INDEX, {}
+    if index.is_file():
+        place = json.loads(index.read_text())["weight_map"]
+    try:
+        for file in set(place.values()) or {"model.safetensors"}:
+            with safe_open(weights / file, framework="pt") as tensors:
+                names = set(tensors.keys())
+            if lost := [name for name, of in place.items() if of == file and name not in names]:
+                return f"{file} lacks {lost[0]}"
+    except (OSError, SafetensorError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code: 2 where there is nothing to export."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run_dir/checkpoints/global_step_N")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    args = parser.parse_args(argv)
+    try:
+        export(args.checkpoint, args.out)
+    except ExportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.out}: a Hugging Face folder. To talk to it: python -m recipe.vllm serve {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

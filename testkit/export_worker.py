@@ -1,0 +1,42 @@
+"""One process of a layout that trains a step, and leaves a checkpoint, a Hugging Face folder and its log-probs."""
+
+from pathlib import Path
+
+from testkit.actor import adamw, build_engine, join_processes, loss_function  # applies the environment first
+
+import torch  # isort: skip
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from testkit.layout_run import ParallelLayout
+from testkit.layout_worker import make_batch
+from vcpo.config import Baseline
+from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.engine.megatron.hugging_face import write_folder
+from verl_vcpo.workers.utils.losses import padded_responses
+
+CHECKPOINT, MODEL, LOG_PROBS = "global_step_1", "model", "log_probs"
+_SHARD_BYTES = 100_000  # several files
+
+
+def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
+    """As rank `rank`: the folders `CHECKPOINT` and `MODEL`, and [B, T] `LOG_PROBS` of `batch_of(layout)`."""
+    join_processes(rank, layout.world_size, folder)
+    engine = build_engine(layout, model, adamw())
+    with engine.train_mode():
+        engine.train_batch(batch_of(layout), loss_function(VCPOSettings(baseline=Baseline.MEAN)))
+    engine.save_checkpoint(str(folder / CHECKPOINT / "actor"))
+    with torch.no_grad():
+        weights, _ = engine.get_per_tensor_param()
+        write_folder(weights, engine.model_config, folder / MODEL, _SHARD_BYTES)
+    batch = batch_of(layout)
+    with engine.eval_mode():
+        outputs = engine.infer_batch(batch)
+    if engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0:
+        torch.save(padded_responses(outputs["model_output"]["log_probs"], batch), folder / LOG_PROBS)
+    dist.barrier()
+
+
+def batch_of(layout: ParallelLayout) -> TensorDict:
+    """The same on all data-parallel ranks."""
+    return make_batch(layout)
