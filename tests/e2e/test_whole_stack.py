@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +19,25 @@ import pytest
 import requests
 import torch
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import processes_of
 from recipe.warm_start.model import build_model
 from recipe.warm_start.tokenizer import train_tokenizer
 from recipe.warm_start.train import Settings, examples, fit, load_held_out
-from testkit.sandbox_server import served
+from testkit.sandbox_server import free_port, served
 from testkit.small_run import BATCH, Listener, listening, small_task
 from tests.e2e.conftest import prepared
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
-from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
+from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 pytestmark = pytest.mark.e2e
 
 STEPS, LAG = 5, 2  # what is submitted from step 2 on meets an update while its program runs
+SAMPLES_EVERY = 2
 SYNC_VERSION = 1000  # a version that no training step reaches
 PROGRAM = "```python\nimport time\ntime.sleep(3)\nprint(6 * 7)\n```\n"
 """One token of the model's vocabulary: learning to write it takes seconds."""
@@ -103,6 +109,7 @@ def stack(
                 f"async.kv_cache={request.param}",
                 f"trainer.total_training_steps={STEPS}",
                 f"trainer.test_freq={STEPS}",
+                f"samples_every={SAMPLES_EVERY}",
             ]
         )
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
@@ -152,6 +159,31 @@ def trainer_weights(trainer: Any, run_id: str) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
+@contextlib.contextmanager
+def served_by_vllm(model: Path) -> Iterator[str]:
+    """The address of vLLM's OpenAI server with this model, in processes of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "recipe.vllm", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    log = model.parent / "serve.log"
+    with open(log, "w") as output:
+        server = psutil.Popen([*command, "--dtype", "float32", "--enforce-eager"], stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + 600
+        while True:
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"http://127.0.0.1:{port}/health", timeout=10).ok:
+                    break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        processes = [server, *server.children(recursive=True)]
+        server.terminate()
+        _, left = psutil.wait_procs(processes, timeout=30)
+        for process in left:
+            process.kill()
+
+
 def test_no_other_machine_can_connect(stack: Stack) -> None:
     for name in ("gcs_server", "raylet", "TransferQueueController", "WorkerDict", "CPUvLLMHttpServer"):
         assert any(name in one.process for one in stack.listeners), f"{name} is not found, so it may listen anywhere"
@@ -179,6 +211,31 @@ def test_what_the_run_logs(stack: Stack) -> None:
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
     assert list((stack.run_dir / "tensorboard").iterdir())
+
+
+def test_sampled_responses_are_kept(stack: Stack, model: Path) -> None:
+    samples = read_samples(stack.run_dir)
+    assert [sample["step"] for sample in samples] == [1] * SAMPLES + [2] * SAMPLES + [4] * SAMPLES
+    lines = {line["step"]: line for line in stack.steps}
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for sample in samples:
+        line = lines[sample["step"]]
+        assert line["lag_min"] <= sample["lag"] <= line["lag_max"]
+        assert sample["data_source"] == "countdown" and "write an expression" in sample["prompt"]
+        assert 0 <= sample["weight"] <= 8 and 0 <= sample["reward"] <= 1
+        assert len(tokenizer(sample["response"])["input_ids"]) <= sample["tokens"] <= 96
+    assert any(PROGRAM in sample["response"] for sample in samples)
+    assert [sample["weight"] for sample in samples[:SAMPLES]] == pytest.approx([1.0] * SAMPLES, rel=1e-2), "on policy"
+    assert any(abs(sample["weight"] - 1) > 1e-3 for sample in samples[SAMPLES:])
+
+
+def test_the_run_leaves_its_model(stack: Stack, model: Path) -> None:
+    kept = AutoModelForCausalLM.from_pretrained(stack.run_dir / MODEL_FOLDER).state_dict()
+    assert kept.keys() == stack.weights.keys()
+    assert all(weight.equal(stack.weights[name]) for name, weight in kept.items())
+    tokenizer = AutoTokenizer.from_pretrained(stack.run_dir / MODEL_FOLDER)
+    message = [{"role": "user", "content": PROGRAM}]
+    assert tokenizer.apply_chat_template(message) == AutoTokenizer.from_pretrained(model).apply_chat_template(message)
 
 
 def test_programs_ran_in_the_sandbox(stack: Stack) -> None:
@@ -221,3 +278,38 @@ def test_nothing_is_left_of_it(stack: Stack) -> None:
     assert not list(Path("/dev/shm").glob(f"vcpo-{stack.run_id}-*"))
     files = [file for file in stack.run_dir.rglob("*") if file.is_file()]
     assert not [file for file in files if stack.token.encode() in file.read_bytes()], "Ray's token is on disk"
+
+
+def test_vllm_serves_the_model_that_the_run_left(stack: Stack) -> None:
+    folder = stack.run_dir / MODEL_FOLDER
+    prompt = prompt_ids(folder)
+    with served_by_vllm(folder) as url:
+        question = {"model": str(folder), "max_tokens": 16, "temperature": 1.0}
+        completion = requests.post(
+            f"{url}/v1/completions",
+            json={**question, "prompt": prompt, "logprobs": 0, "return_token_ids": True},
+            timeout=120,
+        ).json()["choices"][0]
+        messages = [{"role": "user", "content": "Using the numbers 1, 2 and 3, write an expression that equals 6."}]
+        chat = requests.post(f"{url}/v1/chat/completions", json={**question, "messages": messages}, timeout=120)
+    assert chat.json()["choices"][0]["message"]["content"]
+    policy = AutoModelForCausalLM.from_pretrained(folder)
+    wanted = log_probs(policy, prompt, completion["token_ids"])
+    assert (wanted - torch.tensor(completion["logprobs"]["token_logprobs"])).abs().max() < 1e-3
+
+
+def test_the_model_can_be_evaluated(stack: Stack, assets: Path, tmp_path: Path) -> None:
+    command = ["recipe.evaluate", str(stack.run_dir / MODEL_FOLDER), "--task", "countdown", "--samples", "2"]
+    settings = [
+        f"data.val_files={assets}/data/val.parquet",
+        "reward.custom_reward_function.path=pkg://testkit.digits_reward",
+    ]
+    result = tmp_path / "result.json"
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--json", str(result), *settings], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "95% interval" in done.stdout
+    content = json.loads(result.read_text())
+    assert content["results"]["countdown"]["problems"] == 16 and len(content["answers"]) == 32
+    assert any(answer["score"] > 0 for answer in content["answers"])

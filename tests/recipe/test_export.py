@@ -1,4 +1,4 @@
-"""What `recipe.export` makes of folders that hold no model that is whole. tests/engine/test_export.py has the others."""
+"""What `recipe.export` makes of folders without a whole model. tests/engine/test_export.py has the others."""
 
 import json
 from pathlib import Path

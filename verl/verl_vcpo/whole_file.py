@@ -22,11 +22,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     A crash leaves `folder` as it was or, in the moment between two renamings, under the name that ends in `.old`.
     """
     partial, old = (folder.with_name(f".{folder.name}.{part}") for part in ("partial", "old"))
-    for left in (partial, old):
-        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
         os.replace(folder, old)
     os.replace(partial, folder)
     shutil.rmtree(old, ignore_errors=True)

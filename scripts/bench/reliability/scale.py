@@ -108,6 +108,8 @@ def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, respo
         "async.kv_cache=recompute",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
+        "samples_every=0",
+        "save_model=false",
         "trainer.resume_mode=disable",
         f"trainer.total_training_steps={steps}",
     ]

@@ -311,6 +311,7 @@ class SimulatedTrainer(trainer_lag_k.LagKTrainer):
 def _settings() -> DictConfig:
     """The settings of all schedules: composed once, changed for each."""
     off = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    off += ["samples_every=0", "save_model=false"]
     return compose(["+task=countdown", "hardware=cpu", "trainer.resume_mode=disable", "data.gen_batch_size=1", *off])
 
 

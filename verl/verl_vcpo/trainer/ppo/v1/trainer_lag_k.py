@@ -283,7 +283,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         """Train, and write the trained policy as a Hugging Face folder, on the node of the trainer's first worker."""
         super().fit(agent_loop_manager)
         if self.config.save_model and not self.config.trainer.get("val_only"):
-            self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, MODEL_FOLDER).absolute()))
+            with console.busy("Writing the trained model"):
+                self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, MODEL_FOLDER).absolute()))
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
     # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).

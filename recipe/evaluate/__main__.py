@@ -1,0 +1,152 @@
+"""How often a model solves a task's validation problems: pass@1, and pass@k from several samples of each.
+
+    python -m recipe.evaluate MODEL --task NAME [--samples K] [--json FILE] [setting=value ...]
+
+MODEL is a Hugging Face folder or a checkpoint of a run. Problems, prompts, sampling and rewards are those of the
+task's preset, and settings the trainer's own: data.val_files=..., data.max_response_length=... With several samples
+and a preset that validates greedily, responses are sampled as in training.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
+from recipe.evaluate.scored import Answer
+from recipe.export import ExportError, weights_of
+from recipe.fully_async_policy import main as trainer
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_SINGLE_TURN = "single_turn_agent"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured on the problems of one data source, or on all."""
+
+    problems: int
+    score: float
+    """Mean reward."""
+    pass_at: dict[int, Interval]
+    """k -> share of problems; empty where the reward does not say which answers are correct."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code: 2 where an argument is wrong, 1 where the evaluation failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face folder, or global_step_N of a run")
+    parser.add_argument("--task", required=True, metavar="NAME", help="preset: countdown, gsm8k, math, ...")
+    parser.add_argument("--samples", type=int, metavar="K", help="of each problem (default: the preset's)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result, and every answer, to FILE")
+    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="the trainer's settings")
+    args = parser.parse_intermixed_args(argv)
+
+    trainer.prepare_environment(args.overrides)
+    from recipe.fully_async_policy.validate import SettingError
+
+    try:
+        config = composed(args.model, args.task, args.samples, args.overrides)
+    except (SettingError, ExportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    from recipe.evaluate.sampling import answers_of
+
+    sampling = config.actor_rollout_ref.rollout.val_kwargs
+    try:
+        answers = answers_of(config, sampling.n, sampling.temperature, sampling.top_p, sampling.top_k)
+    except Exception as error:
+        print(f"error: {trainer.one_line(error)}", file=sys.stderr)
+        return 1
+    results = measured(answers, sampling.n)
+    how = f"{sampling.n} samples of each, temperature {sampling.temperature:g}, top_p {sampling.top_p:g}"
+    print(f"{args.model}, {args.task} ({config.data.val_files}), {how}")
+    print(table(results))
+    if args.json:
+        write(args.json, {"model": str(args.model), "task": args.task, "sampling": how}, results, answers)
+    return 0
+
+
+def composed(model: Path, task: str, samples: int | None, overrides: list[str]) -> "DictConfig":
+    """The preset's configuration for `model`; `val_kwargs` says how responses are sampled.
+
+    Raises:
+        ExportError: there is no model.
+        SettingError: a wrong setting, no data, or a task with tools.
+    """
+    from recipe.fully_async_policy.validate import SettingError
+
+    folder = model if (model / "config.json").is_file() else weights_of(model)
+    config = trainer.compose([f"+task={task}", *overrides, f"actor_rollout_ref.model.path={folder}"])
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.agent.default_agent_loop != _SINGLE_TURN:
+        raise SettingError(
+            f"--task {task}: answers of several turns, with tools, come from the whole stack: python -m "
+            f"recipe.fully_async_policy.main +task={task} actor_rollout_ref.model.path={folder} trainer.val_only=true"
+        )
+    files = config.data.val_files
+    for file in [files] if isinstance(files, str) else files:
+        if not Path(file).is_file():
+            raise SettingError(f"data.val_files={file}: no such file; python -m scripts.prepare_data makes it")
+    if samples is not None and samples < 1:
+        raise SettingError(f"--samples {samples}: give 1 or more")
+    sampling = rollout.val_kwargs
+    sampling.n = samples or sampling.n
+    if sampling.n > 1 and sampling.temperature == 0:
+        sampling.temperature, sampling.top_p, sampling.top_k = rollout.temperature, rollout.top_p, rollout.top_k
+    return config
+
+
+def measured(answers: list[Answer], samples: int) -> dict[str, Result]:
+    """The result of each data source, and of `all` where there are several."""
+    sources = sorted({answer.data_source for answer in answers})
+    of_source = {source: [a for a in answers if a.data_source == source] for source in sources}
+    if len(sources) > 1:
+        of_source["all"] = answers
+    return {source: _result(of_one, samples) for source, of_one in of_source.items()}
+
+
+def _result(answers: list[Answer], samples: int) -> Result:
+    correct: dict[int, float] = {}
+    for answer in answers:
+        correct[answer.problem] = correct.get(answer.problem, 0.0) + answer.correct
+    score = sum(answer.score for answer in answers) / len(answers)
+    if any(answer.correct not in (0.0, 1.0) for answer in answers):
+        return Result(len(correct), score, {})
+    shares = {k: [pass_at(k, samples, int(c)) for c in correct.values()] for k in powers_of_two(samples)}
+    return Result(len(correct), score, {k: interval(of_k, samples) for k, of_k in shares.items()})
+
+
+def table(results: dict[str, Result]) -> str:
+    """One line for each data source and k."""
+    lines = [f"{'':20} {'problems':>8} {'':>9} {'estimate':>9}   95% interval (Wilson)"]
+    for source, result in results.items():
+        start = f"{source:20} {result.problems:>8}"
+        if not result.pass_at:
+            lines.append(f"{start} {'score':>9} {result.score:>9.3f}   none: the reward has no acc of 0 or 1")
+        for k, share in result.pass_at.items():
+            shown = f"{share.estimate:>9.1%}   {share.low:.1%} to {share.high:.1%}"
+            lines.append(f"{start} {f'pass@{k}':>9} {shown}")
+    return "\n".join(lines)
+
+
+def write(file: Path, about: dict[str, Any], results: dict[str, Result], answers: list[Answer]) -> None:
+    """Write what `table` shows, and every answer."""
+    content = {
+        **about,
+        "results": {source: asdict(result) for source, result in results.items()},
+        "answers": [asdict(answer) for answer in answers],
+    }
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

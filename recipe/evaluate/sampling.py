@@ -1,0 +1,121 @@
+"""Validation problems, responses to them by vLLM in this process, and their rewards: all as the trainer has them.
+
+Importing it imports vLLM and verl.
+"""
+
+import asyncio
+import contextlib
+import io
+import os
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, which ends with this one
+
+import numpy as np
+import torch
+import verl  # noqa: F401  # its plugin prepares vLLM on a CPU
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transformers import AutoConfig
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
+from verl.trainer.ppo.utils import create_rl_dataset
+from verl.utils import hf_tokenizer
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+from vllm import LLM, SamplingParams
+
+from recipe.evaluate.scored import Answer
+from verl_vcpo.trainer.ppo.reward import bound_custom_reward
+
+
+def answers_of(config: DictConfig, samples: int, temperature: float, top_p: float, top_k: int) -> list[Answer]:
+    """`samples` responses of `actor_rollout_ref.model.path` to each row of `data.val_files`, scored.
+
+    Raises:
+        RewardError: a response that the reward cannot score.
+        ValueError: a model that vLLM cannot load.
+    """
+    path = config.actor_rollout_ref.model.path
+    tokenizer = hf_tokenizer(path)
+    data = config.data
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints how many rows there are
+        rows = create_rl_dataset(
+            data.val_files, data, tokenizer, None, is_train=False, max_samples=data.get("val_max_samples", -1)
+        )
+    problems = [rows[i] for i in range(len(rows))]
+    prompts = [tokens[-data.max_prompt_length :] for tokens in _prompts(config, tokenizer, problems)]
+    sampling = SamplingParams(
+        n=samples,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=data.max_response_length,
+        detokenize=False,
+    )
+    outputs = _engine(config).generate([{"prompt_token_ids": tokens} for tokens in prompts], sampling)
+    responses = [[list(one.token_ids) for one in output.outputs] for output in outputs]
+    return asyncio.run(_scored(config, tokenizer, problems, prompts, responses))
+
+
+def _prompts(config: DictConfig, tokenizer: Any, problems: list[dict[str, Any]]) -> list[list[int]]:
+    kind = AutoConfig.from_pretrained(config.actor_rollout_ref.model.path).model_type
+    template = config.data.get("apply_chat_template_kwargs", {})
+    builder = create_continuous_token_builder(tokenizer, hf_model_type=kind, chat_template_kwargs=template)
+    return [list(builder.build_initial_tokens(list(problem["raw_prompt"]))) for problem in problems]
+
+
+def _engine(config: DictConfig) -> LLM:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    return LLM(
+        model=config.actor_rollout_ref.model.path,
+        dtype=rollout.dtype,
+        seed=rollout.seed,
+        max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        tensor_parallel_size=rollout.tensor_model_parallel_size,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        enforce_eager=rollout.enforce_eager,
+    )
+
+
+async def _scored(
+    config: DictConfig,
+    tokenizer: Any,
+    problems: list[dict[str, Any]],
+    prompts: list[list[int]],
+    responses: list[list[list[int]]],
+) -> list[Answer]:
+    bound_custom_reward(config)
+    manager = load_reward_manager(config, tokenizer)
+
+    async def answer(problem: int, response: list[int]) -> Answer:
+        row = problems[problem]
+        result = await manager.run_single(_item(row, prompts[problem], response))
+        score = float(result["reward_score"])
+        return Answer(
+            problem,
+            str(row["data_source"]),
+            tokenizer.decode(response, skip_special_tokens=True),
+            score,
+            float(result["reward_extra_info"].get("acc", score)),
+        )
+
+    return await asyncio.gather(*(answer(i, one) for i, of_one in enumerate(responses) for one in of_one))
+
+
+def _item(row: dict[str, Any], prompt: list[int], response: list[int]) -> DataProto:
+    """One response as verl's agent loops hand it to a reward manager."""
+    prompts, responses = torch.tensor([prompt]), torch.tensor([response], dtype=torch.int64)
+    tensors = {
+        "prompts": prompts,
+        "responses": responses,
+        "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
+    }
+    columns = {name: value for name, value in row.items() if not isinstance(value, torch.Tensor)}
+    columns |= {"extra_info": dict(row["extra_info"]), "__num_turns__": 2}
+    others = {}
+    for name, value in columns.items():
+        others[name] = np.empty(1, dtype=object)
+        others[name][0] = value
+    return DataProto(batch=TensorDict(tensors, batch_size=1), non_tensor_batch=others)
