@@ -42,8 +42,12 @@ def respond(
     *,
     sample: bool,
     batch_size: int = 512,
+    most_tokens: int | None = None,
 ) -> list[str]:
-    """One response per prompt, without special tokens: the most likely one, or one drawn at temperature 1."""
+    """One response per prompt, without special tokens: the most likely one, or one drawn at temperature 1.
+
+    most_tokens: of a response; default MAX_RESPONSE_TOKENS.
+    """
     model.eval()
     responses: list[str] = []
     for start in range(0, len(prompts), batch_size):
@@ -53,7 +57,7 @@ def respond(
         tokens = model.generate(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
-            max_new_tokens=MAX_RESPONSE_TOKENS,
+            max_new_tokens=most_tokens or MAX_RESPONSE_TOKENS,
             do_sample=sample,
             # None switches off the library's top-k of 50; temperature must be unset when nothing is drawn.
             temperature=1.0 if sample else None,

@@ -1,7 +1,8 @@
-"""A 512-token byte-level BPE tokenizer, trained offline on Countdown text."""
+"""A 512-token byte-level tokenizer: of Countdown, trained offline on its text; of any other rows, without merges."""
 
 import json
 import random
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
@@ -39,15 +40,28 @@ def train_tokenizer(difficulty: Difficulty, seed: int = 0) -> Qwen2Tokenizer:
     In an expression each character is a token. Ids that nothing uses are <|reserved_i|>. Raises ValueError if the
     difficulty allows no problem.
     """
+    return _tokenizer(_corpus(difficulty, seed), PHRASES)
+
+
+def byte_tokenizer(phrases: Sequence[str]) -> Qwen2Tokenizer:
+    """A ChatML tokenizer of VOCAB_SIZE tokens for any text: a token per byte, and one per phrase.
+
+    Nothing is merged, so a text has one tokenization, and a model that writes it character by character writes those
+    tokens.
+    """
+    return _tokenizer([], phrases)
+
+
+def _tokenizer(corpus: Sequence[str], phrases: Sequence[str]) -> Qwen2Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(PHRASES),
+        vocab_size=VOCAB_SIZE - len(phrases),
         special_tokens=[PAD, TURN_START, TURN_END],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bpe.train_from_iterator(_corpus(difficulty, seed), trainer)
+    bpe.train_from_iterator(corpus, trainer)
     model = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=model["vocab"],
@@ -61,7 +75,7 @@ def train_tokenizer(difficulty: Difficulty, seed: int = 0) -> Qwen2Tokenizer:
         model_max_length=512,
     )
     # Not special: decoding with skip_special_tokens, as verl does, must keep the answer's tags.
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in PHRASES])
+    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in phrases])
     reserved = range(VOCAB_SIZE - len(tokenizer))
     tokenizer.add_tokens([AddedToken(f"<|reserved_{i}|>", special=True, normalized=False) for i in reserved])
     return tokenizer
@@ -72,10 +86,10 @@ def response_text(expression: str) -> str:
     return f"<answer>{expression}</answer>"
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, user_message: str) -> str:
-    """The whole prompt, up to where the assistant starts."""
-    messages = [{"role": "user", "content": user_message}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: str | list[dict[str, str]]) -> str:
+    """The whole prompt, up to where the assistant starts, of a chat or of the user's only message."""
+    chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
 
 
 def _corpus(difficulty: Difficulty, seed: int) -> list[str]:

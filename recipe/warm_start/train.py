@@ -1,8 +1,14 @@
-"""Teach a tiny model to play Countdown, badly: `python -m recipe.warm_start.train --out models/countdown-tiny`.
+"""Teach a tiny model a task, badly: `python -m recipe.warm_start.train --out models/countdown-tiny`.
 
-Supervised learning on fresh random problems, none of them a validation problem. A response is right with probability
+Supervised learning; what is left is for RL. The result is an ordinary Hugging Face checkpoint.
+
+Countdown: fresh random problems, none of them a validation problem. A response is right with probability
 --correct-fraction and otherwise a random expression over the given numbers, so the model learns the format well and
-the arithmetic only in part: what is left is for RL. The result is an ordinary Hugging Face checkpoint.
+the arithmetic only in part.
+
+Any other task: `--data FILE --answers COLUMN`, rows in verl's schema with a column that holds the answer as the model
+is to write it. --steps and --correct-fraction decide how well the model learns it; a wrong response is the answer of
+another row.
 """
 
 import argparse
@@ -13,10 +19,10 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -26,6 +32,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from recipe.tasks.countdown.problems import Difficulty, ProblemKey, problem_key, random_expression, random_problem
 from recipe.tasks.countdown.reward import compute_score, is_well_formed
 from recipe.warm_start.model import build_model, respond
+from recipe.warm_start.rows import Chat, load_answered_rows
 from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
 
 RECORD = "warm_start.json"
@@ -34,6 +41,9 @@ RECIPE_VERSION = 1
 THREADS = 2
 IGNORED = -100  # the label of positions without loss
 
+Example = tuple[str | Chat, str]
+"""(the user's only message or a chat, the response)."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -41,7 +51,7 @@ class Settings:
 
     steps, batch_size: optimizer steps, and sequences in each.
     learning_rate: AdamW's peak, after a linear warm-up over a twentieth of the steps; then a cosine down to a tenth.
-    correct_fraction: the probability that the response shown is a solution.
+    correct_fraction: the probability that the response shown is the right one.
     samples: responses per problem drawn at temperature 1 for the report; 0 skips that part of it.
     layers, heads: the model's size. A head is 32 wide; heads come in pairs.
     """
@@ -67,13 +77,43 @@ class Settings:
             raise ValueError(f"correct_fraction={self.correct_fraction} is out of range: use 0 to 1")
 
 
+class Lesson(Protocol):
+    """What is taught, and the held-out rows that the model is tested on."""
+
+    @property
+    def prompts(self) -> Sequence[str | Chat]:
+        """Of the held-out rows."""
+        ...
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of a response to a held-out row; None: `respond`'s default."""
+        ...
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes a model another one."""
+        ...
+
+    def tokenizer(self, seed: int) -> PreTrainedTokenizerBase: ...
+
+    def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[Example]:
+        """Endless; a response is right with this probability."""
+        ...
+
+    def solved(self, row: int, response: str) -> float:
+        """1 where the response to a held-out row is right, otherwise 0."""
+        ...
+
+
 @dataclass(frozen=True)
 class HeldOut:
-    """The prepared data: the difficulty it was made with, and its validation problems."""
+    """Countdown, as prepared: the difficulty of the data, and the validation problems."""
 
     difficulty: Difficulty
     prompts: list[str]
     truths: list[dict[str, Any]]
+    most_tokens: None = None
 
     @property
     def keys(self) -> set[ProblemKey]:
@@ -83,6 +123,23 @@ class HeldOut:
     def digest(self) -> str:
         """A fingerprint of the validation prompts."""
         return hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()[:16]
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes a model another one."""
+        return {"difficulty": asdict(self.difficulty), "held_out": self.digest}
+
+    def tokenizer(self, seed: int) -> PreTrainedTokenizerBase:
+        """Trained on problems of the difficulty."""
+        return train_tokenizer(self.difficulty, seed)
+
+    def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[tuple[str, str]]:
+        """Of problems that are not held out."""
+        return examples(self.difficulty, self.keys, correct_fraction, rng)
+
+    def solved(self, row: int, response: str) -> float:
+        """Whether the response to a validation problem solves it."""
+        return compute_score("countdown", response, self.truths[row])["acc"]
 
 
 def load_held_out(data: Path) -> HeldOut:
@@ -115,7 +172,7 @@ def examples(
         yield problem.prompt, response_text(expression)
 
 
-def make_batch(tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, labels), both (len(pairs), longest), padded on the right; labels are IGNORED outside the response.
 
     Padding follows all real tokens, so with causal attention no mask is needed.
@@ -135,7 +192,7 @@ def make_batch(tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]])
 def fit(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    stream: Iterator[tuple[str, str]],
+    stream: Iterator[Example],
     settings: Settings,
 ) -> float:
     """Train in place; returns the mean loss (nats per response token) of the last twentieth of the steps."""
@@ -163,24 +220,22 @@ def fit(
 
 
 def evaluate(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, data: HeldOut, samples: int
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, data: Lesson, samples: int
 ) -> dict[str, float]:
-    """Fractions of the validation problems: solved by the greedy response and, if samples > 0, by sampled ones."""
+    """Fractions of the held-out rows: solved by the greedy response and, if samples > 0, by sampled ones."""
     prompts = [prompt_text(tokenizer, message) for message in data.prompts]
-
-    def score(responses: list[str], truths: list[dict[str, Any]]) -> list[float]:
-        return [compute_score("countdown", text, truth)["acc"] for text, truth in zip(responses, truths, strict=True)]
-
-    greedy = score(respond(model, tokenizer, prompts, sample=False), data.truths)
-    report = {"accuracy": sum(greedy) / len(greedy)}
+    greedy = respond(model, tokenizer, prompts, sample=False, most_tokens=data.most_tokens)
+    report = {"accuracy": sum(data.solved(row, text) for row, text in enumerate(greedy)) / len(greedy)}
     if samples > 0:
-        truths = [truth for truth in data.truths for _ in range(samples)]
-        responses = respond(model, tokenizer, [prompt for prompt in prompts for _ in range(samples)], sample=True)
-        solved = torch.tensor(score(responses, truths)).view(-1, samples)
-        well_formed = [is_well_formed(text, truth["numbers"]) for text, truth in zip(responses, truths, strict=True)]
+        repeated = [prompt for prompt in prompts for _ in range(samples)]
+        responses = respond(model, tokenizer, repeated, sample=True, most_tokens=data.most_tokens)
+        solved = torch.tensor([data.solved(i // samples, text) for i, text in enumerate(responses)]).view(-1, samples)
         report["sampled_accuracy"] = solved.mean().item()
         report[f"pass_at_{samples}"] = solved.amax(dim=1).mean().item()
-        report["well_formed"] = sum(well_formed) / len(well_formed)
+        if isinstance(data, HeldOut):
+            numbers = [truth["numbers"] for truth in data.truths for _ in range(samples)]
+            well_formed = [is_well_formed(text, given) for text, given in zip(responses, numbers, strict=True)]
+            report["well_formed"] = sum(well_formed) / len(well_formed)
     return report
 
 
@@ -213,44 +268,47 @@ def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return record if record.get("settings") == settings else None
 
 
-def run(data_folder: Path, out: Path, settings: Settings) -> None:
+def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     """Make the checkpoint, or reuse it. Raises ValueError for a wrong setting."""
     started = time.perf_counter()
-    data = load_held_out(data_folder)
-    fingerprint = {
-        "recipe_version": RECIPE_VERSION,
-        **asdict(settings),
-        "difficulty": asdict(data.difficulty),
-        "held_out": data.digest,
-    }
+    fingerprint = {"recipe_version": RECIPE_VERSION, **asdict(settings), **lesson.fingerprint}
     record = cached_record(out, fingerprint)
     if record is not None:
         print(f"Reusing {out}: it was made with the same settings.")
     else:
         torch.set_num_threads(THREADS)
         torch.manual_seed(settings.seed)
-        tokenizer = train_tokenizer(data.difficulty, settings.seed)
+        tokenizer = lesson.tokenizer(settings.seed)
         model = build_model(tokenizer, settings.layers, settings.heads)
         rng = random.Random(f"warm start/{settings.seed}")
-        loss = fit(model, tokenizer, examples(data.difficulty, data.keys, settings.correct_fraction, rng), settings)
-        results = evaluate(model, tokenizer, data, settings.samples)
+        loss = fit(model, tokenizer, lesson.examples(settings.correct_fraction, rng), settings)
+        results = evaluate(model, tokenizer, lesson, settings.samples)
         seconds = round(time.perf_counter() - started, 1)
-        record = {"settings": fingerprint, "problems": len(data.truths), "loss": loss, **results, "seconds": seconds}
+        record = {"settings": fingerprint, "problems": len(lesson.prompts), "loss": loss, **results, "seconds": seconds}
         save(out, model, tokenizer, record)
     print(f"Accuracy before RL: {100 * record['accuracy']:.1f} % (greedy, {record['problems']} held-out problems)")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="warm_start", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("data/countdown"), help="what prepare_data wrote")
-    parser.add_argument("--out", type=Path, default=Path("models/countdown-tiny"), help="checkpoint folder")
+    parser = argparse.ArgumentParser(
+        prog="warm_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("data/countdown"), help="what prepare_data wrote; with --answers: a file"
+    )
+    parser.add_argument("--answers", metavar="COLUMN", help="of --data; of a nested column: reward_model.ground_truth")
+    parser.add_argument(
+        "--out", type=Path, help="checkpoint folder (default: models/FOLDER-tiny, after that of --data)"
+    )
     for field in fields(Settings):
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, type=type(field.default), default=field.default, help="default: %(default)s")
     args = vars(parser.parse_args(argv))
+    data, answers, out = args.pop("data"), args.pop("answers"), args.pop("out")
+    folder: Path = data.parent if answers else data
     try:
-        data, out = args.pop("data"), args.pop("out")
-        run(data, out, Settings(**args))
+        lesson: Lesson = load_answered_rows(data, answers) if answers else load_held_out(data)
+        run(lesson, out or Path("models") / f"{folder.resolve().name}-tiny", Settings(**args))
     except ValueError as error:
         print(f"warm_start: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,106 @@
+"""Rows of any task with an answer to each: what a warm start teaches, and what it is tested on."""
+
+import hashlib
+import json
+import os
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from recipe.tasks.rows import SUFFIXES, Row, read_rows
+from recipe.warm_start.tokenizer import byte_tokenizer
+
+Chat = list[dict[str, str]]
+MOST_HELD_OUT = 256
+_SHORTEST_PHRASE = 4
+
+
+@dataclass(frozen=True)
+class AnsweredRows:
+    """The rows of a file. The last tenth, at most MOST_HELD_OUT rows, is held out: tested on, and not taught."""
+
+    taught: list[tuple[Chat, str]]
+    held_out: list[tuple[Chat, str]]
+
+    @property
+    def prompts(self) -> list[Chat]:
+        """The held-out ones."""
+        return [chat for chat, _ in self.held_out]
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes a model another one."""
+        text = json.dumps([self.taught, self.held_out], sort_keys=True)
+        return {"rows": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the longest answer with its end: a token is a byte at least."""
+        return 1 + max(len(answer.encode()) for _, answer in [*self.taught, *self.held_out])
+
+    def tokenizer(self, seed: int) -> PreTrainedTokenizerBase:
+        """A token per byte; the same for every seed."""
+        return byte_tokenizer(self.phrases())
+
+    def solved(self, row: int, response: str) -> float:
+        """Whether the response to a held-out row is the answer, but for spaces around it."""
+        return float(response.strip() == self.held_out[row][1].strip())
+
+    def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[tuple[Chat, str]]:
+        """Endless (chat, response) pairs: the row's answer with this probability, otherwise that of a random row."""
+        while True:
+            chat, answer = rng.choice(self.taught)
+            yield chat, answer if rng.random() < correct_fraction else rng.choice(self.taught)[1]
+
+    def phrases(self) -> list[str]:
+        """What all prompts begin and end with, cut where a word begins or ends."""
+        texts = [chat[-1]["content"] for chat, _ in [*self.taught, *self.held_out]]
+        start = re.sub(r"\w+$", "", os.path.commonprefix(texts))
+        rests = [text[len(start) :][::-1] for text in texts]
+        end = re.sub(r"^\w+", "", os.path.commonprefix(rests)[::-1])
+        return [phrase for phrase in dict.fromkeys((start, end)) if len(phrase) >= _SHORTEST_PHRASE]
+
+
+def load_answered_rows(file: Path, column: str) -> AnsweredRows:
+    """Read a file of verl's schema.
+
+    Args:
+        file: parquet or JSON lines.
+        column: holds the answer, as the model is to write it; of a nested column, its name and the field's: a.b.
+
+    Raises:
+        ValueError: the file is none, has fewer than two rows with different prompts, or a row without prompt or answer.
+    """
+    if not file.is_file() or file.suffix not in SUFFIXES:
+        raise ValueError(f"data={file}: no such file of rows; give a {', '.join(SUFFIXES)} file")
+    pairs = [(_chat(row, file), _answer(row, column, file)) for row in read_rows(file)]
+    count = min(MOST_HELD_OUT, max(1, len(pairs) // 10))
+    held_out = pairs[-count:]
+    seen = {json.dumps(chat) for chat, _ in held_out}
+    taught = [(chat, answer) for chat, answer in pairs[:-count] if json.dumps(chat) not in seen]
+    if not taught:
+        raise ValueError(f"data={file}: {len(pairs)} rows; give more, with different prompts")
+    return AnsweredRows(taught, held_out)
+
+
+def _chat(row: Row, file: Path) -> Chat:
+    chat = row.get("prompt")
+    if not isinstance(chat, list) or not chat or not all(isinstance(m, dict) and m.get("content") for m in chat):
+        raise ValueError(f"data={file}: column 'prompt' must hold chat messages: {chat!r:.80}")
+    return [{"role": str(message["role"]), "content": str(message["content"])} for message in chat]
+
+
+def _answer(row: Row, column: str, file: Path) -> str:
+    value: Any = row
+    for name in column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"answers={column}: {file} has no such column; it has {', '.join(row)}")
+        value = value[name]
+    if not isinstance(value, str | int | float) or not str(value).strip():
+        raise ValueError(f"answers={column}: {file} holds {value!r:.80} where the text of an answer is expected")
+    return str(value)
