@@ -31,7 +31,7 @@ TASKS: dict[str, ModuleType] = {
     "math": hendrycks_math,
     "tool_use": tool_use,
 }
-PRESETS = Path(__file__).resolve().parent.parent / "recipe/fully_async_policy/config/task"
+PUBLISHED = Path(__file__).resolve().parent.parent / "recipe/fully_async_policy/config/published/gpu"
 SAMPLES = 3
 _TOKENIZER_BATCH = 512
 
@@ -76,10 +76,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def preset_length(task: str) -> int:
-    """`data.max_prompt_length` of the task's preset."""
+    """`data.max_prompt_length` of the task's preset on GPUs."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.load(PRESETS / f"{task}.yaml").data.max_prompt_length
+    return OmegaConf.load(PUBLISHED / f"{task}.yaml").data.max_prompt_length
 
 
 def remove_overlong(prepared: Prepared, tokenizer_path: str, limit: int) -> None:

@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 79.6, of 80 GB)"
     )
-    args = parser.parse_args(argv)
+    add_config_dir(parser)
+    args = parser.parse_intermixed_args(argv)
 
     from recipe.fully_async_policy.processes import new_run_id
 
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.validate import SettingError
 
     try:
-        config = compose(args.overrides)
+        config = compose(args.overrides, args.config_dir)
         if args.print_config:
             from omegaconf import OmegaConf
 
@@ -164,11 +165,23 @@ def environment_of_workers() -> dict[str, str]:
     return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}
 
 
-def compose(overrides: list[str]) -> "DictConfig":
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """The option that names a folder of presets of the user's own."""
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="presets of your own: +task=NAME finds DIR/task/NAME.yaml"
+    )
+
+
+def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
     """The configuration for these overrides.
 
+    Args:
+        overrides: Hydra's.
+        config_dir: a folder of presets besides the package's.
+
     Raises:
-        SettingError: an override names no setting, cannot be parsed, contradicts the method or has no effect with it.
+        SettingError: an override names no setting, cannot be parsed, contradicts the method or has no effect with it;
+            the folder is none, or one of its presets has the name of one of the package's.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -179,10 +192,10 @@ def compose(overrides: list[str]) -> "DictConfig":
     from recipe.fully_async_policy.method import check_overrides, given_settings
 
     try:
-        config = compose_unchecked(overrides)
+        config = compose_unchecked(overrides, config_dir)
     except (HydraException, OmegaConfBaseException) as error:
         groups = names.of_groups(overrides)
-        raise names.refused(error, overrides, lambda: list(names.all_names(compose_unchecked(groups)))) from None
+        raise names.refused(error, overrides, lambda: list(names.all_names(compose_unchecked(groups, config_dir)))) from None
     names.check_names(config, overrides)
     check_overrides(config, overrides)
     for files in ("train_files", "val_files"):
@@ -195,12 +208,31 @@ def compose(overrides: list[str]) -> "DictConfig":
     return config
 
 
-def compose_unchecked(overrides: list[str]) -> "DictConfig":
+def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
     """Hydra's configuration for these overrides. Raises HydraException and OmegaConfBaseException."""
     import hydra
 
     with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return hydra.compose(CONFIG_NAME, overrides)
+        return hydra.compose(CONFIG_NAME, [*overrides, *_search_path(config_dir)])
+
+
+def _search_path(config_dir: Path | None) -> list[str]:
+    """The override with which Hydra looks for presets in `config_dir` too, after the package's own and verl's."""
+    from omegaconf import OmegaConf
+
+    from recipe.fully_async_policy.validate import SettingError
+
+    if config_dir is None:
+        return []
+    if not config_dir.is_dir():
+        raise SettingError(f"--config-dir {config_dir}: no such folder")
+    names = sorted(file.relative_to(config_dir) for file in config_dir.rglob("*.yaml"))
+    if hidden := next((name for name in names if (CONFIG_DIR / name).is_file()), None):
+        raise SettingError(f"--config-dir {config_dir}: {hidden} has the name of a preset of ours; rename it")
+    usual = OmegaConf.load(CONFIG_DIR / f"{CONFIG_NAME}.yaml").hydra.searchpath
+    folder = str(config_dir.resolve()).replace("'", "\\'")
+    quoted = f"'file://{folder}'"
+    return [f"hydra.searchpath=[{','.join([*usual, quoted])}]"]
 
 
 def packaged_file(path: str | None) -> str | None:

@@ -29,12 +29,13 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
-    arguments = parser.parse_args(argv)
-
+    from recipe.fully_async_policy.main import add_config_dir
     from recipe.fully_async_policy.validate import SettingError
 
+    add_config_dir(parser)
+    arguments = parser.parse_intermixed_args(argv)
     try:
-        config = compose(arguments.overrides)
+        config = compose(arguments.overrides, arguments.config_dir)
         simulator = prepare(config)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,8 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def compose(overrides: list[str]) -> "DictConfig":
+def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
     """The real stack's configuration for these overrides at an exact lag, checked as far as the simulator uses it.
+
+    Args:
+        overrides: Hydra's.
+        config_dir: a folder of presets besides the package's.
 
     Raises:
         SettingError: the first thing that is wrong.
@@ -55,7 +60,7 @@ def compose(overrides: list[str]) -> "DictConfig":
     real.prepare_environment(["hardware=cpu"])
     if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
         overrides = [*overrides, f"{EXACT_LAG}=true"]
-    config = real.compose(overrides)
+    config = real.compose(overrides, config_dir)
     validate(config)
     check(config)
     return config

@@ -1,0 +1,68 @@
+"""Presets outside the package: found by --config-dir, and their sizes win over those of a laptop."""
+
+from pathlib import Path
+
+import pytest
+
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.validate import SettingError
+from recipe.lag_simulator import main as simulator
+
+PRESET = """
+# @package _global_
+defaults:
+  - /scale: ${oc.env:VCPO_HARDWARE}
+  - _self_
+data:
+  max_response_length: 7
+actor_rollout_ref:
+  model:
+    path: models/mine
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One whose name Hydra's grammar has to quote."""
+    folder = tmp_path / "it's, my [presets]"
+    (folder / "task").mkdir(parents=True)
+    (folder / "task" / "mine.yaml").write_text(PRESET)
+    return folder
+
+
+def composed(folder: Path):
+    arguments = ["+task=mine", "hardware=cpu", "data.train_batch_size=3"]
+    main.prepare_environment(arguments)
+    return main.compose(arguments, folder)
+
+
+def test_what_the_preset_sets_wins_over_a_laptops_sizes(folder: Path) -> None:
+    config = composed(folder)
+    assert (config.data.max_response_length, config.actor_rollout_ref.model.path) == (7, "models/mine")
+    assert config.data.max_prompt_length == 64, "what it leaves out is a laptop's"
+    assert config.data.train_batch_size == 3, "the command line wins over both"
+
+
+def test_the_commands_take_the_folder_anywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["+task=mine", "--config-dir", str(folder), "hardware=cpu"]
+    assert main.main([*arguments, "--print-config"]) == 0
+    assert "max_response_length: 7\n" in capsys.readouterr().out
+    assert simulator.main([*arguments, "data.train_files=no.parquet"]) == 2
+    assert "data.train_files=no.parquet: no such file" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_meant(folder: Path) -> None:
+    with pytest.raises(SettingError, match=r"^--config-dir .*nowhere: no such folder$"):
+        composed(folder / "nowhere")
+    (folder / "task" / "math.yaml").write_text(PRESET)
+    with pytest.raises(SettingError, match=r"task/math.yaml has the name of a preset of ours; rename it"):
+        composed(folder)
+
+
+@pytest.mark.parametrize("task", ["countdown", "tool_use"])
+def test_built_in_tasks_have_the_papers_sizes_on_gpus_only(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = {}
+    for hardware in ("cpu", "gpu"):
+        monkeypatch.setenv("VCPO_HARDWARE", hardware)
+        lengths[hardware] = main.compose([f"+task={task}", f"hardware={hardware}"]).data.max_prompt_length
+    assert lengths["cpu"] == 64 < lengths["gpu"]
