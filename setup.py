@@ -32,6 +32,8 @@ GPU = [
     "rich==15.0.0",
     "math-verify==0.9.0",
     "regex==2026.11.15",  # a time limit for expressions that users give; transformers needs it too
+    "pydantic==2.14.3",
+    "filelock==4.2.11",
     "pandas==3.1.1",
     "pyarrow==26.0.1",
     "scipy==1.17.1",  # for programs in recipe/code_sandbox
