@@ -110,6 +110,7 @@ def stack(
                 f"trainer.total_training_steps={STEPS}",
                 f"trainer.test_freq={STEPS}",
                 f"samples_every={SAMPLES_EVERY}",
+                "trainer.logger=[tensorboard,file]",
             ]
         )
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
@@ -211,6 +212,8 @@ def test_what_the_run_logs(stack: Stack) -> None:
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
     assert list((stack.run_dir / "tensorboard").iterdir())
+    logged = [json.loads(line) for line in (stack.run_dir / "verl_metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged] == list(range(STEPS + 1)), "verl's file logger"
 
 
 def test_sampled_responses_are_kept(stack: Stack, model: Path) -> None:
