@@ -195,7 +195,9 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
         config = compose_unchecked(overrides, config_dir)
     except (HydraException, OmegaConfBaseException) as error:
         groups = names.of_groups(overrides)
-        raise names.refused(error, overrides, lambda: list(names.all_names(compose_unchecked(groups, config_dir)))) from None
+        raise names.refused(
+            error, overrides, lambda: list(names.all_names(compose_unchecked(groups, config_dir)))
+        ) from None
     names.check_names(config, overrides)
     check_overrides(config, overrides)
     for files in ("train_files", "val_files"):
