@@ -11,7 +11,7 @@ from recipe.fully_async_policy.checks.errors import SettingError as SettingError
 from recipe.fully_async_policy.checks.layout import check_layout
 from recipe.fully_async_policy.checks.logger import check_logger
 from recipe.fully_async_policy.checks.model import check_model
-from recipe.fully_async_policy.checks.run_folder import check_run_dir
+from recipe.fully_async_policy.checks.run_folder import check_checkpoint, check_run_dir
 from recipe.fully_async_policy.checks.settings import check_types
 from recipe.fully_async_policy.checks.tool_use import check_tool_use
 from verl_vcpo.workers.config.vcpo import VCPOSettings
@@ -35,6 +35,7 @@ def validate(config: DictConfig, files: bool = True) -> list[Sample]:
     if not files:
         return []
     check_run_dir(config.run_dir)
+    check_checkpoint(config.trainer)
     return check_data(config, check_model(config))
 
 

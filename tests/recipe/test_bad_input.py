@@ -1,12 +1,14 @@
 """Bad settings end before a process starts: exit code 2, one line that names the setting and the fix."""
 
+import re
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks import logger
+from recipe.fully_async_policy.checks import consistency, logger
+from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.validate import validate
 from tests.recipe.refused import ACTOR, MEGATRON, MODEL, REWARD, ROLLOUT, composed, hydras_compose, quick_compose, run
 
@@ -73,6 +75,10 @@ WRONG = [
     ("trainer.save_freq=-3", "trainer.save_freq=-3: give a whole number of at least 1, or -1 for never"),
     ("trainer.resume_mode=atuo", "trainer.resume_mode=atuo: did you mean auto?"),
     ("trainer.resume_mode=resume_path", "trainer.resume_from_path=null"),
+    (
+        "trainer.resume_mode=resume_path trainer.resume_from_path=/nowhere/global_step_3",
+        "trainer.resume_from_path=/nowhere/global_step_3: ",
+    ),
     ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node=0: give a whole number of at least 1"),
     ("trainer.logger=[wandb]", "trainer.logger=wandb: the package wandb is not installed"),
     ("trainer.logger=[tensorbord]", "trainer.logger=tensorbord: did you mean tensorboard?"),
@@ -116,6 +122,7 @@ WRONG = [
     ("vcpo.opob_weights=best", "vcpo.opob_weights='best': choose one of"),
     ("vcpo.norms.how=best", "vcpo.norms.how='best'"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila method=ppo", "loss_mode=vanila"),
+    ("algorithm.adv_estimator=grop method=none", "algorithm.adv_estimator=grop: did you mean grpo?"),
     (f"{ACTOR}.checkpoint.async_save=true", "async_save=true: the folder would be taken for whole"),
     (f"{ACTOR}.shuffle=true", "shuffle=true: it would split the samples of a prompt"),
     (f"{ACTOR}.use_kl_loss=true", "use_kl_loss=True: VCPO's update has no such term"),
@@ -189,10 +196,21 @@ def test_a_wrong_task(
     assert expected in run(kept, capsys, *arguments, *lengths)
 
 
-def test_the_loggers_are_verls() -> None:
+def test_loggers_and_backends_are_verls() -> None:
+    from verl import checkpoint_engine
     from verl.utils.tracking import Tracking
 
     assert sorted(logger.PACKAGES) == sorted(Tracking.supported_backend)
+    sources = [file.read_text() for file in Path(checkpoint_engine.__file__).parent.glob("*.py")]
+    registered = {name for text in sources for name in re.findall(r'Registry\.register\("(\w+)"\)', text)}
+    assert registered == {"naive", *consistency.BACKENDS}
+
+
+def test_weights_that_reach_no_sampler_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_HARDWARE", "gpu")
+    config = main.compose(["+task=gsm8k", f"{ROLLOUT}.checkpoint_engine.backend=naive"])
+    with pytest.raises(SettingError, match=r"backend=naive: does not reach samplers .*; choose one of nccl, nixl"):
+        validate(config, files=False)
 
 
 def test_a_batch_that_data_parallel_ranks_cannot_share(

@@ -9,7 +9,7 @@ from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 _ENDLESS = 100_000
 """`trainer.total_epochs` of vcpo_trainer.yaml: the number of steps decides."""
-_BACKENDS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
+BACKENDS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 """verl's ways of sending weights to samplers on devices of their own."""
 _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.checkpoint_engine.nccl_checkpoint_engine", None)
 _AFTER_THE_FORWARD = ("optimal_token_baseline", "tir_optimal_token_baseline")
@@ -124,7 +124,7 @@ def _check_weights_backend(config: DictConfig) -> None:
     engine = config.actor_rollout_ref.rollout.checkpoint_engine
     if engine.custom_backend_module not in _OWN_MODULES:  # which may register any name
         return
-    allowed = ("weight_file",) if config.trainer.device == "cpu" else _BACKENDS
+    allowed = ("weight_file",) if config.trainer.device == "cpu" else BACKENDS
     if engine.backend not in allowed:
         raise SettingError(
             f"actor_rollout_ref.rollout.checkpoint_engine.backend={shown(engine.backend)}: does not reach samplers "
@@ -133,8 +133,12 @@ def _check_weights_backend(config: DictConfig) -> None:
 
 
 def _check_estimator(config: DictConfig) -> None:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
     estimator, bypass = config.algorithm.adv_estimator, config.algorithm.rollout_correction.bypass_mode
     measured = config.actor_rollout_ref.actor.calculate_sum_pi_squared and not bypass
+    if estimator not in ADV_ESTIMATOR_REGISTRY:
+        raise SettingError(f"algorithm.adv_estimator={shown(estimator)}: {choices(estimator, ADV_ESTIMATOR_REGISTRY)}")
     if estimator in _AFTER_THE_FORWARD and not measured:
         raise SettingError(
             f"algorithm.adv_estimator={estimator}: needs the policy's probabilities before the update; set "

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
+from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.errors import SettingError, first_line
+from verl_vcpo.trainer.ppo.v1.checkpoint import damage
 
 LOCK = ".lock"
 
@@ -24,6 +26,24 @@ def check_run_dir(run_dir: str) -> None:
         raise SettingError(f"run_dir={run_dir}: {there} is a file; give another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise SettingError(f"run_dir={run_dir}: {there} may not be written; give another folder")
+
+
+def check_checkpoint(trainer: DictConfig) -> None:
+    """Refuse a checkpoint that is not there, or whose files have other sizes, where the run is to go on from it.
+
+    Args:
+        trainer: the settings `trainer`.
+
+    Raises:
+        SettingError: what is wrong with it.
+    """
+    if trainer.resume_mode == "resume_path":
+        wrong = damage(Path(trainer.resume_from_path), contents=False)
+        if wrong:
+            raise SettingError(
+                f"trainer.resume_from_path={trainer.resume_from_path}: {wrong}; give a whole checkpoint, or let "
+                "trainer.resume_mode=auto find the newest"
+            )
 
 
 def taken(run_dir: str) -> AcquireReturnProxy:
