@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
     """One line on the prompts' lengths. Raises SettingError where the trainer would cut a prompt."""
-    from recipe.fully_async_policy.checks.data import prompt_lengths
+    from recipe.fully_async_policy.checks.data import counted
     from recipe.fully_async_policy.checks.errors import SettingError
     from recipe.fully_async_policy.checks.model import read_tokenizer
 
@@ -75,7 +75,7 @@ def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
     tokenizer, key = read_tokenizer(model), config.data.prompt_key
     lengths: list[int] = []
     for _, batch in file.batches([key]):
-        lengths += prompt_lengths(tokenizer, batch.column(key).to_pylist(), config)
+        lengths += counted(tokenizer, batch.column(key).to_pylist(), config)
     too_long = [row for row, length in enumerate(lengths) if length > limit]
     if too_long and not config.data.filter_overlong_prompts:
         raise SettingError(

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from recipe.tasks import gsm8k, hendrycks_math
 from recipe.tasks.countdown import rows as countdown
+from recipe.tasks.prompt_lengths import prompt_lengths
 from recipe.tasks.rows import Prepared, Row
 from recipe.tasks.tool_use import problems as tool_use
 
@@ -97,20 +98,18 @@ def remove_overlong(prepared: Prepared, tokenizer_path: str, limit: int) -> None
         raise ValueError(f"--tokenizer {tokenizer_path}: has no chat template, and the rows are chat messages")
     for split in ("train", "val"):
         rows = getattr(prepared, split)
-        lengths = prompt_lengths(tokenizer, rows)
+        lengths = lengths_of(tokenizer, rows)
         kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
         prepared.removed[f"{split} prompts of more than {limit} tokens"] = len(rows) - len(kept)
         prepared.settings[f"longest_{split}_prompt"] = max((n for n in lengths if n <= limit), default=0)
         setattr(prepared, split, kept)
 
 
-def prompt_lengths(tokenizer: "PreTrainedTokenizerBase", rows: list[Row]) -> list[int]:
-    """Tokens of each row's prompt, as the sampler gets it."""
+def lengths_of(tokenizer: "PreTrainedTokenizerBase", rows: list[Row]) -> list[int]:
+    """Tokens of each row's prompt, some rows at a time."""
     lengths: list[int] = []
     for start in tqdm(range(0, len(rows), _TOKENIZER_BATCH), desc="prompt lengths", disable=None):
-        chats = [row["prompt"] for row in rows[start : start + _TOKENIZER_BATCH]]
-        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-        lengths += [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        lengths += prompt_lengths(tokenizer, [row["prompt"] for row in rows[start : start + _TOKENIZER_BATCH]])
     return lengths
 
 

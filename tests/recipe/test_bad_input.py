@@ -152,7 +152,11 @@ WRONG = [
     (f"{REWARD}.path=no.py", f"{REWARD}.path=no.py .name=compute_score: it does not load: it raises FileNotFoundError"),
     (f"{REWARD}.path=pkg://no.reward", "it does not load: it raises ModuleNotFoundError"),
     (f"{REWARD}.path=/etc/hostname", "it does not load"),
-    (f"{REWARD}.name=compute", f"{REWARD}.path=pkg://recipe.tasks.reward .name=compute: it does not load"),
+    (
+        f"{REWARD}.name=compute",
+        f"{REWARD}.path=pkg://recipe.tasks.reward .name=compute: it does not load: it raises AttributeError: no "
+        "function compute, but compute_score",
+    ),
     (f"{REWARD}.name=null", f"{REWARD}.name=null: give the function's name"),
 ]
 

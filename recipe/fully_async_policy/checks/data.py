@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.checks.data_file import DataFile
 from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.tasks.prompt_lengths import prompt_lengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -163,7 +164,7 @@ def _check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTra
         return
     setting = f"data.max_prompt_length={limit}"
     for file in files:
-        lengths = prompt_lengths(tokenizer, longest_prompts(file, key, shortest=filtered), config)
+        lengths = counted(tokenizer, longest_prompts(file, key, shortest=filtered), config)
         if filtered and lengths and min(lengths) > limit:
             raise SettingError(f"{setting}: the prompts of {file.name} have {min(lengths)} tokens and more; raise it")
         if not filtered and lengths and max(lengths) > limit:
@@ -190,22 +191,17 @@ def longest_prompts(file: DataFile, prompt_key: str, shortest: bool = False) -> 
     return [prompt for _, prompt in kept]
 
 
-def prompt_lengths(
-    tokenizer: "PreTrainedTokenizerBase", prompts: list[list[dict[str, Any]]], config: DictConfig
-) -> list[int]:
-    """Tokens of each prompt in the model's chat template, as the sampler gets it.
+def counted(tokenizer: "PreTrainedTokenizerBase", prompts: list[list[dict[str, Any]]], config: DictConfig) -> list[int]:
+    """Tokens of each prompt, with the run's arguments of the chat template.
 
     Raises:
         SettingError: the chat template refuses a prompt.
     """
-    if not prompts:
-        return []
     settings = {name: value for name, value in config.data.apply_chat_template_kwargs.items() if name != "tokenize"}
     try:
-        texts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False, **settings)
+        return prompt_lengths(tokenizer, prompts, **settings)
     except Exception as error:  # templates raise errors of their own
         raise SettingError(
             f"actor_rollout_ref.model.path={config.actor_rollout_ref.model.path}: the chat template refuses a prompt "
             f"({error}); mend the prompt's roles, or give actor_rollout_ref.model.custom_chat_template"
         ) from None
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
@@ -42,12 +43,18 @@ class Reward:
         """Import and return the function. Raises AttributeError if the module has no such name, and import errors."""
         sys.path[:] = self.sys_path
         if self.path.startswith("pkg://"):
-            return getattr(importlib.import_module(self.path.removeprefix("pkg://").replace("/", ".")), self.name)
+            return self._of(importlib.import_module(self.path.removeprefix("pkg://").replace("/", ".")))
         spec = importlib.util.spec_from_file_location("custom_reward", self.path.removeprefix("file://"))
         if spec is None or spec.loader is None:
             raise ImportError("not a Python file")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        return self._of(module)
+
+    def _of(self, module: ModuleType) -> Callable[..., Any]:
+        if not hasattr(module, self.name):
+            functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+            raise AttributeError(f"no function {self.name}, but {', '.join(functions) or 'none at all'}")
         return getattr(module, self.name)
 
 
