@@ -38,9 +38,10 @@ const PANELS = [
     line(run.steps, run.series.trainer_idle_share, `${run.label}, trainer`, i),
     line(run.steps, run.series.sampler_idle_share, `${run.label}, samplers`, i, dotted) ] },
   { id: "tokens_per_s", title: "Tokens trained on per second", traces: series("tokens_per_s") },
-  { id: "groups", title: "Reward: mean of a batch; dotted: least and largest; dots: prompt groups", traces: (run, i) => [
+  { id: "groups", title: "Reward of a batch: mean; dotted: least, largest; dots: recorded prompt groups; dashed: share of groups with equal rewards", traces: (run, i) => [
     line(run.steps, run.series.reward_min, `${run.label}, least`, i, { ...faint, line: { width: 1, dash: "dot" } }),
     line(run.steps, run.series.reward_max, `${run.label}, largest`, i, { ...faint, line: { width: 1, dash: "dot" } }),
+    line(run.steps, run.series.equal_groups, `${run.label}, groups with equal rewards`, i, { line: { width: 1, dash: "dash" } }),
     line(run.steps, run.series.reward, `${run.label}, mean`, i), ...groups(run, i) ] },
 ];
 
@@ -70,7 +71,8 @@ function logRange(traces, level) {
 }
 
 function draw(panel) {
-  const traces = data.runs.flatMap((run, i) => (state.hidden.has(run.folder) ? [] : panel.traces(run, i)));
+  const all = data.runs.flatMap((run, i) => (state.hidden.has(run.folder) ? [] : panel.traces(run, i)));
+  const traces = all.filter((trace) => trace.y.some((value) => value !== null));
   const level = panel.level && data.levels[panel.level];
   const axis = { gridcolor: token("--line"), zerolinecolor: token("--line"), linecolor: token("--line"), automargin: true };
   const y = { ...axis };

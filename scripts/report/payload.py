@@ -16,6 +16,7 @@ _SERIES = {
     "reward": "reward",
     "reward_min": "critic/score/min",
     "reward_max": "critic/score/max",
+    "equal_groups": "reward/equal_groups",
     **{
         name: name
         for name in (
