@@ -50,8 +50,9 @@ def draw(runs: list[ReportedRun], path: Path) -> Path:
         _accuracy(curves[0, 0], runs, palette)
         for axis, panel in zip(curves.flat[1:], PANELS, strict=True):
             _draw_panel(axis, runs, palette, panel)
+        last = max(run.steps for run in runs) or 1
         for axis in curves.flat:
-            axis.set_xlim(left=0, right=max(run.steps for run in runs) or 1)
+            axis.set_xlim(-0.01 * last, 1.01 * last)
             axis.set_xlabel("optimizer step")
         if sweep:
             _sweep(panels[0, 2], runs, palette)
@@ -96,11 +97,11 @@ def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list) -> None:
             axis.plot(*run.series("reward"), color="0.75", linewidth=1, label="reward of the batches, sampled")
         steps, accuracies = [step for step, _ in run.accuracies], [accuracy for _, accuracy in run.accuracies]
         label = "held out" if alone else run.label + ("" if run.finished else " (unfinished)")
-        axis.plot(steps, accuracies, marker="o", markersize=4, color=colour, label=label, clip_on=False, zorder=3)
+        axis.plot(steps, accuracies, marker="o", markersize=4, color=colour, label=label)
         if alone and run.base_accuracy is not None:
             axis.axhline(run.base_accuracy, color=colour, linestyle=":", linewidth=1, label="held out, before RL")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(bottom=-0.005)
     axis.set_title("Accuracy")
 
 

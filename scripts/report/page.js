@@ -78,7 +78,10 @@ function draw(panel) {
   const y = { ...axis };
   if (panel.percent) y.tickformat = ".0%";
   if (panel.range) y.range = panel.range;
-  if (panel.log) Object.assign(y, { type: "log", range: logRange(traces, level), exponentformat: "power", dtick: 1 });
+  if (panel.log) {
+    const range = logRange(traces, level);
+    Object.assign(y, { type: "log", range, exponentformat: "power", dtick: range && range[1] - range[0] > 1 ? 1 : "D2" });
+  }
   const layout = {
     xaxis: { ...axis, title: { text: "optimizer step", standoff: 6 }, rangemode: "tozero" }, yaxis: y,
     margin: { l: 50, r: 12, t: 8, b: 40 }, showlegend: false, hovermode: "x unified", uirevision: "kept",

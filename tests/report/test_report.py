@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from scripts.report import table
+from scripts.report import figure, table
 from scripts.report.__main__ import main
 from scripts.report.runs import method, read_run
-from verl_vcpo.trainer.ppo.v1.run_log import RunLog, write_summary
+from verl_vcpo.trainer.ppo.v1.run_log import RunLog, read_metrics, write_summary
 
 
 def config(lag: float, *, device: str = "gpu", task: str = "math", name: str = "vcpo", **vcpo: object) -> dict:
@@ -173,6 +173,15 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_several_runs_need_a_folder(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run) for run in runs]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_was_never_validated_is_drawn_beside_another(tmp_path: Path) -> None:
+    """Its empty curve must not be in the layout: the panels would shrink to nothing, with a warning."""
+    runs = [write_run(tmp_path / str(lag), config(lag), [0.4, 0.5, 0.6], 60) for lag in (2, 4)]
+    lines = [line | {"val_accuracy": None} for line in read_metrics(runs[0])]
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert figure.draw([read_run(run) for run in runs], tmp_path / "figure.png").is_file()
 
 
 def test_who_reads_metrics_only_loads_no_drawing_library() -> None:
