@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from scripts.report import figure, table
@@ -191,3 +192,42 @@ def test_who_reads_metrics_only_loads_no_drawing_library() -> None:
     root = Path(__file__).resolve().parents[2]
     run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert run.stdout == "set()\n"
+
+
+def drawn(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> Figure:
+    """The figure of the runs, still open."""
+    kept: list[Figure] = []
+    monkeypatch.setattr("matplotlib.pyplot.close", kept.append)
+    figure.draw([read_run(run) for run in runs], runs[0] / "figure.png")
+    return kept[0]
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_nothing_in_the_figure_lies_on_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of one run, and of many with long names at several lags."""
+    settings = [config(lag, opob_scope="mini_batch") for lag in range(number)]
+    runs = [write_run(tmp_path / str(i), s, [0.4, 0.5, 0.6], 60) for i, s in enumerate(settings)]
+    picture = drawn(runs, monkeypatch)
+    (legend,) = picture.legends
+    panels = [axis.get_tightbbox() for axis in picture.axes if axis.axison]
+    boxes = [legend.get_window_extent(), *panels]
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    whole = picture.bbox
+    assert boxes[0].x0 >= 0 and boxes[0].x1 <= whole.width, "the legend is in the picture"
+    columns = 2 if number == 1 else 3
+    assert all(axis.bbox.width > 0.7 * whole.width / columns for axis in picture.axes), "no panel is squeezed"
+
+
+def test_the_axes_show_the_bulk_and_the_alarms_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While rollouts are of the current policy, KL is a rounding error: 1e-13."""
+    run = write_run(tmp_path / "run", config(10), [0.4, 0.5, 0.6, 0.7], 60)
+    lines = read_metrics(run)
+    lines[1]["kl"] = 1e-13
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, ess, _, kl = drawn([run], monkeypatch).axes
+    assert 1e-8 < kl.get_ylim()[0] <= 1e-3 and kl.get_ylim()[1] == 1
+    for axis, level in ((ess, 0.1), (kl, 0.2)):
+        assert any(list(line.get_ydata()) == [level, level] for line in axis.lines)
+        assert [text.get_text() for text in axis.texts] == ["alarm"]
