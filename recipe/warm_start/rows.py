@@ -58,8 +58,9 @@ class AnsweredRows:
             yield chat, answer if rng.random() < correct_fraction else rng.choice(self.taught)[1]
 
     def phrases(self) -> list[str]:
-        """What all prompts begin and end with, cut where a word begins or ends."""
-        texts = [chat[-1]["content"] for chat, _ in [*self.taught, *self.held_out]]
+        """What the first questions of all prompts begin and end with, cut where a word begins or ends."""
+        chats = [chat for chat, _ in [*self.taught, *self.held_out]]
+        texts = [next((m["content"] for m in chat if m["role"] == "user"), chat[0]["content"]) for chat in chats]
         start = re.sub(r"\w+$", "", os.path.commonprefix(texts))
         rests = [text[len(start) :][::-1] for text in texts]
         end = re.sub(r"^\w+", "", os.path.commonprefix(rests)[::-1])

@@ -276,7 +276,7 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     if record is not None:
         print(f"Reusing {out}: it was made with the same settings.")
     else:
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(min(THREADS, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         torch.manual_seed(settings.seed)
         tokenizer = lesson.tokenizer(settings.seed)
         model = build_model(tokenizer, settings.layers, settings.heads)
