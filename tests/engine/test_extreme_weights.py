@@ -47,7 +47,8 @@ def test_a_second_backward_follows_only_where_the_two_sums_would_cancel(
     took = []
     for spread in (0, 4, 14, 25):
         error, second = actor.error(
-            actor.with_log_weights(log_weights(weights, spread, B)), VCPOSettings(truncation=truncation)
+            actor.with_log_weights(log_weights(weights, spread, B)),
+            VCPOSettings(truncation=truncation, **KEEPS["gradients"]),
         )
         assert error <= LIMIT
         took.append(second)
@@ -58,7 +59,7 @@ def test_weights_too_small_to_be_squared_are_measured_without_them(actor: Actor)
     batch = actor.with_log_weights(torch.full((B,), -40.0).double())
     tiny = dict(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=1e6)
     wanted, _ = actor.update(batch, VCPOSettings(**KEEPS["per trajectory"]), **tiny)
-    got, metrics = actor.update(batch, VCPOSettings(), **tiny)
+    got, metrics = actor.update(batch, VCPOSettings(**KEEPS["gradients"]), **tiny)
     assert metrics["vcpo/second_backwards"] == [1]
     assert (got - wanted).norm() <= LIMIT * wanted.norm()
 
@@ -66,7 +67,7 @@ def test_weights_too_small_to_be_squared_are_measured_without_them(actor: Actor)
 @pytest.mark.parametrize("layout", [ParallelLayout("DP2", dp=2), ParallelLayout("PP2", pp=2)], ids=lambda x: x.name)
 def test_all_ranks_take_the_second_backward(layout: ParallelLayout, checkpoints: Callable[[], Path]) -> None:
     dominated: dict[str, Any] = dict(whole_groups=True, dominance=20.0)
-    gradients = Method("gradients", {"truncation": None}, **dominated)
+    gradients = Method("gradients", {"truncation": None, **KEEPS["gradients"]}, **dominated)
     reference = Method("per trajectory", {"truncation": None, "norms": {"how": "per_trajectory"}}, **dominated)
     got = run_layout(layout, checkpoints(), [gradients])["gradients"]
     wanted = run_layout(ParallelLayout("one process"), checkpoints(), [reference])["per trajectory"]
@@ -77,7 +78,7 @@ def test_all_ranks_take_the_second_backward(layout: ParallelLayout, checkpoints:
 
 
 def test_narrow_sums_take_a_second_backward_sooner(actor: Actor) -> None:
-    narrow = VCPOSettings(norms={"buffer_dtype": "bfloat16"})  # type: ignore[arg-type]  # it takes a mapping
+    narrow = VCPOSettings(norms={"keep": "gradients", "buffer_dtype": "bfloat16"})  # type: ignore[arg-type]  # it takes a mapping
     actor.engine._second_buffers.clear()
     seconds = {}
     for spread in (0, 6, 8):

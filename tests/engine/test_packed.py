@@ -59,12 +59,14 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(opob_scope="minibatch"),
-        dict(opob_weights="paper", norm_by_std=False),
+        dict(opob_scope="minibatch", norms=dict(keep="gradients")),
+        dict(opob_weights="paper", norm_by_std=False, norms=dict(keep="gradients")),
         dict(opob_leave_one_out=True),
         dict(truncation=None, norms=dict(keep="activations", tokens=1)),
         dict(opob_scope="minibatch", norms=dict(keep="activations")),
         dict(norms=dict(keep="nothing")),
+        dict(norms=dict(keep="gradients")),
+        dict(),
     ],
     ids=str,
 )
@@ -73,7 +75,8 @@ def test_settings(make_engine: Callable[..., Any], settings: dict[str, Any]) -> 
 
 
 def test_a_second_buffer_of_narrow_numbers(make_engine: Callable[..., Any]) -> None:
-    assert_same_update(make_engine, make_batch(ONE_PROCESS), 2e-2, norms=dict(buffer_dtype="bfloat16"))
+    narrow = dict(keep="gradients", buffer_dtype="bfloat16")
+    assert_same_update(make_engine, make_batch(ONE_PROCESS), 2e-2, norms=narrow)
 
 
 def test_micro_batches_that_do_not_divide_a_group(make_engine: Callable[..., Any]) -> None:
@@ -87,7 +90,7 @@ def test_what_is_not_needed_is_not_allocated(make_engine: Callable[..., Any]) ->
     for settings in (dict(baseline="mean"), dict(norms=dict(keep="activations")), dict(norms=dict(keep="nothing"))):
         train(engine, make_batch(ONE_PROCESS), VCPOSettings(**settings))
         assert not engine._second_buffers
-    train(engine, make_batch(ONE_PROCESS), VCPOSettings())
+    train(engine, make_batch(ONE_PROCESS), VCPOSettings(norms=NormsConfig(keep="gradients")))
     trained = [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
     assert set(engine._second_buffers) == set(trained)
     assert not any(buffer.any() for buffer in engine._second_buffers.values()), "zero between updates"
@@ -382,11 +385,11 @@ def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
     assert len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=1)), "activations", seen, interleaved=True)) == 1
 
 
-def test_recompute_and_the_default_is_packed(make_engine: Callable[..., Any]) -> None:
+def test_recompute(make_engine: Callable[..., Any]) -> None:
     recompute = ParallelLayout("recompute", recompute=True, distributed_optimizer=False)
     plain, again = make_engine(), make_engine(layout=recompute)
     for engine in (plain, again):
-        train(engine, make_batch(ONE_PROCESS), VCPOSettings())
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings(norms=NormsConfig(keep="gradients")))
         assert engine._second_buffers
     assert plain.last_update[0].squared_norm.equal(again.last_update[0].squared_norm)
     assert len(plain.last_update[0].squared_norm) == GROUPS * GROUP_SIZE

@@ -147,6 +147,7 @@ BATCH = Place(
         Reach("(several files)", How.CALLS, f"{TU}:assign_non_tensor_data", "tensor_dict, key, val", ""),
         Reach("(several files)", How.CALLS, f"{TU}:assign_non_tensor_stack", "tensor_dict, key, val", ""),
         Reach("(several files)", How.CALLS, f"{TU}:index_select_tensor_dict", "batch, indices", ""),
+        Reach("_select", How.CALLS, f"{TU}:nested_tensor_from_tensor_list", "tensors, ragged_idx", "rows of a pass"),
         Reach("testkit", How.CALLS, f"{TU}:get_tensordict", "tensor_dict, non_tensor_dict", "batches for one engine"),
         Reach("scripts/bench", How.CALLS, f"{TU}:concat_tensordict", "data", ""),
         Reach(

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from vcpo.gradnorm import cost
 from vcpo.gradnorm.segments import Segments
 
 # The size in bytes of the buffer that holds some rows of several sequences' dW_i until they are squared and added. On a
@@ -27,10 +28,11 @@ _FEWEST_ROWS, _SUMMED_AT_ONCE = 256, 4
 _CHUNK = 1 << 16  # squares that are summed in float32 before the sums of chunks are added
 
 
-def gram_costs_less(segments: Segments, inputs: int, outputs: int) -> bool:
-    """Whether the Gram form takes fewer operations than one more weight-gradient product."""
+def gram_costs_less(segments: Segments, inputs: int, outputs: int, number_bytes: int = _NUMBER) -> bool:
+    """Whether norms take less time in the Gram form than in the direct form, by operations and bytes."""
+    of = cost.rates(segments.device.type, number_bytes)
     lengths = segments.lengths
-    return sum(n * n for n in lengths) * (inputs + outputs) < sum(lengths) * inputs * outputs
+    return cost.gram(lengths, inputs, outputs, of) < cost.direct(lengths, inputs, outputs, of, number_bytes)
 
 
 def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | None = None) -> Tensor:
@@ -46,7 +48,7 @@ def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | 
     Returns:
         [n] float32.
     """
-    gram = gram_costs_less(segments, x.shape[1], dy.shape[1])
+    gram = gram_costs_less(segments, x.shape[1], dy.shape[1], dy.element_size())
     batched = _is_batched(x) if batched is None else batched
     if not gram:
         nothing = torch.empty(0, len(segments), device=x.device)
@@ -57,10 +59,24 @@ def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | 
             a, b = bucket.gather(x), bucket.gather(dy)
             norms[bucket.sequences] = (a @ a.mT).float().mul_(b @ b.mT).sum((1, 2))
         return norms
-    for i, (start, end) in enumerate(_bounds(segments)):
-        a, b = x[start:end], dy[start:end]
-        norms[i] = torch.dot((a @ a.T).flatten().float(), (b @ b.T).flatten().float())
-    return norms
+    parts = zip(x.split(segments.lengths), dy.split(segments.lengths), strict=True)
+    return torch.stack([_gram_squared_norm(a, b) for a, b in parts]) if len(segments) else norms
+
+
+def _gram_squared_norm(x: Tensor, dy: Tensor) -> Tensor:
+    """sum_{t,u} (x_t . x_u) (dy_t . dy_u) of one sequence, float32.
+
+    Both matrices are symmetric: of long sequences only tiles on and right of the diagonal are formed.
+    """
+    tokens = len(x)
+    if tokens < 1.5 * cost.TILE:
+        return torch.dot((x @ x.T).float().view(-1), (dy @ dy.T).float().view(-1))
+    sums = []
+    for top in range(0, tokens, cost.TILE):
+        rows = slice(top, top + cost.TILE)
+        products = (x[rows] @ x[top:].T).float().mul_(dy[rows] @ dy[top:].T)  # [tile, tokens - top]
+        sums.append(2 * products.sum() - products[:, : cost.TILE].sum())
+    return torch.stack(sums).sum()
 
 
 def add_weighted(x: Tensor, dy: Tensor, coefficient: Tensor, into: Tensor) -> None:
@@ -72,10 +88,13 @@ def add_weighted(x: Tensor, dy: Tensor, coefficient: Tensor, into: Tensor) -> No
         coefficient: [T] that of each token's sequence.
         into: [out, in], usually of a wider dtype than the product.
     """
-    # The product of two numbers is rounded to dy's format, once; a coefficient rounded before would be wrong for all
+    # The product of two numbers is rounded to their format, once; a coefficient rounded before would be wrong for all
     # tokens of a sequence by as much, and in the same direction.
-    weighted = dy * coefficient.to(torch.promote_types(dy.dtype, coefficient.dtype))[:, None]
-    _add_product(weighted.to(dy.dtype), x, into)
+    coefficient = coefficient.to(torch.promote_types(dy.dtype, coefficient.dtype))[:, None]
+    if x.shape[1] < dy.shape[1]:  # the narrower factor: fewer numbers are written
+        _add_product(dy, (x * coefficient).to(x.dtype), into)
+    else:
+        _add_product((dy * coefficient).to(dy.dtype), x, into)
 
 
 def _add_product(dy: Tensor, x: Tensor, into: Tensor) -> None:
@@ -136,6 +155,8 @@ def _row_squares(block: Tensor) -> Tensor:
         return torch.linalg.vector_norm(block, dim=1, dtype=torch.float32).square_()
     # torch's CPU float32 norm accumulates sequentially: on a whole weight matrix the error was 6e-5, so chunks are
     # summed.
+    if block.shape[1] <= _CHUNK:
+        return torch.stack([row.dot(row) for row in block])
     return torch.stack([torch.stack([part.dot(part) for part in row.split(_CHUNK)]).sum() for row in block])
 
 

@@ -20,10 +20,10 @@ from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("untied", dict()),
+        ("untied", dict(norms=dict(keep="gradients"))),
         ("tied", dict(norms=dict(keep="activations"))),
         ("untied", dict(norms=dict(keep="nothing"))),
-        ("tied", dict(opob_scope="minibatch")),
+        ("tied", dict(opob_scope="minibatch", norms=dict(keep="gradients"))),
         ("moe", dict()),
         ("moe", dict(norms=dict(keep="gradients"))),
     ],

@@ -22,8 +22,9 @@ class NormsKeep(StrEnum):
     """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
 
     AUTO = "auto"
-    """`gradients` where a baseline's sequences are one pass of one rank, else `activations`. For a mixture of experts
-    `activations`; at the scope of a mini-batch `nothing`."""
+    """`gradients` or `activations`, whichever takes less time by operations and bytes for a mini-batch's lengths and
+    groups (packed/choice.py); `activations` where a baseline's sequences are not one pass of one rank. For a mixture of
+    experts `activations`; at the scope of a mini-batch `nothing`."""
     GRADIENTS = "gradients"
     """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size. Where
     their difference would lose its digits, because few sequences have almost all the weight, a second backward."""
@@ -41,6 +42,11 @@ class BufferDtype(StrEnum):
     BFLOAT16 = "bfloat16"
     """Half the memory; the gradient is right to 1e-2 only, and a second backward is needed at smaller spreads of the
     weights."""
+
+
+ACTIVATIONS_OF_AUTO_BYTES = 4 << 30
+"""With `keep=auto`, where `gradients` is possible: what the activations of a pass may take, on each rank. Or as much as
+the second buffer of `gradients` would, if that is more."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class NormsConfig:
     """With `keep=gradients`: the number format of the second buffer."""
 
     tokens: int = 16384
-    """With `keep=activations`: at most so many tokens of a rank are kept at a time, but at least one group."""
+    """Where activations are kept: at most those of so many tokens of a rank at a time, but at least of one group."""
 
     def __post_init__(self) -> None:
         for name, enum in (("how", NormsHow), ("keep", NormsKeep), ("buffer_dtype", BufferDtype)):

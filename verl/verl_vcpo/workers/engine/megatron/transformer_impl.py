@@ -36,6 +36,7 @@ from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep, against_packing
 from verl_vcpo.workers.engine.megatron.packed import experts
+from verl_vcpo.workers.engine.megatron.packed.choice import Layers
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
     PackedOutcome,
@@ -76,6 +77,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
         self._second_buffers: dict[Tensor, Tensor] = {}
         self._warned = False
+        self._kept: NormsKeep | None = None
         self._batch_begins = True
 
     def initialize(self) -> None:
@@ -89,6 +91,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         reasons: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(reasons, self._why_not_packed())
         self.unpackable = next(filter(None, reasons), None)
+        self.linear_layers = Layers.gathered(self.module, self.model_config.share_embeddings_and_output_weights)
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
         """One optimizer step on one mini-batch; no step where no sequence of the mini-batch is usable.
@@ -139,7 +142,11 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             grad_norm = self.optimizer_step()
         if self.is_mp_src_rank_with_outputs():
             outputs["metrics"]["grad_norm"] = grad_norm
-        return self._with_metrics(outputs, batch, step, second_backward=packed is not None and packed.rounded)
+        of_packed = {}
+        if packed:
+            activations = packed.keep is NormsKeep.ACTIVATIONS
+            of_packed = {"vcpo/second_backwards": int(packed.rounded), "vcpo/activations_kept": int(activations)}
+        return self._with_metrics(outputs, batch, step, of_packed)
 
     def _why_not_packed(self) -> str | None:
         """`unpackable`, of this rank's part of the model."""
@@ -170,6 +177,9 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             self._warned = True
             return None
         update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
+        if update.keep is not self._kept and dist.get_rank() == 0:
+            logger.info("packed norms keep %s in %d passes: %s", update.keep.value, len(update.passes), update.why)
+        self._kept = update.keep
         if update.keep is NormsKeep.GRADIENTS and not self._second_buffers:
             dtype = getattr(torch, vcpo.norms.buffer_dtype.value)
             self._second_buffers.update(buffers_like_gradients(self.module, dtype))
@@ -248,7 +258,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         return self._with_metrics(outputs, batch, step)
 
     def _with_metrics(
-        self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate, second_backward: bool = False
+        self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate, of_packed: dict[str, int] | None = None
     ) -> dict[str, Any]:
         if not self.is_mp_src_rank_with_outputs():
             return outputs
@@ -263,7 +273,8 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
             "vcpo/dropped_sequences": int(batch.dropped.sum()),
             "vcpo/skipped_updates": int(not usable.any()),
-            "vcpo/second_backwards": int(second_backward),
+            "vcpo/second_backwards": 0,
+            **(of_packed or {}),
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())

@@ -30,7 +30,7 @@ def what_to_keep(
     experts: Experts = Experts.NONE,
 ) -> NormsKeep:
     """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`; with experts
-    `config.kept_with_experts`.
+    `config.kept_with_experts`. Which of both is faster is not asked: see `choice.choose`.
 
     Args:
         config: VCPO's settings.
@@ -43,24 +43,25 @@ def what_to_keep(
         ValueError: `keep=gradients`, where groups and ranks do not allow it.
     """
     if config.norms.keep is NormsKeep.GRADIENTS:
-        obstacle = _against_gradients(config, sequences, interleaved, micro_batch_tokens, experts)
+        obstacle = against_gradients(config, sequences, interleaved, micro_batch_tokens, experts)
         if obstacle:
             raise ValueError(f"vcpo.norms.keep=gradients: {obstacle}; set vcpo.norms.keep=activations, or auto")
     if config.norms.keep is not NormsKeep.AUTO:
         return config.norms.keep
     if experts is not Experts.NONE:
         return config.kept_with_experts
-    obstacle = _against_gradients(config, sequences, interleaved, micro_batch_tokens, experts)
+    obstacle = against_gradients(config, sequences, interleaved, micro_batch_tokens, experts)
     return NormsKeep.ACTIVATIONS if obstacle else NormsKeep.GRADIENTS
 
 
-def _against_gradients(
+def against_gradients(
     config: VCPOSettings,
     sequences: SequencesBeforeForward,
     interleaved: bool,
     micro_batch_tokens: int | None,
     experts: Experts,
 ) -> str | None:
+    """Why groups and ranks do not allow `keep=gradients`, in words; None if they do. Arguments as of `what_to_keep`."""
     if config.opob_leave_one_out:
         return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
     if config.opob_scope is OpobScope.MINIBATCH:
@@ -93,11 +94,18 @@ def plan_passes(
     interleaved: bool,
     micro_batch_tokens: int | None = None,
     experts: Experts = Experts.NONE,
+    most_tokens: int | None = None,
+    most_sequences: int | None = None,
 ) -> list[list[list[int]]]:
     """Per pass and data-parallel rank the numbers of that rank's sequences. No rank has an empty pass.
 
     All sequences of a baseline are in the same pass, on whichever ranks they are. Where experts are shared, all ranks
-    have as many micro-batches in a pass. Arguments as of `what_to_keep`.
+    have as many micro-batches in a pass.
+
+    Args:
+        most_tokens: of a rank in a pass with `keep=activations`, but at least one group; None: `config.norms.tokens`.
+        most_sequences: the same of sequences; None: no limit.
+        config, keep, sequences, interleaved, micro_batch_tokens, experts: as of `what_to_keep`.
     """
     ranks = _ranks(sequences)
     size = len(sequences.group) // ranks
@@ -108,12 +116,12 @@ def plan_passes(
         homes = [[(groups == group).nonzero().flatten().tolist() for group in groups.unique()] for groups in by_rank]
         return [list(of_ranks) for of_ranks in zip(*homes, strict=True)]
     alike = experts is Experts.SHARED and micro_batch_tokens is None
+    most = (config.norms.tokens if most_tokens is None else most_tokens), most_sequences
     passes: list[Tensor] = []
     for group in sequences.group.unique():
         rows = sequences.group == group
         if passes and (
-            not _ready(passes[-1], sequences, micro_batch_tokens, alike)
-            or _fits(passes[-1] | rows, sequences, config.norms.tokens)
+            not _ready(passes[-1], sequences, micro_batch_tokens, alike) or _fits(passes[-1] | rows, sequences, *most)
         ):
             passes[-1] |= rows
         else:
@@ -144,6 +152,7 @@ def _ready(rows: Tensor, sequences: SequencesBeforeForward, micro_batch_tokens: 
     return min(counts) >= most
 
 
-def _fits(rows: Tensor, sequences: SequencesBeforeForward, most: int) -> bool:
-    """Whether every rank has at most `most` tokens in these rows."""
-    return all(sequences.length[rows & (sequences.rank == rank)].sum() <= most for rank in range(_ranks(sequences)))
+def _fits(rows: Tensor, sequences: SequencesBeforeForward, tokens: int, number: int | None) -> bool:
+    """Whether every rank has at most `tokens` tokens and `number` sequences in these rows."""
+    of_ranks = [sequences.length[rows & (sequences.rank == rank)] for rank in range(_ranks(sequences))]
+    return all(mine.sum() <= tokens and (number is None or len(mine) <= number) for mine in of_ranks)

@@ -41,10 +41,11 @@ from verl_vcpo.workers.engine.megatron.mini_batch import (
     gather_sequences,
 )
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
+from verl_vcpo.workers.engine.megatron.packed.choice import Choice, choose
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.experts import are_shared
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
-from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes, what_to_keep
+from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes
 from verl_vcpo.workers.engine.megatron.packed.rounding import TwoSums, predicted_rounding
 from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
 
@@ -63,6 +64,8 @@ class PackedOutcome:
     """False with `keep=nothing`, and where `rounded`: only the norms are known."""
     rounded: bool
     """Whether rounding would have spoiled what `keep=gradients` forms."""
+    keep: NormsKeep
+    """What was kept of the passes."""
 
 
 class Pass:
@@ -127,12 +130,14 @@ class PackedUpdate:
         self.sequences: SequencesBeforeForward = gather_sequences(data, self.rank)
         interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
         self.in_place_of_gradients = in_place_of_gradients
-        self.keep = NormsKeep.NOTHING
         limits = interleaved, _micro_batch_tokens(data), _experts(engine)
-        if not in_place_of_gradients:
-            self.keep = what_to_keep(config, self.sequences, *limits)
-        passes = plan_passes(config, self.keep, self.sequences, *limits)
-        self.passes = [Pass(rows, self.rank) for rows in passes]
+        if in_place_of_gradients:
+            choice = Choice(nothing := NormsKeep.NOTHING, plan_passes(config, nothing, self.sequences, *limits), "")
+        else:
+            staged = mpu.get_pipeline_model_parallel_world_size() > 1
+            choice = choose(config, self.sequences, *limits, engine.linear_layers, staged)
+        self.keep, self.why = choice.keep, choice.why
+        self.passes = [Pass(rows, self.rank) for rows in choice.passes]
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
@@ -153,7 +158,7 @@ class PackedUpdate:
         if self.keep is NormsKeep.GRADIENTS:
             rounded = not self._two_sums_suffice(batch)
         has_gradient = self.keep is not NormsKeep.NOTHING and not rounded
-        return PackedOutcome(batch, self.losses, has_gradient, rounded)
+        return PackedOutcome(batch, self.losses, has_gradient, rounded, self.keep)
 
     def _one_pass(self, one: Pass) -> None:
         engine = self.engine
@@ -189,8 +194,7 @@ class PackedUpdate:
 
     def _select(self, one: Pass) -> TensorDict:
         rows = one.mine
-        data = self.data if rows == list(range(len(self.data))) else tu.index_select_tensor_dict(self.data, rows)
-        data = data.copy()
+        data = self.data.copy() if rows == list(range(len(self.data))) else self._of_rows(rows)
         size = tu.get_non_tensor_data(data, key="micro_batch_size_per_gpu", default=None)
         if size:  # verl demands a size that divides the pass: the largest such size
             tu.assign_non_tensor(
@@ -199,6 +203,19 @@ class PackedUpdate:
         data["vcpo_row"] = one.my_numbers
         data["vcpo_coefficient"] = self.sequences.usable[self.sequences.mine][rows].float()
         return data
+
+    def _of_rows(self, rows: list[int]) -> TensorDict:
+        ragged = self._ragged
+        data = tu.index_select_tensor_dict(self.data.exclude(*ragged), rows)
+        for name, values in ragged.items():
+            dimension = getattr(self.data[name], "_ragged_idx", self.data[name].dim() - 1)
+            data[name] = tu.nested_tensor_from_tensor_list([values[row] for row in rows], ragged_idx=dimension)
+        return data
+
+    @cached_property
+    def _ragged(self) -> dict[str, tuple[Tensor, ...]]:
+        """Of each nested column its rows: unbinding a column takes time for all of its rows, in every pass."""
+        return {name: value.unbind() for name, value in self.data.items() if getattr(value, "is_nested", False)}
 
     def _loss(self) -> Callable[..., Any]:
         if self.keep is NormsKeep.GRADIENTS:

@@ -1,0 +1,66 @@
+"""The cost model of norms and sums, against the operations that are counted while norms are computed."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vcpo.gradnorm import Segments, add_weighted_per_sequence, cost, squared_norms
+from vcpo.gradnorm.linear import gram_costs_less
+
+SHORT, LONG = [50, 60, 70, 80], [600, 400]
+SHAPES = [(128, 128), (128, 512), (512, 192)]
+
+
+def operations(lengths: list[int], inputs: int, outputs: int) -> dict[str, int]:
+    """Of the products that each form really makes."""
+    segments = Segments.of_lengths(lengths)
+    x, dy = torch.ones(sum(lengths), inputs), torch.ones(sum(lengths), outputs)
+    nothing = torch.empty(0, len(lengths))
+    forms = {
+        "norms": lambda: squared_norms(x, dy, segments),
+        "direct": lambda: add_weighted_per_sequence(x, dy, segments, nothing, []),
+    }
+    counted = {}
+    for name, form in forms.items():
+        with FlopCounterMode(display=False) as counter:
+            form()
+        counted[name] = counter.get_total_flops()
+    return counted
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("lengths", [SHORT, LONG, [130, 20, 300]])
+def test_the_model_counts_the_operations_that_are_done(lengths: list[int], inputs: int, outputs: int) -> None:
+    """Catches a form that does something else than the model says, and a model that prefers the form with far more."""
+    only_operations = cost.Rates(1.0, 1.0, float("inf"), float("inf"), 4, 0.0, symmetric=True)
+    counted = operations(lengths, inputs, outputs)
+    expected = {form: getattr(cost, form)(lengths, inputs, outputs, only_operations) for form in ("gram", "direct")}
+    assert counted["direct"] == expected["direct"]
+    gram = gram_costs_less(Segments.of_lengths(lengths), inputs, outputs)
+    assert counted["norms"] == expected["gram" if gram else "direct"]
+    if max(expected.values()) > 2 * min(expected.values()):
+        assert gram == (expected["gram"] < expected["direct"])
+
+
+def test_both_forms_are_among_the_cases() -> None:
+    assert {gram_costs_less(Segments.of_lengths(n), *shape) for n in (SHORT, LONG) for shape in SHAPES} == {True, False}
+
+
+def test_bytes_count() -> None:
+    """Catches a choice by operations alone: two sums take fewest of them, and on a GPU most of the time."""
+    short, wide = [160] * 16, (3584, 9472)
+    for of in (cost.GPU_BFLOAT16, cost.CPU):
+        assert cost.two_sums([2048] * 4, *wide, of, 2) < cost.norm_then_sum([2048] * 4, *wide, of, 2)
+    assert cost.two_sums(short, *wide, cost.GPU_BFLOAT16, 2) > 1.5 * cost.norm_then_sum(
+        short, *wide, cost.GPU_BFLOAT16, 2
+    )
+    plain = cost.plain(sum(short), *wide, cost.GPU_BFLOAT16)
+    assert cost.two_sums(short, *wide, cost.GPU_BFLOAT16, 2) > 2 * plain
+
+
+def test_kinds_of_devices() -> None:
+    assert [cost.rates("cpu", 2), cost.rates("cuda", 2), cost.rates("cuda", 4)] == [
+        cost.CPU,
+        cost.GPU_BFLOAT16,
+        cost.GPU_FLOAT32,
+    ]

@@ -1,0 +1,101 @@
+"""What norms and sums of a linear layer cost: operations and bytes, divided by the rates of a kind of device.
+
+The rates are stated, not measured when a run starts: what is chosen by them, and with that the order in which numbers
+are added, is the same in every run of the same seed. Only their ratios matter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+TILE = 64
+"""Tokens: of a long sequence's Gram matrices a CPU forms only tiles of this size on and right of the diagonal."""
+
+_FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one kind of device."""
+
+    operations: float
+    """Per second, of products of many tokens."""
+    of_one_sequence: float
+    """The share of that rate that products of one sequence's tokens with each other reach."""
+    memory: float
+    """Bytes per second, of what was used long ago."""
+    nearby: float
+    """Bytes per second, of what the operation before has written."""
+    added_at_once: int
+    """How many sequences' gradients are added to a sum at a time."""
+    call: float
+    """Seconds that each sequence takes besides, in each layer and form."""
+    symmetric: bool
+    """Whether only half of a long sequence's symmetric matrices is formed."""
+
+
+CPU = Rates(80e9, 0.75, memory=25e9, nearby=15e9, added_at_once=4, call=8e-6, symmetric=True)
+"""One thread of the machine that docs/performance.md was measured on (`scripts.bench.layer_overhead`)."""
+
+GPU_BFLOAT16 = Rates(500e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, symmetric=False)
+"""An H100: what large products reach and 90 % of its memory's rate. Estimated, not measured."""
+
+GPU_FLOAT32 = Rates(50e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, symmetric=False)
+"""As above, without TF32."""
+
+
+def rates(device: str, number_bytes: int = _FLOAT32) -> Rates:
+    """Of a kind of device (`cpu`, `cuda`) for products of numbers of this size."""
+    if device == "cpu":
+        return CPU
+    return GPU_FLOAT32 if number_bytes >= _FLOAT32 else GPU_BFLOAT16
+
+
+def plain(tokens: int, inputs: int, outputs: int, of: Rates) -> float:
+    """Seconds of the packed weight-gradient product of a layer of `inputs` x `outputs`."""
+    return 2 * tokens * inputs * outputs / of.operations
+
+
+def gram(lengths: Sequence[int], inputs: int, outputs: int, of: Rates) -> float:
+    """Seconds of all sequences' norms, in the Gram form."""
+    pairs = sum(_pairs(length, of) for length in lengths)
+    operations = 2 * pairs * (inputs + outputs) / (of.operations * of.of_one_sequence)
+    return operations + 4 * _FLOAT32 * pairs / of.nearby + len(lengths) * of.call
+
+
+def _pairs(length: int, of: Rates) -> float:
+    """Pairs of tokens whose products are formed."""
+    if not of.symmetric or length < 1.5 * TILE:
+        return length * length
+    tops = list(range(0, length, TILE)) + [length]
+    return sum((end - top) * (length - top) for top, end in pairwise(tops))
+
+
+def direct(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
+    """Seconds of all sequences' norms, in the direct form: each gradient is written, and read once."""
+    written_and_read = 2 * len(lengths) * inputs * outputs * number_bytes / of.nearby
+    return plain(sum(lengths), inputs, outputs, of) + written_and_read + len(lengths) * of.call
+
+
+def two_sums(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
+    """Seconds of norms and two weighted sums of one group: what `direct` does; each gradient is read twice more.
+
+    Both buffers are read and written for every few sequences, and once more when the group's baseline is known: three
+    are read, and three written.
+    """
+    weights = inputs * outputs
+    read = 2 * len(lengths) * weights * number_bytes / of.nearby
+    additions = -(-len(lengths) // of.added_at_once)
+    buffers = (4 * additions + 6) * weights * _FLOAT32 / of.memory
+    return direct(lengths, inputs, outputs, of, number_bytes) + read + buffers
+
+
+def norm_then_sum(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
+    """Seconds of norms, in the cheaper form, and of one weighted sum of activations that are kept until then.
+
+    The sum is the plain product, of factors one of which is multiplied by the coefficients, the narrower.
+    """
+    tokens = sum(lengths)
+    norms = min(gram(lengths, inputs, outputs, of), direct(lengths, inputs, outputs, of, number_bytes))
+    scaled = 2 * tokens * min(inputs, outputs) * number_bytes / of.memory
+    return norms + scaled + plain(tokens, inputs, outputs, of)

@@ -1,0 +1,175 @@
+"""What `vcpo.norms.keep=auto` keeps of a mini-batch, and in which passes: whatever takes the least time there.
+
+The time is that of operations and bytes at the rates of the kind of device (vcpo/gradnorm/cost.py), and of the host. It
+depends on the model's layers, the sequences' lengths and the groups, and on nothing that is measured: the same
+mini-batch is computed in the same way in every run, and on all ranks.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
+from vcpo.gradnorm import cost
+from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
+from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, BufferDtype, NormsKeep
+from verl_vcpo.workers.engine.megatron.packed.plan import (
+    Experts,
+    against_gradients,
+    plan_passes,
+    what_to_keep,
+)
+
+Passes = list[list[list[int]]]
+
+# Host time of a pass: verl's schedule, and what ranks tell each other. And for each pair of sequences in a micro-batch
+# by tokens: verl's preprocess_thd_engine takes the batch apart for each sequence in it. On the machine of
+# docs/performance.md; their ratio is what matters.
+_PASS_S, _PAIR_S = 20e-3, 10e-6
+_TOGETHER = 64
+"""Sequences of a pass from which on more of them would cost the host more than passes do."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The linear layers of a dense model."""
+
+    stages: tuple[tuple[tuple[int, int], ...], ...]
+    """Of each different part of the model on a rank the layers' numbers of inputs and outputs on that rank."""
+    number_bytes: int = 4
+    """Of inputs and output gradients."""
+    device: str = "cpu"
+
+    @classmethod
+    def gathered(cls, chunks: list[torch.nn.Module], tied: bool) -> "Layers":
+        """Of all ranks' parts of a model. Collective over the whole trainer.
+
+        Args:
+            chunks: this rank's.
+            tied: whether the head's weight is that of the embedding.
+        """
+        is_head = tied and mpu.get_pipeline_model_parallel_world_size() == 1
+        weights = [
+            parameter
+            for chunk in chunks
+            for name, parameter in chunk.named_parameters()
+            if parameter.requires_grad and parameter.dim() == 2 and (is_head or "word_embeddings" not in name)
+        ]
+        # ranks of context parallelism square some rows each
+        mine = tuple(sorted((w.shape[1], w.shape[0] // mpu.get_context_parallel_world_size()) for w in weights))
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, mine)
+        first = next(iter(weights), None)
+        if first is None:
+            return cls(tuple(sorted(set(parts))))
+        return cls(tuple(sorted(set(parts))), first.element_size(), first.device.type)
+
+    def seconds(self, keep: NormsKeep, lengths: list[int]) -> float:
+        """Of norms and sums of one pass over sequences of these lengths, on the slowest rank."""
+        of = cost.rates(self.device, self.number_bytes)
+        form = cost.two_sums if keep is NormsKeep.GRADIENTS else cost.norm_then_sum
+        return max(
+            (
+                sum(n * form(lengths, *shape, of, self.number_bytes) for shape, n in Counter(stage).items())
+                for stage in self.stages
+            ),
+            default=0.0,
+        )
+
+    def tokens_that_fit(self, buffer: BufferDtype) -> int:
+        """The most tokens of which `auto` keeps activations, or of one group, on a rank.
+
+        They take no more memory than the second buffer would, or than ACTIVATIONS_OF_AUTO_BYTES.
+        """
+        number = 2 if buffer is BufferDtype.BFLOAT16 else 4
+        return min(
+            (
+                int(max(ACTIVATIONS_OF_AUTO_BYTES, number * sum(i * o for i, o in stage)) / kept)
+                for stage in self.stages
+                if (kept := self.number_bytes * sum(i + o for i, o in stage))
+            ),
+            default=1,
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a mini-batch's passes keep, and their sequences."""
+
+    keep: NormsKeep
+    passes: Passes
+    """Per pass and data-parallel rank the numbers of that rank's sequences."""
+    why: str
+    """For the log, in words."""
+
+
+def choose(
+    config: VCPOSettings,
+    sequences: SequencesBeforeForward,
+    interleaved: bool,
+    micro_batch_tokens: int | None,
+    experts: Experts,
+    layers: Layers,
+    staged: bool = False,
+) -> Choice:
+    """What is set; with `auto`, of a dense model, the fastest of what groups, ranks and memory allow.
+
+    Args:
+        layers: the model's.
+        staged: whether the model is a pipeline, of which short passes leave stages idle.
+        config, sequences, interleaved, micro_batch_tokens, experts: as of `what_to_keep`.
+
+    Raises:
+        ValueError: `keep=gradients`, where groups and ranks do not allow it.
+    """
+    limits = interleaved, micro_batch_tokens, experts
+
+    def plan(keep: NormsKeep, why: str, **most: Any) -> Choice:
+        return Choice(keep, plan_passes(config, keep, sequences, *limits, **most), why)
+
+    if config.norms.keep is not NormsKeep.AUTO or experts is not Experts.NONE:
+        return plan(what_to_keep(config, sequences, *limits), f"vcpo.norms.keep={config.norms.keep.value}")
+    fit = layers.tokens_that_fit(config.norms.buffer_dtype)
+    # micro-batches by sequences are as long in a long pass as in a short one
+    together = None if micro_batch_tokens is None or staged else _TOGETHER
+    obstacle = against_gradients(config, sequences, *limits)
+    if obstacle:
+        return plan(NormsKeep.ACTIVATIONS, obstacle, most_sequences=together)
+    one_sum = plan(NormsKeep.ACTIVATIONS, "", most_tokens=min(fit, config.norms.tokens), most_sequences=together)
+    two_sums = plan(NormsKeep.GRADIENTS, "")
+    if any(sum(lengths) > fit for one in one_sum.passes for lengths in _lengths(one, sequences)):
+        return Choice(two_sums.keep, two_sums.passes, "the activations of a pass are larger than a second buffer")
+    seconds = {one.keep: _seconds(one, sequences, micro_batch_tokens, layers) for one in (two_sums, one_sum)}
+    fastest = two_sums if seconds[two_sums.keep] <= seconds[one_sum.keep] else one_sum
+    estimates = ", ".join(f"{keep.value} {time:.3g} s" for keep, time in seconds.items())
+    return Choice(fastest.keep, fastest.passes, f"norms and sums are estimated to take: {estimates}")
+
+
+def _lengths(rows: list[list[int]], sequences: SequencesBeforeForward) -> list[list[int]]:
+    """Of each rank the lengths of its sequences in a pass."""
+    size = len(sequences.length) // len(rows)
+    return [sequences.length[rank * size + torch.tensor(mine)].tolist() for rank, mine in enumerate(rows)]
+
+
+def _seconds(
+    choice: Choice, sequences: SequencesBeforeForward, micro_batch_tokens: int | None, layers: Layers
+) -> float:
+    """Of all passes, one after the other; in each the slowest rank counts."""
+    return sum(
+        max(
+            layers.seconds(choice.keep, lengths) + _host_seconds(lengths, micro_batch_tokens)
+            for lengths in _lengths(one, sequences)
+        )
+        for one in choice.passes
+    )
+
+
+def _host_seconds(lengths: list[int], micro_batch_tokens: int | None) -> float:
+    if micro_batch_tokens is None:
+        return _PASS_S
+    micro_batches = -(-sum(lengths) // micro_batch_tokens)
+    return _PASS_S + _PAIR_S * len(lengths) ** 2 / max(1, micro_batches)
