@@ -161,12 +161,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("vcpo.norms.tokens",),
         lambda config: _packs(config) and config.vcpo.norms.keep in (NormsKeep.AUTO, NormsKeep.ACTIVATIONS),
-        "only vcpo.norms.how=packed with vcpo.norms.keep=activations reads it",
+        "only vcpo.norms.how=packed with vcpo.norms.keep=activations or auto reads it",
     ),
     Rule(
         ("vcpo.norms.buffer_dtype",),
         lambda config: _packs(config) and config.vcpo.norms.keep in (NormsKeep.AUTO, NormsKeep.GRADIENTS),
-        "only vcpo.norms.how=packed with vcpo.norms.keep=gradients reads it",
+        "only vcpo.norms.how=packed with vcpo.norms.keep=gradients or auto reads it",
     ),
     Rule(
         ("vcpo.norms.keep",),

@@ -7,7 +7,8 @@ Of the trainer (TP: tensor, CP: context, DP: data, EP: expert, ETP: expert-tenso
     optimizer            12 N / (DP CP): Adam's float32 weights and two moments; of experts / (their data-parallel size)
     second buffer        4 N (vcpo.norms.buffer_dtype=bfloat16: 2 N), with vcpo.norms.keep=gradients
     kept for the update  with vcpo.norms.keep=activations: every linear layer's inputs and output gradients, of at most
-                         vcpo.norms.tokens tokens, but at least of one prompt's samples (keep=auto: spread evenly)
+                         vcpo.norms.tokens tokens, but at least of one prompt's samples (keep=auto: spread evenly).
+                         keep=auto takes either; where it may choose, no more of these than a second buffer, or 2 GiB
     critic               weights, gradients and optimizer once more (method=a2c)
     reference policy     weights once more, with a KL penalty
     activations          `layer_activations` of every layer, or with full recomputation 2 T h of each
@@ -36,7 +37,7 @@ from recipe.fully_async_policy.model_shape import ModelShape
 from recipe.fully_async_policy.norms_plan import obstacle
 from vcpo import OpobScope
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import BufferDtype, NormsKeep
+from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, BufferDtype, NormsKeep
 
 GIB = 2**30
 GPU_MEMORY_GIB = 79.6
@@ -250,7 +251,7 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
     buffer = {"second buffer (OPOB)": gradients / (2 if vcpo.norms.buffer_dtype is BufferDtype.BFLOAT16 else 1)}
     certain = not vcpo.opob_leave_one_out and (whole or layout.dp * layout.vpp == 1)
-    if keep is NormsKeep.GRADIENTS or (keep is NormsKeep.AUTO and certain):
+    if keep is NormsKeep.GRADIENTS:
         return buffer
     samples = config.actor_rollout_ref.rollout.n
     of_rank = actor.ppo_mini_batch_size * samples / layout.dp
@@ -265,6 +266,10 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     }
     if not auto:
         return kept
+    if certain:  # auto may choose a mini-batch's activations, and keeps no more of them than this
+        (second,) = buffer.values()
+        beyond = min(ACTIVATIONS_OF_AUTO_BYTES, *kept.values()) - second
+        return buffer | ({"kept for the update": beyond} if beyond > 0 else {})
     return max(buffer, kept, key=lambda use: sum(use.values()))
 
 

@@ -20,7 +20,7 @@ def norms_line(config: DictConfig) -> str | None:
     own = settings.get("transformer_impl") == "local"
     layers = "Megatron's own layers (transformer_impl=local)" if own else _OF_TE
     experts, reason = _has_experts(config), obstacle(config)
-    line = in_words(vcpo.norms.how, layers, reason, vcpo.kept_with_experts if experts else None)
+    line = in_words(vcpo.norms.how, layers, reason, vcpo.kept_with_experts if experts else None, vcpo.norms.keep)
     checked = vcpo.norms.how is NormsHow.PACKED and not reason and (experts or not own)
     what = "its experts' settings and layers" if experts else "the installed version"
     return line + (f" The trainer checks {what} when it starts." if checked else "")

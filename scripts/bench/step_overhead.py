@@ -44,7 +44,7 @@ def print_table(row: dict[str, Any]) -> None:
             f"{result['seconds']:.2f}",
             f"{result['ratio']:.2f}",
             f"{result['processor_ratio']:.2f}",
-            f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
+            f"{result['peak_bytes'] / plain['peak_bytes']:.2f}" if "peak_bytes" in result else "",
             *(f"{result['parts'][part] / total:.0%}" for part in parts),
             *errors,
         )
@@ -57,7 +57,9 @@ def device_and_torch() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__}
 
 
-def measure_all(cases: list[Case], rounds: int, out: Path | None, minutes: float) -> tuple[list[dict[str, Any]], int]:
+def measure_all(
+    cases: list[Case], rounds: int, out: Path | None, minutes: float, quick: bool = False
+) -> tuple[list[dict[str, Any]], int]:
     """The rows, and the number of cases that failed or had no time left; each row is in `out` once it is measured."""
     end, rows, failed = time.monotonic() + 60 * minutes, [], 0
     with tempfile.TemporaryDirectory() as root:
@@ -67,7 +69,7 @@ def measure_all(cases: list[Case], rounds: int, out: Path | None, minutes: float
             try:
                 if left <= 0:
                     raise RuntimeError(f"{case.name!r}: not begun, --minutes={minutes:g} are over")
-                row = measure(case, rounds, checkpoints, left)
+                row = measure(case, rounds, checkpoints, left, quick)
             except RuntimeError as error:
                 failed += 1
                 tqdm.write(f"error: {error}", file=sys.stderr)
@@ -90,6 +92,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both, where there is a GPU")
     parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--smallest", action="store_true", help="one case only, of one small layer")
+    parser.add_argument("--quick", action="store_true", help="the plain update and the default alone, not checked")
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of every method")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins later, or goes on longer")
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each case once it is measured")
@@ -104,7 +107,7 @@ def main() -> int:
     ]
     if not chosen or arguments.rounds < 1:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
-    rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes)
+    rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes, arguments.quick)
     if arguments.json:
         print(json.dumps({**device_and_torch(), "rounds": arguments.rounds, "rows": rows}))
     return 0 if not failed and all(map(exact, rows)) else 1

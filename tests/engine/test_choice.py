@@ -11,7 +11,7 @@ from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
-from verl_vcpo.workers.engine.megatron.norms import BufferDtype
+from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, BufferDtype
 from verl_vcpo.workers.engine.megatron.packed.choice import Choice, Layers, choose
 from verl_vcpo.workers.engine.megatron.packed.plan import Experts
 
@@ -96,7 +96,7 @@ def test_auto_takes_no_more_memory_than_a_second_buffer() -> None:
     whole = Layers((OF_7B * 28,), number_bytes=2, device="cuda")
     fit = whole.tokens_that_fit(BufferDtype.FLOAT32)
     numbers = 28 * sum(i * o for i, o in OF_7B), 28 * sum(i + o for i, o in OF_7B)
-    assert 4 * numbers[0] > 4 << 30
+    assert 4 * numbers[0] > ACTIVATIONS_OF_AUTO_BYTES
     assert fit == 4 * numbers[0] // (2 * numbers[1])
     assert chosen(groups(32, 16, fit // 16 - 2, fit // 16), whole).keep == "activations"
     too_long = chosen(groups(32, 16, fit // 16 + 1, fit // 16 + 2), whole)

@@ -12,7 +12,10 @@ from verl_vcpo.workers.engine_workers import VCPOActorWorker
 
 def test_a_run_says_how_it_measures_and_why() -> None:
     layers = "the layers of Transformer Engine 2.12.0"
-    assert in_words(NormsHow.PACKED, layers, None) == f"Gradient norms: packed, on {layers}."
+    auto = "vcpo.norms.keep=auto: activations or gradients, whichever is faster (actor/vcpo/activations_kept)"
+    assert in_words(NormsHow.PACKED, layers, None) == f"Gradient norms: packed, on {layers}, {auto}."
+    kept = in_words(NormsHow.PACKED, layers, None, keep=NormsKeep.GRADIENTS)
+    assert kept == f"Gradient norms: packed, on {layers}, vcpo.norms.keep=gradients."
     slow = in_words(NormsHow.PACKED, layers, "fp8 is not supported")
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
     experts = in_words(NormsHow.PACKED, layers, None, NormsKeep.NOTHING)
@@ -28,5 +31,6 @@ def test_the_worker_asks_its_engine(make_engine: Callable[..., Any]) -> None:
         model: VCPOActorWorker.layers_for_norms(SimpleNamespace(actor=SimpleNamespace(engine=make_engine(model))))
         for model in ("untied", "moe")
     }
-    assert in_words(NormsHow.PACKED, *said["untied"][:2]) == "Gradient norms: packed, on Megatron's own layers."
+    line = in_words(NormsHow.PACKED, *said["untied"][:2])
+    assert line.startswith("Gradient norms: packed, on Megatron's own layers, vcpo.norms.keep=auto")
     assert said["moe"] == (*said["untied"][:2], True), "and it has experts"

@@ -59,11 +59,12 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             {},
-            "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own. The trainer",
+            "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own, vcpo.norms.keep=auto: "
+            "activations or gradients, whichever is faster (actor/vcpo/activations_kept). The trainer",
         ),
         (
             {f"+{MEGATRON}.override_transformer_config.transformer_impl": "local"},
-            "Gradient norms: packed, on Megatron's own layers (transformer_impl=local).",
+            "Gradient norms: packed, on Megatron's own layers (transformer_impl=local), vcpo.norms.keep=auto",
         ),
         ({f"+{MEGATRON}.override_transformer_config.fp8": "e4m3"}, "not packed, because fp8 is not supported."),
         ({"vcpo.norms.how": "per_trajectory"}, "one backward per sequence (vcpo.norms.how=per_trajectory)"),

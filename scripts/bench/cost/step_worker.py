@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from scripts.bench.cost.steps import METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWO_PASSES, Case
+from scripts.bench.cost.steps import AUTO, METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWO_PASSES, Case
 from testkit.layout_run import ParallelLayout
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.packed import update as packed_update
@@ -225,8 +225,12 @@ def _trained(engine: Any) -> list[torch.nn.Parameter]:
     return [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
 
 
-def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
-    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method."""
+def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, rank: int) -> None:
+    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method.
+
+    Args:
+        quick: the plain update and the default alone, without their errors and their memory.
+    """
     join_processes(rank, case.tp, folder)
     layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1)
     # at a learning rate of 0 a step costs what it costs, and every method has the same weights
@@ -244,13 +248,19 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
             engine.train_batch(data, loss_function(VCPOSettings(**METHODS[method])))
             return look()
 
-    rows: dict[str, dict[str, Any]] = {method: {} for method in METHODS}
-    _check(engine, step, rows)
+    methods = [PLAIN, AUTO] if quick else list(METHODS)
+    rows: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    if quick:
+        for method in methods:  # to warm up
+            step(method)
+    else:
+        _check(engine, step, rows)
     for method, row in rows.items():
         row["parts"] = _seconds_by_part(engine, partial(step, method))
         _free(engine)
-        row["peak_bytes"] = _peak_bytes(partial(step, method))
-    for method, seconds in _in_turns(step, rounds).items():
+        if not quick:
+            row["peak_bytes"] = _peak_bytes(partial(step, method))
+    for method, seconds in _in_turns(step, methods, rounds).items():
         rows[method] |= seconds
     if rank == 0:
         torch.save(rows, folder / "result")
@@ -267,12 +277,11 @@ def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
     return {**named, "backward and rest": total - sum(named.values())}
 
 
-def _in_turns(step: Callable[[str], None], rounds: int) -> dict[str, dict[str, float]]:
+def _in_turns(step: Callable[[str], None], methods: list[str], rounds: int) -> dict[str, dict[str, float]]:
     """Per method {seconds: the median step's; ratio: to the plain step of the same round, the median;
     processor_ratio: the same of all processes' processor time, which other programs don't take}."""
     seconds: dict[str, list[float]] = defaultdict(list)
     work: dict[str, list[float]] = defaultdict(list)
-    methods = list(METHODS)
     for turn in range(rounds):
         first = turn % len(methods)  # each comes after each: what one leaves in caches and memory, the next one finds
         for method in methods[first:] + methods[:first]:

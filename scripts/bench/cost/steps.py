@@ -160,8 +160,12 @@ class Checkpoints:
         return self._written[key]
 
 
-def measure(case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = math.inf) -> dict[str, Any]:
+def measure(
+    case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = math.inf, quick: bool = False
+) -> dict[str, Any]:
     """The row of a case: per method {seconds, ratio, peak_bytes, parts, errors}, of two backwards also {noise}.
+
+    With `quick` of two methods, without peak_bytes and errors.
 
     Raises:
         RuntimeError: the case failed, or has not ended after `limit_s`.
@@ -169,7 +173,7 @@ def measure(case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = 
     checkpoint = checkpoints.of(case)
     with tempfile.TemporaryDirectory() as name:
         folder, limit_s = Path(name), min(limit_s, (rounds + 5) * _STEPS_OF_A_ROUND_S)
-        arguments = (case, rounds, checkpoint)
+        arguments = (case, rounds, checkpoint, quick)
         run_processes(case.name, case.tp, "scripts.bench.cost.step_worker", arguments, folder, limit_s)
         methods = torch.load(folder / "result", weights_only=True)
     return {"case": asdict(case), "rounds": rounds, "methods": methods}
@@ -177,6 +181,8 @@ def measure(case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = 
 
 def exact(row: dict[str, Any]) -> bool:
     """Whether norms and gradients differ from the reference by no more than rounding."""
+    if TWO_PASSES not in row["methods"]:
+        return True  # not asked
     dtype, noise = row["case"]["dtype"], row["methods"][TWO_PASSES]["noise"]
     limits = {name: ERROR_LIMITS[dtype] for name in noise}
     if dtype == "bfloat16":

@@ -111,7 +111,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         vcpo = VCPOSettings.of(self.config.vcpo)
         if vcpo.needs_gradient_norms:
             layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
-            console.print_line(in_words(vcpo.norms.how, layers, obstacle, vcpo.kept_with_experts if experts else None))
+            of_experts = vcpo.kept_with_experts if experts else None
+            console.print_line(in_words(vcpo.norms.how, layers, obstacle, of_experts, vcpo.norms.keep))
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()

@@ -44,7 +44,7 @@ class BufferDtype(StrEnum):
     weights."""
 
 
-ACTIVATIONS_OF_AUTO_BYTES = 4 << 30
+ACTIVATIONS_OF_AUTO_BYTES = 2 << 30
 """With `keep=auto`, where `gradients` is possible: what the activations of a pass may take, on each rank. Or as much as
 the second buffer of `gradients` would, if that is more."""
 
@@ -109,7 +109,13 @@ def against_packing_experts(setting: Callable[[str], Any]) -> str | None:
     return next((f"{name}={setting(name)}: {reason}" for name, reason in reasons if setting(name)), None)
 
 
-def in_words(how: NormsHow, layers: str, obstacle: str | None, kept_with_experts: NormsKeep | None = None) -> str:
+def in_words(
+    how: NormsHow,
+    layers: str,
+    obstacle: str | None,
+    kept_with_experts: NormsKeep | None = None,
+    keep: NormsKeep = NormsKeep.AUTO,
+) -> str:
     """The line on the console that says how a run measures gradient norms.
 
     Args:
@@ -117,10 +123,15 @@ def in_words(how: NormsHow, layers: str, obstacle: str | None, kept_with_experts
         layers: whose layers the trainer has.
         obstacle: why packed norms are not possible with them, or None.
         kept_with_experts: of a mixture of experts what a backward keeps, which `vcpo.norms.keep=auto` does not tell.
+        keep: what is set; of a dense model `auto` chooses for each mini-batch.
     """
     if how is NormsHow.PER_TRAJECTORY:
         return f"Gradient norms: one backward per sequence (vcpo.norms.how={how.value}), on {layers}."
     if obstacle:
         return f"Gradient norms: one backward per sequence, slowly, on {layers}; not packed, because {obstacle}."
-    kept = f", a mixture of experts: vcpo.norms.keep={kept_with_experts}" if kept_with_experts else ""
+    kept = f", vcpo.norms.keep={keep.value}"
+    if keep is NormsKeep.AUTO:
+        kept += ": activations or gradients, whichever is faster (actor/vcpo/activations_kept)"
+    if kept_with_experts:
+        kept = f", a mixture of experts: vcpo.norms.keep={kept_with_experts}"
     return f"Gradient norms: packed, on {layers}{kept}."
