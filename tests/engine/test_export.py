@@ -34,13 +34,15 @@ def log_probs(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
-    from testkit.export_worker import CHECKPOINT, LOG_PROBS, MODEL
+    from testkit.export_worker import CHECKPOINT, LOG_PROBS, MODEL, SHARDS
 
     model = checkpoints(layout.model)
     run_processes(layout.name, layout.world_size, "testkit.export_worker", (layout, model), tmp_path)
     export.export(tmp_path / CHECKPOINT, tmp_path / "exported")
+    of_shards = (tmp_path / SHARDS, tmp_path / "converted", str(model))
+    run_processes("conversion", 1, "testkit.conversion_worker", of_shards, tmp_path)
     wanted = torch.load(tmp_path / LOG_PROBS)
-    for folder in (tmp_path / MODEL, tmp_path / "exported"):
+    for folder in (tmp_path / MODEL, tmp_path / "exported", tmp_path / "converted"):
         assert (log_probs(folder) - wanted).abs().max() < 1e-5, folder.name
         assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
     assert (log_probs(model) - wanted).abs().max() > 1e-3, "the step changed nothing, so the comparison proves nothing"

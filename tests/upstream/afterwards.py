@@ -47,6 +47,30 @@ EXPORT = Place(
     ),
 )
 
+CONVERSION = Place(
+    "recipe/shards.py",
+    "How `MegatronEngine` loads shards when it is built.",
+    (
+        Reach("convert", How.CALLS, "verl.workers.config:HFModelConfig", "path, override_config", ""),
+        Reach("convert", How.CALLS, "verl.workers.config:McoreCheckpointConfig", "", ""),
+        Reach("convert", How.CALLS, "verl.workers.config:McoreOptimizerConfig", "lr, total_training_steps", ""),
+        Reach(
+            "convert",
+            How.NAMES,
+            "verl.workers.engine.megatron.transformer_impl",
+            "self.engine_config.dist_checkpointing_path",
+            "loaded into any layout",
+        ),
+        Reach(
+            "_convert",
+            How.NAMES,
+            "verl.utils.megatron_utils",
+            "transformer_config.json",
+            "`params_dtype` of the shards",
+        ),
+    ),
+)
+
 EVALUATION = Place(
     "recipe/evaluate/sampling.py",
     "How `SingleTurnAgentLoop.run` makes the prompt's tokens, and what a reward manager gets: these are repeated.",
@@ -104,4 +128,4 @@ COMMAND = Place(
     ),
 )
 
-PLACES = (FOLDER, SAMPLES, EXPORT, EVALUATION, COMMAND)
+PLACES = (FOLDER, SAMPLES, EXPORT, CONVERSION, EVALUATION, COMMAND)
