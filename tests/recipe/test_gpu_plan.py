@@ -60,7 +60,8 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             {},
             "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own, "
-            "vcpo.norms.keep=auto: activations or gradients, whichever is faster (actor/vcpo/activations_kept). The trainer",
+            "vcpo.norms.keep=auto: activations or gradients, whichever is faster (actor/vcpo/activations_kept). "
+            "The trainer",
         ),
         (
             {f"+{MEGATRON}.override_transformer_config.transformer_impl": "local"},
