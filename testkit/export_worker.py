@@ -20,7 +20,7 @@ _SHARD_BYTES = 100_000  # several files
 
 
 def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
-    """Leave the folders `CHECKPOINT`, `SHARDS` (with Megatron's own) and `MODEL`, and [B, T] `LOG_PROBS` of the batch."""
+    """Leave the folders `CHECKPOINT`, `SHARDS` (Megatron's own) and `MODEL`, and [B, T] `LOG_PROBS` of the batch."""
     join_processes(rank, layout.world_size, folder)
     engine = build_engine(layout, model, adamw())
     with engine.train_mode():

@@ -103,7 +103,8 @@ def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
         print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
         return 1
     print(f"{summary}\nTo see it: python -m scripts.report {config.run_dir}")
-    print(next_steps.after_training(config, overrides))
+    if what_now := next_steps.after_training(config, overrides):
+        print(what_now)
     return 0
 
 

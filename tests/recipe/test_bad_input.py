@@ -72,6 +72,8 @@ WRONG = [
     ("trainer.total_training_steps=abc", "total_training_steps=abc: give a whole number"),
     ("trainer.total_training_steps=null", "total_training_steps=null: the run would last 100000 epochs"),
     ("trainer.test_freq=0", "trainer.test_freq=0: give a whole number of at least 1, or -1 for never"),
+    ("samples_every=-1", "samples_every=-1: give a number of steps, 0 (never) or more"),
+    ("save_model=1", "save_model=1: give true or false"),
     ("trainer.save_freq=-3", "trainer.save_freq=-3: give a whole number of at least 1, or -1 for never"),
     ("trainer.resume_mode=atuo", "trainer.resume_mode=atuo: did you mean auto?"),
     ("trainer.resume_mode=resume_path", "trainer.resume_from_path=null"),

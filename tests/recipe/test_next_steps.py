@@ -1,0 +1,43 @@
+"""What a run says at its end: how to use the model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy.next_steps import after_interruption, after_training
+from verl_vcpo.trainer.ppo.v1 import checkpoint
+
+
+def config(run_dir: Path, **settings: Any) -> DictConfig:
+    trainer = {"default_local_dir": str(run_dir / "checkpoints"), "val_only": settings.pop("val_only", False)}
+    return OmegaConf.create({"run_dir": str(run_dir), "save_model": True, "trainer": trainer, **settings})
+
+
+def test_the_model_and_what_to_do_with_it(tmp_path: Path) -> None:
+    run_dir = tmp_path / "my run"
+    (run_dir / "model").mkdir(parents=True)
+    lines = after_training(config(run_dir), ["hardware=cpu", "+task=gsm8k"]).splitlines()
+    assert lines[0] == f"The trained model: {run_dir}/model"
+    assert lines[1].endswith(f"python -m recipe.vllm serve '{run_dir}/model'"), "a shell takes it as it is"
+    assert lines[3].endswith("--task gsm8k --samples 8")
+
+
+def test_nothing_is_said_of_a_model_that_was_not_written(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()  # an earlier run's
+    assert after_training(config(tmp_path, save_model=False), []) == ""
+    assert after_training(config(tmp_path, val_only=True), []) == ""
+    assert "on the node of the trainer's first worker" in after_training(config(tmp_path / "elsewhere"), [])
+
+
+@pytest.mark.parametrize("steps", [(), (5, 10)])
+def test_an_interrupted_run_has_its_checkpoints(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    for step in steps:
+        folder = checkpoint.staging(tmp_path / "checkpoints") / f"global_step_{step}"
+        folder.mkdir()
+        checkpoint.publish(tmp_path / "checkpoints", step)
+    said = after_interruption(config(tmp_path))
+    assert said == (
+        f"\nA model of it: python -m recipe.export {tmp_path}/checkpoints/global_step_10 OUT" if steps else ""
+    )
