@@ -15,6 +15,7 @@ from scripts.bench.reliability.faults import left_over
 from testkit.nodes import cluster, why_not
 from testkit.small_run import BATCH, TrainerRun, abandoned_memory
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
 
 pytestmark = pytest.mark.e2e
 
@@ -30,6 +31,7 @@ SETTINGS = [
     "actor_rollout_ref.rollout.enable_prefix_caching=false",
     f"trainer.total_training_steps={STEPS}",
     f"trainer.save_freq={SAVED_AFTER}",
+    "samples_every=1",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
 ]
 
@@ -148,6 +150,8 @@ def test_stopped_and_resumed_it_is_the_same_run(stopped: Stopped, resumed: Resum
     assert [line["step"] for line in resumed.log] == list(range(1, STEPS + 1))
     rows = [row for line in resumed.log for row in line["trained_rows"]]
     assert len(rows) == len(set(rows)) == STEPS * BATCH
+    of_samples = [sample["step"] for sample in read_samples(stopped.run_dir)]
+    assert of_samples == [step for step in range(1, STEPS + 1) for _ in range(SAMPLES)], "each step once"
     for a, b in zip(stopped.log, resumed.log, strict=False):  # the last of them were trained twice
         for name in ("trained_rows", "reward"):
             assert a[name] == b[name], (name, a["step"])
