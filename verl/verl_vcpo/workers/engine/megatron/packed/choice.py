@@ -61,12 +61,11 @@ class Layers:
         ]
         # ranks of context parallelism square some rows each
         mine = tuple(sorted((w.shape[1], w.shape[0] // mpu.get_context_parallel_world_size()) for w in weights))
+        kinds = {(w.element_size(), w.device.type) for w in weights}
         parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, mine)
-        first = next(iter(weights), None)
-        if first is None:
-            return cls(tuple(sorted(set(parts))))
-        return cls(tuple(sorted(set(parts))), first.element_size(), first.device.type)
+        dist.all_gather_object(parts, (mine, kinds))
+        number_bytes, device = max(set().union(*(kinds for _, kinds in parts)), default=(4, "cpu"))
+        return cls(tuple(sorted({stage for stage, _ in parts})), number_bytes, device)
 
     def seconds(self, keep: NormsKeep, lengths: list[int]) -> float:
         """Of norms and sums of one pass over sequences of these lengths, on the slowest rank."""
