@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.validate import SettingError
@@ -41,6 +42,16 @@ def test_what_the_preset_sets_wins_over_a_laptops_sizes(folder: Path) -> None:
     assert (config.data.max_response_length, config.actor_rollout_ref.model.path) == (7, "models/mine")
     assert config.data.max_prompt_length == 64, "what it leaves out is a laptop's"
     assert config.data.train_batch_size == 3, "the command line wins over both"
+
+
+def test_a_file_of_ones_own_is_found_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mine.py").touch()
+    monkeypatch.chdir(folder)
+    settings = ["reward.custom_reward_function.path", "actor_rollout_ref.rollout.multi_turn.function_tool_path"]
+    arguments = ["hardware=cpu", *(f"{setting}=mine.py" for setting in settings)]
+    main.prepare_environment(arguments)
+    config = main.compose(arguments)
+    assert [OmegaConf.select(config, setting) for setting in settings] == [str(folder / "mine.py")] * 2
 
 
 def test_the_commands_take_the_folder_anywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
