@@ -186,18 +186,4 @@ TORCH = Place(
     ),
 )
 
-CHECKS = Place(
-    "recipe/fully_async_policy/checks/consistency.py",
-    "Which advantage estimators there are.",
-    (
-        Reach(
-            "_check_estimator",
-            How.USES,
-            "verl.trainer.ppo.core_algos:ADV_ESTIMATOR_REGISTRY",
-            "",
-            "the names that `algorithm.adv_estimator` may have",
-        ),
-    ),
-)
-
-PLACES = (VLLM, RAY, QUEUE, TORCH, CHECKS)
+PLACES = (VLLM, RAY, QUEUE, TORCH)
