@@ -186,4 +186,26 @@ TORCH = Place(
     ),
 )
 
-PLACES = (VLLM, RAY, QUEUE, TORCH)
+CHECKS = Place(
+    "recipe/fully_async_policy/checks (verl)",
+    "Which names there are to choose from, and how a reward is called.",
+    (
+        Reach(
+            "consistency.py",
+            How.USES,
+            "verl.trainer.ppo.core_algos:ADV_ESTIMATOR_REGISTRY",
+            "",
+            "names of estimators, to suggest one",
+        ),
+        Reach(
+            "reward.py",
+            How.CALLS,
+            "verl.utils.reward_score:default_compute_score",
+            "data_source, solution_str, ground_truth, extra_info",
+            "a run without a custom reward",
+        ),
+        Reach("logger.py", How.USES, "verl.utils.tracking:Tracking.supported_backend", "", "names of loggers"),
+    ),
+)
+
+PLACES = (VLLM, RAY, QUEUE, TORCH, CHECKS)

@@ -414,21 +414,6 @@ PLUGIN = Place(
     "verl/verl_vcpo/plugin.py, recipe/fully_async_policy/main.py",
     "That verl still loads the entry point in every process, and which errors it keeps to itself.",
     (
-        Reach(
-            "checks/consistency",
-            How.USES,
-            "verl.trainer.ppo.core_algos:ADV_ESTIMATOR_REGISTRY",
-            "",
-            "names of estimators, to suggest one",
-        ),
-        Reach(
-            "checks/reward",
-            How.CALLS,
-            "verl.utils.reward_score:default_compute_score",
-            "data_source, solution_str, ground_truth, extra_info",
-            "a run without a custom reward",
-        ),
-        Reach("checks/logger", How.USES, "verl.utils.tracking:Tracking.supported_backend", "", "names of loggers"),
         Reach("setup.py", How.NAMES, "verl", 'group="verl.plugins"', "the entry point's group"),
         Reach(
             "CPU_REQUESTED", How.NAMES, "verl.plugin.platform.platform_manager", '"VERL_PLATFORM"', "asks for a CPU run"
