@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
+from recipe.fully_async_policy import main as trainer
 from scripts.prepare_data import OneLineParser
 
 if TYPE_CHECKING:
@@ -40,17 +41,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="check_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help="parquet, .jsonl or .json")
     parser.add_argument("--task", required=True, help="whose preset names the reward, the model and the lengths")
+    trainer.add_config_dir(parser)
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="as of the trainer")
     args = parser.parse_intermixed_args(argv)
 
-    from recipe.fully_async_policy import main as trainer
     from recipe.fully_async_policy.checks.data import check_columns, check_prompts
     from recipe.fully_async_policy.checks.data_file import DataFile
     from recipe.fully_async_policy.checks.errors import SettingError
 
     trainer.prepare_environment(args.overrides)
     try:
-        config = trainer.compose([f"+task={args.task}", *args.overrides])
+        config = trainer.compose([f"+task={args.task}", *args.overrides], args.config_dir)
         file = DataFile("FILE", args.file)
         check_columns(file, config.data.prompt_key)
         check_prompts(file, config.data.prompt_key)

@@ -19,6 +19,7 @@ from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
 from recipe.evaluate.scored import Answer
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
+from verl_vcpo.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--task", required=True, metavar="NAME", help="preset: countdown, gsm8k, math, ...")
     parser.add_argument("--samples", type=int, metavar="K", help="of each problem (default: the preset's)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result, and every answer, to FILE")
+    trainer.add_config_dir(parser)
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="the trainer's settings")
     args = parser.parse_intermixed_args(argv)
 
@@ -53,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.validate import SettingError
 
     try:
-        config = composed(args.model, args.task, args.samples, args.overrides)
+        config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)
     except (SettingError, ExportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -75,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def composed(model: Path, task: str, samples: int | None, overrides: list[str]) -> "DictConfig":
+def composed(
+    model: Path, task: str, samples: int | None, overrides: list[str], config_dir: Path | None = None
+) -> "DictConfig":
     """The preset's configuration for `model`; `val_kwargs` says how responses are sampled.
 
     Raises:
@@ -85,7 +89,7 @@ def composed(model: Path, task: str, samples: int | None, overrides: list[str]) 
     from recipe.fully_async_policy.validate import SettingError
 
     folder = model if (model / "config.json").is_file() else weights_of(model)
-    config = trainer.compose([f"+task={task}", *overrides, f"actor_rollout_ref.model.path={folder}"])
+    config = trainer.compose([f"+task={task}", *overrides, f"actor_rollout_ref.model.path={folder}"], config_dir)
     rollout = config.actor_rollout_ref.rollout
     if rollout.agent.default_agent_loop != _SINGLE_TURN:
         raise SettingError(
@@ -145,7 +149,7 @@ def write(file: Path, about: dict[str, Any], results: dict[str, Result], answers
         "results": {source: asdict(result) for source, result in results.items()},
         "answers": [asdict(answer) for answer in answers],
     }
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

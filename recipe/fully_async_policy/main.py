@@ -79,14 +79,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with in_its_folder:
-        return launch(config, run_id, args.overrides)
+        folder = ["--config-dir", str(args.config_dir)] if args.config_dir else []
+        return launch(config, run_id, [*folder, *args.overrides])
 
 
-def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
+def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
     """Train with a checked configuration, and say on the terminal how that went. Returns the exit code.
 
     Args:
-        overrides: what the configuration was made of, for the run's record.
+        given: the arguments that the configuration was made of, for the run's record.
     """
     from recipe.fully_async_policy import next_steps
     from recipe.fully_async_policy.method import description
@@ -95,7 +96,7 @@ def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
     print(f"method={config.method}, async.lag={config['async'].lag}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
-        summary = train(config, run_id, overrides)
+        summary = train(config, run_id, given)
     except KeyboardInterrupt:
         print(f"interrupted {what_is_kept(config)}{next_steps.after_interruption(config)}", file=sys.stderr)
         return 143 if was_terminated() else 130
@@ -103,7 +104,7 @@ def launch(config: "DictConfig", run_id: str, overrides: list[str]) -> int:
         print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
         return 1
     print(f"{summary}\nTo see it: python -m scripts.report {config.run_dir}")
-    if what_now := next_steps.after_training(config, overrides):
+    if what_now := next_steps.after_training(config, given):
         print(what_now)
     return 0
 
@@ -295,17 +296,18 @@ def check(config: "DictConfig", files: bool = True) -> None:
     check_reward(config, samples)
 
 
-def train(config: "DictConfig", run_id: str, overrides: list[str]) -> str:
+def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
     """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words.
 
     Args:
-        config: composed from `overrides`.
+        config: composed from `given`.
+        given: arguments of this command.
     """
     from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, in_words, write_summary
 
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
-        command = ["python", "-m", "recipe.fully_async_policy.main", *overrides]
+        command = ["python", "-m", "recipe.fully_async_policy.main", *given]
         (Path(config.run_dir) / COMMAND_FILE).write_text(shlex.join(command) + "\n")
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def after_training(config: "DictConfig", overrides: list[str]) -> str:
+def after_training(config: "DictConfig", given: list[str]) -> str:
     """How to talk to the trained model and how to evaluate it; '' where the run has written none.
 
     Args:
         config: the run's.
-        overrides: what the run was started with: `+task=NAME` among them.
+        given: the arguments that the run was started with: `+task=NAME` among them.
     """
     if not config.save_model or config.trainer.get("val_only"):
         return ""
@@ -24,7 +24,9 @@ def after_training(config: "DictConfig", overrides: list[str]) -> str:
     if not model.is_dir():
         return f"The trained model is in {model}, on the node of the trainer's first worker."
     folder = shlex.quote(str(model))
-    task = next((o.split("=", 1)[1] for o in overrides if o.startswith(("+task=", "task="))), "NAME")
+    task = next((o.split("=", 1)[1] for o in given if o.startswith(("+task=", "task="))), "NAME")
+    if "--config-dir" in given:
+        task += f" --config-dir {shlex.quote(given[given.index('--config-dir') + 1])}"
     return "\n".join(
         [
             f"The trained model: {model}",

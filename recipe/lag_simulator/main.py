@@ -8,6 +8,7 @@ summary.json and config.yaml, which scripts.report reads as it reads those of th
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -40,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run(config, simulator)
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    run(config, simulator, [*folder, *arguments.overrides])
     return 0
 
 
@@ -116,17 +118,22 @@ def prepare(config: "DictConfig") -> "Simulator":
         raise SettingError(str(error)) from None
 
 
-def run(config: "DictConfig", simulator: "Simulator") -> None:
-    """One run, a progress bar on the terminal, a line per step in `metrics.jsonl`, a summary at the end."""
+def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
+    """One run, a progress bar on the terminal, a line per step in `metrics.jsonl`, a summary at the end.
+
+    Args:
+        given: arguments of this command, for the run's record.
+    """
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
-    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_summary
+    from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_summary
 
     folder, lag = Path(config.run_dir), config["async"].lag
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+    (folder / COMMAND_FILE).write_text(shlex.join(["python", "-m", "recipe.lag_simulator.main", *given]) + "\n")
     start = last = time.perf_counter()
     with (
         open(folder / METRICS_FILE, "w") as metrics,

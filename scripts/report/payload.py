@@ -11,6 +11,7 @@ from scripts.report.runs import ReportedRun
 from scripts.report.samples import read_samples
 from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
+from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW, LONG
 
 _SERIES = {
     "reward": "reward",
@@ -123,6 +124,8 @@ def _warnings(line: dict[str, Any]) -> list[str]:
     said = [_SIGNS.get(sign, sign) for sign in line.get("collapse_signs") or []]
     if line.get("actor/vcpo/skipped_updates"):
         said.append("the update was skipped: no usable sequence")
+    if (in_a_row := line.get(IN_A_ROW) or 0) and (in_a_row == 1 or in_a_row % LONG == 0):
+        said.append(f"no signal for {in_a_row} step(s): all rewards of every group are equal")
     return said
 
 

@@ -24,6 +24,9 @@ class RunError(ValueError):
     """A folder that is no run. The message is one line."""
 
 
+_SIMULATOR = "recipe.lag_simulator"
+
+
 @dataclass(frozen=True)
 class ReportedRun:
     """One run.
@@ -53,7 +56,8 @@ class ReportedRun:
 
     @property
     def label(self) -> str:
-        return f"{self.method}, {'synchronous' if self.lag == 0 else f'lag {self.lag:g}'}"
+        lag = "synchronous" if self.lag == 0 else f"lag {self.lag:g}"
+        return f"{self.method}, {lag}{', simulated' if _SIMULATOR in (self.command or '') else ''}"
 
     @property
     def steps(self) -> int:

@@ -59,7 +59,7 @@ def test_any_task(own_task: list[str], tmp_path: Path) -> None:
     run = read_run(tmp_path / "own")
     assert run.finished and (run.method, run.steps, run.accuracy) == ("vcpo", 2, 0.5)
     assert 0 < run.lines[1]["wall_clock_s"] <= run.lines[2]["wall_clock_s"] <= run.wall_clock_s
-    assert make_table([run])[-1][:3] == ["vcpo, lag 1", "50.0%", "2"]
+    assert make_table([run])[-1][:3] == ["vcpo, lag 1, simulated", "50.0%", "2"]
     summary = json.loads((tmp_path / "own" / "summary.json").read_text())
     assert summary["max_realized_lag"] == 1 and summary["tokens_per_s"] > 0
 

@@ -22,6 +22,8 @@ def test_the_model_and_what_to_do_with_it(tmp_path: Path) -> None:
     assert lines[0] == f"The trained model: {run_dir}/model"
     assert lines[1].endswith(f"python -m recipe.vllm serve '{run_dir}/model'"), "a shell takes it as it is"
     assert lines[3].endswith("--task gsm8k --samples 8")
+    lines = after_training(config(run_dir), ["--config-dir", "my presets", "+task=mine"]).splitlines()
+    assert lines[3].endswith("--task mine --config-dir 'my presets' --samples 8")
 
 
 def test_nothing_is_said_of_a_model_that_was_not_written(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.evaluate import __main__ as evaluate
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.validate import SettingError
 from recipe.lag_simulator import main as simulator
+from scripts import check_data
 
 PRESET = """
 # @package _global_
@@ -58,8 +60,14 @@ def test_the_commands_take_the_folder_anywhere(folder: Path, capsys: pytest.Capt
     arguments = ["+task=mine", "--config-dir", str(folder), "hardware=cpu"]
     assert main.main([*arguments, "--print-config"]) == 0
     assert "max_response_length: 7\n" in capsys.readouterr().out
-    assert simulator.main([*arguments, "data.train_files=no.parquet"]) == 2
-    assert "data.train_files=no.parquet: no such file" in capsys.readouterr().err
+    assert simulator.main(arguments) == 2
+    assert "actor_rollout_ref.model.path=models/mine: no such folder" in capsys.readouterr().err
+    (folder / "config.json").write_text("{}")
+    of_task = ["--task", "mine", *arguments[1:]]
+    assert evaluate.main([str(folder), *of_task, "data.val_files=no.parquet"]) == 2
+    assert "data.val_files=no.parquet: no such file" in capsys.readouterr().err
+    assert check_data.main(["no.parquet", *of_task]) == 2
+    assert "FILE=no.parquet: no such file" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_meant(folder: Path) -> None:

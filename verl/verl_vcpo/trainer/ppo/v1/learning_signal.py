@@ -56,6 +56,6 @@ class SignalWatch:
             return count, None
         return count, (
             f"{count} steps in a row without a signal (mean reward {reward:.3g}): read some responses "
-            "(trainer.rollout_data_dir=FOLDER writes them), let `python -m scripts.check_data FILE --task NAME` score "
+            "(samples.jsonl in the run's folder), let `python -m scripts.check_data FILE --task NAME` score "
             "known answers, and if both are right, take prompts that the model solves sometimes"
         )
