@@ -89,7 +89,8 @@ def composed(
     from recipe.fully_async_policy.validate import SettingError
 
     folder = model if (model / "config.json").is_file() else weights_of(model)
-    config = trainer.compose([f"+task={task}", *overrides, f"actor_rollout_ref.model.path={folder}"], config_dir)
+    config = trainer.compose([f"+task={task}", *overrides], config_dir)
+    config.actor_rollout_ref.model.path = str(folder)  # not an override: a folder's name may need quotes there
     rollout = config.actor_rollout_ref.rollout
     if rollout.agent.default_agent_loop != _SINGLE_TURN:
         raise SettingError(
