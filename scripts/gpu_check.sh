@@ -13,8 +13,8 @@ bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER
   --rehearse  the smallest cases, on a CPU: does the command itself work?
 
 Most telling first: single layers (vcpo/gradnorm, PyTorch alone), then whole steps of the Megatron actor, on Megatron's
-own layers (verl, Megatron-Core, mbridge, tensordict and what they import; no packages with kernels). Results, a line
-for each case once it is measured, whatever becomes of the next one:
+own layers (verl, Megatron-Core, mbridge, tensordict and what they import; no packages with kernels) and, where it is
+installed, on Transformer Engine's. Results, a line for each case once it is measured, whatever becomes of the next one:
 
   FOLDER/DATE-DEVICE-layers.jsonl
   FOLDER/DATE-DEVICE-steps.jsonl
@@ -74,6 +74,7 @@ for dtype in "${dtypes[@]}"; do
   part layers python -m scripts.bench.layer_overhead --device "$device" --dtype "$dtype" "${models[@]}" "${of_layers[@]}"
 done
 part steps python -m scripts.bench.step_overhead --smallest --rounds 1 # does the whole stack run at all?
+if [[ $device == cpu ]]; then part steps python -m scripts.bench.step_overhead --smallest --rounds 1 --layers te; fi
 if [[ $device == cuda ]]; then
   for dtype in "${dtypes[@]}"; do part steps python -m scripts.bench.step_overhead --dtype "$dtype"; done
 fi

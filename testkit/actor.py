@@ -1,7 +1,7 @@
 """The patched Megatron actor, alone, for a measurement or a test: on CPU, or where there is one on a GPU.
 
 Importing it applies the environment of a CPU run, if it is one, and imports the whole training stack. On a GPU it takes
-PyTorch and packages without kernels: the layers are Megatron's own, the attention is torch's where Transformer Engine
+PyTorch and packages without kernels where the layers are Megatron's own; attention is torch's where Transformer Engine
 is not installed.
 """
 
@@ -57,7 +57,8 @@ def engine_settings(
     """The engine's configurations, under the names that verl gives them."""
     transformer: dict[str, Any] = {"attention_backend": "auto"}
     if ON_GPU:
-        transformer |= {"transformer_impl": "local", "attention_dropout": 0.0, "hidden_dropout": 0.0}
+        implementation = {"local": "local", "te": "transformer_engine"}[layout.layers]
+        transformer |= {"transformer_impl": implementation, "attention_dropout": 0.0, "hidden_dropout": 0.0}
     if layout.tp > 1:
         transformer["sequence_parallel"] = layout.sequence_parallel
     if layout.recompute:

@@ -13,11 +13,13 @@ float32, the quickest case first. A case that fails does not end the others.
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,17 @@ def main() -> int:
     on_gpu = torch.cuda.is_available()
     cases = cpu_cases()
     if on_gpu:
-        cases = gpu_cases(torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory)
+        has_te = importlib.util.find_spec("transformer_engine") is not None
+        cases = gpu_cases(torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory, has_te)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both, where there is a GPU")
+    parser.add_argument(
+        "--layers",
+        choices=("local", "te"),
+        help="Megatron's own, or Transformer Engine's, of which a CPU runs the Python alone; default: on a GPU both, "
+        "where Transformer Engine is installed, on a CPU Megatron's",
+    )
     parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--smallest", action="store_true", help="one case only, of one small layer")
     parser.add_argument("--quick", action="store_true", help="the plain update and the default alone, not checked")
@@ -104,7 +113,10 @@ def main() -> int:
         if (arguments.only or "") in case.name
         and arguments.tp in (None, case.tp)
         and arguments.dtype in (None, case.dtype)
+        and (arguments.layers in (None, case.layers_of) or not on_gpu or arguments.smallest)
     ]
+    if arguments.layers and (not on_gpu or arguments.smallest):
+        chosen = [replace(case, layers_of=arguments.layers) for case in chosen]
     if not chosen or arguments.rounds < 1:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
     rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes, arguments.quick)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,12 @@ def test_the_rehearsal_has_a_row_for_each_case(rehearsal: dict[str, list[dict[st
     assert {(row["dtype"], row["layer"]) for row in rehearsal["layers"]} == {
         (dtype, layer) for dtype in ("bfloat16", "float32") for layer in ("qkv", "o", "fc1", "fc2")
     }
-    assert [Case(**row["case"]) for row in rehearsal["steps"]] == [SMALLEST]
+    assert [Case(**row["case"]) for row in rehearsal["steps"]] == [SMALLEST, replace(SMALLEST, layers_of="te")]
 
 
-def test_every_method_is_measured_and_exact(row: dict[str, Any]) -> None:
+@pytest.mark.parametrize("number", [0, 1], ids=["local", "te"])
+def test_every_method_is_measured_and_exact(rehearsal: dict[str, list[dict[str, Any]]], number: int) -> None:
+    row = rehearsal["steps"][number]
     assert list(row["methods"]) == list(METHODS)
     for method, result in row["methods"].items():
         assert result["seconds"] > 0 and result["peak_bytes"] > 0, method
@@ -126,7 +129,9 @@ def test_as_many_layers_as_fit() -> None:
     assert layers_that_fit("Qwen2.5-1.5B", 28, 139 * GIB) == 28
     assert 1 < layers_that_fit("Qwen2.5-7B", 28, 139 * GIB) < 28
     assert layers_that_fit("Qwen2.5-7B", 28, 24 * GIB) == 1
-    cases = gpu_cases(gpus=1, memory_bytes=139 * GIB)
-    assert {case.tp for case in cases} == {1}
+    cases = gpu_cases(gpus=1, memory_bytes=139 * GIB, transformer_engine=False)
+    assert {case.tp for case in cases} == {1} and {case.layers_of for case in cases} == {"local"}
     assert [case.dtype for case in cases] == ["bfloat16"] * 6 + ["float32"] * 6
     assert [case.cost for case in cases[:6]] == sorted(case.cost for case in cases[:6]), "the quickest first"
+    both = gpu_cases(gpus=1, memory_bytes=139 * GIB, transformer_engine=True)
+    assert [case.layers_of for case in both] == ["te", "local"] * 12 and len({case.name for case in both}) == 24

@@ -232,7 +232,7 @@ def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, ra
         quick: the plain update and the default alone, without their errors and their memory.
     """
     join_processes(rank, case.tp, folder)
-    layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1)
+    layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1, layers=case.layers_of)
     # at a learning rate of 0 a step costs what it costs, and every method has the same weights
     engine = build_engine(layout, checkpoint, adamw(learning_rate=0.0), case.dtype)
     batch = make_batch(case)

@@ -47,12 +47,15 @@ class Case:
     tp: int = 1
     dtype: str = "float32"
     micro_batch_tokens: int = 8192
+    layers_of: str = "local"
+    """Whose layers: Megatron's own (local), or Transformer Engine's (te)."""
 
     @property
     def name(self) -> str:
         tp, dtype = (f", TP{self.tp}" if self.tp > 1 else ""), ("" if self.dtype == "float32" else f", {self.dtype}")
         groups = f"{self.groups} groups of {self.group_size}"
-        return f"{self.model}, {self.shortest}-{self.longest} tokens, {groups}{tp}{dtype}"
+        layers = "" if self.layers_of == "local" else ", Transformer Engine's layers"
+        return f"{self.model}, {self.shortest}-{self.longest} tokens, {groups}{tp}{dtype}{layers}"
 
     @property
     def vocabulary(self) -> int:
@@ -114,15 +117,29 @@ SMALLEST = Case("d512", layers=1, shortest=20, longest=40, groups=2, group_size=
 """Fails within a minute where the stack does not run; a rehearsal on a CPU has no other case."""
 
 
-def gpu_cases(gpus: int, memory_bytes: int) -> list[Case]:
-    """Real shapes, on one GPU and on two if there are: bfloat16 before float32, the quickest first."""
+def gpu_cases(gpus: int, memory_bytes: int, transformer_engine: bool) -> list[Case]:
+    """Real shapes, on one GPU and on two if there are: bfloat16 before float32, the quickest first.
+
+    Args:
+        transformer_engine: whether it is installed; each shape is then measured on its layers too.
+    """
     cases = [
-        Case(model, layers_that_fit(model, 28, memory_bytes), *lengths, groups, group_size=8, tp=tp, dtype=dtype)
+        Case(
+            model,
+            layers_that_fit(model, 28, memory_bytes),
+            *lengths,
+            groups,
+            group_size=8,
+            tp=tp,
+            dtype=dtype,
+            layers_of=layers_of,
+        )
         for model in ("Qwen2.5-1.5B", "Qwen2.5-7B")
         for dtype in ("bfloat16", "float32")
         for lengths, groups in zip(_LENGTHS, (8, 4, 2), strict=True)
         for tp in (1, 2)
         if tp <= gpus
+        for layers_of in (("te", "local") if transformer_engine else ("local",))
     ]
     # float32 attention keeps all its scores: of half as many tokens they take a quarter of the memory
     cases = [replace(case, micro_batch_tokens=4096) if case.dtype == "float32" else case for case in cases]
@@ -173,8 +190,9 @@ def measure(
     checkpoint = checkpoints.of(case)
     with tempfile.TemporaryDirectory() as name:
         folder, limit_s = Path(name), min(limit_s, (rounds + 5) * _STEPS_OF_A_ROUND_S)
-        arguments = (case, rounds, checkpoint, quick)
-        run_processes(case.name, case.tp, "scripts.bench.cost.step_worker", arguments, folder, limit_s)
+        stand_in = case.layers_of == "te" and not torch.cuda.is_available()
+        worker = f"scripts.bench.cost.{'te_step_worker' if stand_in else 'step_worker'}"
+        run_processes(case.name, case.tp, worker, (case, rounds, checkpoint, quick), folder, limit_s)
         methods = torch.load(folder / "result", weights_only=True)
     return {"case": asdict(case), "rounds": rounds, "methods": methods}
 
