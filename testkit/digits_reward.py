@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+_MADE_UP = "I do not know."
+"""What a launcher has scored before the run starts (recipe/fully_async_policy/checks/reward.py)."""
+
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwargs: Any) -> dict[str, float]:
     share = sum(c.isdigit() for c in solution_str) / max(1, len(solution_str))
@@ -20,6 +23,8 @@ def fails_twice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[s
 
     marks: a folder that remembers what was done.
     """
+    if kwargs["solution_str"] == _MADE_UP:
+        return compute_score(**kwargs)
     for name, fail in (("hang", lambda: re.fullmatch("(a|aa)+", "a" * 99 + "!")), ("die", lambda: os._exit(1))):
         with contextlib.suppress(FileExistsError):
             os.close(os.open(f"{marks}/{extra_info['split']}-{name}", os.O_CREAT | os.O_EXCL))
@@ -29,7 +34,7 @@ def fails_twice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[s
 
 def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
     """The same; in a validation it says in the folder `marks` that it was called, and takes its time."""
-    if extra_info["split"] == "val":
+    if extra_info["split"] == "val" and kwargs["solution_str"] != _MADE_UP:
         Path(marks, "validating").touch()
         time.sleep(0.3)
     return compute_score(**kwargs)

@@ -2,8 +2,8 @@
 
 The same mini-batch through verl's own packed update (GRPO), the packed VCPO update as it is set by default ("auto") and
 in each of its forms, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of 32, and of
-the shape that scripts/quickstart.sh trains. Methods take turns; times are medians of ratios to the plain update of the
-same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
+a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the plain update
+of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
 processes, and a GPU, by the clock. "work" is the ratio of the processor time of all processes. Norms are checked
 against those of one backward per sequence, gradients against a plain packed step with the same coefficients; exits with
 1 where they differ by more than rounding, or a case failed.

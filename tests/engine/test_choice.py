@@ -58,7 +58,7 @@ def chosen(
         (groups(8, 4, 4096, 4096), GPU, "gradients"),
     ],
     ids=[
-        "the quickstart's",
+        "a laptop's",
         "16 groups, short",
         "32 groups, short, TP 2",
         "16 groups, long",

@@ -1,4 +1,4 @@
-"""The quickstart's figure on the README: `python -m tests.report.published RUN` takes it from a run of the quickstart.
+"""The quickstart's figure on the README: `python -m tests.report.published RUN...` takes it from the quickstart's runs.
 
 docs/quickstart/ then holds what the figure is drawn from, so that a test can draw it again.
 """
@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 from scripts.report import figure
-from scripts.report.runs import read_run
+from scripts.report.runs import ReportedRun, read_run
 from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,18 +34,28 @@ _SETTINGS = (
 )
 
 
-def publish(run: Path) -> None:
-    """Take what the figure needs of a run that is over, and draw it."""
-    FOLDER.mkdir(exist_ok=True)
+def published() -> list[ReportedRun]:
+    """The runs of the figure."""
+    return [read_run(folder) for folder in sorted(FOLDER.iterdir())]
+
+
+def publish(runs: list[Path]) -> None:
+    """Take what the figure needs of runs that are over, and draw it."""
+    for run in runs:
+        _take(run, FOLDER / run.name)
+    figure.draw(published(), FIGURE)
+
+
+def _take(run: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     names = ("step", "wall_clock_s", "val_accuracy", *HEADLINES)
     lines = [{name: line[name] for name in names} for line in read_metrics(run)]
-    (FOLDER / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (FOLDER / SUMMARY_FILE).write_text((run / SUMMARY_FILE).read_text())
+    (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / SUMMARY_FILE).write_text((run / SUMMARY_FILE).read_text())
     given, kept = OmegaConf.load(run / CONFIG_FILE), OmegaConf.create()
     for name in _SETTINGS:
         OmegaConf.update(kept, name, OmegaConf.select(given, name))
-    (FOLDER / CONFIG_FILE).write_text(OmegaConf.to_yaml(kept))
-    figure.draw([read_run(FOLDER)], FIGURE)
+    (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(kept))
 
 
 def difference(one: Path, other: Path) -> float:
@@ -57,4 +67,4 @@ def difference(one: Path, other: Path) -> float:
 
 
 if __name__ == "__main__":
-    publish(Path(sys.argv[1]))
+    publish([Path(folder) for folder in sys.argv[1:]])

@@ -4,19 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from scripts.report import figure
-from scripts.report.runs import read_run
-from tests.report.published import FIGURE, FOLDER, difference
+from tests.report.published import FIGURE, difference, published
 
 _SAME = 1e-3
 
 
 def test_the_figure_is_what_the_code_draws(tmp_path: Path) -> None:
-    drawn = figure.draw([read_run(FOLDER)], tmp_path / "figure.png")
-    assert difference(drawn, FIGURE) < _SAME, "python -m tests.report.published RUN, of a run of scripts/quickstart.sh"
+    drawn = figure.draw(published(), tmp_path / "figure.png")
+    assert difference(drawn, FIGURE) < _SAME, (
+        "python -m tests.report.published RUN..., the runs of scripts/quickstart.sh"
+    )
 
 
 def test_another_figure_differs(tmp_path: Path) -> None:
-    run = read_run(FOLDER)
+    run, *others = published()
     lines = [line if line["ess_ratio"] is None else line | {"ess_ratio": 0.9 * line["ess_ratio"]} for line in run.lines]
-    drawn = figure.draw([replace(run, lines=lines)], tmp_path / "figure.png")
+    drawn = figure.draw([replace(run, lines=lines), *others], tmp_path / "figure.png")
     assert difference(drawn, FIGURE) > _SAME

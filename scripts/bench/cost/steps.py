@@ -94,7 +94,7 @@ _LENGTHS = ((64, 256), (256, 1024), (2048, 2048))
 
 
 def cpu_cases() -> list[Case]:
-    """Small models, in float32: mini-batches of two groups, of many, and what scripts/quickstart.sh trains."""
+    """Small models, in float32: mini-batches of two groups, of many, and a laptop's of `+task=countdown`."""
     of_two_groups = [
         Case(model, layers, *lengths, groups=2, group_size=size, tp=tp)
         for model, layers in (("d512", 4), ("d1024", 2))
@@ -107,10 +107,10 @@ def cpu_cases() -> list[Case]:
         for groups in (16, 32)
         for tp in (1, 2)
     ]
-    return of_two_groups + of_many + [QUICKSTART]
+    return of_two_groups + of_many + [LAPTOP]
 
 
-QUICKSTART = Case("d128", layers=4, shortest=40, longest=80, groups=16, group_size=8)
+LAPTOP = Case("d128", layers=4, shortest=40, longest=80, groups=16, group_size=8)
 
 
 SMALLEST = Case("d512", layers=1, shortest=20, longest=40, groups=2, group_size=2)
