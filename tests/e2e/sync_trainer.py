@@ -40,7 +40,8 @@ def register() -> None:
 
 
 def train(overrides: list[str]) -> None:
-    run_id, config = prepared([*overrides, *SYNC, *NAIVE])
+    run_id, _ = prepared(overrides)
+    config = main.compose([*overrides, *SYNC, *NAIVE])  # not checked: the lag-k trainer refuses these settings
     register()
     from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
