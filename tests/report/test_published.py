@@ -3,14 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from scripts.report import figure
-from tests.report.published import FIGURE, FOLDER, difference, published
+from tests.report.published import FIGURE, difference, published
 
 _SAME = 1e-3
-
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="docs/quickstart: the published figure is of older code")
 
 
 def test_the_figure_is_what_the_code_draws(tmp_path: Path) -> None:
