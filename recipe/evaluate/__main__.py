@@ -19,12 +19,11 @@ from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
 from recipe.evaluate.scored import Answer
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
+from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-_SINGLE_TURN = "single_turn_agent"
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def composed(
     config = trainer.compose([f"+task={task}", *overrides], config_dir)
     config.actor_rollout_ref.model.path = str(folder)  # not an override: a folder's name may need quotes there
     rollout = config.actor_rollout_ref.rollout
-    if rollout.agent.default_agent_loop != _SINGLE_TURN:
+    if rollout.agent.default_agent_loop != SINGLE_TURN:
         raise SettingError(
             f"--task {task}: answers of several turns, with tools, come from the whole stack: python -m "
             f"recipe.fully_async_policy.main +task={task} actor_rollout_ref.model.path={folder} trainer.val_only=true"

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import io
 import os
-import shlex
 import sys
 import time
 import traceback
@@ -79,8 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with in_its_folder:
-        folder = ["--config-dir", str(args.config_dir)] if args.config_dir else []
-        return launch(config, run_id, [*folder, *args.overrides])
+        return launch(config, run_id, composed_of(args))
 
 
 def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
@@ -172,6 +170,12 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="presets of your own: +task=NAME finds DIR/task/NAME.yaml"
     )
+
+
+def composed_of(arguments: argparse.Namespace) -> list[str]:
+    """The arguments that a configuration was composed of, for the run's record."""
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    return [*folder, *arguments.overrides]
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
@@ -303,12 +307,11 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         config: composed from `given`.
         given: arguments of this command.
     """
-    from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, in_words, write_summary
+    from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_command, write_summary
 
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
-        command = ["python", "-m", "recipe.fully_async_policy.main", *given]
-        (Path(config.run_dir) / COMMAND_FILE).write_text(shlex.join(command) + "\n")
+        write_command(config.run_dir, "recipe.fully_async_policy.main", given)
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
         LagKTaskRunner().run(config, observe_processes=run.observe)

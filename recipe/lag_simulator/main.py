@@ -8,7 +8,6 @@ summary.json and config.yaml, which scripts.report reads as it reads those of th
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -30,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
-    from recipe.fully_async_policy.main import add_config_dir
+    from recipe.fully_async_policy.main import add_config_dir, composed_of
     from recipe.fully_async_policy.validate import SettingError
 
     add_config_dir(parser)
@@ -41,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
-    run(config, simulator, [*folder, *arguments.overrides])
+    run(config, simulator, composed_of(arguments))
     return 0
 
 
@@ -75,7 +73,7 @@ def check(config: "DictConfig") -> None:
         SettingError: the setting and what to set instead.
     """
     from recipe.fully_async_policy.validate import SettingError
-    from recipe.lag_simulator.task import SINGLE_TURN
+    from recipe.tasks.rows import SINGLE_TURN
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
@@ -127,13 +125,13 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
-    from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_summary
+    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_command, write_summary
 
     folder, lag = Path(config.run_dir), config["async"].lag
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
-    (folder / COMMAND_FILE).write_text(shlex.join(["python", "-m", "recipe.lag_simulator.main", *given]) + "\n")
+    write_command(folder, "recipe.lag_simulator.main", given)
     start = last = time.perf_counter()
     with (
         open(folder / METRICS_FILE, "w") as metrics,

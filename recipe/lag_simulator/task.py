@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-SINGLE_TURN = "single_turn_agent"
-"""verl's agent loop of one response to one prompt."""
+from recipe.tasks.rows import SINGLE_TURN
 
 
 @dataclass(frozen=True)

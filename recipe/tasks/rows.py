@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 Row = dict[str, Any]
 SUFFIXES = (".parquet", ".jsonl", ".json")
+SINGLE_TURN = "single_turn_agent"
+"""verl's agent loop of one response to one prompt."""
 
 
 @dataclass

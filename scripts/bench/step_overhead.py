@@ -107,16 +107,18 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each case once it is measured")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
+    if arguments.smallest:
+        cases = [SMALLEST]
+    if arguments.layers and (arguments.smallest or not on_gpu):
+        cases = [replace(case, layers_of=arguments.layers) for case in cases]
     chosen = [
         case
-        for case in ([SMALLEST] if arguments.smallest else cases)
+        for case in cases
         if (arguments.only or "") in case.name
         and arguments.tp in (None, case.tp)
         and arguments.dtype in (None, case.dtype)
-        and (arguments.layers in (None, case.layers_of) or not on_gpu or arguments.smallest)
+        and arguments.layers in (None, case.layers_of)
     ]
-    if arguments.layers and (not on_gpu or arguments.smallest):
-        chosen = [replace(case, layers_of=arguments.layers) for case in chosen]
     if not chosen or arguments.rounds < 1:
         parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
     rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes, arguments.quick)

@@ -6,7 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILE = "samples.jsonl"
+from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
+
 _NEWEST, _HEAVIEST = 500, 500
 
 
@@ -24,7 +25,7 @@ class Samples(NamedTuple):
 
 def read_samples(folder: Path) -> Samples | None:
     """The samples in a run's folder; None where the run recorded none."""
-    path = folder / FILE
+    path = folder / SAMPLES_FILE
     if not path.is_file():
         return None
     newest: deque[tuple[float, int, dict[str, Any]]] = deque(maxlen=_NEWEST)

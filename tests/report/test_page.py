@@ -14,9 +14,10 @@ from scripts.report.live import Server, serve
 from scripts.report.page import write
 from scripts.report.payload import make
 from scripts.report.runs import read_run
-from scripts.report.samples import FILE, read_samples
+from scripts.report.samples import read_samples
 from testkit import browser
 from tests.report.test_report import config, write_run
+from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 
 NEEDS_CHROMIUM = pytest.mark.skipif(browser.PROGRAM is None, reason="no chromium: bash scripts/install_chromium.sh")
 DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 8"
@@ -25,7 +26,7 @@ HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=
 
 def write_samples(run: Path, responses: list[str], name: str = "group") -> None:
     """As many samples of one group, of growing weight, with a lag that is lower the larger the weight."""
-    with open(run / FILE, "w") as file:
+    with open(run / SAMPLES_FILE, "w") as file:
         for i, response in enumerate(responses):
             sample = {"step": 1, "prompt": "What is 1+1?", "response": response, "reward": i % 2, "lag": 99 - i}
             file.write(json.dumps(sample | {"weight": 0.5 + i, name: "g1"}) + "\n")
@@ -181,7 +182,7 @@ def test_a_port_or_a_folder_that_cannot_be_served(tmp_path: Path, capsys: pytest
 
 def test_the_newest_and_the_heaviest_samples_are_kept(tmp_path: Path) -> None:
     """Of 2000 whose weight falls: the first 500 and the last 500. A line that is being written is no sample."""
-    with open(tmp_path / FILE, "w") as file:
+    with open(tmp_path / SAMPLES_FILE, "w") as file:
         for i in range(2000):
             weight = None if i == 1999 else 2000.0 - i
             file.write(json.dumps({"step": i, "response": "x", "weight": weight, "uid": f"u{i}"}) + "\n")

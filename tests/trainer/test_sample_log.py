@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES_FILE, SampleLog, read_samples
+from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
+from verl_vcpo.trainer.ppo.v1.sample_log import SampleLog, read_samples
 
 
 def test_the_first_step_and_every_nth_are_recorded(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class AdmissionGate:
     async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
         """Wait until a place is free, and take `places` at once, for the block or until they are given back.
 
-        Who takes several may take more than are free: fewer than `places` more than the gate has.
+        One that is free lets a caller in who takes several: up to `places` - 1 more than the gate has are taken then.
         """
         await self._enter(order, places)
         held = Places(self, places)

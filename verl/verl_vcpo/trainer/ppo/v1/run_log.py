@@ -1,6 +1,7 @@
 """The records of a run: a line per step on the console and in `metrics.jsonl`, and `summary.json` at the end."""
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from verl_vcpo.whole_file import write_whole
 METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
 COMMAND_FILE = "command.txt"
 """What the run was started with, for a shell."""
+SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
 LINE_FILE = "metrics_line.json"
 """In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
@@ -186,6 +188,11 @@ def in_words(summary: dict[str, Any]) -> str:
         speed = f"{summary['tokens_per_s']:.0f} tokens/s"
         lines.append(f"largest lag {lag}; mean ESS ratio {summary['mean_ess_ratio']:.2f}; {speed}")
     return "\n".join(lines)
+
+
+def write_command(run_dir: str | Path, module: str, given: list[str]) -> None:
+    """Keep in the run's folder what the run was started with: `python -m module`, and the arguments `given`."""
+    (Path(run_dir) / COMMAND_FILE).write_text(shlex.join(["python", "-m", module, *given]) + "\n")
 
 
 def last_step(run_dir: str | Path) -> int:

@@ -12,9 +12,9 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
+from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 from verl_vcpo.whole_file import write_whole
 
-SAMPLES_FILE = "samples.jsonl"
 SAMPLES = 4
 """Lines of a step."""
 

@@ -170,7 +170,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         batch = super().step(metrics, timing_raw)
         self._trained = batch, metrics, start
         if self.sample_log.is_due(self.global_steps):
-            # before the step's checkpoint, which a resumed run continues both records after
+            # Before the step's checkpoint is written: a run that resumes there keeps the samples up to this step.
             of_workers = self.actor_rollout_wg.sequence_weights()
             weights = {session: weight for part in of_workers for session, weight in part.items()}
             self.sample_log.write(samples_of(batch, self.global_steps, weights, self.tokenizer))
