@@ -20,6 +20,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from verl_vcpo.workers.rollout.admission import most_calls
 from verl_vcpo.workers.rollout.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.workers.rollout.kv_cache import KVCache
+from verl_vcpo.workers.rollout.server_actor import server_actor
 
 _LIFE_SIGN_S = 1.0
 _MOST_DROPPED = 10_000  # ids of ended requests are kept for those that arrive after their end
@@ -174,7 +175,7 @@ class LagKvLLMReplica(vLLMReplica):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(self.server)
+        self.server_class = server_actor(self.server)
 
     @property
     def max_concurrency(self) -> int:

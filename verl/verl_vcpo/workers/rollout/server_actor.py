@@ -1,0 +1,39 @@
+"""A server's actor whose class imports nothing: the server is imported and made in the actor's own process.
+
+Ray loads an actor's class in every process that gets a handle of the actor. The class of verl's server imports vLLM,
+seconds of processor time and hundreds of megabytes, which the load balancer, the agent-loop workers and the samplers'
+weight receivers would spend for the names of its methods.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+
+class _ServerActor:
+    """Holds a server, and passes calls on to it."""
+
+    _module: str
+    _name: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        server = getattr(importlib.import_module(self._module), self._name)
+        self._server = server(*args, **kwargs)
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    async def call(self: _ServerActor, *args: Any, **kwargs: Any) -> Any:
+        answer = getattr(self._server, name)(*args, **kwargs)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return call
+
+
+def server_actor(server: type) -> Any:
+    """The Ray actor class of `server`, with its name and its public methods."""
+    methods = [name for name, _ in inspect.getmembers(server, inspect.isfunction) if not name.startswith("_")]
+    fields = {"_module": server.__module__, "_name": server.__name__, "__module__": __name__}
+    return ray.remote(type(server.__name__, (_ServerActor,), fields | {name: _passed_on(name) for name in methods}))
