@@ -5,7 +5,12 @@ from collections import Counter
 import pytest
 from tensordict import NonTensorStack, TensorDict
 
-from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
+from verl_vcpo.trainer.ppo.v1.deadlines import (
+    OnDeadline,
+    deadlines_hold,
+    deadlines_without_oldest,
+    resume_prompts,
+)
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS, Failure, LagKReplayBuffer
 
 
@@ -59,6 +64,12 @@ def test_waits_for_a_prompt_whose_deadline_has_come() -> None:
 def test_lag_0_takes_only_what_was_submitted_at_this_step() -> None:
     assert set(choose(buffer_with(0, {"a": 1, "b": 1}, {"a", "b"}), step=1, batch_size=2) or []) == {"a", "b"}
     assert choose(buffer_with(0, {"a": 1, "b": 1}, {"a"}), step=1, batch_size=2) is None
+
+
+def test_the_oldest_finished_prompts_are_consumed_first() -> None:
+    """Three are consumed: both of step 1 and one of step 3; a prompt of step 2 is not finished."""
+    remaining = deadlines_without_oldest(Counter({1: 2, 2: 1, 3: 2}), Counter({1: 2, 3: 2}), bound=4, batch_size=3)
+    assert remaining == {6: 1, 7: 1}
 
 
 @pytest.mark.parametrize("remaining, holds", [({4: 2}, True), ({4: 3}, False), ({4: 1, 5: 3}, True), ({3: 1}, False)])

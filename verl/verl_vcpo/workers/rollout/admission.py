@@ -13,7 +13,7 @@ import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -39,10 +39,15 @@ def sampler_count(rollout: Any) -> int:
     return max(1, rollout.n_gpus_per_node * rollout.nnodes // split)
 
 
+def admitted(slots: int, workers: int) -> int:
+    """How many requests an agent-loop worker may have at the samplers at a time, where these have `slots` together."""
+    return math.ceil(REQUESTS_PER_SLOT * slots / workers)
+
+
 def admitted_per_worker(rollout: Any) -> int:
-    """How many requests an agent-loop worker may have at the samplers at a time."""
+    """As `admitted`, of a layout."""
     slots = sampler_count(rollout) * rollout.data_parallel_size * rollout.max_num_seqs
-    return math.ceil(REQUESTS_PER_SLOT * slots / rollout.agent.num_workers)
+    return admitted(slots, rollout.agent.num_workers)
 
 
 def agent_loops_per_worker(rollout: Any) -> int:
@@ -64,34 +69,37 @@ class Places:
     def give_back(self, count: int = 1) -> None:
         """Give back `count` of the places, or as many as are still held."""
         given, self._held = min(count, self._held), max(0, self._held - count)
-        self._gate._leave(given)
+        self._gate.leave(given)
 
     def give_back_all(self) -> None:
         """Give back what is still held."""
         self.give_back(self._held)
 
 
-class AdmissionGate:
-    """Lets `places` in at a time; of those that wait, the one of the smallest order first."""
+class Line:
+    """Lets `places` in at a time; of those that wait, the one of the smallest order first. Knows no clock."""
 
     def __init__(self, places: int) -> None:
         self._free = places
         self._closed = 0
-        self._waiting: list[tuple[tuple[int, ...], int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[tuple[int, ...], int, int, Callable[[], bool]]] = []
         self._arrivals = itertools.count()
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
-        """Wait until a place is free, and take `places` at once, for the block or until they are given back.
+    def enter(self, order: tuple[int, ...], places: int, let_in: Callable[[], bool]) -> None:
+        """Wait for a place, and take `places` at once, which `leave` gives back.
 
-        One that is free lets a caller in who takes several: up to `places` - 1 more than the gate has are taken then.
+        One that is free lets in who takes several: up to `places` - 1 more than there are may be taken.
+
+        Args:
+            let_in: called when it is the caller's turn, perhaps at once; False: who waited is gone, and takes none.
         """
-        await self._enter(order, places)
-        held = Places(self, places)
-        try:
-            yield held
-        finally:
-            held.give_back_all()
+        heapq.heappush(self._waiting, (order, next(self._arrivals), places, let_in))
+        self._admit()
+
+    def leave(self, places: int) -> None:
+        """Give places back."""
+        self._free += places
+        self._admit()
 
     def close(self) -> None:
         """Let nobody in until `open` was called as often as `close`. Places that become free are given then."""
@@ -102,26 +110,42 @@ class AdmissionGate:
         self._closed -= 1
         self._admit()
 
+    def _admit(self) -> None:
+        while self._free > 0 and self._waiting and not self._closed:
+            _, _, places, let_in = heapq.heappop(self._waiting)
+            self._free -= places  # before the call: who is let in may leave within it
+            if not let_in():
+                self._free += places
+
+
+class AdmissionGate(Line):
+    """A `Line` in which asyncio's tasks wait."""
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
+        """Wait until a place is free, and take `places` at once, for the block or until they are given back."""
+        await self._enter(order, places)
+        held = Places(self, places)
+        try:
+            yield held
+        finally:
+            held.give_back_all()
+
     async def _enter(self, order: tuple[int, ...], places: int) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (order, next(self._arrivals), places, place))
-        self._admit()
+
+        def let_in() -> bool:
+            if place.done():  # who waited for it was cancelled
+                return False
+            place.set_result(None)
+            return True
+
+        self.enter(order, places, let_in)
         if place.done():
             return
         try:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():  # the place was given at the same moment
-                self._leave(places)
+                self.leave(places)
             raise
-
-    def _leave(self, places: int) -> None:
-        self._free += places
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._free > 0 and self._waiting and not self._closed:
-            _, _, places, place = heapq.heappop(self._waiting)
-            if not place.done():  # who waited for it may have been cancelled
-                place.set_result(None)
-                self._free -= places

@@ -1,5 +1,7 @@
 """When a prompt must be trained on, so that no trajectory is older than k policy updates.
 
+Arithmetic over numbers of prompts: the replay buffer applies it to a run, recipe/cluster_planner to a simulated one.
+
 Step s turns policy version s-1 into s. A prompt submitted at step j was sampled by version j-1 or a later one, so
 its lag at step s is at most s-j: it must be consumed at step j+k at the latest. That is its deadline.
 """
@@ -31,6 +33,11 @@ class ResumedPrompts:
     """More than may be in flight: submitted later, in place of new prompts."""
 
 
+def in_flight(lag: float, batch_size: int) -> int:
+    """How many prompts are submitted before the first step, `lag` batches: each step submits one batch more."""
+    return math.floor(lag * batch_size)
+
+
 def resume_prompts(
     submitted: dict[str, int], finished: set[str], *, step: int, lag: float, batch_size: int
 ) -> ResumedPrompts:
@@ -43,9 +50,9 @@ def resume_prompts(
         lag: `async.lag` of the resumed run.
         batch_size: prompts consumed per step in the resumed run.
     """
-    bound, allowed = math.ceil(lag), math.floor(lag * batch_size)
-    in_flight, withheld = list(submitted)[:allowed], list(submitted)[allowed:]
-    kept = [uid for uid in in_flight if uid in finished]
+    bound, allowed = math.ceil(lag), in_flight(lag, batch_size)
+    taken_over, withheld = list(submitted)[:allowed], list(submitted)[allowed:]
+    kept = [uid for uid in taken_over if uid in finished]
     deadlines = Counter(submitted[uid] + bound for uid in kept)
     late = 0
     while not deadlines_hold(+deadlines, step - 1, batch_size):  # the oldest are the first whose deadline cannot hold
@@ -53,8 +60,27 @@ def resume_prompts(
         late += 1
     kept = kept[late:]
     remains = set(kept)
-    again = [uid for uid in in_flight if uid not in remains]
+    again = [uid for uid in taken_over if uid not in remains]
     return ResumedPrompts(kept, again, withheld)
+
+
+def deadlines_without_oldest(
+    submitted: Counter[int], finished: Counter[int], *, bound: int, batch_size: int
+) -> Counter[int]:
+    """The number of prompts per deadline that are left when the oldest finished prompts are consumed.
+
+    Args:
+        submitted: number of prompts in the buffer by the step at which they were submitted.
+        finished: of these, the finished ones; at least `batch_size`.
+        bound: `async.lag`, rounded up.
+        batch_size: prompts that are consumed.
+    """
+    remaining, missing = Counter[int](), batch_size
+    for step in sorted(submitted):
+        consumed = min(missing, finished[step])
+        missing -= consumed
+        remaining[step + bound] = submitted[step] - consumed
+    return +remaining
 
 
 def deadlines_hold(remaining: Counter[int], step: int, batch_size: int) -> bool:

@@ -15,7 +15,12 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import withheld_prompts
 from verl_vcpo.trainer.ppo.v1.data_rows import DataRow, data_row, in_order
-from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline, deadlines_hold, resume_prompts
+from verl_vcpo.trainer.ppo.v1.deadlines import (
+    OnDeadline,
+    deadlines_hold,
+    deadlines_without_oldest,
+    resume_prompts,
+)
 from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, Tag, prompt_of, sessions_of, trajectories_of
 
 _POLL_S = 0.05
@@ -223,9 +228,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
         """The number of prompts per deadline that are left when the oldest finished prompts are consumed."""
-        consumed = set(self._oldest(partition_id, sampleable_keys, batch_size))
         submitted = self.prompt_global_steps[partition_id]
-        return Counter(at + self.bound for uid, at in submitted.items() if uid not in consumed)
+        finished = Counter(submitted[uid] for uid in sampleable_keys)
+        return deadlines_without_oldest(Counter(submitted.values()), finished, bound=self.bound, batch_size=batch_size)
 
     def _reissue_late(self, step: int, partition_id: str, batch_size: int, remaining: Counter[int]) -> None:
         """Submit the oldest unfinished prompts again: as few as it takes for all others to meet their deadlines."""
