@@ -16,7 +16,7 @@ from verl_vcpo.workers.engine.megatron.norms import NormsHow, NormsKeep
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _CLIP_BOUNDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
-_OWN_LOSSES = ("bapo", "m2po", "off_policy_mask", "tba", "topr", "vespo")
+_OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "sat", "tba", "topr", "vespo")
 
 LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     "vanilla": (*_CLIP_BOUNDS, "clip_ratio_c"),
@@ -176,7 +176,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("vcpo.norms",),
         lambda config: _vcpo(config).needs_gradient_norms,
-        "gradient norms are measured for vcpo.baseline=opob only",
+        "gradient norms are measured for vcpo.baseline=opob or shrunk and for vcpo.leverage_weights=true only",
     ),
     Rule(("vcpo",), lambda config: config.vcpo.enable, "only VCPO's update reads it"),
     # The lag-k trainer

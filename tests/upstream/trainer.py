@@ -325,6 +325,8 @@ METHODS = Place(
     "Whether the two faults that ours repairs are still there: a zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),
+        Reach("oapl_advantages", How.REGISTERS, "verl.trainer.ppo.core_algos:register_adv_est", "name_or_enum", "ours"),
+        Reach("oapl_advantages", How.NAMES, "verl.trainer.ppo.ray_trainer", 'adv_kwargs["index"]', "the prompts"),
         Reach(
             "_policy_loss",
             How.CALLS,

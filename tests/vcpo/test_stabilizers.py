@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, off_policy_mask, topr, vespo
+from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, oapl, off_policy_mask, sat, topr, vespo
 from vcpo.stabilizers.group_replay import GroupReplay
+from vcpo.stabilizers.oapl import optimal_advantages
+from vcpo.stabilizers.sat import contraction
 from vcpo.stabilizers.tba import tba, tba_tokens
 
 MASK = torch.tensor([[True, True], [True, False]])
@@ -166,3 +168,67 @@ def test_group_replay_draws_good_groups_and_forgets_the_oldest() -> None:
     assert drawn.count("b") > 450, "e^10 times as often as the others"
     assert replay.remember(["d", "e"], [0.0, 0.0]) == ["a", "b"]
     assert set(replay.draw(1000)) == {None, "c", "d", "e"}
+
+
+def test_oapl_has_the_gradient_of_the_regression() -> None:
+    """(beta log w - A*)^2 / (2 beta) of whole responses, by autograd."""
+    log_pi, log_mu = off_policy([[2.0, 3.0], [0.5, 1.0]])
+    beta = 0.25
+    log_weight = ((log_pi - log_mu) * MASK).sum(dim=-1)
+    (wanted,) = torch.autograd.grad(((beta * log_weight - ADVANTAGE[:, 0]).square() / (2 * beta)).sum(), log_pi)
+    losses = oapl(log_pi, log_mu, ADVANTAGE, MASK, beta=beta)
+    (got,) = torch.autograd.grad(losses.sum(), log_pi)
+    torch.testing.assert_close(got, wanted)
+    # by hand: beta log w - A of each response, on each of its tokens
+    first, second = beta * math.log(6) - 2, beta * math.log(0.5) + 1
+    torch.testing.assert_close(got, torch.tensor([[first, first], [second, 0.0]]))
+
+
+def test_oapl_stands_still_at_its_optimum() -> None:
+    """pi = mu exp(A* / beta)."""
+    log_mu = torch.full((2, 2), -1.0)
+    log_pi = (log_mu + (ADVANTAGE / 0.5 / MASK.sum(dim=-1, keepdim=True)) * MASK).requires_grad_()
+    (gradient,) = torch.autograd.grad(oapl(log_pi, log_mu, ADVANTAGE, MASK, beta=0.5).sum(), log_pi)
+    torch.testing.assert_close(gradient, torch.zeros(2, 2))
+
+
+def test_optimal_advantages_by_hand_and_at_both_ends() -> None:
+    reward, group = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.5]), torch.tensor([0, 0, 0, 0, 1, 1])
+    value = math.log((2 * math.e + 2) / 4)
+    wanted = torch.tensor([1 - value, -value, -value, 1 - value, 0.0, 0.0])
+    torch.testing.assert_close(optimal_advantages(reward, group), wanted)
+    largest, mean = (optimal_advantages(reward.double(), group, beta).float() for beta in (1e-4, 1e6))
+    torch.testing.assert_close(largest, torch.tensor([0.0, -1.0, -1.0, 0.0, 0.0, 0.0]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(mean, torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0, 0.0]), atol=1e-3, rtol=0)
+    assert optimal_advantages(torch.tensor([1e4]), torch.tensor([0])).item() == 0, "a group of one, no overflow"
+
+
+def test_sat_contracts_the_bound_on_the_side_of_the_largest_log_ratios() -> None:
+    """|d| of 0.02, 0.04, 0.05 and 0.1: the quantile 0.5 is the second, by the inverse of the distribution function."""
+    distance, mask = torch.tensor([[0.02, -0.04, -0.05, 0.1]]), torch.ones(1, 4, dtype=torch.bool)
+    above, below = contraction(distance, mask, 0.5)
+    torch.testing.assert_close(above, torch.tensor([[1, 1, 1, 1 / (1 + 2.5**2)]]))
+    torch.testing.assert_close(below, torch.tensor([[1, 1, 1 / (1 + 1.25**2), 1]]))
+    for factor in contraction(distance, mask, 1.0):
+        assert (factor == 1).all(), "no |d| is above the largest"
+
+
+@pytest.mark.parametrize("distance", [torch.zeros(1, 4), torch.full((1, 4), 0.3), torch.tensor([[0.0, 0.0, 0.0, 0.5]])])
+def test_sat_without_a_tail_is_ppos_clip(distance: Tensor) -> None:
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    for factor in (*contraction(distance, mask, 0.5), *contraction(distance, ~mask, 0.5)):
+        assert (factor == 1).all()
+
+
+def test_sat_cuts_an_outward_gradient_off_earlier_and_keeps_the_way_back() -> None:
+    """Ratio 1.1 with |d| twice the quantile: the upper bound is 1 + 0.2 / 5."""
+    log_mu = torch.full((1, 4), -1.0)
+    small = math.log(1.1) / 2
+    log_pi = (log_mu + torch.tensor([[small, small, -small, 2 * small]])).requires_grad_()
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    for advantage, last in ((1.0, 0.0), (-1.0, 1.1)):
+        losses = sat(log_pi, log_mu, torch.full((1, 4), advantage), mask, quantile=0.75)
+        (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
+        assert gradient[0, 3].item() == pytest.approx(last), "outward: cut off; back to 1: r A"
+        assert gradient[0, :3].abs().min() > 0.9
+    assert sat(log_pi, log_mu, torch.ones(1, 4), mask, quantile=0.75)[0, 3].item() == pytest.approx(-1.04)

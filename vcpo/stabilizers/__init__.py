@@ -11,17 +11,21 @@ from torch import Tensor
 
 from vcpo.stabilizers.bapo import bapo
 from vcpo.stabilizers.m2po import m2po
+from vcpo.stabilizers.oapl import oapl
 from vcpo.stabilizers.off_policy_mask import off_policy_mask
+from vcpo.stabilizers.sat import sat
 from vcpo.stabilizers.topr import topr
 from vcpo.stabilizers.vespo import vespo
 
 TOKEN_LOSSES: dict[str, Callable[..., Tensor]] = {
     "bapo": bapo,
     "m2po": m2po,
+    "oapl": oapl,
     "off_policy_mask": off_policy_mask,
+    "sat": sat,
     "topr": topr,
     "vespo": vespo,
 }
 """The losses by the names that verl knows them by (`actor_rollout_ref.actor.policy_loss.loss_mode`)."""
 
-__all__ = ["TOKEN_LOSSES", "bapo", "m2po", "off_policy_mask", "topr", "vespo"]
+__all__ = ["TOKEN_LOSSES", "bapo", "m2po", "oapl", "off_policy_mask", "sat", "topr", "vespo"]

@@ -135,6 +135,8 @@ def _check_weights_backend(config: DictConfig) -> None:
 def _check_estimator(config: DictConfig) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
+    import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers ours
+
     estimator, bypass = config.algorithm.adv_estimator, config.algorithm.rollout_correction.bypass_mode
     measured = config.actor_rollout_ref.actor.calculate_sum_pi_squared and not bypass
     if estimator not in ADV_ESTIMATOR_REGISTRY:

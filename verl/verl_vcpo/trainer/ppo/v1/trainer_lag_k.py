@@ -29,6 +29,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers the advantages of one of our methods
 from verl_vcpo import console
 from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager
 from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, withheld_prompts
