@@ -250,12 +250,12 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
         return {}
     whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
     buffer = {"second buffer (OPOB)": gradients / (2 if vcpo.norms.buffer_dtype is BufferDtype.BFLOAT16 else 1)}
-    certain = not vcpo.opob_leave_one_out and (whole or layout.dp * layout.vpp == 1)
+    certain = vcpo.fits_two_sums and (whole or layout.dp * layout.vpp == 1)
     if keep is NormsKeep.GRADIENTS:
         return buffer
     samples = config.actor_rollout_ref.rollout.n
     of_rank = actor.ppo_mini_batch_size * samples / layout.dp
-    auto = keep is NormsKeep.AUTO and not vcpo.opob_leave_one_out
+    auto = keep is NormsKeep.AUTO and vcpo.fits_two_sums
     group = samples / layout.dp if auto else min(samples, of_rank)  # auto keeps activations where ranks share groups
     together = of_rank if whole or layout.vpp > 1 else group
     one = _length(config)

@@ -13,6 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
 from recipe.fully_async_policy import main
+from recipe.fully_async_policy.method import decided_by
 from recipe.lag_simulator.batch import Batch
 from recipe.lag_simulator.optimizer import Optimizer
 from recipe.lag_simulator.policy import Policy
@@ -24,8 +25,8 @@ from tests.engine.conftest import LEARNING_RATE, ONE_PROCESS
 from tests.engine.test_vcpo_engine import exported, train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
-# VCPO's are compared above; the others get weights from a pass of log-probs before the update
-THE_ACTORS = [name for name in METHODS if not name.startswith("vcpo") and name not in ("otb", "decoupled_ppo")]
+# VCPO's updates are compared above; two others get weights from a pass of log-probs before the update
+THE_ACTORS = [name for name in METHODS if not decided_by(name)["vcpo.enable"] and name not in ("otb", "decoupled_ppo")]
 
 
 def as_simulated(data: TensorDict) -> Batch:
@@ -52,11 +53,21 @@ def check_step(engine: Any, checkpoint: Path, policy: Policy, update: Update) ->
         assert (moved - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-9, name
 
 
-@pytest.mark.parametrize("baseline", ["opob", "mean"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(baseline="mean"),
+        dict(baseline="mean", tempered_ess_ratio=0.5, kl_coef=0.3),
+        dict(baseline="shrunk", opob_scope="minibatch"),
+        dict(baseline="leave_one_out", leverage_weights=True),
+    ],
+    ids=str,
+)
 def test_ratios_norms_baselines_and_step(
-    make_engine: Callable[..., Any], checkpoints: Callable[..., Path], baseline: str
+    make_engine: Callable[..., Any], checkpoints: Callable[..., Path], settings: dict[str, Any]
 ) -> None:
-    vcpo, engine, data = VCPOSettings(baseline=baseline), make_engine(), make_batch(ONE_PROCESS)
+    vcpo, engine, data = VCPOSettings(**settings), make_engine(), make_batch(ONE_PROCESS)
     train(engine, data, vcpo)
     real, real_step = engine.last_update
 
@@ -69,7 +80,7 @@ def test_ratios_norms_baselines_and_step(
     for ours, theirs in ((step.weight, real_step.weight), (step.baseline, real_step.baseline)):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=0)
     torch.testing.assert_close(step.coefficient, real_step.coefficient, rtol=1e-4, atol=1e-7)
-    if baseline == "opob":
+    if vcpo.needs_gradient_norms:
         torch.testing.assert_close(update.squared_norm, real.squared_norm, rtol=1e-5, atol=0)
     assert update.kl == pytest.approx((real.kl.sum() / real.tokens.sum()).item(), rel=1e-5)
     check_step(engine, checkpoints(), policy, update)

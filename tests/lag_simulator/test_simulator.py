@@ -53,7 +53,19 @@ def test_every_method_runs(overrides: list[str], method: str) -> None:
 
 def test_methods_without_a_correction_agree_on_policy(overrides: list[str]) -> None:
     """On policy every weight is 1 and every clip open: the first steps are the same."""
-    names = ("none", "tis_token", "tis_seq", "mis", "whitened", "ppo", "topr", "vespo", "m2po")
+    names = (
+        "none",
+        "tis_token",
+        "tis_seq",
+        "mis",
+        "whitened",
+        "ppo",
+        "topr",
+        "vespo",
+        "m2po",
+        "sat",
+        "tis_tempered_kl",
+    )
     runs = {n: rows(overrides, f"method={n}", "async.lag=0", "trainer.total_training_steps=2") for n in names}
     for name, steps in runs.items():
         for row, reference in zip(steps[1:], runs["none"][1:], strict=True):

@@ -1,6 +1,7 @@
 """`method=NAME` on the real stack: one switch, recorded in the configuration; what contradicts it is refused."""
 
 import inspect
+import json
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -265,7 +266,9 @@ def test_a_default_stands_once() -> None:
     page = (ROOT / "docs/algorithm.md").read_text().split("## Settings")[1].split("## ")[0]
     rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
     flat = {k: v for k, v in defaults.items() if k != "norms"} | {f"norms.{k}": v for k, v in defaults["norms"].items()}
-    shown = {name: f"{value:g}" if isinstance(value, float) else str(value).lower() for name, value in flat.items()}
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else json.dumps(value).strip('"') for name, value in flat.items()
+    }
     assert {name.strip(" `"): value.strip().removesuffix(".0") for name, value in rows} == shown
 
 

@@ -51,7 +51,7 @@ the second buffer of `gradients` would, if that is more."""
 
 @dataclass(frozen=True)
 class NormsConfig:
-    """The settings `vcpo.norms.*`; used by `vcpo.baseline=opob` only. Strings are accepted for the enums.
+    """The settings `vcpo.norms.*`; used where the update needs gradient norms only. Strings are accepted for the enums.
 
     Raises:
         ValueError: naming the setting and what to set instead.

@@ -62,8 +62,8 @@ def against_gradients(
     experts: Experts,
 ) -> str | None:
     """Why groups and ranks do not allow `keep=gradients`, in words; None if they do. Arguments as of `what_to_keep`."""
-    if config.opob_leave_one_out:
-        return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
+    if config.against_two_sums:
+        return config.against_two_sums
     if config.opob_scope is OpobScope.MINIBATCH:
         return None
     if experts is Experts.SHARED:

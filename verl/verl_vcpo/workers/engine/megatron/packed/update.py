@@ -110,7 +110,7 @@ class PackedUpdate:
     Args:
         engine: the Megatron engine, in train mode, its modules tapped (`engine.tap`).
         data: this data-parallel rank's b sequences.
-        config: VCPO's settings, with `baseline=opob`.
+        config: VCPO's settings, which need gradient norms.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
         second: with `keep=gradients` the second buffer of each parameter, zero between updates.
         in_place_of_gradients: keep nothing, because `keep=gradients` could not measure this mini-batch.
