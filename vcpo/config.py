@@ -109,10 +109,11 @@ class VCPOConfig:
 
     leverage_weights: bool = False
     """a_i (1 - h_i) takes the place of a_i, h_i being the share of sequence i in its group's sum of a^2 ||g||^2: the
-    weights that OPOB of a group amounts to, with another baseline (`vcpo.leverage`)."""
+    weights that OPOB of a group amounts to, for use with another baseline (`vcpo.leverage`)."""
 
     kl_coef: float = 0.0
-    """tau: the reward that one nat of KL to the samplers' policy costs (`vcpo.kl_penalty`)."""
+    """tau: the reward that one nat of KL to the samplers' policy costs (`vcpo.kl_penalty`); with `norm_by_std` in
+    standard deviations of the group's rewards."""
 
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
     """How the learning rate follows the ESS ratio rho."""

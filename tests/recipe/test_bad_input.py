@@ -127,6 +127,8 @@ WRONG = [
     ("vcpo.tempered_ess_ratio=0.5", "vcpo.tempered_ess_ratio=0.5: alpha is that of all weights of a mini-batch"),
     ("vcpo.kl_coef=-1 method=tis_kl", "vcpo.kl_coef=-1: give a number in [0, 1e+06]"),
     ("vcpo.norms.keep=gradients method=vcpo_shrunk", "vcpo.norms.keep=gradients: with vcpo.baseline=shrunk every"),
+    ("vcpo.norms.keep=gradients vcpo.kl_coef=0.3", "vcpo.norms.keep=gradients: with vcpo.kl_coef the penalty"),
+    ("vcpo.norms.keep=gradients method=vcpo_leverage", "vcpo.norms.keep=gradients: with vcpo.leverage_weights=true"),
     (f"{ACTOR}.stabilizer.quantile=1.5 method=sat", "stabilizer.quantile=1.5: give a number in [0, 1]"),
     (f"{ACTOR}.stabilizer.beta=abc method=oapl", "stabilizer.beta='abc': give a number of at least 0"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila method=ppo", "loss_mode=vanila"),

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -255,6 +256,23 @@ def test_the_table_of_estimators_is_what_their_code_reads() -> None:
     read["grpo"] |= {"norm_adv_by_std_in_grpo"}
     table = {name: set(settings) - {"pf_ppo"} for name, settings in ESTIMATOR_SETTINGS.items()}
     assert {name: settings for name, settings in read.items() if settings} == table
+
+
+def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
+    """In verl's signature: rewards on the last tokens, prompts by name, in any order."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers ours
+    from vcpo.stabilizers.oapl import optimal_advantages
+
+    rewards, mask = torch.tensor([[0.0, 1.0], [0.3, 0.0], [0.0, 0.0]]), torch.tensor([[1, 1], [1, 0], [1, 1]])
+    prompts = np.array(["b", "a", "b"], dtype=object)
+    advantages, returns = get_adv_estimator_fn("oapl")(
+        token_level_rewards=rewards, response_mask=mask, index=prompts, config=None
+    )
+    wanted = optimal_advantages(torch.tensor([1.0, 0.3, 0.0]), torch.tensor([1, 0, 1]))
+    torch.testing.assert_close(advantages, wanted[:, None] * mask)
+    assert torch.equal(advantages, returns)
 
 
 def test_a_default_stands_once() -> None:
