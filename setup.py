@@ -3,6 +3,8 @@
 verl/ itself is no package, so that a checkout on sys.path never shadows the installed verl.
 """
 
+from pathlib import Path
+
 from setuptools import find_namespace_packages, setup
 
 ROOT = find_namespace_packages(
@@ -55,10 +57,25 @@ DEV = [
 
 setup(
     name="vcpo",
-    version="0.1.0",
-    description="Variance-controlled off-policy RL for language models (VCPO) on veRL",
+    version="0.2.0",
+    description="Variance-controlled off-policy RL for language models (VCPO): torch alone, and on veRL",
+    long_description=(Path(__file__).parent / "vcpo" / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The VCPO on veRL contributors",
     license="Apache-2.0",
     license_files=["LICENSE", "NOTICE"],
+    project_urls={"Paper": "https://arxiv.org/abs/2602.17616"},
+    keywords=["reinforcement learning", "language models", "off-policy", "asynchronous", "importance sampling", "verl"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11,<3.13",
     package_dir={"verl_vcpo": "verl/verl_vcpo"},
     packages=ROOT + PATCH,
@@ -69,8 +86,8 @@ setup(
         "verl_vcpo": ["**/*.yaml"],
     },
     entry_points={"verl.plugins": ["vcpo = verl_vcpo.plugin"]},
-    # Empty on purpose: the CPU and the GPU stack name different distributions of torch and vLLM. CPU installs
-    # come from requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu` (scripts/install_gpu.sh).
-    install_requires=[],
+    # What `import vcpo` needs, at the oldest version that a stack here pins. CPU installs come from
+    # requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu` (scripts/install_gpu.sh).
+    install_requires=["torch>=2.11"],
     extras_require={"gpu": GPU, "te": TE, "wandb": ["wandb==0.31.0"], "dev": DEV},
 )
