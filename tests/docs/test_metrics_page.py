@@ -1,0 +1,35 @@
+"""docs/reference/metrics.md says what the code says: the names of metrics.jsonl, and the levels of the alarm."""
+
+import re
+from pathlib import Path
+
+from vcpo.diagnostics import AlarmLevels, Sign
+from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/reference/metrics.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of a section's table, less its heading."""
+    section = re.split(r"^#+ ", PAGE, flags=re.MULTILINE)
+    (text,) = (part for part in section if part.startswith(heading))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip(" `") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def test_every_headline_is_there_under_both_names() -> None:
+    shown = {name: source for name, source, _ in rows("Metrics")}
+    extra = {"step", "wall_clock_s", "val_accuracy", "collapse_signs"}
+    assert {name: source for name, source in shown.items() if name not in extra} == HEADLINES
+    assert extra <= shown.keys()
+
+
+def test_the_alarm_s_levels_are_those_of_the_code() -> None:
+    levels = AlarmLevels()
+    numbers = {sign: [float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)] for sign, text in rows("The alarm")}
+    assert numbers == {
+        Sign.LOW_ESS_RATIO: [levels.ess_ratio, levels.ess_steps],
+        Sign.VANISHED_GRADIENT: [levels.spike, levels.window, levels.window, levels.vanish],
+        Sign.KL_GROWTH: [levels.kl, levels.kl_steps],
+    }
