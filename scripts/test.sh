@@ -26,7 +26,8 @@ esac
 
 bash scripts/install.sh
 bash scripts/install_bubblewrap.sh # the sandbox's tests are not skipped
-bash scripts/install_chromium.sh # nor are those that open a report in a browser
+bash scripts/install_chromium.sh # nor are those that open a page in a browser
+bash scripts/install_docs.sh # nor are those of the documentation's site
 source .venv/bin/activate
 
 NO_TESTS=5 # pytest's exit code where a selection is empty
