@@ -49,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 79.6, of 80 GB)"
     )
+    parser.add_argument(
+        "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"
+    )
     add_config_dir(parser)
     args = parser.parse_intermixed_args(argv)
 
@@ -71,6 +74,10 @@ def main(argv: list[str] | None = None) -> int:
 
             check(config, files=False)
             gpu_plan.print_plan(config, args.gpu_memory or gpu_plan.GPU_MEMORY_GIB)
+            if args.forecast:
+                from recipe.cluster_planner.like import print_forecast
+
+                print_forecast(config, args.forecast)
             return 0
         check(config)
         in_its_folder = taken(config.run_dir)

@@ -1,0 +1,1 @@
+"""Forecasts of a run's speed, cost and lag, for every split of GPUs between trainer and samplers."""

@@ -1,0 +1,127 @@
+"""The plan as a table for the console, and as an HTML page that needs no other file and no network."""
+
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from recipe.cluster_planner.answers import Forecast, Plan
+from verl_vcpo.whole_file import write_whole
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+HEADS = (
+    "trainer GPUs", "sampler GPUs", "lag", "s per step", "GPU hours", "trainer idle", "samplers idle",
+    "mean lag", "95 %", "largest", "deadline wait, s", "what binds", "1 trainer GPU more", "1 sampler GPU more",
+)  # fmt: skip
+
+_PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem; max-width: 80rem; }
+table { border-collapse: collapse; } td, th { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ccc; }
+td.words, th.words { text-align: left; } tr.front { font-weight: 600; } .wide { overflow-x: auto; }
+</style></head><body>
+<h1>$title</h1><p>$source</p><h2>GPU hours against lag</h2>$costs<h2>Seconds per step</h2>$steps
+<h2>Every split and lag</h2><p>Bold: no other row has fewer GPU hours and less lag.</p>
+<div class="wide"><table><thead><tr>$heads</tr></thead><tbody>$rows</tbody></table></div>
+<h2>What is assumed</h2><ul>$assumptions</ul></body></html>
+""")
+
+
+def cells(row: Forecast) -> list[str]:
+    """A row of the table, as `HEADS` names it."""
+
+    def gain(value: float | None) -> str:
+        return "" if value is None else f"{value:.1%}"
+
+    return [
+        str(row.trainer_gpus), str(row.sampler_gpus), f"{row.lag:g}", f"{row.step_s:.3g}", f"{row.gpu_hours:.3g}",
+        f"{row.trainer_idle:.0%}", f"{row.sampler_idle:.0%}", f"{row.lag_mean:.2f}", f"{row.lag_p95:g}",
+        str(row.lag_max), f"{row.deadline_wait_s:.3g}", row.binds, gain(row.trainer_gain), gain(row.sampler_gain),
+    ]  # fmt: skip
+
+
+def title(plan: Plan) -> str:
+    """In one line."""
+    return f"{plan.gpus} GPUs, {plan.steps} steps of {plan.responses} responses"
+
+
+def basis(plan: Plan) -> str:
+    """What the forecasts are made from, in one line."""
+    misfits = ", ".join(f"{name} within {share:.1%} on average" for name, share in plan.fits.items())
+    return f"Calibration: {plan.source}{f'; fitted {misfits}' if misfits else ''}."
+
+
+def show(plan: Plan, most: int = 24) -> None:
+    """Print the table: all rows, or where they are many the Pareto front."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = plan.rows if len(plan.rows) <= most else [row for row in plan.rows if row.pareto]
+    console = Console(width=170)
+    table = Table(*HEADS, title=title(plan), title_justify="left")
+    for row in rows:
+        table.add_row(*cells(row), style="bold" if row.pareto else None)
+    console.print(table)
+    if len(rows) < len(plan.rows):
+        print(f"The Pareto front of {len(plan.rows)} forecasts: no other has fewer GPU hours and less lag.")
+    print(basis(plan))
+    for assumption in plan.assumptions:
+        print(f"Assumed: {assumption}.")
+
+
+def write(plan: Plan, path: Path) -> None:
+    """Write the page: 5 MB, most of which is plotly.js."""
+
+    def row(forecast: Forecast) -> str:
+        texts = "".join(
+            f"<td{' class=words' if head == 'what binds' else ''}>{escape(text)}</td>"
+            for head, text in zip(HEADS, cells(forecast), strict=True)
+        )
+        return f"<tr{' class=front' if forecast.pareto else ''}>{texts}</tr>"
+
+    write_whole(
+        path,
+        _PAGE.substitute(
+            title=escape(title(plan)),
+            source=escape(basis(plan)),
+            costs=_costs(plan).to_html(full_html=False, include_plotlyjs=True),
+            steps=_steps(plan).to_html(full_html=False, include_plotlyjs=False),
+            heads="".join(f"<th>{escape(head)}</th>" for head in HEADS),
+            rows="".join(map(row, plan.rows)),
+            assumptions="".join(f"<li>{escape(text)}</li>" for text in plan.assumptions),
+        ),
+    )
+
+
+def _costs(plan: Plan) -> "go.Figure":
+    import plotly.graph_objects as go
+
+    def points(rows: list[Forecast], name: str, mode: str, size: int) -> go.Scatter:
+        return go.Scatter(
+            x=[row.lag_mean for row in rows],
+            y=[row.gpu_hours for row in rows],
+            text=[f"{row.trainer_gpus} + {row.sampler_gpus} GPUs, lag {row.lag:g}: {row.binds}" for row in rows],
+            name=name,
+            mode=mode,
+            marker={"size": size},
+        )
+
+    front = sorted((row for row in plan.rows if row.pareto), key=lambda row: row.lag_mean)
+    figure = go.Figure([points(plan.rows, "split and lag", "markers", 6), points(front, "front", "lines+markers", 11)])
+    return figure.update_layout(xaxis_title="mean lag, policy updates", yaxis_title="GPU hours", height=420)
+
+
+def _steps(plan: Plan) -> "go.Figure":
+    import plotly.graph_objects as go
+
+    traces = []
+    for lag in sorted({row.lag for row in plan.rows}):
+        rows = [row for row in plan.rows if row.lag == lag]
+        x, y = [row.trainer_gpus for row in rows], [row.step_s for row in rows]
+        traces.append(go.Scatter(x=x, y=y, name=f"lag {lag:g}", mode="lines+markers"))
+    layout = {"xaxis_title": "GPUs of the trainer", "yaxis_title": "seconds per step", "height": 420}
+    return go.Figure(traces).update_layout(**layout)

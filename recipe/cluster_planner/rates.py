@@ -1,0 +1,124 @@
+"""What a forecast is computed from: how fast each part works, and on what."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipe.fully_async_policy.checks.errors import SettingError
+
+DRIVER_S = 0.0005
+"""Processor time of the driver per trajectory of a step; `scripts.bench.scale` measured it (docs/asynchrony.md)."""
+
+
+class PlanError(SettingError):
+    """A forecast is not possible. The message is one line: what is wrong, and what to give instead."""
+
+
+@dataclass(frozen=True)
+class TrainerRate:
+    """The trainer's seconds for a step, without waiting and without the weight update."""
+
+    fixed_s: float
+    token_s: float
+    """Seconds for each token (prompt and response) on `gpus` GPUs."""
+    gpus: int
+    unit: int = 1
+    """GPUs of one replica of the model (TP x PP x CP): the trainer gets multiples of them."""
+    exponent: float = 1.0
+    """Speed grows with GPUs ** exponent: 1 is the assumption of linear scaling."""
+
+    def seconds(self, tokens: float, gpus: int) -> float:
+        """For a step of `tokens` on `gpus` GPUs."""
+        return self.fixed_s + self.token_s * tokens * (self.gpus / gpus) ** self.exponent
+
+
+@dataclass(frozen=True)
+class SamplerRate:
+    """One sampler: an iteration gives each of its n running requests a token in `iteration_s + n * request_s`."""
+
+    iteration_s: float
+    request_s: float
+    prefill_s: float
+    """Seconds per token of context that is computed before the first token, or anew after a weight update."""
+    slots: int
+    """Requests that run at a time: `max_num_seqs`."""
+    gpus: int = 1
+
+    def seconds(self, running: int) -> float:
+        """Of an iteration."""
+        return self.iteration_s + running * self.request_s
+
+    @property
+    def most_tokens_per_s(self) -> float:
+        """With all slots taken."""
+        return self.slots / self.seconds(self.slots)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step trains on, and what responses are like. Lengths and waits of responses are independent draws."""
+
+    prompts: int
+    samples: int
+    prompt_tokens: float
+    lengths: NDArray[np.float64]
+    """Tokens of responses, to draw from."""
+    outside_s: NDArray[np.float64]
+    """Seconds that a response waits for tools, in all its calls together, to draw from."""
+    calls: int = 0
+    """Of a tool, in each response. 0: what it waits, it waits before its first token."""
+    reward_s: float = 0.0
+
+    @property
+    def responses(self) -> int:
+        """Of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def tokens(self) -> float:
+        """Of a step, on average: prompts and responses."""
+        return self.responses * (self.prompt_tokens + float(self.lengths.mean()))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A calibration."""
+
+    trainer: TrainerRate
+    sampler: SamplerRate
+    workload: Workload
+    sync_s: float
+    """For which a weight update stops the samplers and the trainer."""
+    start_s: float
+    recompute: bool = True
+    """Contexts are computed anew after a weight update (`async.kv_cache`)."""
+    shares_cores: bool = False
+    """Trainer and samplers run on the same cores: while both compute, each has half its speed."""
+    workers: int = 8
+    """Agent-loop workers."""
+    source: str = ""
+    assumptions: list[str] = field(default_factory=list)
+    fits: dict[str, float] = field(default_factory=dict)
+    """What of the calibration's own steps the fitted rates do not explain, as shares."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A split of GPUs, and the lag."""
+
+    trainer_gpus: int
+    sampler_gpus: int
+    lag: float
+    exact: bool = False
+    """`async.exact_lag`: a step waits until all that was submitted is finished."""
+
+    @property
+    def gpus(self) -> int:
+        return self.trainer_gpus + self.sampler_gpus
+
+    @property
+    def bound(self) -> int:
+        """The largest lag of a trajectory."""
+        return math.ceil(self.lag)

@@ -1,0 +1,62 @@
+"""Rates are found again in the metrics of a run that had them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipe.cluster_planner.calibration import calibrate, draws
+from recipe.cluster_planner.rates import PlanError
+from tests.cluster_planner.made_up import run_folder
+
+
+def test_the_rates_of_a_run_are_found(tmp_path: Path) -> None:
+    rates = calibrate([run_folder(tmp_path / "run")])
+    assert (rates.trainer.fixed_s, rates.trainer.token_s) == pytest.approx((1.0, 0.002))
+    assert (rates.trainer.gpus, rates.trainer.unit, rates.trainer.exponent) == (2, 2, 1.0)
+    assert (rates.sampler.iteration_s, rates.sampler.request_s) == pytest.approx((0.01, 0.001))
+    assert rates.sampler.prefill_s == pytest.approx(0.0001) and rates.sampler.slots == 16
+    assert (rates.sync_s, rates.start_s) == pytest.approx((0.5, 30.0)) and not rates.shares_cores
+    work = rates.workload
+    assert (work.prompts, work.samples, work.reward_s) == (4, 2, 0.5)
+    assert work.lengths.mean() == 75 and work.outside_s.mean() == 0.5
+    assert work.tokens == pytest.approx(800 + 40, rel=0.02)
+    assert max(rates.fits.values()) < 1e-6
+
+
+def test_two_runs_give_the_scaling_of_the_trainer(tmp_path: Path) -> None:
+    rates = calibrate([run_folder(tmp_path / "few", gpus=2), run_folder(tmp_path / "many", gpus=8, exponent=0.7)])
+    assert rates.trainer.exponent == pytest.approx(0.7, abs=0.01)
+    assert "GPUs ** 0.70, fitted to the runs" in rates.assumptions[0]
+
+
+def test_histograms_become_draws() -> None:
+    assert draws([{"1": 2}, {"1": 1, "0.5": 1}]).tolist() == [0.5, 1, 1, 1]
+    many = draws([{"1": 90_000, "2": 10_000}])
+    assert len(many) <= 4096 and np.mean(many == 2) == pytest.approx(0.1, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sampler_decode": None}, "no sampler_decode"),
+        ({"response_lengths": None}, "no response_lengths"),
+        ({"sampler_decode": {}}, "no iteration without a prompt"),
+    ],
+)
+def test_what_the_metrics_lack_is_named(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        calibrate([run_folder(tmp_path / "run", **changed)])
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"no metrics\.jsonl"):
+        calibrate([tmp_path])
+    run = run_folder(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:5]))
+    with pytest.raises(PlanError, match="5 steps; a calibration needs 6"):
+        calibrate([run])
+    (run / "metrics.jsonl").write_text("no JSON\n")
+    with pytest.raises(PlanError, match="not the files of a run"):
+        calibrate([run])

@@ -1,0 +1,103 @@
+"""The command: a table, a page, one JSON line; one line where no forecast is possible."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.cluster_planner.__main__ import main
+from recipe.cluster_planner.answers import Forecast, marked, plan
+from recipe.cluster_planner.like import print_forecast
+from tests.cluster_planner.made_up import rates, run_folder
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "recipe/fully_async_policy/shell/vcpo/countdown/vcpo_k=10.sh"
+
+
+def test_a_plan_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "run")
+    assert main([str(run), "--gpus", "6", "--lags", "0,2", "--steps", "50", "--out", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(printed.splitlines()[-1])
+    assert {(row["trainer_gpus"], row["sampler_gpus"], row["lag"]) for row in found["rows"]} == {
+        (trainer, 6 - trainer, lag) for trainer in (2, 4) for lag in (0, 2)
+    }
+    best = [row for row in found["rows"] if row["pareto"]]
+    assert best and all(row["trainer_gain"] is not None for row in best)
+    assert "Assumed: the trainer's speed grows with its GPUs: linear" in printed
+    html = (tmp_path / "plan.html").read_text()
+    assert "What is assumed" in html and "Plotly.newPlot" in html and html.count("<tr") == 1 + 4
+
+
+def test_of_very_many_splits_those_around_the_cheapest_are_forecast() -> None:
+    rows = plan(rates(train_s=0.0, token_s=0.1, lengths=1000.0), 60, [1], 10).rows
+    trainers = [row.trainer_gpus for row in rows]
+    cheapest = min(rows, key=lambda row: row.gpu_hours).trainer_gpus
+    gaps = [abs(trainer - cheapest) for trainer in trainers if trainer != cheapest]
+    assert trainers == sorted(set(trainers)) and 12 <= len(trainers) <= 14 and min(gaps) <= 3
+
+
+def test_the_front_has_the_cheapest_row_and_those_with_less_lag() -> None:
+    def row(hours: float, lag: float) -> Forecast:
+        return Forecast(1, 1, lag, 1.0, hours, 0, 0, lag, lag, 1, 0, 1, "")
+
+    assert [r.pareto for r in marked([row(3, 0), row(2, 1), row(1, 2), row(2.5, 1.5)])] == [True, True, True, False]
+
+
+def test_what_binds_and_what_one_gpu_more_gains() -> None:
+    slow_trainer = plan(rates(train_s=0.0, token_s=0.01), 3, [2], 100, only=(1, 2)).rows[0]
+    assert slow_trainer.binds == "the trainer" and slow_trainer.trainer_gain == pytest.approx(0.47, abs=0.05)
+    assert slow_trainer.sampler_gain == pytest.approx(0, abs=0.01)
+    slow_samplers = plan(rates(train_s=0.0, token_s=1e-4, slots=2), 2, [2], 100, only=(1, 1)).rows[0]
+    assert slow_samplers.binds.startswith("the samplers") and (slow_samplers.sampler_gain or 0) > 0.4
+
+
+def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--device", "h100", "--model", "Qwen2.5-7B", "--response-tokens", "200", "--gpus", "4", "--lags", "1"]
+    assert main([*given, "--samples", "4", "--out", str(tmp_path)]) == 0
+    assert "a guess: the data sheet of h100, no run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "4"], "give the folder of a run"),
+        (["nowhere", "--gpus", "4"], "nowhere: no metrics.jsonl"),
+        (["RUN"], "--gpus: give the number"),
+        (["RUN", "--gpus", "2"], "give 3 or more"),
+        (["RUN", "--gpus", "0"], "--gpus 0: give 1 or more"),
+        (["RUN", "--gpus", "4", "--lags", "1,x"], "--lags 1,x"),
+        (["RUN", "--gpus", "4", "--lags", "-1"], "--lags -1"),
+        (["RUN", "--gpus", "4", "--device", "h100"], "--device: is for a plan without a run"),
+        (["--gpus", "4", "--device", "h99", "--model", "Qwen2.5-7B", "--response-tokens", "9"], "choose one of"),
+        (["--gpus", "4", "--device", "h100"], "also needs --model"),
+        (["RUN", "--like", "no.sh"], "--like no.sh: no such file"),
+    ],
+)
+def test_what_allows_no_forecast_is_said_in_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path / "run")
+    given = [str(run) if argument == "RUN" else argument for argument in arguments]
+    assert main([*given, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_dry_run_prints_the_forecast_of_its_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = OmegaConf.load(run_folder(tmp_path / "run") / "config.yaml")
+    config.trainer.total_training_steps = 30
+    config.actor_rollout_ref.model = {"path": "somewhere"}
+    config.actor_rollout_ref.rollout.update({"n_gpus_per_node": 3, "nnodes": 1})
+    print_forecast(config, tmp_path / "run")
+    assert "5 GPUs, 30 steps of 8 responses" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_launch_scripts_layout_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--like", str(ROOT / SCRIPT), "--device", "h100", "--response-tokens", "300", "--out", str(tmp_path)]
+    assert main([*given, "--steps", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (row,) = found["rows"]
+    assert (row["trainer_gpus"], row["sampler_gpus"], row["lag"], found["responses"]) == (4, 4, 10, 512)
