@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.cluster_planner.__main__ import main
 from recipe.cluster_planner.answers import Forecast, marked, plan
@@ -87,6 +87,7 @@ def test_what_allows_no_forecast_is_said_in_one_line(
 
 def test_a_dry_run_prints_the_forecast_of_its_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = OmegaConf.load(run_folder(tmp_path / "run") / "config.yaml")
+    assert isinstance(config, DictConfig)
     config.trainer.total_training_steps = 30
     config.actor_rollout_ref.model = {"path": "somewhere"}
     config.actor_rollout_ref.rollout.update({"n_gpus_per_node": 3, "nnodes": 1})
