@@ -16,7 +16,7 @@ source scripts/install_steps.sh
 digest() { { pwd -P; cat "$LOCK" "$TE_LOCK" setup.py pyproject.toml; } | sha256sum | cut -d' ' -f1; }
 
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
-  echo "install: a CUDA GPU is visible; this is the CPU environment. GPU runs use that of scripts/install_gpu.sh: docs/cluster.md"
+  echo "install: a CUDA GPU is visible; this is the CPU environment. GPU runs use that of scripts/install_gpu.sh: docs/guide/cluster.md"
 fi
 
 if [[ -f "$STAMP" ]] && fits .venv/bin/python && [[ "$(cat "$STAMP")" == "$(digest)" ]]; then

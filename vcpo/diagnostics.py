@@ -23,7 +23,7 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True)
 class AlarmLevels:
-    """The thresholds of the signs. docs/stability.md has the precision and recall of the defaults."""
+    """The thresholds of the signs. docs/measurements/stability.md has the precision and recall of the defaults."""
 
     ess_ratio: float = 0.1
     """LOW_ESS_RATIO: the ESS ratio is below this value ..."""

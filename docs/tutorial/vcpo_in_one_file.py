@@ -160,7 +160,7 @@ for name, method, lag in (
 # ## What to look at
 #
 # This is what `python docs/tutorial/vcpo_in_one_file.py` printed and drew on 2026-11-23, in 2 minutes on 2 cores. It is
-# one seed: other seeds, lags and methods are in [stability](../stability.md).
+# one seed: other seeds, lags and methods are in [stability](../measurements/stability.md).
 #
 # | run | accuracy before | after 150 steps |
 # |---|---|---|

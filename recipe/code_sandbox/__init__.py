@@ -1,1 +1,1 @@
-"""Untrusted Python programs, isolated by the kernel, over HTTP: docs/sandbox.md."""
+"""Untrusted Python programs, isolated by the kernel, over HTTP: docs/explanation/sandbox.md."""

@@ -1,7 +1,7 @@
 """Serve the code sandbox: `python -m recipe.code_sandbox --port 8080`.
 
-Untrusted Python programs, isolated by the kernel, over HTTP as SandboxFusion's /run_code. docs/sandbox.md says what is
-isolated how. Without isolation it does not start.
+Untrusted Python programs, isolated by the kernel, over HTTP as SandboxFusion's /run_code.
+docs/explanation/sandbox.md says what is isolated how. Without isolation it does not start.
 """
 
 import argparse
@@ -154,9 +154,12 @@ def _check(sandbox: Sandbox, unbounded: bool) -> None:
         if not unbounded:
             raise IsolationError(
                 f"no control groups ({sandbox.no_groups}), so a program could take all of the machine's memory: "
-                "run it as root or in a control group of your own (docs/sandbox.md), or add --allow-unbounded-memory"
+                "run it as root or in a control group of your own (docs/explanation/sandbox.md), or add "
+                "--allow-unbounded-memory"
             )
-        logging.warning("no control groups here: memory is limited per process, not per program (docs/sandbox.md)")
+        logging.warning(
+            "no control groups here: memory is limited per process, not per program (docs/explanation/sandbox.md)"
+        )
     asyncio.run(sandbox.check())
 
 

@@ -3,7 +3,7 @@
 Ray runs any code for whoever it lets in. So every run asks for a token: the user's, where Ray finds one
 (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token); otherwise a random one of the run's own, which is in the
 environment of its processes and nowhere else. A Ray that the run starts itself listens on loopback, and keeps its
-sockets and logs in a folder that other users cannot enter. docs/security.md says what that does not cover.
+sockets and logs in a folder that other users cannot enter. docs/explanation/security.md says what that does not cover.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
     token = _given_token()
     if address := cluster_address(ray_init):
         if token is None:
-            raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/cluster.md)")
+            raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/guide/cluster.md)")
         if connect:
             _check_cluster(address, token)
         return
@@ -214,7 +214,7 @@ def _check_cluster(address: str, token: str) -> None:
     if without == grpc.StatusCode.OK:
         raise SettingError(
             f"the Ray cluster at {address} asks for no token, so whoever reaches it could run code as you; start it "
-            f"with {_MODE}=token on every node (docs/cluster.md)"
+            f"with {_MODE}=token on every node (docs/guide/cluster.md)"
         )
     if with_token == denied:
         raise SettingError(f"the Ray cluster at {address} has another token than the one here: {_PLACES}")

@@ -17,7 +17,9 @@ from scripts.bench.stability.figures import draw_all
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("curves", type=Path, help="curves.parquet, written by scripts.bench.stability")
-    parser.add_argument("--out", type=Path, default=Path("docs/stability"), help="folder (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/measurements/stability"), help="folder (default: %(default)s)"
+    )
     arguments = parser.parse_args(argv)
     if not arguments.curves.is_file():
         parser.error(f"{arguments.curves}: no such file; scripts.bench.stability writes it")

@@ -42,7 +42,7 @@ def files(shown: str) -> list[Path]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_and_name_on_the_page_exists(page: str) -> None:
-    references = REFERENCE.findall((ROOT / "docs" / page).read_text())
+    references = REFERENCE.findall((ROOT / "docs/explanation" / page).read_text())
     assert references, "no references found: has their form changed?"
     wrong = [f"{file}:{name}" for file, name in references if not any(name in names_in(path) for path in files(file))]
-    assert not wrong, f"docs/{page}: {wrong}"
+    assert not wrong, f"docs/explanation/{page}: {wrong}"

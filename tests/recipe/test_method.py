@@ -281,7 +281,7 @@ def test_a_default_stands_once() -> None:
     assert isinstance(plain, dict)
     defaults = asdict(VCPOSettings())
     assert {name: value for name, value in plain.items() if name != "_target_"} == defaults
-    page = (ROOT / "docs/algorithm.md").read_text().split("## Settings")[1].split("## ")[0]
+    page = (ROOT / "docs/explanation/algorithm.md").read_text().split("## Settings")[1].split("## ")[0]
     rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
     flat = {k: v for k, v in defaults.items() if k != "norms"} | {f"norms.{k}": v for k, v in defaults["norms"].items()}
     shown = {

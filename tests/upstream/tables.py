@@ -1,4 +1,4 @@
-"""All tables, by the page of docs/upstream that has them."""
+"""All tables, by the page of docs/reference/upstream that has them."""
 
 from tests.upstream import afterwards, cpu, megatron, others, rollout, trainer, transformer_engine, weights, workers
 

@@ -1,4 +1,4 @@
-"""What we rely on in other packages is there, and what we rely on is written down: docs/upstream.md.
+"""What we rely on in other packages is there, and what we rely on is written down: docs/reference/upstream.md.
 
 The comparison has a process of its own: other tests exchange functions of Megatron and torch in this one.
 """
@@ -21,7 +21,7 @@ def test_what_is_installed_is_what_we_rely_on() -> None:
     )
     assert done.stdout, done.stderr[-3000:]
     differences = json.loads(done.stdout.splitlines()[-1])
-    assert not differences, f"{len(differences)} differences; docs/upstream.md says what to do:\n" + "\n".join(
+    assert not differences, f"{len(differences)} differences; see docs/reference/upstream.md:\n" + "\n".join(
         differences
     )
 

@@ -1,4 +1,4 @@
-"""How the engine measures each sequence's gradient norm: the settings `vcpo.norms.*` (docs/performance.md)."""
+"""How the engine measures each sequence's gradient norm: `vcpo.norms.*` (docs/explanation/packed-norms.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
