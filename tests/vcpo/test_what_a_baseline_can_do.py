@@ -1,4 +1,4 @@
-"""The statements of docs/algorithm.md, "What a baseline can and cannot do"."""
+"""The statements of docs/explanation/algorithm.md, "What a baseline can and cannot do"."""
 
 import math
 from functools import lru_cache
