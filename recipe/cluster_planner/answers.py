@@ -107,8 +107,8 @@ def plan(rates: Rates, gpus: int, lags: list[float], steps: int, only: tuple[int
     if len(chosen) < len(found):
         cheapest = min(rows, key=lambda row: row.gpu_hours).trainer_gpus
         at = [split[0] for split in chosen].index(cheapest)
-        around = [found.index(chosen[i]) for i in (max(0, at - 1), min(len(chosen) - 1, at + 1))]
-        finer = spaced(found, *around, _FINER + 2)
+        first, last = (found.index(chosen[i]) for i in (max(0, at - 1), min(len(chosen) - 1, at + 1)))
+        finer = spaced(found, first, last, _FINER + 2)
         rows = sorted(rows + forecasts([split for split in finer if split not in chosen]), key=_order)
     rows = marked(rows)
     rows = [with_gains(rates, row, steps, budget) if row.pareto else row for row in rows]
