@@ -113,7 +113,7 @@ def test_the_columns_are_explained(on_terminal: tuple[str, str]) -> None:
     (heading,) = [i for i, line in enumerate(lines) if line.split()[:3] == ["step", "reward", "ess"]]
     explained = {line[:8].strip() for line in lines[:heading]}
     assert {"step", "reward", "ess", "lr x", "grad", "kl", "lag", "tok/s", "idle %", "held out"} <= explained
-    assert any("steps below 0.1: a warning" in line for line in lines[:heading]), "the alarm's level"
+    assert any("steps below 0.3: a warning" in line for line in lines[:heading]), "the alarm's level"
     assert lines[heading + 1].split() == ["0", "25.0%"]
 
 

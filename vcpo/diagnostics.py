@@ -23,17 +23,21 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True)
 class AlarmLevels:
-    """The thresholds of the signs. docs/measurements/stability.md has the precision and recall of the defaults."""
+    """The thresholds of the signs.
 
-    ess_ratio: float = 0.1
+    docs/measurements/stability.md has the runs that the defaults were chosen on, and their precision and recall on
+    others.
+    """
+
+    ess_ratio: float = 0.3
     """LOW_ESS_RATIO: the ESS ratio is below this value ..."""
-    ess_steps: int = 5
+    ess_steps: int = 10
     """... for this number of steps in a row."""
     spike: float = 5.0
     """VANISHED_GRADIENT: a gradient norm exceeds the median of the last `window` steps by this factor, and ..."""
     vanish: float = 0.1
     """... within `window` steps a gradient norm is below this fraction of the same median."""
-    kl: float = 0.2
+    kl: float = 0.3
     """KL_GROWTH: KL, in nats per token, is above this value ..."""
     kl_steps: int = 5
     """... for this number of steps in a row."""

@@ -1,20 +1,18 @@
-"""What a run's curve says: where it ended, whether and when it collapsed."""
+"""What a run's curve says: how well it learned from stale data, where it ended, whether and when it collapsed."""
 
-import math
-import statistics
 from dataclasses import dataclass
 
 import pandas as pd
 
 COLLAPSE_STEPS = 20
-# 97.5 % quantiles of Student's t for 1 to 9 degrees of freedom
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
 class RunOutcome:
     """One run."""
 
+    accuracy: float
+    """Mean of all evaluations after step `lag`: what methods are compared by."""
     final_accuracy: float
     """Mean of the evaluations in the last tenth of the steps."""
     best_accuracy: float
@@ -23,26 +21,49 @@ class RunOutcome:
     mean_ess_ratio: float
 
 
-def outcome(curve: pd.DataFrame, total_steps: int) -> RunOutcome:
+def outcome(curve: pd.DataFrame, total_steps: int, lag: int) -> RunOutcome:
     """Of one run.
 
     Args:
         curve: one row per step, step 0 being the start; ends early where a parameter was not finite.
         total_steps: what the run was meant to make.
+        lag: the run's.
+
+    Raises:
+        ValueError: no step is after `lag`.
     """
-    evaluated = curve.dropna(subset="val_accuracy")
-    last = evaluated[evaluated["step"] > 0.9 * total_steps]["val_accuracy"]
     return RunOutcome(
-        final_accuracy=float(last.mean()) if len(last) else float(evaluated["val_accuracy"].iloc[-1]),
-        best_accuracy=float(evaluated["val_accuracy"].max()),
+        accuracy=accuracy_after(curve, lag, total_steps),
+        final_accuracy=accuracy_after(curve, int(0.9 * total_steps), total_steps),
+        best_accuracy=float(curve["val_accuracy"].max()),
         collapse_step=collapse_step(curve),
         mean_ess_ratio=float(curve["ess_ratio"].mean()),
     )
 
 
+def accuracy_after(curve: pd.DataFrame, step: int, total_steps: int) -> float:
+    """Mean of the evaluations after `step`; those that a run did not live to see count as 0.
+
+    Raises:
+        ValueError: the run was not meant to make more steps than `step`.
+    """
+    if step >= total_steps:
+        raise ValueError(f"{total_steps} steps: there is no evaluation after step {step}")
+    evaluated = curve.dropna(subset="val_accuracy")
+    seen = evaluated.loc[evaluated["step"] > step, "val_accuracy"]
+    last = int(curve["step"].max())
+    if last == total_steps:
+        return float(seen.mean())
+    first = evaluated["step"].iloc[1]  # the first evaluation of a trained policy: as far from 0 as all from each other
+    missed = (total_steps - 1) // first - max(last, step) // first + 1  # the run's last step is always evaluated
+    return float(seen.sum() / (len(seen) + missed))
+
+
 def collapse_step(curve: pd.DataFrame) -> int | None:
-    """The first evaluation from which accuracy stays below half of the start for `COLLAPSE_STEPS` steps, or the step
-    that left a parameter that is not finite."""
+    """The first evaluation of a collapse, or the step that left a parameter that is not finite.
+
+    Collapsed: accuracy stays below half of the start for `COLLAPSE_STEPS` steps, or from there to the run's end.
+    """
     broken = curve.loc[curve["finite"] == 0, "step"]
     evaluated = curve.dropna(subset="val_accuracy")
     half = evaluated["val_accuracy"].iloc[0] / 2
@@ -54,23 +75,4 @@ def collapse_step(curve: pd.DataFrame) -> int | None:
         start = int(step) if start is None else start
         if step - start >= COLLAPSE_STEPS:
             return start
-    return int(broken.iloc[0]) if len(broken) else None
-
-
-def steps_to(curve: pd.DataFrame, accuracy: float) -> int | None:
-    """The first step whose evaluation reaches `accuracy`; None where none does."""
-    reached = curve.loc[curve["val_accuracy"] >= accuracy, "step"]
-    return int(reached.iloc[0]) if len(reached) else None
-
-
-def interval(values: list[float]) -> float:
-    """Half of the 95 % confidence interval of the mean (Student's t); NaN for a single value.
-
-    Raises:
-        ValueError: more than ten values.
-    """
-    if len(values) < 2:
-        return math.nan
-    if len(values) > len(_T) + 1:
-        raise ValueError(f"{len(values)} seeds: at most {len(_T) + 1}")
-    return _T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return int(broken.iloc[0]) if len(broken) else start

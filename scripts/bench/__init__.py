@@ -5,6 +5,6 @@ A command's own file has its options and what it prints. What it measures with l
     exactness/    baseline_variance, extreme_weights, layouts
     cost/         layer_overhead, overlap, step_overhead
     reliability/  faults, launch_scripts, nodes, scale, schedules, stabilizers
-    stability/    stability, stability_figures, stability_real
+    stability/    stability, stability_real, stability_report
     sandbox/      sandbox, sandbox_calls
 """

@@ -34,7 +34,7 @@ def main() -> int:
         return 2
     rows = []
     for (method, stack), curve in curves.groupby(["method", "stack"], sort=False):
-        result = outcome(curve, arguments.steps)
+        result = outcome(curve, arguments.steps, arguments.lag)
         rows.append({"method": method, "stack": stack, **vars(result)})
     print(pd.DataFrame(rows).to_string(index=False))
     if arguments.figures:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from scripts.report import figure, table
 from scripts.report.__main__ import main
 from scripts.report.runs import method, read_run
+from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, read_metrics, write_summary
 
 
@@ -228,6 +229,6 @@ def test_the_axes_show_the_bulk_and_the_alarms_levels(tmp_path: Path, monkeypatc
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, ess, _, kl = drawn([run], monkeypatch).axes
     assert 1e-8 < kl.get_ylim()[0] <= 1e-3 and kl.get_ylim()[1] == 1
-    for axis, level in ((ess, 0.1), (kl, 0.2)):
+    for axis, level in ((ess, AlarmLevels().ess_ratio), (kl, AlarmLevels().kl)):
         assert any(list(line.get_ydata()) == [level, level] for line in axis.lines)
         assert [text.get_text() for text in axis.texts] == ["alarm"]

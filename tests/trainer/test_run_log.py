@@ -139,10 +139,10 @@ def test_a_line_that_only_the_checkpoint_has_comes_back(tmp_path: Path) -> None:
 
 def test_a_collapse_is_announced_with_what_to_change(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = RunLog(tmp_path, scales_step_size=False)
-    for step in range(1, 9):
+    for step in range(1, 14):
         log.write(step, step_metrics(0, 0.9 if step < 3 else 0.02))
     signs = [line["collapse_signs"] for line in read_metrics(tmp_path)]
-    assert signs == [[]] * 6 + [["low_ess_ratio"]] + [[]], "after five low steps, and once"
+    assert signs == [[]] * 11 + [["low_ess_ratio"]] + [[]], "after ten low steps, and once"
     text = capfd.readouterr().out
     assert text.count("collapse ahead") == 1
     assert "lower actor_rollout_ref.actor.optim.lr or async.lag, or set method=vcpo" in text

@@ -27,8 +27,8 @@ def test_a_healthy_run_is_left_alone() -> None:
 
 def test_a_low_ess_ratio_has_to_last() -> None:
     low = (0.05, 1.0, 0.002)
-    assert not told(healthy(30) + [low] * 4 + healthy(30))
-    assert told(healthy(30) + [low] * 10) == [(34, Sign.LOW_ESS_RATIO)]
+    assert not told(healthy(30) + [low] * 9 + healthy(30))
+    assert told(healthy(30) + [low] * 20) == [(39, Sign.LOW_ESS_RATIO)]
     assert len(told([*healthy(30), *[low] * 10, *healthy(3), *[low] * 10])) == 2, "told again after it was gone"
     assert told(healthy(5) + [low] * 3, AlarmLevels(ess_steps=2)) == [(6, Sign.LOW_ESS_RATIO)]
 

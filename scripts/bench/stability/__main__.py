@@ -1,40 +1,33 @@
 """Which method stays stable at which lag? `python -m scripts.bench.stability [--quick] [--json]`.
 
-Methods x lags x seeds on the lag simulator (recipe/lag_simulator): final accuracy, collapses, ESS ratio, speed. The
-learning rate of every method is the smallest of the same grid that, but for chance, ends as well as the best at
---tune-lag, on seeds that are not reported. All methods, lags and seeds take hours; --quick (3 methods, 2 lags, 2 seeds,
-shorter runs, no tuning) minutes. Runs are kept in --out: the same command goes on where it was stopped.
+Methods x lags x learning rates x seeds on the lag simulator (recipe/lag_simulator): accuracy after step k, collapses,
+ESS ratio. A method's learning rate at a lag is the smallest that is, but for chance, as good as its best there. All
+methods, lags, rates and seeds take hours; --quick (3 methods, 2 lags, 1 rate, 2 seeds, shorter runs) minutes. Runs are
+kept in --out: the same command goes on where it was stopped. scripts.bench.stability_report shows published runs.
 """
 
 import argparse
-import json
-import math
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 from tqdm import tqdm
 
 from recipe.lag_simulator.grid import Folder, GridRun, run_all
-from scripts.bench.stability.alarm import score_alarm
 from scripts.bench.stability.preset import METHODS, MODEL, prepare
-from scripts.bench.stability.tables import Finals, all_numbers, by_lag, learning_rates, markdown, show, summarise
-from scripts.bench.stability.tuning import choose, tuning_results
+from scripts.bench.stability.report import as_json, make_report, show, write
 from verl_vcpo.whole_file import write_whole
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
-LEARNING_RATES, TUNING_SEEDS = (3e-5, 1e-4, 3e-4), (101, 102)
+LEARNING_RATES = (3e-5, 1e-4, 3e-4)
 QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq", "vcpo"), (0, 32), (1, 2), 3e-4
 STEPS, QUICK_STEPS = 300, 200
 
 
-def make(runs: list[GridRun], folder: Folder, arguments: argparse.Namespace, title: str) -> pd.DataFrame:
+def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
     """The curves of these runs, made where they are missing, under a progress bar."""
-    if not runs:
-        raise SystemExit(f"stability: --so-far: {folder.path} has no finished {title}; leave it out")
-    for _ in tqdm(run_all(runs, folder, arguments.workers), total=len(runs), desc=title, unit="run", file=sys.stderr):
+    for _ in tqdm(run_all(runs, folder, workers), total=len(runs), desc="runs", unit="run", file=sys.stderr):
         pass
     return folder.curves(runs)
 
@@ -49,11 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
     parser.add_argument("--lags", nargs="+", type=int, metavar="K", help=f"default: {LAGS}")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=f"default: {SEEDS}")
-    parser.add_argument(
-        "--lr", nargs="+", type=float, metavar="X", help=f"tune over these; one: no tuning {LEARNING_RATES}"
-    )
-    parser.add_argument("--tune-lag", type=int, default=0, metavar="K", help="the lag of the tuning runs (default 0)")
-    parser.add_argument("--tune-seeds", nargs="+", type=int, default=TUNING_SEEDS, metavar="N", help="not reported")
+    parser.add_argument("--lr", nargs="+", type=float, metavar="X", help=f"learning rates (default {LEARNING_RATES})")
     parser.add_argument(
         "--steps", type=int, metavar="N", help=f"of a run (default {STEPS}, with --quick {QUICK_STEPS})"
     )
@@ -67,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=(),
         metavar="FILE",
-        help="finished runs: {curves,tuning}.parquet of an --out",
+        help="finished runs: curves.parquet of an --out",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.md")
@@ -87,9 +76,8 @@ def main(argv: list[str] | None = None) -> int:
     steps = arguments.steps or (QUICK_STEPS if quick else STEPS)
     if unknown := set(methods) - set(METHODS):
         parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
-    overlap = set(seeds) & set(arguments.tune_seeds)
-    if overlap and len(rates) > 1:
-        parser.error(f"--tune-seeds: {sorted(overlap)} are reported seeds too; choose others")
+    if max(lags) >= steps:
+        parser.error(f"--lags {max(lags)}: a run of {steps} steps has no evaluation after that step; give more --steps")
 
     prepare()
     if arguments.prepare:
@@ -105,7 +93,7 @@ def run_and_report(
     rates: tuple[float, ...],
     steps: int,
 ) -> int:
-    """Tune, run, print, write; the exit code."""
+    """Run, print, write; the exit code."""
     folder = Folder(arguments.out, (f"trainer.total_training_steps={steps}",))
     try:
         folder.open(MODEL)
@@ -115,56 +103,22 @@ def run_and_report(
         print(f"stability: {error}", file=sys.stderr)
         return 2
 
-    tuned: Finals = {}
-    if len(rates) > 1:
-        grid = [
-            GridRun(m, arguments.tune_lag, seed, lr) for m in methods for seed in arguments.tune_seeds for lr in rates
-        ]
-        if arguments.so_far:
-            begun = {run.method for run in grid if not folder.has(run)}
-            grid = [run for run in grid if run.method not in begun]
-        tuning_curves = make(grid, folder, arguments, "learning rates")
-        folder.publish(tuning_curves, arguments.out / "tuning.parquet")
-        tuned = tuning_results(tuning_curves, steps)
-    chosen = choose(tuned) if tuned else dict.fromkeys(methods, rates[0])
-    runs = [GridRun(m, lag, seed, lr) for lag in lags for m, lr in chosen.items() for seed in seeds]
-    if arguments.so_far:
-        runs = [run for run in runs if folder.has(run)]
-    curves = make(runs, folder, arguments, "methods")
+    runs = [GridRun(m, lag, seed, lr) for lag in lags for m in methods for lr in rates for seed in seeds]
+    if arguments.so_far and not (runs := [run for run in runs if folder.has(run)]):
+        print(f"stability: --so-far: {folder.path} has no finished run; leave it out", file=sys.stderr)
+        return 2
+    curves = make(runs, folder, arguments.workers)
     folder.publish(curves, arguments.out / "curves.parquet")
-    rows, alarm = summarise(curves, steps), score_alarm(curves)
-    tables = [by_lag(rows), all_numbers(rows)]
-    if tuned:
-        tables.insert(0, learning_rates(tuned, chosen))
-    show(tables, alarm)
+    report = make_report(curves, steps)
+    show(report)
     if arguments.figures:
-        from scripts.bench.stability.figures import draw_all
-
-        for file in draw_all(curves, arguments.figures):
-            print(f"Figure: {file}")
-        write_whole(arguments.figures / "tables.md", markdown(tables, alarm))
-    rule = f"the smallest that is at lag {arguments.tune_lag} within a standard error of the best"
-    tuning = {"grid": rates, "rule": rule, "seeds": list(arguments.tune_seeds) if tuned else []}
-    report = {
-        "steps": steps,
-        "learning_rates": tuning | {"final_accuracy": tuned, "chosen": chosen},
-        "rows": [asdict(row) for row in rows],
-        "alarm": asdict(alarm),
-    }
-    text = json.dumps(_plain(report))
+        for file in write(report, curves, arguments.figures):
+            print(file)
+    text = as_json(report)
     write_whole(arguments.out / "report.json", text + "\n")
     if arguments.json:
         print(text)
     return 0
-
-
-def _plain(value: object) -> object:
-    """JSON has no NaN: null."""
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """The figures of `python -m scripts.bench.stability`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from scripts.bench.stability.tables import by_method, summarise
+from scripts.bench.stability.cells import Cell
 
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
@@ -19,15 +19,76 @@ _SMOOTHED = 5
 """Steps over which what is measured at every step is averaged."""
 
 
-def draw_all(curves: pd.DataFrame, folder: Path) -> list[Path]:
-    """Draw what the curves have data for; the files written."""
+class _Line(NamedTuple):
+    method: str
+    label: str
+    color: str
+
+
+SYNCHRONOUS = _Line("none", "synchronous", "0.35")
+LINES = (
+    _Line("vcpo_ess", "VCPO, step size only", "C2"),
+    _Line("tis_seq", "truncated weights (TIS)", "C0"),
+    _Line("vcpo", "VCPO", "C1"),
+    _Line("ppo", "PPO", "C4"),
+    _Line("none", "no correction", "C3"),
+)
+"""What the first figure shows of the largest lag."""
+
+
+def draw_all(curves: pd.DataFrame, chosen: Sequence[Cell], folder: Path) -> list[Path]:
+    """Draw what the curves have data for; the files written.
+
+    Args:
+        curves: steps of runs, one below the other.
+        chosen: one cell per method and lag: of the learning rate that is drawn.
+        folder: where to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Callable[[pd.DataFrame], Any]] = {
-        "predictors.png": predictors,
-        "lags.png": lags,
-        "methods.png": methods,
-    }
-    return [_save(draw(curves), folder / name) for name, draw in figures.items()]
+    rates = pd.DataFrame([(cell.method, cell.lag, cell.lr) for cell in chosen], columns=["method", "lag", "lr"])
+    drawn = curves.merge(rates, on=["method", "lag", "lr"])
+    figures: dict[str, Callable[[pd.DataFrame], Any]] = {"methods.png": methods, "predictors.png": predictors}
+    return [_save(draw(drawn), folder / name) for name, draw in figures.items()]
+
+
+def methods(curves: pd.DataFrame) -> Any:
+    """Accuracy over the steps at the largest lag, and of synchronous training: means over the seeds."""
+    lag, last = int(curves["lag"].max()), int(curves["step"].max())
+    figure, axes = _figure(1, 1, figsize=(9, 5))
+    axis = axes[0, 0]
+    ends: list[tuple[float, _Line]] = []
+    for line, k in [(SYNCHRONOUS, 0), *((line, lag) for line in LINES)]:
+        runs = curves[(curves["method"] == line.method) & (curves["lag"] == k)].dropna(subset="val_accuracy")
+        if runs.empty:
+            continue
+        table = 100 * runs.pivot_table(index="step", columns="seed", values="val_accuracy")
+        mean = table.mean(axis=1)
+        axis.plot(table.index, mean, "--" if line is SYNCHRONOUS else "-", color=line.color, linewidth=2)
+        ends.append((float(mean.tail(5).mean()), line))
+    start = 100 * curves.loc[curves["step"] == 0, "val_accuracy"].mean()
+    axis.axhline(start, color="0.5", linestyle=":", linewidth=1)
+    axis.annotate("before training", (0.99 * last, start), ha="right", va="bottom", color="0.4")
+    if 0 < lag < last:
+        axis.axvline(lag, color="0.8", linewidth=1)
+        note = f" before: answers of the first policy only\n from step {lag + 2} on: of trained policies"
+        axis.annotate(note, (lag, 1), color="0.4", va="bottom")
+    for (_, line), height in zip(sorted(ends), _apart([end for end, _ in sorted(ends)], 3.2), strict=True):
+        axis.annotate(f" {line.label}", (last, height), color=line.color, va="center", annotation_clip=False)
+    axis.set(xlim=(0, last), ylim=(0, None), xlabel="policy updates", ylabel="held-out problems solved (%)")
+    axis.set_title(f"Training on answers of a policy {lag} updates old", loc="left")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    return figure
+
+
+def _apart(heights: Sequence[float], least: float) -> list[float]:
+    """Rising heights, moved up and down so that neighbours are `least` apart."""
+    moved = list(heights)
+    for _ in range(100):
+        for i in range(1, len(moved)):
+            if (gap := least - (moved[i] - moved[i - 1])) > 0:
+                moved[i - 1], moved[i] = moved[i - 1] - gap / 2, moved[i] + gap / 2
+    return moved
 
 
 def predictors(curves: pd.DataFrame) -> Any:
@@ -45,46 +106,6 @@ def predictors(curves: pd.DataFrame) -> Any:
     axes[0, 0].legend(frameon=False)
     for axis in axes[1]:
         axis.set_xlabel("optimizer step")
-    return figure
-
-
-def lags(curves: pd.DataFrame) -> Any:
-    """Accuracy over the steps of VCPO (of the only method, where it was not run), a line per lag."""
-    method = "vcpo" if "vcpo" in set(curves["method"]) else str(curves["method"].iloc[0])
-    figure, axes = _figure(1, 1)
-    axis = axes[0, 0]
-    for lag, runs in curves[curves["method"] == method].groupby("lag"):
-        _draw_line(axis, runs, "val_accuracy", f"k = {lag}")
-    axis.set_title(f"{method}: accuracy (held out)")
-    axis.set_xlabel("optimizer step")
-    axis.legend(frameon=False)
-    return figure
-
-
-def methods(curves: pd.DataFrame) -> Any:
-    """Final accuracy, a line per method, the best over the lags on top, and a colour per lag.
-
-    Mean over the seeds and 95 % interval; a cross where runs collapsed; dotted: before training.
-    """
-    rows = summarise(curves, int(curves["step"].max()))
-    lags, order = sorted({row.lag for row in rows}), list(reversed(by_method(rows)))
-    figure, axes = _figure(1, 1, figsize=(6.5, 1.5 + 0.26 * len(order)))
-    axis = axes[0, 0]
-    shades = [f"C{number}" for number in range(len(lags))]
-    for row in rows:
-        number = lags.index(row.lag)
-        y = order.index(row.method) + 0.5 * (0.5 - (number + 0.5) / len(lags))  # a method's lags one below the other
-        style = {"color": shades[number], "marker": "x" if row.collapsed else "o", "ms": 5, "elinewidth": 0.8}
-        axis.errorbar(row.final_accuracy, y, xerr=row.interval, **style)
-    axis.axvline(curves.loc[curves["step"] == 0, "val_accuracy"].mean(), color="0.5", linestyle=":", linewidth=1)
-    axis.set_yticks(range(len(order)), order)
-    for label in axis.get_yticklabels():
-        label.set_fontweight("bold" if label.get_text().startswith("vcpo") else "normal")
-    axis.set(xlim=(0, None), ylim=(-0.6, len(order) - 0.4), title="Final accuracy (held out); x: runs collapsed")
-    marks = [
-        axis.plot([], [], "o", color=shade, label=f"k = {lag}")[0] for shade, lag in zip(shades, lags, strict=True)
-    ]
-    axis.legend(handles=marks, frameon=False, loc="upper left")
     return figure
 
 

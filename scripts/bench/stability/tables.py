@@ -1,4 +1,4 @@
-"""What scripts.bench.stability found, in rows: on the console, and as markdown."""
+"""What scripts.bench.stability found, as tables: on the console, and as markdown."""
 
 import math
 import statistics
@@ -7,68 +7,22 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from recipe.lag_simulator.analysis import interval, outcome, steps_to
-from scripts.bench.stability.alarm import AlarmScore
+from recipe.lag_simulator.analysis import accuracy_after
+from scripts.bench.stability.cells import Cell, by_method, pooled_deviation
+from scripts.bench.stability.contrasts import Contrast, large_lags, reference
+from scripts.bench.stability.inference import (
+    LEVEL,
+    Difference,
+    interval,
+    seeds_needed,
+    share_interval,
+    visible_difference,
+    welch,
+)
 
-Finals = dict[str, dict[float, list[float]]]
-"""Per method and learning rate, the final accuracy of each tuning run."""
-
-
-@dataclass(frozen=True)
-class MethodAtLag:
-    """One method at one lag, over the seeds."""
-
-    method: str
-    lag: int
-    lr: float
-    seeds: int
-    by_seed: dict[int, float]
-    """Final accuracy of each run."""
-    final_accuracy: float
-    """Mean over the seeds."""
-    interval: float
-    """Half of the 95 % confidence interval; NaN for one seed."""
-    best_accuracy: float
-    collapsed: float
-    """Share of the runs."""
-    collapse_step: float
-    """Mean over the collapsed runs; NaN where there are none."""
-    ess_ratio: float
-    steps_to_sync: float
-    """Mean number of steps to 90 % of the synchronous final accuracy; NaN where a seed never gets there."""
-
-
-def summarise(curves: pd.DataFrame, steps: int) -> list[MethodAtLag]:
-    """One row per method and lag. Synchronous is `none` at lag 0 or, where that was not run, the method itself."""
-    rows = []
-    synchronous = {
-        str(method): statistics.mean(outcome(curve, steps).final_accuracy for _, curve in runs.groupby("seed"))
-        for method, runs in curves[curves["lag"] == 0].groupby("method")
-    }
-    for (method, lag, lr), runs in curves.groupby(["method", "lag", "lr"], sort=False):
-        each = {int(seed): curve for seed, curve in runs.groupby("seed")}
-        outcomes = [outcome(curve, steps) for curve in each.values()]
-        finals = [o.final_accuracy for o in outcomes]
-        collapses = [o.collapse_step for o in outcomes if o.collapse_step is not None]
-        goal = 0.9 * synchronous.get("none", synchronous.get(str(method), math.nan))
-        reached = [steps_to(curve, goal) for curve in each.values()]
-        rows.append(
-            MethodAtLag(
-                method=str(method),
-                lag=int(lag),
-                lr=float(lr),
-                seeds=len(each),
-                by_seed=dict(zip(each, finals, strict=True)),
-                final_accuracy=statistics.mean(finals),
-                interval=interval(finals),
-                best_accuracy=max(o.best_accuracy for o in outcomes),
-                collapsed=len(collapses) / len(each),
-                collapse_step=statistics.mean(collapses) if collapses else math.nan,
-                ess_ratio=statistics.mean(o.mean_ess_ratio for o in outcomes),
-                steps_to_sync=math.nan if None in reached else statistics.mean(s for s in reached if s is not None),
-            )
-        )
-    return rows
+SYNCHRONOUS = "synchronous, same steps"
+_POINTS = (1, 2, 4)
+"""Differences, in points of accuracy, that the table of power is about."""
 
 
 @dataclass(frozen=True)
@@ -84,102 +38,142 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def learning_rates(tuned: Finals, chosen: dict[str, float]) -> Table:
-    """What tuning found: mean final accuracy per method and rate."""
-    rates = sorted({lr for finals in tuned.values() for lr in finals})
-    rows = [
-        [method, *(f"{statistics.mean(finals[lr]):.1%}" for lr in rates), f"{chosen[method]:g}"]
-        for method, finals in tuned.items()
-    ]
-    return Table("Final accuracy on the tuning seeds", ["method", *(f"{lr:g}" for lr in rates), "chosen"], rows)
+def headline(chosen: Sequence[Cell], contrasts: Sequence[Contrast], synchronous: dict[int, list[float]]) -> Table:
+    """A line per method, the best at the large lags first: accuracy by lag, and the planned contrast.
+
+    Args:
+        chosen: one cell per method and lag.
+        contrasts: the planned ones.
+        synchronous: by lag, the accuracies of synchronous runs over the steps that a run at this lag is judged by.
+    """
+    of, lags, large = by_method(chosen), sorted({cell.lag for cell in chosen}), large_lags(chosen)
+    judged = {row.method: row for row in contrasts}
+    name = _at(large)
+    lines = []
+    if synchronous and large:
+        of_seeds = [statistics.mean(at) for at in zip(*(synchronous[lag] for lag in large), strict=True)]
+        ahead = "-"
+        if (against := judged.get(reference(chosen) or "")) and len(of_seeds) > 1 < len(against.by_seed):
+            ahead = _points(welch(of_seeds, list(against.by_seed.values())))
+        each = (percent(statistics.mean(synchronous[lag])) for lag in lags)
+        lines.append([SYNCHRONOUS, *each, percent(statistics.mean(of_seeds)), ahead, "-", "-", "-"])
+    for method in sorted(of, key=lambda method: judged[method].accuracy if method in judged else -1.0, reverse=True):
+        cells = (percent(of[method][lag].accuracy) if lag in of[method] else "-" for lag in lags)
+        lines.append([f"`{method}`", *cells, *(_contrast(judged[method]) if method in judged else ["-"] * 5)])
+    columns = ["method", *(f"k = {lag}" for lag in lags), name, f"less `{reference(chosen)}`", "p (Holm)", "verdict"]
+    return Table("Accuracy after step k", [*columns, f"collapsed, {name}"], lines)
 
 
-def by_method(rows: Iterable[MethodAtLag]) -> dict[str, dict[int, MethodAtLag]]:
-    """Each method's rows by lag; the method that is best over the lags comes first."""
-    of: dict[str, dict[int, MethodAtLag]] = {}
-    for row in rows:
-        of.setdefault(row.method, {})[row.lag] = row
-
-    def accuracy(method: str) -> float:
-        return statistics.mean(over_lags(of[method]) or [-1.0])
-
-    return {method: of[method] for method in sorted(of, key=accuracy, reverse=True)}
-
-
-def over_lags(cells: dict[int, MethodAtLag]) -> list[float]:
-    """Per seed that was run at every lag above 0, the mean final accuracy over these lags."""
-    stale = [row.by_seed for lag, row in cells.items() if lag]
-    seeds = set[int].intersection(*(set(finals) for finals in stale)) if stale else set()
-    return [statistics.mean(finals[seed] for finals in stale) for seed in sorted(seeds)]
-
-
-def by_lag(rows: Iterable[MethodAtLag]) -> Table:
-    """Final accuracies, a line per method, the best over the lags first; in brackets how many runs collapsed."""
-    of = by_method(rows)
-    lags = sorted({lag for cells in of.values() for lag in cells})
-
-    def cell(row: MethodAtLag | None) -> str:
-        if row is None:
-            return "-"
-        collapses = f" [{row.collapsed * row.seeds:.0f} of {row.seeds}]" if row.collapsed else ""
-        return _accuracy(row.final_accuracy, row.interval) + collapses
-
-    def mean(cells: dict[int, MethodAtLag]) -> str:
-        finals = over_lags(cells)
-        return _accuracy(statistics.mean(finals), interval(finals)) if finals else "-"
-
+def robustness(contrasts: Sequence[Contrast], cells: Sequence[Cell]) -> Table:
+    """A line per method: the mean over the learning rates, and each rate by itself."""
+    first = contrasts[0].method
+    lags = sorted({cell.lag for cell in cells if cell.lag})
+    rates = {lag: sorted(cell.lr for cell in cells if cell.lag == lag and cell.method == first) for lag in lags}
+    several = [lag for lag in lags if len(rates[lag]) > 1]
+    of = {(cell.method, cell.lag, cell.lr): cell for cell in cells}
+    places = [(lag, lr) for lag in several for lr in rates[lag]]
     lines = [
-        [method, f"{max(row.lr for row in cells.values()):g}", *(cell(cells.get(lag)) for lag in lags), mean(cells)]
-        for method, cells in of.items()
+        [f"`{row.method}`", *(percent(of[row.method, lag, lr].accuracy) for lag, lr in places), *_contrast(row)]
+        for row in contrasts
     ]
-    columns = ["method", "learning rate", *(f"k = {lag}" for lag in lags), "mean of k > 0"]
-    return Table("Final accuracy by lag", columns, lines)
+    columns = ["method", *(f"k = {lag}, {lr:g}" for lag, lr in places), "mean", f"less `{reference(cells)}`"]
+    return Table("Robustness: the mean over the learning rates", [*columns, "p (Holm)", "verdict", "collapsed"], lines)
 
 
-def all_numbers(rows: Iterable[MethodAtLag]) -> Table:
-    """Every number of every row."""
-    columns = ["method", "lag", "lr", "final accuracy", "best", "collapsed", "at step", "ESS ratio"]
+def power(cells: Sequence[Cell], contrasts: Sequence[Contrast]) -> Table:
+    """How many seeds a method needs for a difference to be seen, from the spread of the runs that did not collapse."""
+    steady = [cell for cell in cells if len(cell.runs) > 1 and not cell.collapse_steps]
+    samples: list[tuple[str, list[list[float]]]] = []
+    for lag in sorted({cell.lag for cell in steady}):
+        at = [cell for cell in steady if cell.lag == lag]
+        samples.append((f"k = {lag}", [cell.accuracies for cell in at]))
+        samples.append((f"k = {lag}, last tenth only", [cell.finals for cell in at]))
+    name = f"{_at(large_lags(cells))}: the contrast"
+    samples.append((name, [list(row.by_seed.values()) for row in contrasts if not row.collapsed]))
+    strict = (1 - LEVEL) / max(sum(not math.isnan(row.corrected) for row in contrasts), 1)
+    lines = []
+    for name, values in samples:
+        deviation = 100 * pooled_deviation(values)
+        if not deviation > 0:  # one seed each
+            continue
+        seen = [visible_difference(deviation, 5, level) for level in (1 - LEVEL, strict)]
+        needed = [str(seeds_needed(points, deviation)) for points in _POINTS]
+        lines.append([name, f"{deviation:.2f}", *needed, *(f"{points:.1f}" for points in seen)])
+    columns = ["", "standard deviation of a run", *(f"seeds for {points}" for points in _POINTS), "5 seeds see"]
+    return Table("Power, in points of accuracy", [*columns, "5 seeds see, the strictest of Holm's tests"], lines)
+
+
+def all_numbers(cells: Iterable[Cell], chosen: Iterable[Cell]) -> Table:
+    """Every number of every cell; a star at the learning rate that was chosen."""
+    stars = {(cell.method, cell.lag, cell.lr) for cell in chosen}
+    columns = [
+        "method",
+        "lag",
+        "lr",
+        "seeds",
+        "after step k",
+        "last tenth",
+        "best",
+        "collapsed",
+        "at step",
+        "ESS ratio",
+    ]
     lines = [
         [
-            row.method,
-            str(row.lag),
-            f"{row.lr:g}",
-            _accuracy(row.final_accuracy, row.interval),
-            f"{row.best_accuracy:.1%}",
-            f"{row.collapsed * row.seeds:.0f} of {row.seeds}",
-            _number(row.collapse_step, ".0f"),
-            f"{row.ess_ratio:.3f}",
-            _number(row.steps_to_sync, ".0f"),
+            cell.method,
+            str(cell.lag),
+            f"{cell.lr:g}{'*' if (cell.method, cell.lag, cell.lr) in stars else ''}",
+            str(len(cell.runs)),
+            with_interval(cell.accuracies),
+            with_interval(cell.finals),
+            percent(max(run.best_accuracy for run in cell.runs.values())),
+            share(len(cell.collapse_steps), len(cell.runs)),
+            f"{statistics.mean(cell.collapse_steps):.0f}" if cell.collapse_steps else "-",
+            f"{statistics.mean(run.mean_ess_ratio for run in cell.runs.values()):.3f}",
         ]
-        for row in rows
+        for cell in sorted(cells, key=lambda cell: (cell.lag, cell.method, cell.lr))
     ]
-    return Table("All numbers", [*columns, "steps to 90 % of sync"], lines)
+    return Table("All numbers", columns, lines)
 
 
-def show(tables: Iterable[Table], alarm: AlarmScore) -> None:
-    """Print."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table as ConsoleTable
-
-    console = Console(width=130)
-    for table in tables:
-        printed = ConsoleTable(*table.columns, title=table.title)
-        for row in table.rows:
-            printed.add_row(*map(escape, row))
-        console.print(printed)
-    console.print(alarm.line())
+def synchronous_accuracy(curves: pd.DataFrame, chosen: Sequence[Cell], steps: int) -> dict[int, list[float]]:
+    """By lag k, the accuracy after step k of each of GRPO's runs at lag 0; nothing where there are none."""
+    at_zero = by_method(chosen).get("none", {}).get(0)
+    if at_zero is None:
+        return {}
+    runs = curves[(curves["method"] == "none") & (curves["lag"] == 0) & (curves["lr"] == at_zero.lr)]
+    each = [curve for _, curve in runs.groupby("seed")]
+    lags = sorted({cell.lag for cell in chosen})
+    return {lag: [accuracy_after(curve, lag, steps) for curve in each] for lag in lags}
 
 
-def markdown(tables: Iterable[Table], alarm: AlarmScore) -> str:
-    """The same as a page."""
-    sections = [f"## {table.title}\n\n{table.markdown()}" for table in tables]
-    return "\n\n".join(["# All numbers of `python -m scripts.bench.stability`", *sections, alarm.line()]) + "\n"
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
-def _number(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
+def with_interval(values: Sequence[float]) -> str:
+    """Mean and half of its 95 % interval, in %."""
+    half = interval(values)
+    return percent(statistics.mean(values)) + ("" if math.isnan(half) else f" ± {100 * half:.1f}")
 
 
-def _accuracy(mean: float, half: float) -> str:
-    return f"{mean:.1%} ± {_number(100 * half, '.1f')}"
+def share(hits: int, runs: int) -> str:
+    """So many of so many, and the exact 95 % interval."""
+    low, high = share_interval(hits, runs, "exact")
+    return f"{hits} of {runs} ({100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def _contrast(row: Contrast) -> list[str]:
+    if math.isnan(row.corrected):
+        return [percent(row.accuracy), "-", "-", "-", share(row.collapsed, row.runs)]
+    points = _points(row.difference)
+    p = "< 0.001" if row.corrected < 0.001 else f"{row.corrected:.3f}"
+    return [percent(row.accuracy), points, p, row.verdict, share(row.collapsed, row.runs)]
+
+
+def _points(found: Difference) -> str:
+    return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+
+
+def _at(lags: Sequence[int]) -> str:
+    return f"k = {', '.join(map(str, lags))}"

@@ -1,0 +1,93 @@
+"""Means, differences and shares of a few runs: intervals, tests, and how many runs a test needs."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from scipy import stats
+from scipy.optimize import brentq
+
+LEVEL = 0.95
+POWER = 0.8
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % confidence interval of the mean (Student's t); NaN for a single value."""
+    if len(values) < 2:
+        return math.nan
+    quantile = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)
+    return float(quantile * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def share_interval(hits: int, runs: int, method: Literal["exact", "wilson"]) -> tuple[float, float]:
+    """95 % interval of a share, two-sided: `exact` (Clopper and Pearson, 1934) or `wilson` (Wilson, 1927).
+
+    (0, 1) without a run.
+    """
+    if not runs:
+        return 0.0, 1.0
+    found = stats.binomtest(hits, runs).proportion_ci(LEVEL, method)
+    return float(found.low), float(found.high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of one sample less the mean of another."""
+
+    mean: float
+    low: float
+    high: float
+    """95 % interval."""
+    p: float
+    """Two-sided; NaN where a sample has fewer than two values."""
+
+
+def welch(sample: Sequence[float], reference: Sequence[float]) -> Difference:
+    """Welch's t-test (1947): two samples of unlike variance."""
+    mean = statistics.mean(sample) - statistics.mean(reference)
+    if min(len(sample), len(reference)) < 2:
+        return Difference(mean, math.nan, math.nan, math.nan)
+    result = stats.ttest_ind(sample, reference, equal_var=False)
+    low, high = result.confidence_interval(LEVEL)
+    return Difference(mean, float(low), float(high), float(result.pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm, 1979): below 0.05, the family's chance of one false finding is at most
+    5 %. NaN, where there was no test, stays and does not count."""
+    tested = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    corrected, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+def power(difference: float, deviation: float, seeds: int, level: float = 1 - LEVEL) -> float:
+    """The chance that a two-sided t-test with `seeds` runs per method tells methods apart whose means differ so.
+
+    Args:
+        difference: of the means.
+        deviation: standard deviation of a run, the same for both methods.
+        seeds: per method, at least 2.
+        level: the chance of telling equal methods apart.
+    """
+    freedom, shift = 2 * (seeds - 1), difference / deviation * math.sqrt(seeds / 2)
+    limit = stats.f.ppf(1 - level, 1, freedom)  # t squared is F
+    return 1 - float(stats.ncf.cdf(limit, 1, freedom, shift**2))
+
+
+def seeds_needed(difference: float, deviation: float, level: float = 1 - LEVEL) -> int:
+    """The smallest number of seeds per method for a power of 80 %; arguments as of `power`."""
+    return next(seeds for seeds in count(2) if power(difference, deviation, seeds, level) >= POWER)
+
+
+def visible_difference(deviation: float, seeds: int, level: float = 1 - LEVEL) -> float:
+    """The difference that `seeds` runs per method tell with a power of 80 %; arguments as of `power`."""
+    lacking, enough = 0.0, deviation
+    while power(enough, deviation, seeds, level) < POWER:
+        lacking, enough = enough, 2 * enough
+    return float(brentq(lambda found: power(found, deviation, seeds, level) - POWER, lacking, enough))

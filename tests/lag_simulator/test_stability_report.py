@@ -1,0 +1,123 @@
+"""What the comparison prints and draws, on runs made by hand."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe.lag_simulator.grid import GridRun, write_run
+from scripts.bench import stability_report
+from scripts.bench.stability import __main__ as comparison
+from scripts.bench.stability.figures import beside
+from scripts.bench.stability.report import as_json, make_report, markdown, read_curves, write
+from scripts.bench.stability.tables import SYNCHRONOUS
+from tests.lag_simulator.curves import curve
+
+STEPS = 80
+
+
+@pytest.fixture(scope="module")
+def curves() -> pd.DataFrame:
+    def run(method: str, lag: int, seed: int, end: float, lr: float = 1e-3) -> pd.DataFrame:
+        return curve([0.2, 0.3, 0.3, 0.3, *[end + 0.01 * seed] * 5], method=method, lag=lag, seed=seed, lr=lr)
+
+    ends = {("none", 0): 0.5, ("none", 32): 0.0, ("vcpo_ess", 32): 0.45, ("vcpo", 32): 0.44, ("ppo", 32): 0.40}
+    runs = [run(method, lag, seed, end) for (method, lag), end in ends.items() for seed in (1, 2, 3)]
+    runs += [
+        run(method, 32, seed, end, 3e-3) for method, end in (("vcpo_ess", 0.4), ("vcpo", 0.2)) for seed in (1, 2, 3)
+    ]
+    return pd.concat(runs, ignore_index=True)
+
+
+def test_the_tables(curves: pd.DataFrame) -> None:
+    report = make_report(curves, STEPS)
+    tables = {table.title: [list(row) for row in table.rows] for table in report.tables}
+    synchronous, *methods = tables["Accuracy after step k"]
+    assert synchronous[:5] == [SYNCHRONOUS, "43.8 %", "52.0 %", "52.0 %", "+5.0 (+2.7 to +7.3)"]
+    assert [row[0] for row in methods] == ["`vcpo_ess`", "`vcpo`", "`ppo`", "`none`"], "the best first"
+    assert methods[1][3:7] == ["46.0 %", "-1.0 (-3.3 to +1.3)", "0.288", "cannot be told apart"]
+    assert methods[2][5:7] == ["0.007", "worse"] and methods[3][6:] == ["worse", "3 of 3 (29 to 100 %)"]
+    best, other = tables["Robustness: the mean over the learning rates"]
+    assert best[:4] == ["`vcpo_ess`", "47.0 %", "42.0 %", "44.5 %"] and other[:4] == [
+        "`vcpo`",
+        "46.0 %",
+        "22.0 %",
+        "34.0 %",
+    ]
+    power = {row[0]: row[1:5] for row in tables["Power, in points of accuracy"]}
+    assert power["k = 32"] == ["1.00", "17", "6", "3"], "seeds 1, 2 and 3 are a point apart"
+    stars = [row[2] for row in tables["All numbers"] if row[0] == "vcpo_ess"]
+    assert stars == ["0.001*", "0.003"]
+
+
+def test_the_page_and_the_figures(curves: pd.DataFrame, tmp_path: Path) -> None:
+    report = make_report(curves, STEPS)
+    files = write(report, curves, tmp_path)
+    assert [file.name for file in files] == ["methods.png", "predictors.png", "tables.md"]
+    assert all(file.stat().st_size > 10_000 for file in files[:-1])
+    assert files[-1].read_text() == markdown(report)
+    stacks = pd.concat([curve([0.2, 0.3], stack=stack) for stack in ("simulator", "real stack")], ignore_index=True)
+    assert beside(stacks, tmp_path / "real_stack.png").stat().st_size > 10_000
+    told = json.loads(as_json(report))
+    assert told["learning_rates"]["vcpo"] == {"32": 1e-3} and told["steps"] == STEPS
+    assert {row["method"] for row in told["contrasts"]} == {"none", "vcpo", "vcpo_ess", "ppo"}
+
+
+def test_one_method_is_reported_too(tmp_path: Path) -> None:
+    runs = curve([0.2, 0.3, 0.4], lag=0)
+    report = make_report(runs, 20)
+    assert report.contrasts == [] and report.robustness == []
+    assert list(report.tables[0].rows[0])[:3] == ["`tis_seq`", "35.0 %", "-"]
+    assert write(report, runs, tmp_path)
+
+
+def test_the_command_reads_files(
+    curves: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "curves.parquet"
+    curves.to_parquet(file)
+    assert stability_report.main([str(file), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "tables.md").is_file() and "Accuracy after step k" in capsys.readouterr().out
+    assert stability_report.main([str(file), str(file)]) == 2
+    assert "the same run twice" in capsys.readouterr().err
+    (tmp_path / "broken.parquet").write_text("no table")
+    assert stability_report.main([str(tmp_path / "broken.parquet")]) == 2
+    assert "broken.parquet: cannot be read" in capsys.readouterr().err
+    curves.drop(columns="seed").to_parquet(file)
+    assert stability_report.main([str(file)]) == 2
+    assert "no column seed" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        stability_report.main([])
+    assert ended.value.code == 2
+
+
+def test_the_comparison_reports_what_is_there(
+    curves: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "models" / "countdown-lag"
+    model.mkdir(parents=True)
+    (model / "warm_start.json").write_text('{"settings": {"seed": 0}}')
+    (model / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "prepare", lambda *_: None)
+    command = ["--so-far", "--steps", str(STEPS), "--lags", "0", "32", "--seeds", "1", "2", "3", "--lr", "1e-3", "3e-3"]
+    assert comparison.main(command) == 2
+    assert "has no finished run" in capsys.readouterr().err
+    for (method, lag, lr, seed), steps in curves.groupby(["method", "lag", "lr", "seed"]):
+        rows = steps.drop(columns=["method", "lag", "lr", "seed"]).to_dict("records")
+        run = GridRun(method, lag, seed, lr)
+        write_run(Path("outputs/stability/runs") / f"{run.name}.parquet", run, rows)
+    assert comparison.main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    same = json.loads(as_json(make_report(curves, STEPS)))
+    assert all(told[name] == same[name] for name in ("steps", "contrasts", "robustness", "alarm"))
+    assert read_curves([Path("outputs/stability/curves.parquet")]).shape[0] == len(curves)
+
+
+def test_a_lag_as_long_as_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        comparison.main(["--lags", "0", "200", "--steps", "200"])
+    assert ended.value.code == 2
+    assert "--lags 200: a run of 200 steps has no evaluation after that step" in capsys.readouterr().err
