@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         kind = "tree" if target.is_dir() else "blob"
         return f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{target.relative_to(ROOT)}{anchor or ''})"
 
-    return LINK.sub(mended, markdown).replace(f"({TUTORIAL_SOURCE})", f"({TUTORIAL_PAGE})")
+    return LINK.sub(mended, markdown).replace(f"{TUTORIAL_SOURCE})", f"{TUTORIAL_PAGE})")
 
 
 def on_page_content(page_html: str, page: Any, config: Any, files: Any) -> str:

@@ -36,7 +36,8 @@ def test_pages_have_what_the_hooks_make(site: Path) -> None:
     tutorial = (site / "tutorial/vcpo_in_one_file/index.html").read_text()
     assert "<math" in tutorial and 'class="arithmatex"' not in tutorial, "formulas are MathML"
     assert "optimal_baseline" in tutorial and "# %%" not in tutorial
-    assert "tutorial/vcpo_in_one_file/" in (site / "index.html").read_text()
+    pages = [page.read_text() for page in (site / "index.html", site / "guide/start/index.html")]
+    assert not [page for page in pages if 'vcpo_in_one_file.py"' in page], "links to the program lead to its page"
     assert 'id="vcpo.estimate"' in (site / "reference/vcpo/index.html").read_text()
 
 
