@@ -25,7 +25,7 @@ class ActorCritic(LossMethod):
     def __init__(self, actor: Any, config: DictConfig, policy: Policy) -> None:
         super().__init__(actor, config.algorithm)
         self._settings, self._gae = config.critic, config.algorithm
-        head = torch.zeros(1, policy.parameters[HEAD].shape[1])
+        head = torch.zeros(1, 1, policy.parameters[HEAD].shape[-1])
         self._critic = Policy(policy.parameters | {HEAD: head}, policy.shape)
         self._critic_optimizer = Optimizer(self._critic, config.critic.optim, config.trainer)
         self._started = False
@@ -57,12 +57,11 @@ class ActorCritic(LossMethod):
             cliprange_value=self._settings.cliprange_value,
             loss_agg_mode=self._settings.loss_agg_mode,
         )
-        parameters = self._critic.parameters
-        gradients = torch.autograd.grad(loss, list(parameters.values()))
-        self._critic_optimizer.step(dict(zip(parameters, gradients, strict=True)))
+        self._critic_optimizer.step(torch.autograd.grad(loss, self._critic.flat)[0])
         return super().update(policy, batch, fields, lag)
 
     def _values(self, batch: Batch) -> Tensor:
         """[B, T] before each response token; 0 outside the mask."""
-        values = self._critic.outputs(batch.prompt, batch.prompt_mask, batch.response)[..., 0]
+        prompt, prompt_mask = batch.distinct_prompts
+        values = self._critic.outputs(prompt[None], prompt_mask[None], batch.response[None])[0, ..., 0]
         return torch.where(batch.mask, values, 0.0)

@@ -1,11 +1,13 @@
 """One batch of trajectories, as the trainer receives it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Generator, Tensor
 
 from recipe.lag_simulator.policy import Policy
+from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.task import Task, TokenizedPrompts
 
 
@@ -33,29 +35,50 @@ class Batch:
     def __len__(self) -> int:
         return len(self.reward)
 
+    @property
+    def distinct_prompts(self) -> tuple[Tensor, Tensor]:
+        """[N, P] tokens and mask, adjacent repeats left out where there are as many of each; otherwise N = B."""
+        _, counts = self.prompt.unique_consecutive(dim=0, return_counts=True)
+        samples = int(counts[0]) if (counts == counts[0]).all() else 1
+        return self.prompt[::samples], self.prompt_mask[::samples]
+
     def rows(self, rows: slice | Tensor) -> "Batch":
         """Some of the sequences."""
         return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 def roll_out(
-    policy: Policy,
+    policies: Sequence[Policy],
     task: Task,
-    prompts: TokenizedPrompts,
+    prompts: Sequence[TokenizedPrompts],
     samples: int,
     max_tokens: int,
     version: int,
-    generator: Generator,
-) -> Batch:
-    """Draw `samples` responses per prompt from `policy`, which has `version`, and score them."""
-    response, log_prob, mask = policy.sample(prompts.tokens, prompts.mask, samples, max_tokens, generator)
-    return Batch(
-        prompt=prompts.tokens.repeat_interleave(samples, 0),
-        prompt_mask=prompts.mask.repeat_interleave(samples, 0),
-        response=response,
-        mask=mask,
-        rollout_log_prob=log_prob,
-        reward=task.score(response, prompts.problems).reward,
-        group=torch.arange(len(prompts)).repeat_interleave(samples),
-        version=torch.full((len(response),), version),
-    )
+    generators: Sequence[Generator],
+) -> list[Batch]:
+    """Draw `samples` responses per prompt from each policy, for prompts of its own, and score them.
+
+    Args:
+        policies: of one shape, all of `version`.
+        prompts: as many for each policy, equally wide.
+        generators: of each policy; it makes the same draws as without the others.
+    """
+    tokens, masks = torch.stack([p.tokens for p in prompts]), torch.stack([p.mask for p in prompts])
+    drawn = sample(Policy.together(policies), tokens, masks, samples, max_tokens, generators)
+    batches = []
+    for own, response, log_prob, mask in zip(prompts, *drawn, strict=True):
+        longest = int(mask.sum(dim=1).max())
+        response = response[:, :longest]
+        batches.append(
+            Batch(
+                prompt=own.tokens.repeat_interleave(samples, 0),
+                prompt_mask=own.mask.repeat_interleave(samples, 0),
+                response=response,
+                mask=mask[:, :longest],
+                rollout_log_prob=log_prob[:, :longest],
+                reward=task.score(response, own.problems).reward,
+                group=torch.arange(len(own)).repeat_interleave(samples),
+                version=torch.full((len(response),), version),
+            )
+        )
+    return batches

@@ -3,6 +3,7 @@
 Every run is one file, written under another name and renamed: it is whole or it is not there.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,8 +19,11 @@ from omegaconf import DictConfig
 
 from verl_vcpo.whole_file import whole_file, write_whole
 
-TASK = "countdown_lag"
 SETTINGS_FILE, RUNS = "settings.json", "runs"
+WEIGHTS = "first_policy"
+"""The key of the fingerprint among a folder's settings."""
+TOGETHER = 8
+"""Runs that a process trains side by side, at most."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,12 @@ class GridRun:
 class Folder:
     """Where a grid's runs are kept, and what they have in common.
 
+    task: the preset, a file of config/task.
     overrides: settings of all runs, on top of the preset.
     """
 
     path: Path
+    task: str
     overrides: tuple[str, ...] = ()
 
     def open(self, model: Path) -> None:
@@ -55,12 +61,12 @@ class Folder:
         """
         (self.path / RUNS).mkdir(parents=True, exist_ok=True)
         record = json.loads((model / "warm_start.json").read_text())["settings"]
-        settings = {"task": TASK, "overrides": list(self.overrides), "model": record}
+        settings = {"task": self.task, "overrides": list(self.overrides), "model": record, WEIGHTS: fingerprint(model)}
         file = self.path / SETTINGS_FILE
         if not file.is_file():
             write_whole(file, json.dumps(settings, indent=2) + "\n")
-        elif self.settings() != settings:
-            raise ValueError(f"--out {self.path}: holds runs of other settings ({file}); choose another folder")
+        elif different := _difference(self.settings(), settings):
+            raise ValueError(f"--out {self.path}: holds runs of {different} ({file}); choose another folder")
 
     def settings(self) -> dict[str, Any]:
         """What all runs of the opened folder have in common."""
@@ -87,19 +93,36 @@ class Folder:
         """Have the runs of a published table, so that they are not made again.
 
         Raises:
-            ValueError: they are of other settings.
+            ValueError: they are of other settings or another first policy.
         """
         curves = pd.read_parquet(file)
-        if curves.attrs.get("settings") != self.settings():
-            raise ValueError(
-                f"--known {file}: holds runs of other settings, or was not written by scripts.bench.stability"
-            )
+        settings = curves.attrs.get("settings")
+        if settings is None:
+            raise ValueError(f"--known {file}: was not written by scripts.bench.stability; leave it out")
+        if different := _difference(settings, self.settings()):
+            raise ValueError(f"--known {file}: holds runs of {different}; leave it out")
         for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
             method, lag, seed, lr = cell
             run = GridRun(str(method), int(lag), int(seed), float(lr))
             if not self.has(run):
                 with whole_file(self.file(run)) as partial:
                     curve.to_parquet(partial, index=False, compression="zstd")
+
+
+def fingerprint(model: Path) -> str:
+    """Of a checkpoint's weights: the first 16 hexadecimal digits of their SHA-256."""
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """What sets runs of `theirs` apart from runs of `ours`; None: nothing."""
+    if {**theirs, WEIGHTS: None} != {**ours, WEIGHTS: None}:
+        return "other settings"
+    if WEIGHTS not in theirs:
+        return "a first policy whose weights are not known: they can be shown, but not mixed with new runs"
+    if theirs[WEIGHTS] != ours[WEIGHTS]:
+        return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours[WEIGHTS]}"
+    return None
 
 
 def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridRun]:
@@ -111,27 +134,44 @@ def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridR
     os.environ["OMP_NUM_THREADS"] = "1"  # a run uses one core; read when the processes import torch
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recipe.lag_simulator.simulator"])
-    with ProcessPoolExecutor(min(workers, len(missing)), mp_context=context) as pool:
-        waiting = {pool.submit(_make, run, folder): run for run in missing}
+    groups = side_by_side(missing, workers)
+    with ProcessPoolExecutor(min(workers, len(groups)), mp_context=context) as pool:
+        waiting = {pool.submit(_make, group, folder): group for group in groups}
         try:
             for done in as_completed(waiting):
                 done.result()
-                yield waiting[done]
+                yield from waiting[done]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _make(run: GridRun, folder: Folder) -> None:
+def side_by_side(runs: list[GridRun], workers: int) -> list[list[GridRun]]:
+    """The seeds of a cell together, at most `TOGETHER`, and fewer where a worker would have nothing to do."""
+    cells: dict[tuple[str, int, float], list[GridRun]] = {}
+    for run in runs:
+        cells.setdefault((run.method, run.lag, run.lr), []).append(run)
+    most = max(1, min(TOGETHER, len(runs) // workers))
+    return [cell[first : first + most] for cell in cells.values() for first in range(0, len(cell), most)]
+
+
+def _make(runs: list[GridRun], folder: Folder) -> None:
     import torch
 
     from recipe.lag_simulator.simulator import Simulator
 
     torch.set_num_threads(1)
-    config = _config(run.method, folder.overrides).copy()
+    curves = Simulator([config_of(run, folder) for run in runs]).run()
+    for run, rows in zip(runs, curves, strict=True):
+        write_run(folder.file(run), run, rows)
+
+
+def config_of(run: GridRun, folder: Folder) -> DictConfig:
+    """The whole configuration of a run."""
+    config = _config(folder.task, run.method, folder.overrides).copy()
     config["async"].lag, config.data.seed = run.lag, run.seed
     config.actor_rollout_ref.actor.optim.lr = run.lr
-    write_run(folder.file(run), run, Simulator(config).run())
+    return config
 
 
 def write_run(file: Path, run: GridRun, rows: list[dict[str, Any]]) -> None:
@@ -144,8 +184,8 @@ def write_run(file: Path, run: GridRun, rows: list[dict[str, Any]]) -> None:
 
 
 @lru_cache
-def _config(method: str, overrides: tuple[str, ...]) -> DictConfig:
+def _config(task: str, method: str, overrides: tuple[str, ...]) -> DictConfig:
     """The configuration of a method; lag, seed and learning rate come from the run."""
     from recipe.lag_simulator.main import compose
 
-    return compose([f"+task={TASK}", f"method={method}", *overrides])
+    return compose([f"+task={task}", f"method={method}", *overrides])

@@ -111,7 +111,7 @@ def prepare(config: "DictConfig") -> "Simulator":
 
     torch.set_num_threads(1)
     try:
-        return Simulator(config)
+        return Simulator([config])
     except ValueError as error:
         raise SettingError(str(error)) from None
 
@@ -138,7 +138,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
         tqdm(total=config.trainer.total_training_steps, unit="step", disable=None) as progress,
     ):
 
-        def on_step(row: "Row") -> None:
+        def on_step(run: int, row: "Row") -> None:
             nonlocal last
             now = time.perf_counter()
             metrics.write(json.dumps(metrics_line(row, now - start, now - last)) + "\n")
@@ -148,7 +148,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
                 progress.update()
                 progress.set_postfix(reward=f"{row['reward']:.2f}", ess=f"{row['ess_ratio']:.3f}", refresh=False)
 
-        rows = simulator.run(on_step)
+        (rows,) = simulator.run(on_step)
     summary = write_summary(folder, config.method, lag, time.perf_counter() - start)
     before, after = summary["base_accuracy"], summary["final_accuracy"]
     print(f"{folder}: accuracy {before:.1%} -> {after:.1%} in {len(rows) - 1} steps at lag {lag}")

@@ -6,74 +6,95 @@ for sequences: X. Li et al., arXiv 2110.05679). The same a and b make the update
 be: no second backward is needed.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from recipe.lag_simulator.policy import ParameterTap
+from recipe.lag_simulator.policy import EMBEDDING, ParameterTap, Policy, Taps
 
 
-def output_gradients(score: Tensor, taps: list[ParameterTap]) -> list[Tensor]:
-    """Per tap, [B, S, d_out]: row i is the gradient of score_i.
+@dataclass(frozen=True)
+class BlockGradient:
+    """The gradients of B sequences with respect to one block of parameters, by what they are made of."""
+
+    kind: str
+    """linear, bias, scale or embedding."""
+    taken: Tensor | None
+    """[B, S, d_in] inputs; [B, S] token ids of an embedding; None for a bias."""
+    given: Tensor
+    """[B, S, d_out] row i: the gradient of score_i with respect to the outputs."""
+
+
+def block_gradients(score: Tensor, taps: Taps) -> dict[str, BlockGradient]:
+    """By block.
 
     Args:
         score: [B]; score_i depends on sequence i only.
         taps: of the forward pass that led to `score`.
     """
-    return list(torch.autograd.grad(score.sum(), [tap.given for tap in taps]))
+    uses = [tap.given for tap in taps.values()]
+    flat = iter(torch.autograd.grad(score.sum(), [given for of in uses for given in of]))
+    return {name: _joined(tap, [next(flat)[0, :, 0] for _ in tap.given]) for name, tap in taps.items()}
 
 
 @torch.no_grad()
-def squared_norms(gradients: list[Tensor], taps: list[ParameterTap]) -> Tensor:
+def squared_norms(gradients: dict[str, BlockGradient]) -> Tensor:
     """[B] float64: ||g_i||^2 of g_i = grad score_i with respect to all parameters."""
-    norms = (_squared_norm(tap, gradient).double() for tap, gradient in zip(taps, gradients, strict=True))
-    return cast(Tensor, sum(norms))  # not 0: a model has parameters
+    return cast(Tensor, sum(_squared_norm(g).double() for g in gradients.values()))  # not 0: a model has parameters
 
 
 @torch.no_grad()
-def weighted_gradients(coefficient: Tensor, gradients: list[Tensor], taps: list[ParameterTap]) -> dict[str, Tensor]:
-    """The gradient of sum_i coefficient_i score_i, by parameter name.
+def weighted_gradient(coefficient: Tensor, gradients: dict[str, BlockGradient], policy: Policy) -> Tensor:
+    """[1, D] the gradient of sum_i coefficient_i score_i with respect to `policy.flat`.
 
     Args:
         coefficient: [B].
-        gradients: from `output_gradients`.
+        gradients: from `block_gradients`.
     """
-    total: dict[str, Tensor] = {}
-    for tap, gradient in zip(taps, gradients, strict=True):
-        whole = _gradient(tap, gradient * coefficient.to(gradient.dtype)[:, None, None])
-        total |= zip(tap.names, whole.split(tap.sizes), strict=True)
-    return total
+    factor, tokens = coefficient.float(), policy.parameters[EMBEDDING].shape[1]
+    return policy.joined({name: _weighted(g, factor, tokens) for name, g in gradients.items()})
 
 
-def _squared_norm(tap: ParameterTap, gradient: Tensor) -> Tensor:
-    """[B], of the parameters behind one tap; `gradient` [B, S, d_out]."""
-    if tap.kind == "bias":
-        return gradient.sum(dim=1).square().sum(dim=-1)
-    taken = tap.taken
+def _joined(tap: ParameterTap, given: list[Tensor]) -> BlockGradient:
+    """All uses of a block, one after the other along S."""
+    taken = [part for part in tap.taken if part is not None]
+    return BlockGradient(tap.kind, torch.cat(taken, dim=1) if taken else None, torch.cat(given, dim=1))
+
+
+def _squared_norm(gradient: BlockGradient) -> Tensor:
+    """[B]"""
+    taken, given = gradient.taken, gradient.given
+    if gradient.kind == "bias":
+        return given.sum(dim=1).square().sum(dim=-1)
     assert taken is not None  # all others take something in
-    match tap.kind:
+    match gradient.kind:
         case "scale":
-            return (gradient * taken).sum(dim=1).square().sum(dim=-1)
+            return (given * taken).sum(dim=1).square().sum(dim=-1)
         case "embedding":
             same = taken[:, :, None] == taken[:, None, :]  # [B, S, S]
-            return (same * (gradient @ gradient.mT)).sum(dim=(1, 2))
-    length, d_in, d_out = gradient.shape[1], taken.shape[2], gradient.shape[2]
+            return (same * (given @ given.mT)).sum(dim=(1, 2))
+    length, d_in, d_out = given.shape[1], taken.shape[2], given.shape[2]
     if length * (d_in + d_out) < d_in * d_out:
-        return ((taken @ taken.mT) * (gradient @ gradient.mT)).sum(dim=(1, 2))
-    return (gradient.mT @ taken).square().sum(dim=(1, 2))
+        return ((taken @ taken.mT) * (given @ given.mT)).sum(dim=(1, 2))
+    return (given.mT @ taken).square().sum(dim=(1, 2))
 
 
-def _gradient(tap: ParameterTap, gradient: Tensor) -> Tensor:
-    """The gradient of the parameters behind one tap, summed over the batch; `gradient` [B, S, d_out]."""
-    if tap.kind == "bias":
-        return gradient.sum(dim=(0, 1))
-    taken = tap.taken
+def _weighted(gradient: BlockGradient, factor: Tensor, tokens: int) -> Tensor:
+    """The block's gradient, summed over the sequences with `factor` [B]; the embedding's has `tokens` rows."""
+    taken, given = gradient.taken, gradient.given
+    if gradient.kind == "bias":
+        return factor @ given.sum(dim=1)
     assert taken is not None
-    match tap.kind:
+    match gradient.kind:
         case "scale":
-            return (gradient * taken).sum(dim=(0, 1))
+            return factor @ (given * taken).sum(dim=1)
         case "embedding":
-            rows = gradient.new_zeros(tap.sizes[0], gradient.shape[-1])
-            return rows.index_add_(0, taken.flatten(), gradient.flatten(0, 1))
-    return gradient.flatten(0, 1).mT @ taken.flatten(0, 1)
+            rows = given.new_zeros(tokens, given.shape[-1])
+            return rows.index_add_(0, taken.flatten(), (given * factor[:, None, None]).flatten(0, 1))
+    if taken.shape[-1] < given.shape[-1]:  # the smaller one is copied
+        taken = taken * factor[:, None, None]
+    else:
+        given = given * factor[:, None, None]
+    return given.flatten(0, 1).mT @ taken.flatten(0, 1)

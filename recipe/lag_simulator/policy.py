@@ -1,19 +1,25 @@
 """The warm start's architecture (Qwen2: RMSNorm, rotary positions, grouped queries, SwiGLU) in plain torch.
 
-Static shapes: prompts are padded on the left to P tokens, responses on the right to T. Sampling keeps keys and values.
+Static shapes: prompts are padded on the left to P tokens, responses on the right to T. All but the last token of a
+prompt are read once, whatever the number of samples, and of the last layer only their keys and values; what follows,
+the last token and the response, attends to them. R policies of one shape run side by side: tensors begin with [R].
 """
 
+import copy
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Generator, Tensor
+from torch import Tensor
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+KeysValues = tuple[Tensor, Tensor]
+"""Of one layer, both [R, N, samples, kv_heads, L, d]."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +38,55 @@ class PolicyShape:
 
 @dataclass(frozen=True)
 class ParameterTap:
-    """What one parameter (or several, side by side) took in and gave out: all that its gradient is made of."""
+    """What a block of parameters took in and gave out, each time it was used: all that its gradient is made of."""
 
     kind: str
     """linear, bias, scale (RMSNorm's weight) or embedding."""
-    names: list[str]
-    """The parameters, in the order in which they are stacked."""
-    sizes: list[int]
-    """Their first dimensions."""
-    taken: Tensor | None
+    taken: list[Tensor | None] = field(default_factory=list)
     """[B, S, d_in] inputs, detached; [B, S] token ids of an embedding; None for a bias."""
-    given: Tensor
-    """[B, S, d_out] outputs, part of the graph."""
+    given: list[Tensor] = field(default_factory=list)
+    """Outputs [..., S, d_out], part of the graph."""
+
+
+Taps = dict[str, ParameterTap]
+"""By block, of one policy and responses that share no prompt."""
+
+
+def parameter_blocks(layers: int) -> dict[str, list[str]]:
+    """Hugging Face names of the parameters that are used as one, by the block's name: matrices first, then vectors."""
+    matrices, vectors = {EMBEDDING: [EMBEDDING]}, dict[str, list[str]]()
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        matrices[f"{attention}.qkv.weight"] = [f"{attention}.{part}_proj.weight" for part in "qkv"]
+        matrices[f"{mlp}.gate_up.weight"] = [f"{mlp}.{part}_proj.weight" for part in ("gate", "up")]
+        vectors[f"{attention}.qkv.bias"] = [f"{attention}.{part}_proj.bias" for part in "qkv"]
+        for name in (f"{attention}.o_proj.weight", f"{mlp}.down_proj.weight"):
+            matrices[name] = [name]
+        for name in (f"{prefix}.input_layernorm.weight", f"{prefix}.post_attention_layernorm.weight"):
+            vectors[name] = [name]
+    return {**matrices, HEAD: [HEAD], **vectors, FINAL_NORM: [FINAL_NORM]}
 
 
 class Policy:
-    """A language model; `parameters` by their Hugging Face names, float32."""
+    """R language models of one shape.
+
+    Args:
+        parameters: by their Hugging Face names, each [R, ...]; copied, as float32.
+        shape: of all R.
+    """
 
     def __init__(self, parameters: dict[str, Tensor], shape: PolicyShape) -> None:
         self.shape = shape
-        self.parameters = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+        self._blocks = parameter_blocks(shape.layers)
+        self._sizes = {name: parameters[name].shape[1:] for names in self._blocks.values() for name in names}
+        every = [parameters[name].detach().float().flatten(1) for name in self._sizes]
+        self.flat = torch.cat(every, dim=1).requires_grad_()
+        """[R, D] all parameters, those of a block side by side."""
 
     @classmethod
     def load(cls, folder: str | Path) -> "Policy":
-        """From a Hugging Face checkpoint's folder.
+        """One policy, from a Hugging Face checkpoint's folder.
 
         Raises:
             ValueError: the checkpoint is no untied Qwen2 model.
@@ -74,171 +105,221 @@ class Policy:
             end_token=config["eos_token_id"],
             pad_token=config["pad_token_id"],
         )
-        return cls({name: p.float() for name, p in load_file(Path(folder) / "model.safetensors").items()}, shape)
+        return cls({name: p[None] for name, p in load_file(Path(folder) / "model.safetensors").items()}, shape)
 
-    def log_probs(
-        self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[ParameterTap] | None = None
-    ) -> Tensor:
-        """[B, T, V] log-probabilities of every token at each response position; arguments as of `outputs`."""
+    @classmethod
+    def together(cls, policies: Sequence["Policy"]) -> "Policy":
+        """Copies of policies of one shape, side by side."""
+        joint = copy.copy(policies[0])
+        joint.flat = torch.cat([policy.flat.detach() for policy in policies]).requires_grad_()
+        return joint
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Views of the parameters by their Hugging Face names, each [R, ...]."""
+        return self.by_name(self.flat.detach())
+
+    @property
+    def matrix_entries(self) -> int:
+        """The first so many columns of `flat` are of matrices, the rest of vectors."""
+        return sum(size.numel() for size in self._sizes.values() if len(size) > 1)
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of [R, D], parameters or a gradient, by the parameters' names, each [R, ...]."""
+        parts = flat.split([size.numel() for size in self._sizes.values()], dim=1)
+        return {name: part.unflatten(1, size) for (name, size), part in zip(self._sizes.items(), parts, strict=True)}
+
+    def joined(self, blocks: dict[str, Tensor]) -> Tensor:
+        """[1, D] from what belongs to one policy's blocks."""
+        return torch.cat([blocks[name].flatten() for name in self._blocks])[None]
+
+    def log_probs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: Taps | None = None) -> Tensor:
+        """[R, B, T, V] log-probabilities of every token at each response position; arguments as of `outputs`."""
         return self.outputs(prompt, prompt_mask, response, taps).log_softmax(dim=-1)
 
-    def outputs(
-        self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: list[ParameterTap] | None = None
-    ) -> Tensor:
-        """[B, T, V] what the head makes of the state before each response token.
+    def outputs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: Taps | None = None) -> Tensor:
+        """[R, B, T, V] what the head makes of the state before each response token.
 
         Args:
-            prompt: [B, P] padded on the left.
-            prompt_mask: [B, P] false on padding.
-            response: [B, T] padded on the right with any token; padding influences no earlier position.
-            taps: filled with every parameter's tap.
+            prompt: [R, N, P] padded on the left; N divides B, the responses to a prompt are adjacent.
+            prompt_mask: [R, N, P] false on padding.
+            response: [R, B, T] padded on the right with any token; padding influences no earlier position.
+            taps: filled with every block's tap; N = B then.
         """
-        tokens = torch.cat([prompt, response[:, :-1]], dim=1)  # [B, S]: the last token is predicted only
-        mask = F.pad(prompt_mask, (0, response.shape[1] - 1), value=True)
-        hidden = self._hidden(tokens, mask, taps)[:, prompt.shape[1] - 1 :]
-        return self._linear(hidden, [HEAD], taps)
+        weights = self.weights()
+        before = self.read(weights, prompt[..., :-1], prompt_mask[..., :-1], taps)
+        response = response.unflatten(1, (prompt.shape[1], -1))  # [R, N, samples, T]
+        last = prompt[:, :, None, -1:].expand(*response.shape[:3], 1)
+        tokens = torch.cat([last, response[..., :-1]], dim=-1)  # the last token is predicted only
+        rotation = self.rotation(first_position(prompt_mask) + torch.arange(tokens.shape[-1]))
+        hidden, _ = self.extend(weights, tokens, rotation, before, padding_bias(prompt_mask), [], taps)
+        return self.head(weights, hidden, taps).flatten(1, 2)
 
-    def _hidden(self, tokens: Tensor, mask: Tensor, taps: list[ParameterTap] | None) -> Tensor:
-        """[B, S] -> [B, S, H], every position seeing itself and the unpadded ones before it."""
-        length = tokens.shape[1]
+    def weights(self) -> dict[str, Tensor]:
+        """The blocks, [R, rows, columns] or [R, entries], part of the graph of `flat`."""
+        rows = {block: sum(self._sizes[name][0] for name in names) for block, names in self._blocks.items()}
+        rest = {block: self._sizes[names[0]][1:] for block, names in self._blocks.items()}
+        parts = self.flat.split([rows[block] * rest[block].numel() for block in rows], dim=1)
+        return {b: part.unflatten(1, (rows[b], *rest[b])) for b, part in zip(rows, parts, strict=True)}
+
+    def read(
+        self, weights: dict[str, Tensor], tokens: Tensor, mask: Tensor, taps: Taps | None = None
+    ) -> list[KeysValues]:
+        """[R, N, P] -> each layer's keys and values, every position seeing itself and the unpadded ones before it."""
+        length = tokens.shape[-1]
         causal = torch.ones(length, length, dtype=torch.bool).tril()
-        attended = ((causal & mask[:, None, :]) | torch.eye(length, dtype=torch.bool))[:, None]  # [B, 1, S, S]
-        rotation = self._rotation((mask.long().cumsum(dim=1) - 1).clamp(min=0))
-        x = F.embedding(tokens, self.parameters[EMBEDDING])
-        self._tap(taps, "embedding", [EMBEDDING], tokens, x)
+        seen = (causal & mask[:, :, None]) | torch.eye(length, dtype=torch.bool)
+        unseen = _minus_infinity(seen)[:, :, None, None, None]  # [R, N, 1, 1, 1, P, P]
+        rotation = self.rotation((mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, :, None])
+        x = self._embed(weights, tokens[:, :, None], taps)
+        read: list[KeysValues] = []
         for layer in range(self.shape.layers):
-            query, key, value = self._attention_inputs(layer, x, rotation, taps)
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attended, enable_gqa=True)
-            x = self._after_attention(layer, x, mixed, taps)
-        return self._norm(x, FINAL_NORM, taps)
+            query, key, value = self._attention_inputs(weights, layer, x, rotation, taps)
+            read.append((key, value))
+            if layer + 1 < self.shape.layers:
+                mixed = _attend(query, [(key, value, unseen)])
+                x = self._after_attention(weights, layer, x, mixed, taps)
+        return read
 
-    @torch.no_grad()
-    def sample(
+    def extend(
         self,
-        prompt: Tensor,
-        prompt_mask: Tensor,
-        samples: int,
-        max_tokens: int,
-        generator: Generator | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw `samples` responses per prompt at temperature 1; without a generator, the most likely one.
+        weights: dict[str, Tensor],
+        tokens: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        before: list[KeysValues],
+        padding: Tensor,
+        own: list[KeysValues],
+        taps: Taps | None = None,
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """Go on after the prompts.
 
         Args:
-            prompt: [N, P] padded on the left.
-            prompt_mask: [N, P] false on padding.
+            tokens: [R, N, samples, S] the next ones.
+            rotation: to their positions.
+            before: of the prompts but for their last tokens, [R, N, 1 or samples, kv_heads, P - 1, d].
+            padding: [R, N, 1, 1, 1, P - 1], -inf on the prompts' padding.
+            own: of the tokens between the prompts and `tokens`; empty where there are none.
 
         Returns:
-            response [B, T], log_prob [B, T], mask [B, T] (true up to and with the end token), of B = N * samples rows,
-            those of a prompt adjacent; T is the longest response's.
+            [R, N, samples, S, H] the last hidden states, and `own` with the keys and values of `tokens`.
         """
-        shape, start = self.shape, prompt.shape[1]
-        last, cache = self._prefill(prompt, prompt_mask, samples, max_tokens)
-        allowed = F.pad(prompt_mask.repeat_interleave(samples, 0), (0, max_tokens), value=True)[:, None, None]
-        position = prompt_mask.sum(dim=1).repeat_interleave(samples)  # [B]
-        alive = torch.ones(len(position), dtype=torch.bool)
-        drawn: list[tuple[Tensor, Tensor, Tensor]] = []
-        for step in range(max_tokens):
-            log_prob = F.linear(last, self.parameters[HEAD]).log_softmax(dim=-1)  # [B, V]
-            token = log_prob.argmax(dim=-1) if generator is None else draw(log_prob, generator)
-            drawn.append((token, log_prob.gather(1, token[:, None])[:, 0], alive))
-            alive = alive & (token != shape.end_token)
-            if step + 1 == max_tokens or not alive.any():
-                break
-            last = self._decode(token, position + step, cache, start + step, allowed)
-        response, log_probs, masks = (torch.stack(part, dim=1) for part in zip(*drawn, strict=True))
-        return response.masked_fill(~masks, shape.pad_token), log_probs.masked_fill(~masks, 0.0), masks
-
-    def _prefill(
-        self, prompt: Tensor, mask: Tensor, samples: int, max_tokens: int
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """([B, H] last hidden states, per layer the prompts' keys and values with room for the response)."""
-        length = prompt.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        attended = ((causal & mask[:, None, :]) | torch.eye(length, dtype=torch.bool))[:, None]
-        rotation = self._rotation((mask.long().cumsum(dim=1) - 1).clamp(min=0))
-        x = F.embedding(prompt, self.parameters[EMBEDDING])
-        cache: list[tuple[Tensor, Tensor]] = []
+        length = tokens.shape[-1]
+        later = _minus_infinity(torch.ones(length, length, dtype=torch.bool).tril()) if length > 1 else None
+        x = self._embed(weights, tokens, taps)
+        grown: list[KeysValues] = []
         for layer in range(self.shape.layers):
-            query, key, value = self._attention_inputs(layer, x, rotation, None)
-            keys, values = (F.pad(part, (0, 0, 0, max_tokens)).repeat_interleave(samples, 0) for part in (key, value))
-            cache.append((keys, values))
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attended, enable_gqa=True)
-            x = self._after_attention(layer, x, mixed, None)
-        return self._norm(x[:, -1], FINAL_NORM, None).repeat_interleave(samples, 0), cache
+            query, key, value = self._attention_inputs(weights, layer, x, rotation, taps)
+            if own:
+                key, value = (torch.cat(parts, dim=-2) for parts in zip(own[layer], (key, value), strict=True))
+            grown.append((key, value))
+            mixed = _attend(query, [(*before[layer], padding), (key, value, later)])
+            x = self._after_attention(weights, layer, x, mixed, taps)
+        return self._norm(weights, x, FINAL_NORM, taps), grown
 
-    def _decode(
-        self, token: Tensor, position: Tensor, cache: list[tuple[Tensor, Tensor]], at: int, allowed: Tensor
-    ) -> Tensor:
-        """[B] the newest tokens -> [B, H]; their keys and values are stored at column `at` of the cache."""
-        rotation = self._rotation(position[:, None])
-        x = F.embedding(token[:, None], self.parameters[EMBEDDING])
-        for layer, (keys, values) in enumerate(cache):
-            query, key, value = self._attention_inputs(layer, x, rotation, None)
-            keys[:, :, at : at + 1], values[:, :, at : at + 1] = key, value
-            end = at + 1
-            mixed = F.scaled_dot_product_attention(
-                query, keys[:, :, :end], values[:, :, :end], attn_mask=allowed[..., :end], enable_gqa=True
-            )
-            x = self._after_attention(layer, x, mixed, None)
-        return self._norm(x[:, 0], FINAL_NORM, None)
+    def head(self, weights: dict[str, Tensor], hidden: Tensor, taps: Taps | None = None) -> Tensor:
+        """[..., S, V] of [..., S, H] hidden states."""
+        return self._linear(weights, hidden, HEAD, taps)
+
+    def rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., S] positions -> cosines and sines, [..., 1, S, d]."""
+        half = self.shape.head_size // 2
+        frequency = torch.exp(torch.arange(half) * (-math.log(self.shape.rope_theta) / half))
+        angle = (position[..., None] * frequency).repeat(*[1] * position.ndim, 2).unsqueeze(-3)
+        return angle.cos(), angle.sin()
 
     def _attention_inputs(
-        self, layer: int, x: Tensor, rotation: tuple[Tensor, Tensor], taps: list[ParameterTap] | None
+        self, weights: dict[str, Tensor], layer: int, x: Tensor, rotation: tuple[Tensor, Tensor], taps: Taps | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [B, heads, S, d] and keys, and values, both [B, kv_heads, S, d]."""
+        """Rotated queries [..., kv_heads, heads per key, S, d]; rotated keys and values [..., kv_heads, S, d]."""
         shape, prefix = self.shape, f"model.layers.{layer}"
-        x = self._norm(x, f"{prefix}.input_layernorm.weight", taps)
-        names = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
-        mixed = self._linear(x, [f"{name}.weight" for name in names], taps, [f"{name}.bias" for name in names])
-        mixed = mixed.unflatten(-1, (-1, shape.head_size)).transpose(1, 2)  # [B, heads + 2 kv_heads, S, d]
-        turned, value = mixed[:, : shape.heads + shape.kv_heads], mixed[:, shape.heads + shape.kv_heads :]
+        x = self._norm(weights, x, f"{prefix}.input_layernorm.weight", taps)
+        mixed = self._linear(weights, x, f"{prefix}.self_attn.qkv.weight", taps, f"{prefix}.self_attn.qkv.bias")
+        mixed = mixed.unflatten(-1, (-1, shape.head_size)).transpose(-2, -3)  # [..., heads + 2 kv_heads, S, d]
+        turned, value = mixed.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=-3)
         cosine, sine = rotation
         first, second = turned.chunk(2, dim=-1)
         turned = turned * cosine + torch.cat([-second, first], dim=-1) * sine
-        return turned[:, : shape.heads], turned[:, shape.heads :], value
+        query, key = turned.split([shape.heads, shape.kv_heads], dim=-3)
+        return query.unflatten(-3, (shape.kv_heads, -1)), key, value
 
-    def _after_attention(self, layer: int, x: Tensor, mixed: Tensor, taps: list[ParameterTap] | None) -> Tensor:
+    def _after_attention(
+        self, weights: dict[str, Tensor], layer: int, x: Tensor, mixed: Tensor, taps: Taps | None
+    ) -> Tensor:
+        """[..., S, H] after the layer; `mixed` [..., S, heads * d]."""
         prefix = f"model.layers.{layer}"
-        x = x + self._linear(mixed.transpose(1, 2).flatten(2), [f"{prefix}.self_attn.o_proj.weight"], taps)
-        y = self._norm(x, f"{prefix}.post_attention_layernorm.weight", taps)
-        gate, up = self._linear(y, [f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"], taps).chunk(
-            2, dim=-1
-        )
-        return x + self._linear(F.silu(gate) * up, [f"{prefix}.mlp.down_proj.weight"], taps)
+        x = x + self._linear(weights, mixed, f"{prefix}.self_attn.o_proj.weight", taps)
+        y = self._norm(weights, x, f"{prefix}.post_attention_layernorm.weight", taps)
+        gate, up = self._linear(weights, y, f"{prefix}.mlp.gate_up.weight", taps).chunk(2, dim=-1)
+        return x + self._linear(weights, F.silu(gate) * up, f"{prefix}.mlp.down_proj.weight", taps)
+
+    def _embed(self, weights: dict[str, Tensor], tokens: Tensor, taps: Taps | None) -> Tensor:
+        table = weights[EMBEDDING]
+        runs, size = table.shape[:2]
+        offset = torch.arange(runs).view(-1, *[1] * (tokens.ndim - 1)) * size
+        x = F.embedding(tokens + offset, table.flatten(0, 1))
+        _tap(taps, EMBEDDING, "embedding", tokens, x)
+        return x
 
     def _linear(
-        self, x: Tensor, names: list[str], taps: list[ParameterTap] | None, biases: list[str] | None = None
+        self, weights: dict[str, Tensor], x: Tensor, name: str, taps: Taps | None, bias: str | None = None
     ) -> Tensor:
-        weight = self.parameters[names[0]] if len(names) == 1 else torch.cat([self.parameters[n] for n in names])
-        bias = torch.cat([self.parameters[name] for name in biases]) if biases else None
-        y = F.linear(x, weight, bias)
-        self._tap(taps, "linear", names, x.detach(), y)
-        if biases:
-            self._tap(taps, "bias", biases, None, y)
+        rows = x.flatten(1, -2)  # [R, rows, d_in]
+        weight = weights[name].mT
+        y = torch.baddbmm(weights[bias][:, None], rows, weight) if bias else torch.bmm(rows, weight)
+        y = y.unflatten(1, x.shape[1:-1])
+        _tap(taps, name, "linear", x.detach(), y)
+        if bias:
+            _tap(taps, bias, "bias", None, y)
         return y
 
-    def _norm(self, x: Tensor, name: str, taps: list[ParameterTap] | None) -> Tensor:
+    def _norm(self, weights: dict[str, Tensor], x: Tensor, name: str, taps: Taps | None) -> Tensor:
         unit = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.shape.norm_eps)
-        y = unit * self.parameters[name]
-        self._tap(taps, "scale", [name], unit.detach(), y)
+        y = unit * weights[name].view(len(x), *[1] * (x.ndim - 2), -1)
+        _tap(taps, name, "scale", unit.detach(), y)
         return y
 
-    def _tap(
-        self, taps: list[ParameterTap] | None, kind: str, names: list[str], taken: Tensor | None, given: Tensor
-    ) -> None:
-        if taps is not None:
-            taps.append(ParameterTap(kind, names, [len(self.parameters[name]) for name in names], taken, given))
 
-    def _rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, S] positions -> cosines and sines, [B, 1, S, d]."""
-        half = self.shape.head_size // 2
-        frequency = torch.exp(torch.arange(half) * (-math.log(self.shape.rope_theta) / half))
-        angle = (position[..., None] * frequency).repeat(1, 1, 2)[:, None]
-        return angle.cos(), angle.sin()
+def _attend(query: Tensor, parts: list[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
+    """Softmax attention over several stretches of keys and values.
+
+    Args:
+        query: [..., kv_heads, heads per key, S, d].
+        parts: keys and values [..., kv_heads, L, d], and what is added to the scores, [..., S, L] or None.
+
+    Returns:
+        [..., S, heads * d].
+    """
+    group, length, size = query.shape[-3:]
+    rows = query.flatten(-3, -2) * size**-0.5  # [..., kv_heads, group * S, d]
+    scores = []
+    for key, _, bias in parts:
+        score = (rows @ key.mT).unflatten(-2, (group, length))
+        scores.append(score if bias is None else score + bias)
+    weight = torch.cat(scores, dim=-1).softmax(dim=-1).flatten(-3, -2)
+    split = weight.split([key.shape[-2] for key, _, _ in parts], dim=-1)
+    mixed = [share @ value for share, (_, value, _) in zip(split, parts, strict=True)]
+    total = mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1]
+    return total.unflatten(-2, (group, length)).flatten(-4, -3).transpose(-2, -3).flatten(-2)
 
 
-def draw(log_prob: Tensor, generator: Generator) -> Tensor:
-    """[B, V] -> [B] tokens. A tenth of torch.multinomial's time, which draws B x V numbers where B are enough."""
-    cumulative = log_prob.double().exp().cumsum(dim=-1)
-    threshold = torch.rand(len(log_prob), 1, dtype=torch.float64, generator=generator) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+def _minus_infinity(allowed: Tensor) -> Tensor:
+    """0 where allowed, otherwise -inf."""
+    return torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+
+
+def padding_bias(prompt_mask: Tensor) -> Tensor:
+    """[R, N, P] -> [R, N, 1, 1, 1, 1, P - 1] for the scores of keys before the prompts' last tokens."""
+    return _minus_infinity(prompt_mask[..., :-1])[:, :, None, None, None, None]
+
+
+def first_position(prompt_mask: Tensor) -> Tensor:
+    """[R, N, P] -> [R, N, 1, 1] positions of the prompts' last tokens."""
+    return prompt_mask.sum(dim=-1)[:, :, None, None] - 1
+
+
+def _tap(taps: Taps | None, name: str, kind: str, taken: Tensor | None, given: Tensor) -> None:
+    """Note one use of a block; `taken` [1, B, 1, S, d_in] or [1, B, 1, S], `given` [1, B, 1, S, d_out]."""
+    if taps is not None:
+        tap = taps.setdefault(name, ParameterTap(kind))
+        tap.taken.append(None if taken is None else taken[0, :, 0])
+        tap.given.append(given)

@@ -25,7 +25,7 @@ class TrajectoryBalance:
     """
 
     def __init__(self, beta: float, reference: Policy, seed: int) -> None:
-        self._beta, self._reference = beta, Policy(reference.parameters, reference.shape)
+        self._beta, self._reference = beta, Policy.together([reference])
         self._replay: GroupReplay[Batch] = GroupReplay(seed)
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
@@ -38,10 +38,9 @@ class TrajectoryBalance:
         with torch.no_grad():
             reference = sampled_log_probs(self._reference, mixed)
         loss = tba(log_prob, reference, mixed.reward, mixed.group, mixed.mask, beta=self._beta).mean()
-        gradients = torch.autograd.grad(loss, list(policy.parameters.values()))
         log_prob = log_prob.detach()
         return Update(
-            gradients=dict(zip(policy.parameters, gradients, strict=True)),
+            gradient=torch.autograd.grad(loss, policy.flat)[0],
             lr_multiplier=1.0,
             log_prob=log_prob,
             ess_ratio=ess_ratio(sequence_log_weights(log_prob, mixed.rollout_log_prob, mixed.mask)),

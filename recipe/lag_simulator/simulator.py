@@ -1,19 +1,21 @@
-"""One run: sample, wait k updates in the queue, train. The lag is exact and the same seed gives the same numbers.
+"""Runs side by side: sample, wait k updates in the queue, train. The lag is exact and a seed decides a run's numbers.
 
 The schedule is the lag-k trainer's (verl/verl_vcpo/trainer/ppo/v1/trainer_lag_k.py): k+1 batches are drawn before step
 1 and one after each step, so step s trains on version max(0, s-1-k) of the policy.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.lag_simulator.batch import Batch, roll_out
+from recipe.lag_simulator.memory import keep_freed_memory
 from recipe.lag_simulator.optimizer import Optimizer
 from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.replay import TrajectoryBalance
+from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
 from verl_vcpo.workers.config.vcpo import VCPOSettings
@@ -22,74 +24,80 @@ Row = dict[str, float]
 """One step, under the names of metrics.jsonl."""
 
 
-class Simulator:
-    """A run in this process.
+class Run:
+    """One of the runs: what belongs to it alone.
 
     Args:
         config: the real stack's whole configuration; `data.seed` decides prompts and samples.
+        task: shared with the other runs.
+        first: the policy that training begins with; it is kept.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        self._config = config
-        self._lag = int(config["async"].lag)
-        self._generator = torch.Generator().manual_seed(config.data.seed)
+    def __init__(self, config: DictConfig, task: Task, first: Policy) -> None:
+        self._config, self._task = config, task
+        self._lag, self._steps = int(config["async"].lag), int(config.trainer.total_training_steps)
+        self.generator = torch.Generator().manual_seed(config.data.seed)
         self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
-        self._task = Task(config.data, config.reward, config.actor_rollout_ref.model.path)
-        self.policy = Policy.load(config.actor_rollout_ref.model.path)
+        self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
+        self.policy = Policy.together([first])
         self.method = build_method(config, self.policy)
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
+        self._prompt_rows = self._epochs()
+        self.queue: deque[Batch] = deque()
+        self.rows: list[Row] = []
 
-    def run(self, on_step: Callable[[Row], object] = lambda row: None) -> list[Row]:
-        """Train until `trainer.total_training_steps`, or until a parameter is not finite; the first row is step 0.
+    @property
+    def done(self) -> bool:
+        """Whether all steps are made, or a parameter is not finite."""
+        last = self.rows[-1]
+        return last["step"] == self._steps or not last.get("finite", 1.0)
 
-        Args:
-            on_step: called with every row, as soon as it is there.
-        """
-        steps, test_freq = self._config.trainer.total_training_steps, self._config.trainer.test_freq
-        rows: list[Row] = [{"step": 0, "val_accuracy": self.accuracy()}]
-        on_step(rows[0])
-        queue: deque[Batch] = deque()
-        prompts = self._prompt_rows()
-        for step in range(1, steps + 1):
-            while len(queue) <= self._lag and len(queue) <= steps - step:
-                queue.append(self.roll_out(next(prompts), version=step - 1))
-            row = {"step": step, **self._step(queue.popleft(), version=step - 1)}
-            row["finite"] = float(all(p.isfinite().all() for p in self.policy.parameters.values()))
-            if not row["finite"]:
-                row["val_accuracy"] = 0.0
-            elif (test_freq > 0 and step % test_freq == 0) or step == steps:
-                row["val_accuracy"] = self.accuracy()
-            rows.append(row)
-            on_step(row)
-            if not row["finite"]:
-                break
-        return rows
+    def start(self) -> Row:
+        """Step 0: the evaluation of the first policy."""
+        self.rows = [{"step": 0, "val_accuracy": self.accuracy()}]
+        return self.rows[0]
 
     def accuracy(self) -> float:
         """Share of responses to the held-out problems that solve them: `val_kwargs.n` per problem, drawn or greedy."""
         held_out, settings = self._task.held_out, self._config.actor_rollout_ref.rollout.val_kwargs
         longest = self._config.data.max_response_length
-        generator = self._val_generator if settings.do_sample else None
-        response, _, _ = self.policy.sample(held_out.tokens, held_out.mask, settings.n, longest, generator)
-        return self._task.accuracy(response, held_out.problems)
+        generators = [self._val_generator] if settings.do_sample else None
+        tokens, mask = held_out.tokens[None], held_out.mask[None]
+        response, _, _ = sample(self.policy, tokens, mask, settings.n, longest, generators)
+        return self._task.accuracy(response[0], held_out.problems)
 
-    def _prompt_rows(self) -> Iterator[list[int]]:
+    def wants(self, step: int) -> bool:
+        """Whether a batch has to be drawn before step `step`."""
+        return len(self.queue) <= self._lag and len(self.queue) <= self._steps - step
+
+    def next_prompts(self) -> list[int]:
+        """The training problems of the next batch."""
+        return next(self._prompt_rows)
+
+    def train(self, step: int) -> Row:
+        """Step `step`, on the oldest batch of the queue; the evaluation after it where there is one."""
+        row: Row = {"step": step, **self._step(self.queue.popleft(), version=step - 1)}
+        row["finite"] = float(self.policy.flat.isfinite().all())
+        test_freq = self._config.trainer.test_freq
+        if not row["finite"]:
+            row["val_accuracy"] = 0.0
+        elif (test_freq > 0 and step % test_freq == 0) or step == self._steps:
+            row["val_accuracy"] = self.accuracy()
+        self.rows.append(row)
+        return row
+
+    def _epochs(self) -> Iterator[list[int]]:
         """The rows of each batch: every epoch in another order, a last incomplete batch left out."""
         size, total = self._config.data.train_batch_size, len(self._task.train)
         while True:
-            order = torch.randperm(total, generator=self._generator).tolist()
+            order = torch.randperm(total, generator=self.generator).tolist()
             for start in range(0, total - size + 1, size):
                 yield order[start : start + size]
-
-    def roll_out(self, rows: list[int], version: int) -> Batch:
-        """A batch of the training problems `rows`, drawn by the policy as it is, which has `version`."""
-        samples, longest = self._config.actor_rollout_ref.rollout.n, self._config.data.max_response_length
-        prompts = self._task.train.take(rows)
-        return roll_out(self.policy, self._task, prompts, samples, longest, version, self._generator)
 
     def _step(self, batch: Batch, version: int) -> Row:
         """All optimizer steps of one batch, and one line of metrics: means over its mini-batches."""
         lag = version - int(batch.version.min())
+        torch.set_rng_state(self._method_draws)  # some methods leave tokens out at random
         fields = self.method.prepare(self.policy, batch)
         size = self._config.actor_rollout_ref.actor.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n
         updates: list[tuple[Update, float]] = []
@@ -98,8 +106,9 @@ class Simulator:
             part = {name: value[rows] for name, value in fields.items()}
             # earlier updates of the same batch have made the rows staler than the batch's lag says
             update = self.method.update(self.policy, batch.rows(rows), part, lag + len(updates))
-            updates.append((update, self._optimizer.step(update.gradients, update.lr_multiplier)))
+            updates.append((update, self._optimizer.step(update.gradient, update.lr_multiplier)))
         self._optimizer.advance()
+        self._method_draws = torch.get_rng_state()
 
         def mean(values: list[float]) -> float:
             return sum(values) / len(values)
@@ -115,6 +124,69 @@ class Simulator:
             "response_length": batch.mask.sum(dim=-1).double().mean().item(),
             "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
         }
+
+
+class Simulator:
+    """Runs side by side in this process; each has the numbers that it would have by itself.
+
+    They may differ in the seed, the lag, the method and its numbers, and the learning rate.
+
+    Args:
+        configs: of each run, the real stack's whole configuration.
+
+    Raises:
+        ValueError: the runs differ in what they share, or rows, reward or model cannot be used.
+    """
+
+    def __init__(self, configs: Sequence[DictConfig]) -> None:
+        keep_freed_memory()
+        shared = [_shared(config) for config in configs]
+        if different := [name for name in shared[0] if any(of[name] != shared[0][name] for of in shared)]:
+            raise ValueError(f"{', '.join(different)}: must be the same in runs side by side")
+        first, model = configs[0], configs[0].actor_rollout_ref.model.path
+        self._samples, self._longest = first.actor_rollout_ref.rollout.n, first.data.max_response_length
+        self.task = Task(first.data, first.reward, model)
+        policy = Policy.load(model)
+        self.runs = [Run(config, self.task, policy) for config in configs]
+
+    def run(self, on_step: Callable[[int, Row], object] = lambda run, row: None) -> list[list[Row]]:
+        """Train every run until its `trainer.total_training_steps`, or until a parameter of its own is not finite.
+
+        Args:
+            on_step: called with the run's number and every row, as soon as it is there.
+
+        Returns:
+            The rows of each run, the first of step 0.
+        """
+        for number, run in enumerate(self.runs):
+            on_step(number, run.start())
+        step = 0
+        while going := {number: run for number, run in enumerate(self.runs) if not run.done}:
+            step += 1
+            while wanting := [run for run in going.values() if run.wants(step)]:
+                self.roll_out(wanting, version=step - 1)
+            for number, run in going.items():
+                on_step(number, run.train(step))
+        return [run.rows for run in self.runs]
+
+    def roll_out(self, runs: Sequence[Run], version: int) -> None:
+        """A batch for the queue of each of `runs`, drawn by their policies as they are, which have `version`."""
+        prompts = [self.task.train.take(run.next_prompts()) for run in runs]
+        policies, generators = [run.policy for run in runs], [run.generator for run in runs]
+        drawn = roll_out(policies, self.task, prompts, self._samples, self._longest, version, generators)
+        for run, batch in zip(runs, drawn, strict=True):
+            run.queue.append(batch)
+
+
+def _shared(config: DictConfig) -> dict[str, object]:
+    """What runs side by side have in common, by the setting's name."""
+    data = {f"data.{name}": value for name, value in OmegaConf.to_container(config.data).items() if name != "seed"}
+    rollout = config.actor_rollout_ref.rollout
+    return data | {
+        "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path,
+        "actor_rollout_ref.rollout.n": rollout.n,
+        "reward.custom_reward_function": config.reward.custom_reward_function,
+    }
 
 
 def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:

@@ -5,6 +5,7 @@ registries, called as verl's trainer calls them, among them those of `vcpo.stabi
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from recipe.lag_simulator.batch import Batch
-from recipe.lag_simulator.norms import output_gradients, squared_norms, weighted_gradients
-from recipe.lag_simulator.policy import ParameterTap, Policy
+from recipe.lag_simulator.norms import BlockGradient, block_gradients, squared_norms, weighted_gradient
+from recipe.lag_simulator.policy import ParameterTap, Policy, Taps
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
+from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
@@ -26,8 +28,8 @@ from vcpo.importance import sequence_log_weights
 class Update:
     """One optimizer step, before clipping."""
 
-    gradients: dict[str, Tensor] | None
-    """Of the loss, by parameter name; None where no sequence is usable: no step."""
+    gradient: Tensor | None
+    """[1, D] of the loss with respect to the policy's `flat`; None where no sequence is usable: no step."""
     lr_multiplier: float
     log_prob: Tensor
     """[B, T] of the sampled tokens, before the step."""
@@ -41,10 +43,31 @@ class Update:
     estimate: Estimate | None = None
 
 
-def sampled_log_probs(policy: Policy, batch: Batch, taps: list[ParameterTap] | None = None) -> Tensor:
-    """[B, T] log-probabilities of the sampled tokens."""
-    every = policy.log_probs(batch.prompt, batch.prompt_mask, batch.response, taps)
-    return every.gather(2, batch.response[..., None])[..., 0]
+def all_log_probs(policy: Policy, batch: Batch, taps: Taps | None = None) -> Tensor:
+    """[B, T, V] log-probabilities of every token; with `taps` each sequence has its prompt to itself."""
+    prompt, mask = batch.distinct_prompts if taps is None else (batch.prompt, batch.prompt_mask)
+    return policy.log_probs(prompt[None], mask[None], batch.response[None], taps)[0]
+
+
+def sampled_log_probs(policy: Policy, batch: Batch, taps: Taps | None = None) -> Tensor:
+    """[B, T] log-probabilities of the sampled tokens; `taps` as of `all_log_probs`."""
+    return all_log_probs(policy, batch, taps).gather(2, batch.response[..., None])[..., 0]
+
+
+def log_probs_of(policy: Policy, batch: Batch, rows: Tensor) -> Tensor:
+    """[B, T] log-probabilities of the sampled tokens; a gradient is taken of `rows` [B] only."""
+    log_prob = torch.empty_like(batch.rollout_log_prob)
+    if not rows.all():
+        with torch.no_grad():
+            log_prob[~rows] = sampled_log_probs(policy, batch.rows(~rows))
+    if rows.any():
+        log_prob[rows] = sampled_log_probs(policy, batch.rows(rows))
+    return log_prob
+
+
+def _gradient(loss: Tensor, policy: Policy) -> Tensor:
+    """[1, D]; zeros where the loss depends on no sequence."""
+    return torch.autograd.grad(loss, policy.flat)[0] if loss.requires_grad else torch.zeros_like(policy.flat)
 
 
 def kl(log_prob: Tensor, batch: Batch) -> float:
@@ -56,6 +79,11 @@ def token_rewards(batch: Batch) -> Tensor:
     """[B, T] the rewards on the last tokens, 0 elsewhere."""
     rewards = torch.zeros_like(batch.rollout_log_prob)
     return rewards.scatter_(1, batch.mask.sum(dim=-1, keepdim=True) - 1, batch.reward.float()[:, None])
+
+
+Measured = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+"""[B, T] log-probabilities of the sampled tokens; [B] ||g_i||^2 where they are needed; what makes the [1, D] gradient
+sum_i c_i g_i of [B] coefficients c."""
 
 
 class VCPOMethod:
@@ -71,14 +99,8 @@ class VCPOMethod:
         return {}
 
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
-        from verl_vcpo.workers.utils.losses import aggregated
-
-        taps: list[ParameterTap] = []
-        log_prob = sampled_log_probs(policy, batch, taps)
-        score = aggregated(log_prob, batch.mask, self._mode, self._factor)
-        gradients = output_gradients(score, taps)
-        log_prob = log_prob.detach()
-        norm = squared_norms(gradients, taps) if self._vcpo.needs_gradient_norms else None
+        measure = self._with_norms if self._vcpo.needs_gradient_norms else self._without_norms
+        log_prob, norm, weighted = measure(policy, batch)
         step = estimate(
             self._vcpo,
             sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask),
@@ -91,7 +113,7 @@ class VCPOMethod:
         self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
         return Update(
-            gradients=weighted_gradients(-step.coefficient, gradients, taps) if usable else None,
+            gradient=weighted(-step.coefficient) if usable else None,
             lr_multiplier=step.step_size_multiplier,
             log_prob=log_prob,
             ess_ratio=step.ess_ratio,
@@ -100,6 +122,48 @@ class VCPOMethod:
             squared_norm=norm,
             estimate=step,
         )
+
+    def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
+        log_prob = log_probs_of(policy, batch, self._have_signal(batch))
+
+        def weighted(coefficient: Tensor) -> Tensor:
+            return _gradient((coefficient.float() * self._score(log_prob, batch)).sum(), policy)
+
+        return log_prob.detach(), None, weighted
+
+    def _with_norms(self, policy: Policy, batch: Batch) -> Measured:
+        """Of the sequences with a signal; the others only need their log-probs, their norms are 1."""
+        rows, taps, gradients = self._have_signal(batch), dict[str, ParameterTap](), dict[str, BlockGradient]()
+        log_prob = torch.empty_like(batch.rollout_log_prob)
+        norm = torch.ones(len(batch), dtype=torch.float64)
+        if not rows.all():
+            with torch.no_grad():
+                log_prob[~rows] = sampled_log_probs(policy, batch.rows(~rows))
+        if rows.any():
+            part = batch.rows(rows)
+            own = sampled_log_probs(policy, part, taps)
+            gradients = block_gradients(self._score(own, part), taps)
+            log_prob[rows], norm[rows] = own.detach(), squared_norms(gradients)
+
+        def weighted(coefficient: Tensor) -> Tensor:
+            return (
+                weighted_gradient(coefficient[rows], gradients, policy) if gradients else torch.zeros_like(policy.flat)
+            )
+
+        return log_prob, norm, weighted
+
+    def _have_signal(self, batch: Batch) -> Tensor:
+        """[B] false where coefficients are 0 whatever the norms: in a group of equal rewards, compared within it."""
+        if not self._vcpo.compares_samples_of_a_prompt:
+            return torch.ones(len(batch), dtype=torch.bool)
+        group = batch.group.unique(return_inverse=True)[1]
+        return group_std(batch.reward, group) > 0
+
+    def _score(self, log_prob: Tensor, batch: Batch) -> Tensor:
+        """[B] of which the score gradients g_i are."""
+        from verl_vcpo.workers.utils.losses import aggregated
+
+        return aggregated(log_prob, batch.mask, self._mode, self._factor)
 
 
 class LossMethod:
@@ -126,7 +190,7 @@ class LossMethod:
         extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
-                every = policy.log_probs(batch.prompt, batch.prompt_mask, batch.response)
+                every = all_log_probs(policy, batch)
             fields["old_log_probs"] = every.gather(2, batch.response[..., None])[..., 0]
             fields |= self._correct(fields["old_log_probs"], batch)
             if self._actor.calculate_sum_pi_squared:
@@ -163,7 +227,8 @@ class LossMethod:
         return corrected if weights is None else corrected | {"rollout_is_weights": weights.batch["rollout_is_weights"]}
 
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
-        log_prob = sampled_log_probs(policy, batch)
+        # all losses are multiples of the advantages: where these are 0, so is the gradient
+        log_prob = log_probs_of(policy, batch, fields["advantages"].any(dim=-1))
         self._actor.global_batch_info.update(
             dp_size=1,
             batch_num_tokens=batch.mask.sum().item(),
@@ -179,14 +244,9 @@ class LossMethod:
             config=self._actor,
             rollout_is_weights=fields.get("rollout_is_weights"),
         )
-        names = list(policy.parameters)
-        gradients = torch.autograd.grad(loss, list(policy.parameters.values()), allow_unused=True)
-        log_prob = log_prob.detach()
+        gradient, log_prob = _gradient(loss, policy), log_prob.detach()
         return Update(
-            gradients={
-                name: torch.zeros_like(policy.parameters[name]) if gradient is None else gradient
-                for name, gradient in zip(names, gradients, strict=True)
-            },
+            gradient=gradient,
             lr_multiplier=1.0,
             log_prob=log_prob,
             ess_ratio=ess_ratio(sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)),

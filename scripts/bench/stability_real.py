@@ -14,7 +14,7 @@ import pandas as pd
 
 from recipe.lag_simulator.analysis import outcome
 from scripts.bench.stability.preset import prepare
-from scripts.bench.stability.real_stack import LAG, METHODS, STEPS, compare
+from scripts.bench.stability.real_stack import LAG, METHODS, STEPS, TASK, compare
 
 
 def main() -> int:
@@ -26,8 +26,8 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the curves there")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
-    prepare()
     try:
+        prepare(TASK)
         curves = compare(arguments.out, arguments.methods, arguments.lag, arguments.steps)
     except (RuntimeError, ValueError) as error:
         print(f"stability_real: {error}", file=sys.stderr)

@@ -46,10 +46,11 @@ def as_simulated(data: TensorDict) -> Batch:
 
 def check_step(engine: Any, checkpoint: Path, policy: Policy, update: Update) -> None:
     """The engine has made one SGD step; the simulator's gradient makes the same one."""
-    before = Policy.load(checkpoint).parameters
+    first = Policy.load(checkpoint)
+    before, gradient = first.parameters, first.by_name(update.gradient)
     rate = LEARNING_RATE * update.lr_multiplier
     for name, weight in exported(engine).items():
-        moved, wanted = weight - before[name].detach(), -rate * update.gradients[name]
+        moved, wanted = weight - before[name][0], -rate * gradient[name][0]
         assert (moved - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-9, name
 
 
@@ -122,14 +123,14 @@ def test_every_method_makes_the_same_step(
 def test_the_optimizer_is_megatrons(make_engine: Callable[..., Any], checkpoints: Callable[..., Path]) -> None:
     vcpo, engine = VCPOSettings(), make_engine(optimizer=adamw())
     policy = Policy.load(checkpoints())
-    before = {name: p.detach().clone() for name, p in policy.parameters.items()}
+    before = {name: p[0].clone() for name, p in policy.parameters.items()}
     method = VCPOMethod(vcpo, loss_function(vcpo).keywords["config"])
     optimizer = Optimizer(policy, adamw(), trainer=None)
     for seed in (0, 1):
         data = make_batch(ONE_PROCESS, seed)
         norm = train(engine, data, vcpo)["grad_norm"]
         update = method.update(policy, as_simulated(data), {}, lag=0)
-        assert optimizer.step(update.gradients, update.lr_multiplier) == pytest.approx(norm, rel=1e-4)
+        assert optimizer.step(update.gradient, update.lr_multiplier) == pytest.approx(norm, rel=1e-4)
     for name, weight in exported(engine).items():
         moved = (weight - before[name]).abs().max()
-        assert (weight - policy.parameters[name]).abs().max() <= 1e-3 * moved, name
+        assert (weight - policy.parameters[name][0]).abs().max() <= 1e-3 * moved, name

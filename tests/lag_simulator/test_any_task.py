@@ -65,9 +65,9 @@ def test_any_task(own_task: list[str], tmp_path: Path) -> None:
 
 
 def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: list[str]) -> None:
-    widest = Simulator(main.compose(own_task))._task.train.tokens.shape[1]
+    widest = Simulator([main.compose(own_task)]).task.train.tokens.shape[1]
     settings = [f"data.max_prompt_length={widest - 1}", "data.filter_overlong_prompts=true"]
-    assert len(Simulator(main.compose([*own_task, *settings]))._task.train) == 3
+    assert len(Simulator([main.compose([*own_task, *settings])]).task.train) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from recipe.lag_simulator.norms import output_gradients, squared_norms, weighted_gradients
-from recipe.lag_simulator.policy import ParameterTap, Policy, draw
+from recipe.lag_simulator.norms import block_gradients, squared_norms, weighted_gradient
+from recipe.lag_simulator.policy import Policy, Taps
+from recipe.lag_simulator.sampling import draw, sample
 
 PAD = 0
 
@@ -27,15 +28,17 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 
 def drawn(policy: Policy, prompts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    return policy.sample(*prompts, samples=2, max_tokens=5, generator=torch.Generator().manual_seed(2))
+    """Two responses to each prompt, [6, T] each."""
+    tokens, mask = (part[None] for part in prompts)
+    generators = [torch.Generator().manual_seed(2)]
+    response, log_prob, mask = sample(policy, tokens, mask, samples=2, max_tokens=5, generators=generators)
+    return response[0], log_prob[0], mask[0]
 
 
-def taken(
-    policy: Policy, prompts: tuple[Tensor, Tensor], response: Tensor, taps: list[ParameterTap] | None = None
-) -> Tensor:
-    """[B, T] log-probs of the response."""
-    tokens, mask = (part.repeat_interleave(2, 0) for part in prompts)
-    return policy.log_probs(tokens, mask, response, taps).gather(2, response[..., None])[..., 0]
+def taken(policy: Policy, prompts: tuple[Tensor, Tensor], response: Tensor, taps: Taps | None = None) -> Tensor:
+    """[B, T] log-probs of the response; with taps every sequence has its prompt to itself."""
+    tokens, mask = (part.repeat_interleave(1 if taps is None else 2, 0)[None] for part in prompts)
+    return policy.log_probs(tokens, mask, response[None], taps)[0].gather(2, response[..., None])[..., 0]
 
 
 def test_it_is_the_transformers_model(assets: Path, policy: Policy, prompts: tuple[Tensor, Tensor]) -> None:
@@ -53,29 +56,27 @@ def test_it_is_the_transformers_model(assets: Path, policy: Policy, prompts: tup
 
 
 def test_greedy_is_the_most_likely(policy: Policy, prompts: tuple[Tensor, Tensor]) -> None:
-    response, _, mask = policy.sample(*prompts, samples=1, max_tokens=5)
-    best = policy.log_probs(*prompts, response).argmax(dim=-1)
+    tokens, prompt_mask = (part[None] for part in prompts)
+    response, _, mask = sample(policy, tokens, prompt_mask, samples=1, max_tokens=5)
+    best = policy.log_probs(tokens, prompt_mask, response).argmax(dim=-1)
     assert torch.equal(response[mask], best[mask])
 
 
 def test_norms_and_gradients_are_autograds(policy: Policy, prompts: tuple[Tensor, Tensor]) -> None:
     response, _, mask = drawn(policy, prompts)
-    taps: list[ParameterTap] = []
+    taps: Taps = {}
     score = torch.where(mask, taken(policy, prompts, response, taps), 0.0).sum(dim=-1)
-    gradients = output_gradients(score, taps)
-    norms = squared_norms(gradients, taps)
+    gradients = block_gradients(score, taps)
+    norms = squared_norms(gradients)
 
-    parameters = list(policy.parameters.values())
     again = torch.where(mask, taken(policy, prompts, response), 0.0).sum(dim=-1)
-    single = [torch.autograd.grad(s, parameters, retain_graph=True) for s in again]
-    expected = torch.stack([sum(g.double().square().sum() for g in gradient) for gradient in single])
-    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
+    single = torch.cat([torch.autograd.grad(s, policy.flat, retain_graph=True)[0] for s in again])  # [B, D]
+    torch.testing.assert_close(norms, single.double().square().sum(dim=1), rtol=1e-5, atol=0)
 
     coefficient = torch.linspace(-1, 2, len(score), dtype=torch.float64)
-    whole = weighted_gradients(coefficient, gradients, taps)
+    whole = policy.by_name(weighted_gradient(coefficient, gradients, policy))
     assert set(whole) == set(policy.parameters)
-    for i, name in enumerate(policy.parameters):
-        wanted = sum(c.float() * gradient[i] for c, gradient in zip(coefficient, single, strict=True))
+    for name, wanted in policy.by_name((coefficient.float() @ single)[None]).items():
         torch.testing.assert_close(whole[name], wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
 
 
@@ -88,7 +89,8 @@ def test_a_tied_checkpoint_is_refused(assets: Path, tmp_path: Path) -> None:
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     chance = torch.tensor([0.0, 0.5, 0.3, 0.0, 0.2, 0.0])
-    tokens = draw(chance.log().repeat(20_000, 1), torch.Generator().manual_seed(0))
+    numbers = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens = draw(chance.log().repeat(20_000, 1), numbers)
     share = tokens.bincount(minlength=len(chance)) / len(tokens)
     torch.testing.assert_close(share, chance, rtol=0, atol=0.015)  # four standard errors
     assert not share[chance == 0].any()

@@ -1,21 +1,25 @@
 """The lag is exact, a seed decides everything, every stabilizer runs, and a grid resumes."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from recipe.lag_simulator import main
-from recipe.lag_simulator.grid import Folder, GridRun, run_all
+from recipe.lag_simulator import main, update
+from recipe.lag_simulator.grid import Folder, GridRun, run_all, side_by_side, write_run
 from recipe.lag_simulator.simulator import Simulator
 from scripts.bench.stability.preset import METHODS
 
+TASK = "countdown_lag"
+
 
 def rows(overrides: list[str], *more: str) -> list[dict[str, float]]:
-    return Simulator(main.compose([*overrides, *more])).run()
+    return Simulator([main.compose([*overrides, *more])]).run()[0]
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -38,7 +42,7 @@ def test_looking_at_a_run_does_not_change_it(overrides: list[str]) -> None:
 
 def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[str]) -> None:
     drawn, greedy = (
-        Simulator(main.compose([*overrides, f"actor_rollout_ref.rollout.val_kwargs.{setting}"]))
+        Simulator([main.compose([*overrides, f"actor_rollout_ref.rollout.val_kwargs.{setting}"])]).runs[0]
         for setting in ("n=8", "do_sample=false")
     )
     assert greedy.accuracy() == greedy.accuracy()
@@ -75,16 +79,81 @@ def test_methods_without_a_correction_agree_on_policy(overrides: list[str]) -> N
 def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
     """The same batch again and again, the actor standing still: values go to the reward."""
     settings = ["method=a2c", "async.lag=0", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=0"]
-    simulator = Simulator(main.compose([*overrides, *settings]))
-    batch = simulator.roll_out(list(range(4)), version=0)
-    critic, batch = simulator.method, replace(batch, reward=torch.full_like(batch.reward, 0.7))
+    simulator = Simulator([main.compose([*overrides, *settings])])
+    (run,) = simulator.runs
+    simulator.roll_out([run], version=0)
+    critic, batch = run.method, replace(run.queue[0], reward=torch.full_like(run.queue[0].reward, 0.7))
     errors = []
     for _ in range(20):
-        fields = critic.prepare(simulator.policy, batch)
+        fields = critic.prepare(run.policy, batch)
         errors.append((fields["values"][:, 0] - batch.reward).square().mean().item())
-        critic.update(simulator.policy, batch, fields, lag=0)
+        critic.update(run.policy, batch, fields, lag=0)
     assert errors[0] == pytest.approx(0.49), "it starts at 0"
     assert errors[-1] < 0.5 * errors[0]
+
+
+@pytest.mark.parametrize("method", ["vcpo", "vcpo_ess", "tis_seq", "clip_cov", "tba", "a2c"])
+def test_a_run_has_the_same_numbers_beside_others(overrides: list[str], method: str) -> None:
+    """Other seeds, another rate, another lag beside it: the same tokens, rewards and norms for 20 steps."""
+    steps = ["trainer.total_training_steps=20", "trainer.test_freq=10", f"method={method}"]
+    each = [
+        main.compose(
+            [*overrides, *steps, f"data.seed={seed}", f"async.lag={lag}", f"actor_rollout_ref.actor.optim.lr={lr}"]
+        )
+        for seed, lag, lr in ((1, 2, 1e-3), (2, 2, 1e-3), (3, 1, 3e-4))
+    ]
+    together = Simulator(each).run()
+    for config, beside in zip(each, together, strict=True):
+        (alone,) = Simulator([config]).run()
+        for row, wanted in zip(beside, alone, strict=True):
+            assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
+            assert row.get("tokens") == wanted.get("tokens") and row.get("reward") == wanted.get("reward")
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS} - {"a2c", "tba"}))
+def test_groups_of_equal_rewards_need_no_backward(
+    overrides: list[str], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is the same with and without them."""
+    simulator = Simulator([main.compose([*overrides, f"method={method}"])])
+    (run,) = simulator.runs
+    simulator.roll_out([run], version=0)
+    batch = replace(run.queue[0], reward=torch.tensor([1, 1, 1, 1, 0, 1, 0, 0], dtype=torch.float64))
+    run.policy.flat.detach().mul_(1.01)  # off policy
+    fields = run.method.prepare(run.policy, batch)
+    torch.manual_seed(0)
+    without = run.method.update(run.policy, batch, fields, lag=0).gradient
+    monkeypatch.setattr(update, "log_probs_of", lambda policy, batch, rows: update.sampled_log_probs(policy, batch))
+    monkeypatch.setattr(update.VCPOMethod, "_have_signal", lambda self, batch: torch.ones(8, dtype=torch.bool))
+    torch.manual_seed(0)
+    whole = run.method.update(run.policy, batch, fields, lag=0).gradient
+    assert whole.any()
+    torch.testing.assert_close(without, whole, rtol=1e-4, atol=1e-6 * whole.abs().max().item())
+
+
+def test_a_run_that_breaks_stops_alone(overrides: list[str]) -> None:
+    """Weights of 1e30 have no finite outputs, and no finite gradient."""
+    rates = [f"actor_rollout_ref.actor.optim.lr={lr}" for lr in ("1e-3", "1e30")]
+    configs = [main.compose([*overrides, "method=none", rate]) for rate in rates]
+    whole, broken = Simulator(configs).run()
+    assert not broken[-1]["finite"] and broken[-1]["step"] < 6
+    (alone,) = Simulator(configs[:1]).run()
+    assert whole[-1]["step"] == 6
+    for row, wanted in zip(whole, alone, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
+
+
+def test_runs_side_by_side_share_their_task(overrides: list[str]) -> None:
+    configs = [main.compose([*overrides, f"data.train_batch_size={size}"]) for size in (2, 4)]
+    with pytest.raises(ValueError, match="data.train_batch_size: must be the same in runs side by side"):
+        Simulator(configs)
+
+
+def test_the_seeds_of_a_cell_run_side_by_side() -> None:
+    runs = [GridRun(method, 8, seed, 1e-4) for seed in range(10) for method in ("vcpo", "none")]
+    assert sorted(map(len, side_by_side(runs, workers=2))) == [2, 2, 8, 8]
+    assert all(len({run.method for run in group}) == 1 for group in side_by_side(runs, workers=2))
+    assert len(side_by_side(runs[:4], workers=4)) == 4, "every worker has a run"
 
 
 def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:
@@ -115,7 +184,7 @@ def test_a_wrong_setting(overrides: list[str], capsys: pytest.CaptureFixture[str
 
 def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp_path: Path) -> None:
     settings = tuple(o for o in overrides if not o.startswith(("+task", "run_dir")))
-    folder = Folder(tmp_path / "grid", settings)
+    folder = Folder(tmp_path / "grid", TASK, settings)
     folder.open(assets / "model")
     first, second = GridRun("vcpo", 0, 1, 1e-3), GridRun("tis_seq", 1, 1, 1e-3)
     assert list(run_all([first], folder, workers=1)) == [first]
@@ -128,15 +197,41 @@ def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp
     mine = curves[curves["method"] == "vcpo"][same.columns].reset_index(drop=True)
     pd.testing.assert_frame_equal(mine, same, check_dtype=False)
     with pytest.raises(ValueError, match="holds runs of other settings"):
-        Folder(folder.path, settings[1:]).open(assets / "model")
+        Folder(folder.path, TASK, settings[1:]).open(assets / "model")
 
     published = tmp_path / "curves.parquet"
     folder.publish(curves, published)
-    other = Folder(tmp_path / "another", settings)
+    other = Folder(tmp_path / "another", TASK, settings)
     other.open(assets / "model")
     other.adopt(published)
     pd.testing.assert_frame_equal(other.curves([first, second]), curves)
-    fewer = Folder(tmp_path / "fewer", settings[1:])
+    fewer = Folder(tmp_path / "fewer", TASK, settings[1:])
     fewer.open(assets / "model")
     with pytest.raises(ValueError, match="holds runs of other settings"):
         fewer.adopt(published)
+
+
+def test_runs_from_another_first_policy_are_not_mixed(assets: Path, tmp_path: Path) -> None:
+    """The same settings, other weights."""
+    another = tmp_path / "model"
+    shutil.copytree(assets / "model", another)
+    weights = load_file(another / "model.safetensors")
+    save_file({name: weight * 1.001 for name, weight in weights.items()}, another / "model.safetensors")
+    run = GridRun("vcpo", 0, 1, 1e-3)
+    folder, other = Folder(tmp_path / "grid", TASK), Folder(tmp_path / "other", TASK)
+    folder.open(assets / "model")
+    write_run(folder.file(run), run, [{"step": 0, "val_accuracy": 0.25}])
+    published = tmp_path / "curves.parquet"
+    folder.publish(folder.curves([run]), published)
+    with pytest.raises(ValueError, match=f"--out {folder.path}: holds runs of another first policy"):
+        folder.open(another)
+    other.open(another)
+    with pytest.raises(ValueError, match=f"--known {published}: holds runs of another first policy"):
+        other.adopt(published)
+    assert not other.has(run)
+
+    curves = pd.read_parquet(published)
+    del curves.attrs["settings"]["first_policy"]  # as published before there were fingerprints
+    curves.to_parquet(published)
+    with pytest.raises(ValueError, match="a first policy whose weights are not known"):
+        other.adopt(published)

@@ -15,7 +15,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from recipe.lag_simulator.grid import Folder, GridRun, run_all
-from scripts.bench.stability.preset import METHODS, MODEL, prepare
+from scripts.bench.stability.preset import METHODS, TASKS, prepare
 from scripts.bench.stability.report import as_json, make_report, show, write
 from verl_vcpo.whole_file import write_whole
 
@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
+    parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
     parser.add_argument("--lags", nargs="+", type=int, metavar="K", help=f"default: {LAGS}")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=f"default: {SEEDS}")
@@ -46,10 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=int, metavar="N", help=f"of a run (default {STEPS}, with --quick {QUICK_STEPS})"
     )
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="runs side by side (default: all cores)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/stability"), help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument("--out", type=Path, help="default: outputs/stability, of another task outputs/stability-TASK")
     parser.add_argument(
         "--known",
         nargs="+",
@@ -60,7 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.md")
-    parser.add_argument("--prepare", action="store_true", help="make the data and the first policy, and stop")
+    parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")
+    parser.add_argument(
+        "--new-policy",
+        action="store_true",
+        help="train a first policy (a minute of a core) instead of the published one",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
     return parser
 
@@ -74,12 +78,20 @@ def main(argv: list[str] | None = None) -> int:
     seeds = tuple(arguments.seeds or (QUICK_SEEDS if quick else SEEDS))
     rates = tuple(arguments.lr or ((QUICK_LEARNING_RATE,) if quick else LEARNING_RATES))
     steps = arguments.steps or (QUICK_STEPS if quick else STEPS)
+    if arguments.out is None:
+        arguments.out = Path(
+            "outputs/stability" if arguments.task == "countdown" else f"outputs/stability-{arguments.task}"
+        )
     if unknown := set(methods) - set(METHODS):
         parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
     if max(lags) >= steps:
         parser.error(f"--lags {max(lags)}: a run of {steps} steps has no evaluation after that step; give more --steps")
 
-    prepare()
+    try:
+        prepare(TASKS[arguments.task], arguments.new_policy)
+    except ValueError as error:
+        print(f"stability: {error}", file=sys.stderr)
+        return 2
     if arguments.prepare:
         return 0
     return run_and_report(arguments, methods, lags, seeds, rates, steps)
@@ -94,9 +106,10 @@ def run_and_report(
     steps: int,
 ) -> int:
     """Run, print, write; the exit code."""
-    folder = Folder(arguments.out, (f"trainer.total_training_steps={steps}",))
+    task = TASKS[arguments.task]
+    folder = Folder(arguments.out, task.preset, (f"trainer.total_training_steps={steps}",))
     try:
-        folder.open(MODEL)
+        folder.open(task.model)
         for file in arguments.known:
             folder.adopt(file)
     except (OSError, ValueError) as error:

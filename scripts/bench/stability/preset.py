@@ -1,23 +1,84 @@
-"""The methods there are, and what all runs begin with: the data and the first policy."""
+"""The methods there are, and what all runs of a task begin with: the data and the first policy."""
 
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.fully_async_policy import method
+from recipe.lag_simulator.grid import fingerprint
 
 # vcpo_off is tis_seq by another implementation.
 METHODS = tuple(name for name in method.names() if name != "vcpo_off")
-MODEL, DATA = Path("models/countdown-lag"), Path("data/countdown")
-# A policy that solves half of the problems, by reading them: from one that guesses, RL goes for the sum of all numbers,
-# which is right for 46 %, and stays there.
-WARM_START = ("--layers", "2", "--heads", "2", "--steps", "900", "--correct-fraction", "0.4", "--samples", "4")
+PUBLISHED = Path(__file__).resolve().parents[3] / "docs/measurements/stability/first_policy"
 
 
-def prepare() -> None:
-    """The data and the warm-started model that all runs begin with; nothing where they are there."""
+@dataclass(frozen=True)
+class BenchTask:
+    """What runs are made on."""
+
+    preset: str
+    """A file of config/task."""
+    data: Path
+    model: Path
+    """The folders that the preset names."""
+    rows: tuple[str, ...]
+    """Arguments of scripts.prepare_data."""
+    lesson: tuple[str, ...]
+    """Arguments of recipe.warm_start.train, beside --data and --out."""
+
+    @property
+    def published(self) -> Path:
+        """The checkpoint that runs begin with unless told otherwise."""
+        return PUBLISHED / self.preset
+
+
+# Countdown: a policy that solves half of the problems, by reading them: from one that guesses, RL goes for the sum of
+# all numbers, which is right for 46 %, and stays there.
+TASKS = {
+    "countdown": BenchTask(
+        preset="countdown_lag",
+        data=Path("data/countdown"),
+        model=Path("models/countdown-lag"),
+        rows=("countdown",),
+        lesson=("--layers", "2", "--heads", "2", "--steps", "900", "--correct-fraction", "0.4", "--samples", "4"),
+    ),
+}
+
+
+def prepare(task: BenchTask, new_policy: bool = False) -> None:
+    """The data and the first policy that all runs begin with; nothing where they are there.
+
+    Args:
+        task: which.
+        new_policy: train one, or go on with the one that was trained, instead of taking the published one.
+
+    Raises:
+        ValueError: the folder of the first policy holds another one, or it was taught with other data.
+    """
+    from recipe.warm_start.train import load_held_out
     from recipe.warm_start.train import main as warm_start
     from scripts.prepare_data import main as prepare_data
 
-    if not (DATA / "meta.json").is_file() and prepare_data(["countdown", "--out", str(DATA)]):
+    if not (task.data / "meta.json").is_file() and prepare_data([*task.rows, "--out", str(task.data)]):
         raise SystemExit(2)
-    if warm_start(["--data", str(DATA), "--out", str(MODEL), *WARM_START]):  # or reuse
-        raise SystemExit(2)
+    if new_policy:
+        if warm_start(["--data", str(task.data), "--out", str(task.model), *task.lesson]):  # or reuse
+            raise SystemExit(2)
+        return
+    if not task.model.exists():
+        _copy(task.published, task.model)
+    elif fingerprint(task.model) != fingerprint(task.published):
+        raise ValueError(f"{task.model}: not the published first policy; remove it, or go on with it by --new-policy")
+    lesson = load_held_out(task.data)
+    settings = json.loads((task.model / "warm_start.json").read_text())["settings"]
+    if any(settings.get(name) != value for name, value in lesson.fingerprint.items()):
+        raise ValueError(f"{task.data}: the first policy was taught with other data; remove the folder")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The whole folder, or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        shutil.copytree(source, Path(scratch) / "new").rename(target)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from recipe.lag_simulator.grid import TASK, Folder, GridRun, run_all
-from scripts.bench.stability.preset import MODEL
+from recipe.lag_simulator.grid import Folder, GridRun, run_all
+from scripts.bench.stability.preset import TASKS
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
 METHODS = ("none", "vcpo")
+TASK = TASKS["countdown"]
 LAG, STEPS, LEARNING_RATE, SEED = 32, 100, 3e-4, 1
 REAL, SIMULATOR = "real stack", "simulator"
 
@@ -22,7 +23,7 @@ def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
         RuntimeError: the run failed.
     """
     if not (run_dir / "summary.json").is_file():
-        settings = [f"+task={TASK}", f"method={run.method}", f"async.lag={run.lag}", f"data.seed={run.seed}"]
+        settings = [f"+task={TASK.preset}", f"method={run.method}", f"async.lag={run.lag}", f"data.seed={run.seed}"]
         settings += [f"actor_rollout_ref.actor.optim.lr={run.lr}", f"trainer.total_training_steps={steps}"]
         command = [sys.executable, "-m", "recipe.fully_async_policy.main", *settings, f"run_dir={run_dir}"]
         if code := subprocess.run(command, stdout=sys.stderr).returncode:
@@ -39,8 +40,8 @@ def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
 
 def compare(out: Path, methods: list[str], lag: int, steps: int) -> pd.DataFrame:
     """All curves, one below the other; the column `stack` says whose."""
-    folder = Folder(out / "simulator", (f"trainer.total_training_steps={steps}",))
-    folder.open(MODEL)
+    folder = Folder(out / "simulator", TASK.preset, (f"trainer.total_training_steps={steps}",))
+    folder.open(TASK.model)
     runs = [GridRun(method, lag, SEED, LEARNING_RATE) for method in methods]
     list(run_all(runs, folder, workers=len(runs)))
     simulated = folder.curves(runs).assign(stack=SIMULATOR)
