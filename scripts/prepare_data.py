@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pandas as pd
 from tqdm import tqdm
 
-from recipe.tasks import gsm8k, hendrycks_math
+from recipe.tasks import gsm8k, hendrycks_math, sort_digits
 from recipe.tasks.countdown import rows as countdown
 from recipe.tasks.prompt_lengths import prompt_lengths
 from recipe.tasks.rows import Prepared, Row
@@ -30,6 +30,7 @@ TASKS: dict[str, ModuleType] = {
     "countdown": countdown,
     "gsm8k": gsm8k,
     "math": hendrycks_math,
+    "sort_digits": sort_digits,
     "tool_use": tool_use,
 }
 PUBLISHED = Path(__file__).resolve().parent.parent / "recipe/fully_async_policy/config/published/gpu"
@@ -77,10 +78,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def preset_length(task: str) -> int:
-    """`data.max_prompt_length` of the task's preset on GPUs."""
+    """`data.max_prompt_length` of the task's preset on GPUs. Raises ValueError where there is none."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.load(PUBLISHED / f"{task}.yaml").data.max_prompt_length
+    preset = PUBLISHED / f"{task}.yaml"
+    if not preset.is_file():
+        raise ValueError(f"--max-prompt-length is missing: {task} has no preset on GPUs; give a number of tokens")
+    return OmegaConf.load(preset).data.max_prompt_length
 
 
 def remove_overlong(prepared: Prepared, tokenizer_path: str, limit: int) -> None:

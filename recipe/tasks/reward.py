@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recipe.tasks import gsm8k, math_reward
+from recipe.tasks import gsm8k, math_reward, sort_digits
 from recipe.tasks.countdown import reward as countdown
 
 Reward = Callable[..., dict[str, float]]
@@ -20,6 +20,7 @@ REWARDS: dict[str, Reward] = {
     "dapo_filter": math_reward.compute_score,
     "deepscaler": math_reward.compute_score,
     "aime25": math_reward.compute_score,
+    "sort_digits": sort_digits.compute_score,
     "test-math-aime25": math_reward.compute_score,
 }
 
