@@ -208,4 +208,31 @@ CHECKS = Place(
     ),
 )
 
-PLACES = (VLLM, RAY, QUEUE, TORCH, CHECKS)
+METER = Place(
+    "verl/verl_vcpo/workers/rollout/sampler_meter.py",
+    "vLLM's `StatLoggerBase`: what a logger is called for, and when an iteration is recorded.",
+    (
+        Reach(
+            "SamplerMeter.record",
+            How.NAMES,
+            "vllm.v1.metrics.loggers:StatLoggerManager.record",
+            "stat_logger.record(",
+            "once for each iteration that has outputs",
+        ),
+        *(
+            Reach("SamplerMeter", How.NAMES, f"vllm.v1.metrics.loggers:StatLoggerManager.{name}", call, "no effect")
+            for name, call in (("record_sleep_state", "logger.record_sleep_state("), ("log", "logger.log()"))
+        ),
+        *(
+            Reach("SamplerMeter.record", How.USES, f"vllm.v1.metrics.stats:{name}", "", "what an iteration did")
+            for name in (
+                "SchedulerStats.num_running_reqs",
+                "SchedulerStats.num_waiting_reqs",
+                "IterationStats.num_generation_tokens",
+                "IterationStats.num_prompt_tokens",
+            )
+        ),
+    ),
+)
+
+PLACES = (VLLM, METER, RAY, QUEUE, TORCH, CHECKS)

@@ -26,6 +26,13 @@ SAMPLERS = Place(
         ),
         Reach("LagKvLLMHttpServer.run_server", How.OVERRIDES, f"{SERVER}.run_server", "", "wraps the engine's methods"),
         Reach(
+            "LagKvLLMHttpServer.run_server",
+            How.USES,
+            "vllm.v1.engine.async_llm:AsyncLLM.logger_manager",
+            "",
+            "None with rollout.disable_log_stats=true",
+        ),
+        Reach(
             "LagKvLLMHttpServer._park_until_admitted",
             How.OVERRIDES,
             f"{SERVER}._park_until_admitted",

@@ -10,7 +10,9 @@ the pool has one. Requests go to the servers as admission.py lets them.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -20,12 +22,22 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_vcpo.workers.rollout.admission import AdmissionGate, admitted_per_worker, request_order
 
+at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
+"""Of an agent loop: what its requests take, with the wait for their turn."""
+
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 0.5
 _PROBE_S = 60.0
 MAX_SERVER_FAILURES = 4
 """After so many servers that failed while they worked on a request, the request is taken to be the cause."""
 _logger = logging.getLogger(__name__)
+
+
+class Seconds:
+    """A sum of seconds."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
 
 
 def is_server_failure(error: BaseException) -> bool:
@@ -65,11 +77,14 @@ class ResumingLLMClient(LLMServerClient):
         Raises:
             RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on it.
         """
+        start, spent = time.monotonic(), at_samplers.get()
         async with self._gate.admitted(request_order.get()):
             try:
                 return await self._whole_response(request_id, normalize_token_ids(prompt_ids), sampling_params, kwargs)
             finally:
                 self._leave_server(request_id)
+                if spent is not None:
+                    spent.total += time.monotonic() - start
 
     async def _whole_response(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]

@@ -1,6 +1,7 @@
 """Agent loops whose prompts can be cancelled and sampled again (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
 import asyncio
+import time
 import zlib
 from contextvars import ContextVar
 from typing import Any
@@ -17,9 +18,9 @@ from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
 from verl_vcpo.trainer.ppo.v1.data_rows import row_number
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
-from verl_vcpo.trainer.ppo.v1.trajectory_metrics import RAW_REWARD
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import OUTSIDE_S, RAW_REWARD, REWARD_S, TOOK
 from verl_vcpo.workers.rollout.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
-from verl_vcpo.workers.rollout.llm_client import RequestEndsServers
+from verl_vcpo.workers.rollout.llm_client import RequestEndsServers, Seconds, at_samplers
 
 REASON = "reason"
 """The tag of a failed prompt with the cause of its failure, in one line."""
@@ -29,6 +30,9 @@ FINAL = "final"
 
 _places: ContextVar[Places] = ContextVar("_places")
 """What a prompt took at the gate of its worker: a place for each of its agent loops."""
+
+_begun: ContextVar[float] = ContextVar("_begun")
+"""When the agent loop began."""
 
 _REPLY_S = 0.05  # in which Ray sends what an actor's method returned
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
@@ -81,6 +85,8 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             sample = (trajectory["step"], row_number(trajectory["sample_index"]), kwargs.get("session_id", 0))
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
+        at_samplers.set(Seconds())
+        _begun.set(time.monotonic())
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
@@ -93,9 +99,11 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             _places.get().give_back()
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
+        start, requests = time.monotonic(), at_samplers.get() or Seconds()
         await super()._compute_score(outputs, kwargs)
+        took = {OUTSIDE_S: start - _begun.get() - requests.total, REWARD_S: time.monotonic() - start}
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
-            output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
+            output.extra_fields |= {RAW_REWARD: outputs[-1].reward_score, TOOK: took}
 
     async def cancel(self, uids: list[str]) -> None:
         """Stop those of these prompts that this worker samples. After that nothing more is written for them."""

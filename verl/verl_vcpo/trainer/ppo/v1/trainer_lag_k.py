@@ -41,10 +41,16 @@ from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, RunLog
 from verl_vcpo.trainer.ppo.v1.sample_log import SampleLog, samples_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
-from verl_vcpo.trainer.ppo.v1.trajectory_metrics import FewFields, few_fields, trajectory_metrics
+from verl_vcpo.trainer.ppo.v1.trajectory_metrics import (
+    FewFields,
+    few_fields,
+    trajectory_metrics,
+    trajectory_tables,
+)
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import in_words
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
+from verl_vcpo.workers.rollout import sampler_meter
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
 
@@ -263,7 +269,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        self.run_log.write(global_steps, self._with_own_metrics(stored, metrics, timing_raw))
+        taken = sampler_meter.take_all(self.standalone_server_manager.rollout_replicas)
+        metrics |= sampler_meter.metrics(taken)
+        line = self._with_own_metrics(stored, metrics, timing_raw)
+        self.run_log.write(global_steps, line | sampler_meter.tables(taken) | trajectory_tables(batch, stored))
 
     def _verls_metrics(self, batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any], *when: Any) -> None:
         of_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
