@@ -1,0 +1,91 @@
+"""How far to trust the planner? `python -m scripts.bench.planner [--runs DIR] [--json]`.
+
+Calibrates recipe.cluster_planner on one run of scripts.bench.overlap's workload at lag 0, forecasts the same workload
+at lags 1, 2, 4, 8, with 2 slots (bound by the samplers) and without its tool (bound by the trainer), makes these runs
+on the real stack, and prints both. Seven runs of a minute or two each on 2 cores; run it alone.
+
+Below: the paper's own GPU hours, divided by its steps, beside a guess for the launch scripts' layouts from a data
+sheet. The paper does not give response lengths or the number of GPUs, so that only the ratios can be compared.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from recipe.cluster_planner.rates import PlanError
+from scripts.bench.forecasts.published import published
+from scripts.bench.forecasts.runs import CALIBRATION, CASES, errors, forecast, measured, run_once, worst
+from testkit.small_run import make_assets
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "", "s per step", "forecast", "trainer idle", "forecast", "samplers idle", "forecast", "lag", "forecast"
+    )
+    for row in rows:
+        real, said = row["measured"], row["forecast"]
+        table.add_row(
+            row["case"],
+            *(f"{real['step_s']:.2f}", f"{said['step_s']:.2f}"),
+            *(f"{real['trainer_idle']:.0%}", f"{said['trainer_idle']:.0%}"),
+            *(f"{real['sampler_idle']:.0%}", f"{said['sampler_idle']:.0%}"),
+            *(f"{real['lag_mean']:.2f}", f"{said['lag_mean']:.2f}"),
+        )
+    Console(width=130).print(table)
+
+
+def print_published(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("task", "lag", "GPU hours a step, lag 0", "with lag", "ratio", "forecast's ratio")
+    for row in rows:
+        hours = (f"{row['synchronous_hours']:.3f}", f"{row['lag_hours']:.3f}")
+        table.add_row(row["task"], str(row["lag"]), *hours, f"{row['ratio']:.2f}", f"{row['forecast_ratio']:.2f}")
+    Console(width=130).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="folder that keeps the runs; those that it has are not made again")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
+    arguments = parser.parse_args()
+    folder = arguments.runs or Path(tempfile.mkdtemp(prefix="vcpo-planner-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model").is_dir():
+        make_assets(folder)
+    calibration = run_once(CALIBRATION, folder, folder)
+    rows = []
+    try:
+        for case in (CALIBRATION, *CASES):
+            real, said = measured(run_once(case, folder, folder)), forecast(case, calibration)
+            rows.append(
+                {"case": case.name, "measured": asdict(real), "forecast": asdict(said), "errors": errors(real, said)}
+            )
+    except PlanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.runs is None:
+        shutil.rmtree(folder)
+    print_rows(rows)
+    compared = published()
+    print_published(compared)
+    checked = rows[1:]  # the first is the calibration's own run
+    worsts = {f"worst_{name}_error": worst(checked, name) for name in ("step", "idle", "lag")}
+    for name, value in worsts.items():
+        print(f"{name} {value:.3f}")
+    if arguments.json:
+        print(json.dumps({"rows": rows, "published": compared, **worsts}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
