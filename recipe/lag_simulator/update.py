@@ -81,6 +81,9 @@ def token_rewards(batch: Batch) -> Tensor:
     return rewards.scatter_(1, batch.mask.sum(dim=-1, keepdim=True) - 1, batch.reward.float()[:, None])
 
 
+_REGRESSIONS = ("oapl",)
+"""Losses that are no multiple of the advantage: their gradient is not 0 where the advantage is."""
+
 Measured = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 """[B, T] log-probabilities of the sampled tokens; [B] ||g_i||^2 where they are needed; what makes the [1, D] gradient
 sum_i c_i g_i of [B] coefficients c."""
@@ -153,8 +156,11 @@ class VCPOMethod:
         return log_prob, norm, weighted
 
     def _have_signal(self, batch: Batch) -> Tensor:
-        """[B] false where coefficients are 0 whatever the norms: in a group of equal rewards, compared within it."""
-        if not self._vcpo.compares_samples_of_a_prompt:
+        """[B] false where coefficients are 0 whatever the norms: in a group of equal rewards, compared within it.
+
+        A KL penalty to the samplers' policy makes coefficients in every group.
+        """
+        if not self._vcpo.compares_samples_of_a_prompt or self._vcpo.kl_coef:
             return torch.ones(len(batch), dtype=torch.bool)
         group = batch.group.unique(return_inverse=True)[1]
         return group_std(batch.reward, group) > 0
@@ -227,8 +233,10 @@ class LossMethod:
         return corrected if weights is None else corrected | {"rollout_is_weights": weights.batch["rollout_is_weights"]}
 
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
-        # all losses are multiples of the advantages: where these are 0, so is the gradient
-        log_prob = log_probs_of(policy, batch, fields["advantages"].any(dim=-1))
+        rows = torch.ones(len(batch), dtype=torch.bool)
+        if self._actor.policy_loss.loss_mode not in _REGRESSIONS:
+            rows = fields["advantages"].any(dim=-1)
+        log_prob = log_probs_of(policy, batch, rows)
         self._actor.global_batch_info.update(
             dp_size=1,
             batch_num_tokens=batch.mask.sum().item(),
