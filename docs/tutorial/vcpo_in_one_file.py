@@ -159,8 +159,8 @@ for name, method, lag in (
 # %% [markdown]
 # ## What to look at
 #
-# This is what `python docs/tutorial/vcpo_in_one_file.py` printed and drew on 2026-11-23, in 3 minutes on 2 cores that had other work. It is
-# one seed: other seeds, lags and methods are in [stability](../measurements/stability.md).
+# This is what `python docs/tutorial/vcpo_in_one_file.py` printed and drew on 2026-11-23, in 3 minutes on 2 cores that
+# had other work. It is one seed: other seeds, lags and methods are in [stability](../measurements/stability.md).
 #
 # | run | accuracy before | after 150 steps |
 # |---|---|---|
