@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch.distributed
@@ -11,7 +12,7 @@ import torch.distributed
 from testkit.sandbox_server import free_port
 
 PORTS = """
-import json, sys
+import json, os, pathlib, sys, time
 import psutil, torch, torch.distributed as dist
 from verl_vcpo.utils.distributed import keep_stores_on_loopback
 if sys.argv[1] == "ours":
@@ -24,17 +25,22 @@ for _ in range(2):  # a second group on the same port, as after a restart of the
     listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
     dist.barrier()
     dist.destroy_process_group()
+    closed = pathlib.Path(os.environ["CLOSED"])
+    if os.environ["RANK"] == "0":
+        closed.touch()
+    while not closed.exists():  # a rank that is too early would wait in the old store for the new group
+        time.sleep(0.01)
 print(json.dumps(listening))
 """
 
 
-def addresses(patch: str) -> set[str]:
+def addresses(patch: str, folder: Path) -> set[str]:
     """Where two processes of one group listen."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PORTS, patch],
-            env=os.environ | group | {"RANK": str(rank)},
+            env=os.environ | group | {"RANK": str(rank), "CLOSED": str(folder / "closed")},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -45,8 +51,8 @@ def addresses(patch: str) -> set[str]:
 
 
 @pytest.mark.parametrize("patch, expected", [("ours", {"127.0.0.1"}), ("torch's", {"127.0.0.1", "::"})])
-def test_a_store_named_by_loopback_listens_there_only(patch: str, expected: set[str]) -> None:
-    assert addresses(patch) == expected
+def test_a_store_named_by_loopback_listens_there_only(patch: str, expected: set[str], tmp_path: Path) -> None:
+    assert addresses(patch, tmp_path) == expected
 
 
 def test_every_process_that_imports_verl_has_it() -> None:
