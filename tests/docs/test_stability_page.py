@@ -34,6 +34,15 @@ def test_the_tables_are_what_the_command_prints(report: Report) -> None:
     assert not lacking, _REDO
 
 
+def test_the_table_of_new_methods_is_what_the_command_prints() -> None:
+    """Also what is concluded from it: the weights of group OPOB do no harm, its baseline does."""
+    report = make_report(read_curves([DOCS / "measurements" / "screen" / "curves.parquet"]), 300)
+    assert report.tables[0].markdown() in PAGE.read_text()
+    verdicts = {row.method: row.verdict for row in report.contrasts}
+    assert {name for name, verdict in verdicts.items() if verdict == "worse"} == {"vcpo", "vcpo_shrunk", "tis_seq"}
+    assert verdicts["vcpo_leverage"] == SAME and "better" not in verdicts.values()
+
+
 def test_the_figure_is_what_the_command_draws(curves: pd.DataFrame, report: Report, tmp_path: Path) -> None:
     drawn = draw_all(curves, report.chosen, tmp_path)
     assert max(difference(file, FOLDER / file.name) for file in drawn) < 1e-3, _REDO

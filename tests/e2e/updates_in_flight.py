@@ -48,8 +48,8 @@ class Sampler:
     def switch_to(self, kv_cache: KVCache) -> None:
         """From the next update on, `async.kv_cache` is `kv_cache`, though the run began with another value."""
 
-        def switch(server: Any) -> None:
-            server.config.custom["kv_cache"] = str(kv_cache)
+        def switch(actor: Any) -> None:
+            actor.server.config.custom["kv_cache"] = str(kv_cache)
 
         self._replica.config.custom["kv_cache"] = str(kv_cache)
         ray.get([server.__ray_call__.remote(switch) for server in self._replica.servers])

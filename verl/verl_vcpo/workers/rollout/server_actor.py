@@ -21,12 +21,12 @@ class _ServerActor:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         server = getattr(importlib.import_module(self._module), self._name)
-        self._server = server(*args, **kwargs)
+        self.server = server(*args, **kwargs)
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
     async def call(self: _ServerActor, *args: Any, **kwargs: Any) -> Any:
-        answer = getattr(self._server, name)(*args, **kwargs)
+        answer = getattr(self.server, name)(*args, **kwargs)
         return await answer if inspect.isawaitable(answer) else answer
 
     return call
