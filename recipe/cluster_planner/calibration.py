@@ -1,6 +1,7 @@
 """Rates from the folders of runs: what each part took, by the runs' own metrics.jsonl."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scipy.optimize import nnls
 
 from recipe.cluster_planner.rates import PlanError, Rates, SamplerRate, TrainerRate, Workload
+from verl_vcpo.workers.rollout.admission import gpus_of_sampler
 
 _WARM_UP = 2  # steps whose kernels, caches and buffers are made
 _FEWEST = 4  # steps after these
@@ -105,15 +107,16 @@ def _trainer_rate(runs: list[tuple[float, DictConfig, list[dict[str, Any]]]]) ->
         tokens, seconds = per_run[other]
         slower = max(float(np.mean(seconds)) - fixed_s, 1e-9) / max(token_s * float(np.mean(tokens)), 1e-9)
         exponent = float(np.clip(np.log(slower) / np.log(gpus[0] / gpus[other]), 0.0, 1.0))
-    megatron = first.actor_rollout_ref.actor.megatron
-    unit = int(
-        (OmegaConf.select(megatron, "tensor_model_parallel_size") or 1)
-        * (OmegaConf.select(megatron, "pipeline_model_parallel_size") or 1)
-        * (OmegaConf.select(megatron, "context_parallel_size") or 1)
-    )
     tokens, seconds = per_run[0]
     misfit = float(np.mean(np.abs(fixed_s + token_s * tokens - seconds)) / np.mean(seconds))
-    return TrainerRate(fixed_s, token_s, gpus[0], unit, exponent), misfit
+    return TrainerRate(fixed_s, token_s, gpus[0], trainer_unit(first), exponent), misfit
+
+
+def trainer_unit(config: DictConfig) -> int:
+    """GPUs of one replica of the trainer's model."""
+    megatron = config.actor_rollout_ref.actor.megatron
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    return math.prod(int(OmegaConf.select(megatron, size) or 1) for size in sizes)
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -140,8 +143,8 @@ def _sampler_rate(lines: list[dict[str, Any]], rollout: Any) -> tuple[SamplerRat
     prefills = np.sum([line["sampler_prefill"] for line in lines], axis=0)
     beyond_s = prefills[1] - prefills[0] * fixed_s - prefills[2] * request_s
     prefill_s = max(0.0, float(beyond_s)) / max(1.0, float(prefills[3]))
-    split = rollout.tensor_model_parallel_size * (OmegaConf.select(rollout, "pipeline_model_parallel_size") or 1)
-    return SamplerRate(float(fixed_s), float(request_s), prefill_s, int(rollout.max_num_seqs), int(split)), misfit
+    gpus = gpus_of_sampler(rollout)
+    return SamplerRate(float(fixed_s), float(request_s), prefill_s, int(rollout.max_num_seqs), gpus), misfit
 
 
 def _workload(config: DictConfig, lines: list[dict[str, Any]]) -> Workload:

@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.cluster_planner import page
 from recipe.cluster_planner.answers import plan
-from recipe.cluster_planner.calibration import calibrate
+from recipe.cluster_planner.calibration import calibrate, trainer_unit
 from recipe.cluster_planner.rates import PlanError, Rates
+from verl_vcpo.workers.rollout.admission import gpus_of_sampler
 
 _SCRIPT_S = 300
 
@@ -44,17 +45,13 @@ class LaunchLayout:
 
 def of_config(config: DictConfig) -> LaunchLayout:
     """Of a composed configuration."""
-    megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    unit = 1
-    for size in sizes:
-        unit *= int(OmegaConf.select(megatron, size) or 1)
+    rollout = config.actor_rollout_ref.rollout
     return LaunchLayout(
         trainer_gpus=config.trainer.n_gpus_per_node * config.trainer.nnodes,
         sampler_gpus=rollout.n_gpus_per_node * rollout.nnodes,
         lag=config["async"].lag,
-        trainer_unit=unit,
-        gpus_of_sampler=int(rollout.tensor_model_parallel_size),
+        trainer_unit=trainer_unit(config),
+        gpus_of_sampler=gpus_of_sampler(rollout),
         slots=int(rollout.max_num_seqs),
         batch=int(config.data.train_batch_size),
         samples=int(rollout.n),

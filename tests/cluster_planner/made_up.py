@@ -48,7 +48,9 @@ data: {train_batch_size: 4}
 trainer: {device: gpu, n_gpus_per_node: GPUS, nnodes: 1}
 actor_rollout_ref:
   actor: {megatron: {tensor_model_parallel_size: 2}}
-  rollout: {n: 2, max_num_seqs: 16, tensor_model_parallel_size: 1, agent: {num_workers: 8}}
+  rollout:
+    {n: 2, max_num_seqs: 16, agent: {num_workers: 8},
+     tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, data_parallel_size: 1}
 """
 
 

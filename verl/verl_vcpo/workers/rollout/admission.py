@@ -33,10 +33,15 @@ request_order: ContextVar[tuple[int, ...]] = ContextVar("request_order", default
 """The place of an agent loop's requests in the queue, smallest first: validation, step of submission, ..."""
 
 
-def sampler_count(rollout: Any) -> int:
-    """The number of samplers of a layout; `rollout` are the settings `actor_rollout_ref.rollout`."""
+def gpus_of_sampler(rollout: Any) -> int:
+    """How many devices a sampler has; `rollout` are the settings `actor_rollout_ref.rollout`."""
     split = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
-    return max(1, rollout.n_gpus_per_node * rollout.nnodes // split)
+    return int(split)
+
+
+def sampler_count(rollout: Any) -> int:
+    """The number of samplers of a layout; `rollout` as of `gpus_of_sampler`."""
+    return int(max(1, rollout.n_gpus_per_node * rollout.nnodes // gpus_of_sampler(rollout)))
 
 
 def admitted(slots: int, workers: int) -> int:
