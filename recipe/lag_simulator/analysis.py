@@ -1,10 +1,13 @@
 """What a run's curve says: how well it learned from stale data, where it ended, whether and when it collapsed."""
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
 
 COLLAPSE_STEPS = 20
+LAST_SAMPLES = 8
+"""Responses per held-out problem, for the accuracy of a run's last policy."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,8 @@ class RunOutcome:
     """Mean of all evaluations after step `lag`: what methods are compared by."""
     final_accuracy: float
     """Mean of the evaluations in the last tenth of the steps."""
+    last_accuracy: float
+    """Of the last policy, with `LAST_SAMPLES` responses per problem; NaN where a run was not evaluated so."""
     best_accuracy: float
     collapse_step: int | None
     """The first step of the collapse, None where there was none."""
@@ -35,6 +40,7 @@ def outcome(curve: pd.DataFrame, total_steps: int, lag: int) -> RunOutcome:
     return RunOutcome(
         accuracy=accuracy_after(curve, lag, total_steps),
         final_accuracy=accuracy_after(curve, int(0.9 * total_steps), total_steps),
+        last_accuracy=_last_accuracy(curve),
         best_accuracy=float(curve["val_accuracy"].max()),
         collapse_step=collapse_step(curve),
         mean_ess_ratio=float(curve["ess_ratio"].mean()),
@@ -57,6 +63,12 @@ def accuracy_after(curve: pd.DataFrame, step: int, total_steps: int) -> float:
     first = evaluated["step"].iloc[1]  # the first evaluation of a trained policy: as far from 0 as all from each other
     missed = (total_steps - 1) // first - max(last, step) // first + 1  # the run's last step is always evaluated
     return float(seen.sum() / (len(seen) + missed))
+
+
+def _last_accuracy(curve: pd.DataFrame) -> float:
+    if "last_accuracy" not in curve:
+        return math.nan
+    return float(curve["last_accuracy"].max())
 
 
 def collapse_step(curve: pd.DataFrame) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.lag_simulator.analysis import LAST_SAMPLES
 from recipe.lag_simulator.batch import Batch, roll_out
 from recipe.lag_simulator.memory import keep_freed_memory
 from recipe.lag_simulator.optimizer import Optimizer
@@ -59,11 +60,15 @@ class Run:
 
     def accuracy(self) -> float:
         """Share of responses to the held-out problems that solve them: `val_kwargs.n` per problem, drawn or greedy."""
-        held_out, settings = self._task.held_out, self._config.actor_rollout_ref.rollout.val_kwargs
-        longest = self._config.data.max_response_length
-        generators = [self._val_generator] if settings.do_sample else None
+        settings = self._config.actor_rollout_ref.rollout.val_kwargs
+        return self._accuracy(settings.n, self._val_generator if settings.do_sample else None)
+
+    def _accuracy(self, samples: int, generator: torch.Generator | None) -> float:
+        """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
+        held_out, longest = self._task.held_out, self._config.data.max_response_length
         tokens, mask = held_out.tokens[None], held_out.mask[None]
-        response, _, _ = sample(self.policy, tokens, mask, settings.n, longest, generators)
+        generators = None if generator is None else [generator]
+        response, _, _ = sample(self.policy, tokens, mask, samples, longest, generators)
         return self._task.accuracy(response[0], held_out.problems)
 
     def wants(self, step: int) -> bool:
@@ -83,6 +88,9 @@ class Run:
             row["val_accuracy"] = 0.0
         elif (test_freq > 0 and step % test_freq == 0) or step == self._steps:
             row["val_accuracy"] = self.accuracy()
+        if step == self._steps or not row["finite"]:
+            drawn = torch.Generator().manual_seed(self._config.data.seed)
+            row["last_accuracy"] = self._accuracy(LAST_SAMPLES, drawn) if row["finite"] else 0.0
         self.rows.append(row)
         return row
 

@@ -1,5 +1,7 @@
 """Accuracy after step k and collapse of a run, on curves made by hand."""
 
+import math
+
 import pytest
 
 from recipe.lag_simulator.analysis import accuracy_after, collapse_step, outcome
@@ -27,6 +29,13 @@ def test_the_outcome_of_a_run() -> None:
     assert outcome(curve(accuracies), 100, lag=40).accuracy == pytest.approx(sum(accuracies[5:]) / 6), "after step k"
     with pytest.raises(ValueError, match="100 steps: there is no evaluation after step 100"):
         outcome(curve(accuracies), 100, lag=100)
+
+
+def test_the_last_policy_of_a_run_that_was_evaluated_with_several_samples() -> None:
+    known = curve([0.2, 0.3, 0.5])
+    assert math.isnan(outcome(known, 20, lag=0).last_accuracy)
+    known.loc[known.index[-1], "last_accuracy"] = 0.45
+    assert outcome(known, 20, lag=0).last_accuracy == 0.45
 
 
 def test_evaluations_that_a_broken_run_did_not_see_are_zero() -> None:

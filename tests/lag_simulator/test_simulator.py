@@ -4,14 +4,18 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipe.lag_simulator import main, update
+from recipe.lag_simulator import main, simulator, update
+from recipe.lag_simulator.analysis import LAST_SAMPLES
 from recipe.lag_simulator.grid import Folder, GridRun, run_all, side_by_side, write_run
+from recipe.lag_simulator.policy import Policy
+from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.simulator import Simulator
 from scripts.bench.stability.preset import METHODS
 
@@ -47,6 +51,22 @@ def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[st
     )
     assert greedy.accuracy() == greedy.accuracy()
     assert len({drawn.accuracy() for _ in range(5)}) > 1
+
+
+def test_the_last_policy_is_evaluated_with_several_samples(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+
+    def counted(policy: Policy, tokens: torch.Tensor, mask: torch.Tensor, samples: int, *more: Any) -> Any:
+        evaluated.append(samples)
+        return sample(policy, tokens, mask, samples, *more)
+
+    monkeypatch.setattr(simulator, "sample", counted)
+    steps = rows(overrides, "trainer.total_training_steps=2", "trainer.test_freq=1")
+    assert evaluated == [1, 1, 1, LAST_SAMPLES]
+    assert ["last_accuracy" in row for row in steps] == [False, False, True]
+    assert 0 <= steps[-1]["last_accuracy"] <= 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -39,6 +39,11 @@ class Cell:
         return [run.final_accuracy for run in self.runs.values()]
 
     @property
+    def lasts(self) -> list[float]:
+        """The accuracy of the last policy of each run that was evaluated with several samples per problem."""
+        return [run.last_accuracy for run in self.runs.values() if not math.isnan(run.last_accuracy)]
+
+    @property
     def collapse_steps(self) -> list[int]:
         """Of the runs that collapsed."""
         return [run.collapse_step for run in self.runs.values() if run.collapse_step is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from recipe.lag_simulator.analysis import accuracy_after
+from recipe.lag_simulator.analysis import LAST_SAMPLES, accuracy_after
 from scripts.bench.stability.cells import Cell, by_method, pooled_deviation
 from scripts.bench.stability.contrasts import Contrast, large_lags, reference
 from scripts.bench.stability.inference import (
@@ -104,36 +104,27 @@ def power(cells: Sequence[Cell], contrasts: Sequence[Contrast]) -> Table:
 
 
 def all_numbers(cells: Iterable[Cell], chosen: Iterable[Cell]) -> Table:
-    """Every number of every cell; a star at the learning rate that was chosen."""
+    """Every number of every cell; a star at the learning rate that was chosen. Without columns that no cell has."""
     stars = {(cell.method, cell.lag, cell.lr) for cell in chosen}
-    columns = [
-        "method",
-        "lag",
-        "lr",
-        "seeds",
-        "after step k",
-        "last tenth",
-        "best",
-        "collapsed",
-        "at step",
-        "ESS ratio",
-    ]
+    ordered = sorted(cells, key=lambda cell: (cell.lag, cell.method, cell.lr))
     lines = [
-        [
-            cell.method,
-            str(cell.lag),
-            f"{cell.lr:g}{'*' if (cell.method, cell.lag, cell.lr) in stars else ''}",
-            str(len(cell.runs)),
-            with_interval(cell.accuracies),
-            with_interval(cell.finals),
-            percent(max(run.best_accuracy for run in cell.runs.values())),
-            share(len(cell.collapse_steps), len(cell.runs)),
-            f"{statistics.mean(cell.collapse_steps):.0f}" if cell.collapse_steps else "-",
-            f"{statistics.mean(run.mean_ess_ratio for run in cell.runs.values()):.3f}",
-        ]
-        for cell in sorted(cells, key=lambda cell: (cell.lag, cell.method, cell.lr))
+        {
+            "method": cell.method,
+            "lag": str(cell.lag),
+            "lr": f"{cell.lr:g}{'*' if (cell.method, cell.lag, cell.lr) in stars else ''}",
+            "seeds": str(len(cell.runs)),
+            "after step k": with_interval(cell.accuracies),
+            "last tenth": with_interval(cell.finals),
+            f"last policy, {LAST_SAMPLES} samples": with_interval(cell.lasts) if cell.lasts else "-",
+            "best": percent(max(run.best_accuracy for run in cell.runs.values())),
+            "collapsed": share(len(cell.collapse_steps), len(cell.runs)),
+            "at step": f"{statistics.mean(cell.collapse_steps):.0f}" if cell.collapse_steps else "-",
+            "ESS ratio": f"{statistics.mean(run.mean_ess_ratio for run in cell.runs.values()):.3f}",
+        }
+        for cell in ordered
     ]
-    return Table("All numbers", columns, lines)
+    columns = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
+    return Table("All numbers", columns, [[line[name] for name in columns] for line in lines])
 
 
 def synchronous_accuracy(curves: pd.DataFrame, chosen: Sequence[Cell], steps: int) -> dict[int, list[float]]:
