@@ -1,10 +1,8 @@
 """`method=NAME` on the real stack: one switch, recorded in the configuration; what contradicts it is refused."""
 
 import inspect
-import json
 from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy import main, method
 from recipe.fully_async_policy.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
 from recipe.fully_async_policy.validate import SettingError
+from recipe.tasks.tool_use.settings import ToolUseSettings
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 # One of each kind; the simulator's tests compose all of them.
 NAMES = ("vcpo_ess", "vcpo_off", "tis_seq", "ppo", "m2po", "decoupled_ppo")
 ACTOR = "actor_rollout_ref.actor"
@@ -276,18 +274,12 @@ def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
 
 
 def test_a_default_stands_once() -> None:
-    """vcpo_trainer.yaml and the page of the settings say what the dataclasses say."""
+    """vcpo_trainer.yaml says what the dataclasses say, and config/agent/simpletir.yaml too."""
     plain = OmegaConf.to_container(OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)
     assert isinstance(plain, dict)
     defaults = asdict(VCPOSettings())
     assert {name: value for name, value in plain.items() if name != "_target_"} == defaults
-    page = (ROOT / "docs/explanation/algorithm.md").read_text().split("## Settings")[1].split("## ")[0]
-    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
-    flat = {k: v for k, v in defaults.items() if k != "norms"} | {f"norms.{k}": v for k, v in defaults["norms"].items()}
-    shown = {
-        name: f"{value:g}" if isinstance(value, float) else json.dumps(value).strip('"') for name, value in flat.items()
-    }
-    assert {name.strip(" `"): value.strip().removesuffix(".0") for name, value in rows} == shown
+    assert OmegaConf.load(main.CONFIG_DIR / "agent/simpletir.yaml").tool_use == asdict(ToolUseSettings())
 
 
 def test_a_setting_of_another_stabilizer_is_refused(good: dict[str, str]) -> None:

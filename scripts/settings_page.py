@@ -1,0 +1,142 @@
+"""docs/reference/settings.md, from the code: `python -m scripts.settings_page [--write]`.
+
+Without --write it compares the page with the code. Exit code 1 where they differ.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from enum import EnumType
+from pathlib import Path
+from typing import Any
+
+from recipe.fully_async_policy import method
+from recipe.tasks.tool_use.settings import ToolUseSettings
+from vcpo import VCPOConfig
+from verl_vcpo.whole_file import write_whole
+from verl_vcpo.workers.engine.megatron.norms import NormsConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "settings.md"
+CONFIG = ROOT / "recipe" / "fully_async_policy" / "config"
+# "  name: value # meaning", and the meaning alone, on the line above
+_LINE, _ABOVE = re.compile(r"^( *)(\w+): ([^#\s].*?)(?: # (.*))?$"), re.compile(r"^ *# (.*)$")
+
+_HEAD = """# Settings
+
+Three settings make a run: `+task=NAME` says what is learned, `method=NAME` what is made of stale rollouts, and
+`async.lag=K` how old they may be. All others have defaults. A setting that is wrong, or that would have no effect, ends
+the launcher with exit code 2 and one line that says what to give instead.
+
+```bash
+python -m recipe.fully_async_policy.main +task=countdown method=vcpo async.lag=8
+python -m recipe.fully_async_policy.main +task=countdown --print-config    # all settings, verl's own too
+```
+
+When to change which setting of VCPO: [the algorithm](../explanation/algorithm.md#when-to-change-a-setting). Layouts of
+GPUs: [on a cluster](../guide/cluster.md#settings). This page is written from the code:
+`python -m scripts.settings_page --write`.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    return "\n".join(
+        [
+            _HEAD,
+            _section("The run", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", depth=0)),
+            _section("Asynchrony", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", "async")),
+            _section("VCPO's update", "", _of_class(VCPOConfig, "vcpo")),
+            _section("Gradient norms", "", _of_class(NormsConfig, "vcpo.norms")),
+            _section("Tool use", "With `+agent=simpletir`.\n\n", _of_class(ToolUseSettings, "tool_use")),
+            _files("Methods", "method", "`method=NAME`; what each rests on is in its file."),
+            _files("Tasks", "task", "`+task=NAME`. Of your own: [a task of your own](../guide/own-task.md)."),
+        ]
+    )
+
+
+def _section(title: str, lead: str, rows: Iterator[tuple[str, str, str]]) -> str:
+    lines = [f"| `{name}` | {f'`{value}`' if value else ''} | {_cell(meaning)} |" for name, value, meaning in rows]
+    return "\n".join([f"## {title}\n\n{lead}| setting | default | what it is |", "|---|---|---|", *lines, ""])
+
+
+def _files(title: str, group: str, lead: str) -> str:
+    rows = [f"| `{file.stem}` | {_cell(_comment(file))} |" for file in sorted((CONFIG / group).glob("*.yaml"))]
+    return "\n".join([f"## {title}\n\n{lead}\n\n| name | what it is |", "|---|---|", *rows, ""])
+
+
+def _comment(file: Path) -> str:
+    """The first sentence of a preset's comment."""
+    if file.parent == method.FOLDER:
+        return method.description(file.stem)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return lines[1].removeprefix("# ").split(". ")[0].rstrip(".")
+
+
+def _of_yaml(file: Path, group: str = "", depth: int = 2) -> Iterator[tuple[str, str, str]]:
+    """(setting, default, comment) of the commented lines in a group, or of those on top."""
+    inside, above = not group, ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if group and re.match(r"\S", line):
+            inside = line.startswith(f"{group}:")
+        found, comment = _LINE.match(line), _ABOVE.match(line)
+        if inside and found and len(found[1]) == depth and (meaning := found[4] or above):
+            yield f"{group}.{found[2]}".lstrip("."), found[3], meaning
+        above = comment[1] if comment else ""
+
+
+def _of_class(settings: type, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """(setting, default, docstring) of a dataclass; of an enum each choice has its docstring, too."""
+    meanings = _docstrings(settings)
+    for name, field in settings.__dataclass_fields__.items():  # type: ignore[attr-defined]  # a dataclass
+        kind, choices = type(field.default), ""
+        if isinstance(kind, EnumType):
+            of_choice = _docstrings(kind)
+            choices = "".join(f"\n`{choice.value}`: {of_choice[choice.name]}" for choice in kind)
+        yield f"{prefix}.{name}", _as_yaml(field.default), meanings[name] + choices
+
+
+def _as_yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _docstrings(of: type) -> dict[str, str]:
+    """Name of an attribute -> the string below its assignment."""
+    (body,) = (
+        node for node in ast.parse(textwrap.dedent(inspect.getsource(of))).body if isinstance(node, ast.ClassDef)
+    )
+    found = {}
+    for above, below in zip(body.body, body.body[1:], strict=False):
+        target = above.target if isinstance(above, ast.AnnAssign) else getattr(above, "targets", [None])[0]
+        if isinstance(target, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[target.id] = inspect.cleandoc(str(below.value.value))
+    return found
+
+
+def _cell(text: str) -> str:
+    """A text as the cell of a table."""
+    lines = re.sub(r"\n(?!`)", " ", text).splitlines()
+    return "<br>".join(lines).replace("|", r"\|").replace(" * ", r" \* ")
+
+
+def main() -> int:
+    """Returns 1 where page and code differ."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.settings_page", description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the page")
+    if parser.parse_args().write:
+        write_whole(PAGE, page())
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
+        return 0
+    print(f"{PAGE.relative_to(ROOT)} is not what the code says: python -m scripts.settings_page --write")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""docs/reference/commands.md has every command that a person may run."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/reference/commands.md").read_text()
+# Started by other programs: a child process, a script that others source.
+INTERNAL = {
+    "recipe.tasks.verifier_process",
+    "recipe.code_sandbox.interpreter",
+    "recipe.fully_async_policy.processes",
+    "scripts.bench.sandbox.naive",
+    "scripts.bench.sandbox.attacks.warm",
+    "scripts.bench.reliability.scale_run",
+    "scripts/install_steps.sh",
+}
+
+
+def test_every_command_is_on_the_page() -> None:
+    programs = [path for folder in ("recipe", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        for path in programs
+        if 'if __name__ == "__main__"' in path.read_text()
+    }
+    names |= {str(path.relative_to(ROOT)) for path in (ROOT / "scripts").glob("*.sh")}
+    on_page = set(re.findall(r"`(?:python -m|bash) ([\w./]+)`", PAGE))
+    assert names >= INTERNAL, "no longer there"
+    assert not (names - INTERNAL) - on_page

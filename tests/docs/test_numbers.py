@@ -1,0 +1,98 @@
+"""A number on a page is compared with what it comes from, or names the command that printed it, and the date."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Pages whose tables are compared with what they come from: the test that does it.
+COMPARED = {
+    "docs/measurements/stability.md": "tests/docs/test_stability_page.py",
+    "docs/measurements/stability/tables.md": "tests/docs/test_stability_page.py",
+    "docs/guide/read-a-run.md": "tests/docs/test_quickstart_numbers.py",
+    "docs/measurements/paper.md": "tests/docs/test_numbers.py",
+}
+# Pages of which a table names its command, and not yet its date.
+WITHOUT_DATE = {"docs/explanation/packed-norms.md", "docs/explanation/asynchrony.md"}
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if "upstream" not in page.parts]
+NUMBER = re.compile(
+    r"\W*\d[\d.,]*(e[-+]?\d+)?( ?(%|s|h|x|GiB|MB|points|minutes|of \d+|in \d[\d.]*|(±|\(|to |\+).*))?\W*"
+)
+COMMAND = re.compile(r"`[^`]*(python -m |bash scripts/|DRY_RUN=1)[^`]*`|^(python -m|bash) ", re.MULTILINE)
+DATE = re.compile(r"\b2\d{3}-\d{2}-\d{2}\b")
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of a table's rows, less its heading."""
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
+
+
+def tables(text: str) -> list[str]:
+    return re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+
+
+def is_of_numbers(table: str) -> bool:
+    """At least two of its rows have two numbers or more beside their first cell."""
+    return sum(sum(bool(NUMBER.fullmatch(cell)) for cell in row[1:]) > 1 for row in rows(table)) > 1
+
+
+def sections(page: Path) -> list[str]:
+    """Each begins with its heading. A comment in code begins none."""
+    code = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+    text = code.sub(lambda block: block[0].replace("\n#", "\n "), page.read_text())
+    return re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+
+
+def shown(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_a_table_of_numbers_names_command_and_date(page: Path) -> None:
+    if shown(page) in COMPARED:
+        return
+    lacking = []
+    for section in sections(page):
+        for table in filter(is_of_numbers, tables(section)):
+            wanted = {"a command": COMMAND, "a date": DATE}
+            if shown(page) in WITHOUT_DATE:
+                del wanted["a date"]
+            lacking += [f"{what}: {table.splitlines()[0]}" for what, form in wanted.items() if not form.search(section)]
+    assert not lacking, "\n".join(lacking)
+
+
+def test_tables_of_numbers_are_found() -> None:
+    assert all((ROOT / test).is_file() for test in COMPARED.values())
+    found = {shown(page) for page in PAGES for table in tables(page.read_text()) if is_of_numbers(table)}
+    assert {"README.md", *COMPARED, *WITHOUT_DATE} <= found
+    assert {f"docs/measurements/{name}.md" for name in ("baselines", "layouts")} <= found
+
+
+def test_the_readme_s_rows_are_the_published_runs() -> None:
+    (table,) = (table for table in tables((ROOT / "README.md").read_text()) if "after 100 steps" in table)
+    wanted = []
+    for method in ("none", "vcpo"):
+        run = json.loads((DOCS / "quickstart" / method / "summary.json").read_text())
+        assert run["steps"] == 100 and run["lag"] == 32
+        accuracies = [f"{100 * run[name]:.1f} %" for name in ("base_accuracy", "final_accuracy")]
+        wanted.append([f"`{method}`", *accuracies, f"{run['wall_clock_s'] / 60:.1f} minutes"])
+    assert rows(table) == wanted
+
+
+def test_the_paper_s_speed_ups_follow_from_its_table() -> None:
+    """Also the range on the README."""
+    results, ratios, *_ = tables((DOCS / "measurements/paper.md").read_text())
+    task, cost, wanted = "", {}, []
+    for name, method, _, steps, hours, *_ in rows(results):
+        task = name or task
+        if method.startswith("synchronous"):
+            cost = {"steps": float(steps), "hours": float(hours)}
+        elif method.startswith("VCPO"):
+            ratio = [cost["steps"] / float(steps), cost["hours"] / float(hours)]
+            wanted.append([task.removesuffix(" (tool use)"), *(f"{value:.2f}x" for value in ratio)])
+    assert [[name.removesuffix(" (tool use)"), *rest] for name, *rest in rows(ratios)] == wanted
+    saved = sorted(float(row[2].removesuffix("x")) for row in wanted)
+    assert f"{saved[0]:.2f} to {saved[-1]:.2f} times fewer GPU hours" in (ROOT / "README.md").read_text()
