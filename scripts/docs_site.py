@@ -1,27 +1,37 @@
-"""Hooks of mkdocs.yml: what GitHub makes of the same pages by itself, and the tutorial as a page."""
+"""Hooks of mkdocs.yml: what GitHub makes of the pages by itself (formulas, diagrams), and the tutorial as a page."""
 
 import html
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TUTORIAL_SOURCE, TUTORIAL_PAGE = "tutorial/vcpo_in_one_file.py", "tutorial/vcpo_in_one_file.md"
+MERMAID = ROOT / ".venv-docs" / "mermaid" / "mermaid.min.js"  # scripts/install_docs.sh
+MERMAID_ON_SITE = "assets/javascripts/mermaid.min.js"
+# The theme's own script, which loads Mermaid from the network where a page with diagrams has not loaded it before.
+THEME_SCRIPT = re.compile(r'<script src="[^"]*/bundle\.[^"]*"></script>')
 # [text](../file#anchor)
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
+# [text](docs/file) of the repository's README.md
+LOCAL_LINK = re.compile(r"\]\((?!\w+:|#)(docs/)?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>', re.DOTALL)
 _log = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends a strict build
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the tutorial, whose source is a program."""
+    """Add the tutorial, whose source is a program, and the script that draws diagrams, where it is installed."""
     program = (DOCS / TUTORIAL_SOURCE).read_text(encoding="utf-8")
     files.append(File.generated(config, TUTORIAL_PAGE, content=as_page(program)))
+    if MERMAID.is_file():
+        files.append(File.generated(config, MERMAID_ON_SITE, abs_src_path=str(MERMAID)))
     return files
 
 
@@ -37,13 +47,28 @@ def as_page(program: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def front_page(pages: str) -> str:
+    """The repository's README.md, with the list of all pages (docs/README.md) for the short one on where to go."""
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    from_docs = LOCAL_LINK.sub(lambda link: "](" if link[1] else "](../", front)
+    before, after = re.split(r"^## Where to go$.*?(?=^## )", from_docs, flags=re.MULTILINE | re.DOTALL)
+    return f"{before}#{pages}\n{after}"
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links to files outside docs/ lead to the repository, or become plain text where no repository is named."""
+    """The first page is the repository's.
+
+    Links to files outside docs/ lead to the repository, or become plain text where no repository is named.
+    """
+    if page.file.src_uri == "README.md":
+        markdown = front_page(markdown)
     folder = (DOCS / page.file.src_uri).parent
 
     def mended(link: re.Match[str]) -> str:
         text, path, anchor = link.groups()
         target = (folder / path).resolve()
+        if target == ROOT / "README.md":
+            return f"[{text}]({os.path.relpath(DOCS / 'README.md', folder)}{anchor or ''})"
         if target.is_relative_to(DOCS):
             return link[0]
         if not (target.is_relative_to(ROOT) and target.exists()):
@@ -64,3 +89,14 @@ def on_page_content(page_html: str, page: Any, config: Any, files: Any) -> str:
         return convert(html.unescape(formula[2]), display=display)
 
     return FORMULA.sub(mathml, page_html)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Pages with diagrams load the site's own Mermaid, so that they are drawn without a network, too."""
+    if not MERMAID.is_file() or 'class="mermaid"' not in output:
+        return output
+    script = f'<script src="{get_relative_url(MERMAID_ON_SITE, page.url)}"></script>'
+    with_script, places = THEME_SCRIPT.subn(lambda theme: script + theme[0], output)
+    if places != 1:
+        _log.warning("%s: the theme's script is not where diagrams need it", page.file.src_uri)
+    return with_script

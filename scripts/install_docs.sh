@@ -1,16 +1,28 @@
 #!/usr/bin/env bash
-# bash scripts/install_docs.sh: what builds the documentation's site, in .venv-docs, from requirements/docs.lock. Run it
-# again at any time: it does nothing while the lock is unchanged. Apart from .venv, because it shares no package with it.
+# bash scripts/install_docs.sh: what builds the documentation's site, in .venv-docs: the packages of requirements/docs.lock,
+# and Mermaid, which draws the diagrams in a reader's browser. Run it again at any time: it does nothing while the lock is
+# unchanged. Apart from .venv, because it shares no package with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 LOCK=requirements/docs.lock
 STAMP=.venv-docs/install.sha256
 LOG=$(mktemp "${TMPDIR:-/tmp}/vcpo-install-docs.XXXXXX")
+MERMAID=11.17.2
+MERMAID_SHA256=581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8 # of dist/mermaid.min.js
 
 source scripts/install_steps.sh
 
-digest() { { pwd -P; cat "$LOCK"; } | sha256sum | cut -d' ' -f1; }
+digest() { { pwd -P; echo "$MERMAID_SHA256"; command -v npm >/dev/null && echo npm; cat "$LOCK"; } | sha256sum | cut -d' ' -f1; }
+
+# Mermaid as one file, .venv-docs/mermaid/mermaid.min.js: scripts/docs_site.py adds it to the site.
+mermaid() {
+  local folder=.venv-docs/mermaid
+  rm -rf "$folder" && mkdir "$folder"
+  (cd "$folder" && npm pack --silent "mermaid@$MERMAID" && tar xzf "mermaid-$MERMAID.tgz" --strip-components=2 package/dist/mermaid.min.js)
+  rm "$folder/mermaid-$MERMAID.tgz"
+  echo "$MERMAID_SHA256  $folder/mermaid.min.js" | sha256sum --check --quiet
+}
 
 if [[ -f "$STAMP" ]] && fits .venv-docs/bin/python && [[ "$(cat "$STAMP")" == "$(digest)" ]]; then
   rm -f "$LOG"
@@ -20,6 +32,11 @@ fi
 environment .venv-docs
 rm -f "$STAMP"
 phase "packages of $LOCK" .venv-docs/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r "$LOCK"
+if command -v npm >/dev/null; then
+  phase "mermaid $MERMAID" mermaid
+else
+  echo "npm is not installed: the site's diagrams are drawn only where a reader's browser has a network (install npm and run again)" >&2
+fi
 digest >"$STAMP"
 rm -f "$LOG"
 echo "install: .venv-docs/bin/mkdocs serve"

@@ -1,19 +1,24 @@
-"""The documentation as a site: no link, anchor or reference is dead, and a phone shows every page in its width."""
+"""The documentation as a site: no link is dead, diagrams are drawn, and a phone shows every page in its width."""
 
+import contextlib
 import functools
 import http.server
 import os
+import re
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testkit import browser
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-docs/bin/python"
-PHONE = (390, 844)
+MERMAID = ROOT / ".venv-docs/mermaid/mermaid.min.js"
+PHONE, LAPTOP = (390, 844), (1280, 800)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-docs: bash scripts/install_docs.sh"),
@@ -41,23 +46,68 @@ def test_pages_have_what_the_hooks_make(site: Path) -> None:
     assert 'id="vcpo.estimate"' in (site / "reference/vcpo/index.html").read_text()
 
 
+def test_the_first_page_is_the_repository_s(site: Path) -> None:
+    first = (site / "index.html").read_text()
+    assert "What VCPO does" in first and "The pages, by what you want" in first and "Where to go" not in first
+    assert 'src="quickstart.png"' in first and 'href="guide/start/"' in first
+
+
+@contextlib.contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """The address under which a browser finds the folder, for the block."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.mark.skipif(not browser.PROGRAM, reason="no chromium: bash scripts/install_chromium.sh")
 def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
     names = sorted(str(page.relative_to(site)) for page in site.rglob("index.html"))
     assert len(names) > 20
-    handler = functools.partial(_Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        wide = {}
-        with browser.page(tmp_path) as page:
-            page.size(*PHONE)
-            for name in names:
-                page.open(f"http://127.0.0.1:{server.server_port}/{name}", "document.readyState == 'complete'")
-                width = page.run("document.documentElement.scrollWidth")
-                if width > PHONE[0]:
-                    wide[name] = width
-        server.shutdown()
+    wide = {}
+    with _served(site) as address, browser.page(tmp_path) as page:
+        page.size(*PHONE)
+        for name in names:
+            page.open(f"{address}/{name}", "document.readyState == 'complete'")
+            width = page.run("document.documentElement.scrollWidth")
+            if width > PHONE[0]:
+                wide[name] = width
     assert not wide
+
+
+@pytest.mark.skipif(not browser.PROGRAM, reason="no chromium: bash scripts/install_chromium.sh")
+@pytest.mark.skipif(not MERMAID.exists(), reason="no Mermaid: install npm, bash scripts/install_docs.sh")
+@pytest.mark.parametrize("size", [PHONE, LAPTOP], ids=["phone", "laptop"])
+def test_diagrams_are_drawn_without_a_network(site: Path, tmp_path: Path, size: tuple[int, int]) -> None:
+    with _served(site) as address, browser.page(tmp_path) as page:
+        page.size(*size)
+        for name in ("index.html", "explanation/architecture/index.html"):
+            wanted = (site / name).read_text().count('<pre class="mermaid"')
+            assert wanted > 0
+            page.errors.clear()
+            # the theme puts a drawing in the place of the text
+            page.open(f"{address}/{name}", f"document.querySelectorAll('div.mermaid').length == {wanted}")
+            heights = page.run("[...document.querySelectorAll('div.mermaid')].map(drawing => drawing.clientHeight)")
+            assert min(heights) > 150 and not page.errors, "lower ones are too wide to be read on a phone"
+            assert page.run("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_pages_are_formatted() -> None:
+    """As the hook of .pre-commit-config.yaml would."""
+    (hook,) = (
+        hook
+        for repository in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+        for hook in repository["hooks"]
+        if hook["id"] == "mdformat"
+    )
+    pages = [str(page.relative_to(ROOT)) for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
+    pages = [page for page in pages if re.search(hook["files"], page) and not re.search(hook["exclude"], page)]
+    assert len(pages) > 20
+    command = [PYTHON, "-m", "mdformat", "--check", *pages]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
