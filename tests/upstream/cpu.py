@@ -179,7 +179,7 @@ BRIDGES_ON_CPU = Place(
 
 SERVERS_ON_CPU = Place(
     "verl/verl_vcpo/cpu/vllm_server.py",
-    "As `workers/rollout/vllm_server.py`.",
+    "As `workers/rollout/vllm_server.py`; why vLLM's CPU platform turns the executor `uni` into `mp`.",
     (
         Reach(
             "CPUvLLMHttpServer._get_worker_extension_cls",
@@ -187,6 +187,34 @@ SERVERS_ON_CPU = Place(
             f"{ROLLOUT}.vllm_async_server:vLLMHttpServer._get_worker_extension_cls",
             "",
             "CPU weights",
+        ),
+        Reach(
+            "CPUvLLMHttpServer._preprocess_engine_kwargs",
+            How.OVERRIDES,
+            f"{ROLLOUT}.vllm_async_server:vLLMHttpServer._preprocess_engine_kwargs",
+            "",
+            "the worker in the engine's process",
+        ),
+        Reach(
+            "_preprocess_engine_kwargs",
+            How.USES,
+            f"{ROLLOUT}.vllm_async_server:vLLMHttpServer.replica_world_size",
+            "",
+            "processes that the model is split over",
+        ),
+        Reach(
+            "_preprocess_engine_kwargs",
+            How.NAMES,
+            f"{ROLLOUT}.vllm_async_server",
+            "distributed_executor_backend",
+            "verl's is `mp`; an engine argument comes after it",
+        ),
+        Reach(
+            "_WORKER_IN_THE_ENGINE",
+            How.USES,
+            "vllm.v1.executor.uniproc_executor:UniProcExecutor",
+            "",
+            "by its import path, which vLLM's CPU platform leaves as it is",
         ),
     ),
 )

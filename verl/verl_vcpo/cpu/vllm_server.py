@@ -1,13 +1,30 @@
 """The vLLM server with the CPU worker extension."""
 
+import os
+from typing import Any
+
 from verl_vcpo.workers.rollout import vllm_server
+
+# By its path: vLLM's CPU platform turns the executor's short name, "uni", into "mp", because only a worker in a process
+# of its own can have OpenMP threads that are bound to cores. In a run nothing is bound (environment.py).
+_WORKER_IN_THE_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 class CPUvLLMHttpServer(vllm_server.LagKvLLMHttpServer):
-    """Serves the policy with vLLM's CPU worker."""
+    """Serves the policy with vLLM's CPU worker, in the engine's process where the model is in one piece.
+
+    A worker in a process of its own imports all packages once more, and gets every step's requests through memory that
+    the two processes share.
+    """
 
     def _get_worker_extension_cls(self) -> str:
         return "verl_vcpo.cpu.vllm_worker.CPUWorkerExtension"
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        unbound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind"
+        if self.replica_world_size == 1 and unbound:
+            engine_kwargs.setdefault("distributed_executor_backend", _WORKER_IN_THE_ENGINE)
 
 
 class CPUvLLMReplica(vllm_server.LagKvLLMReplica):
