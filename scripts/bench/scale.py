@@ -4,10 +4,10 @@ The layouts of the launch scripts, up to 66,048 trajectories in flight, through 
 TransferQueue, agent-loop and reward workers, load balancer, servers' gates and keeper. Stand-ins: engines that only
 count tokens by a clock, and an update that is a pause. Printed per layout: processor seconds of the driver for a step;
 seconds of the longest poll, of a weight update, of submitting late prompts again (with samplers that have stopped, and
-while the agent-loop workers, which share the two cores with all others, are busy); samplers that were declared dead, of
-which none died; runs that hung. Responses are short, but for those of the last row, which no script has: 16,384 a
-step, each of 8,192 tokens. Then seconds of a poll with 140,000 keys in TransferQueue, ours and verl's. Two to six
-minutes a layout on 2 cores, and up to 16 GiB.
+while the agent-loop workers, which share the two cores with all others, are busy), and until the workers have begun
+these; samplers that were declared dead, of which none died; runs that hung. Responses are short, but for those of the
+last row, which no script has: 16,384 a step, each of 8,192 tokens. Then seconds of a poll with 140,000 keys in
+TransferQueue, ours and verl's. Two to six minutes a layout on 2 cores, and up to 16 GiB.
 """
 
 import argparse
@@ -35,6 +35,7 @@ _COLUMNS = {
     "update_s": "weight update, s",
     "reissued": "prompts again",
     "reissue_s": "in s",
+    "begun_again_s": "begun, s",
     "reissue_busy_s": "while busy, s",
     "trajectories_per_s": "trajectories/s",
     "declared_dead": "declared dead",

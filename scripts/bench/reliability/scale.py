@@ -73,6 +73,8 @@ class ScaleResult:
     """Of submitting `reissued` late prompts again while the samplers are stopped, so that the workers are idle."""
     reissue_busy_s: float = 0.0
     """Of the same while the workers have responses to finish."""
+    begun_again_s: float = 0.0
+    """As `reissue_s`, and until the workers have removed the trajectories of the stopped attempts, and begun anew."""
     reissued: int = 0
     trajectories_per_s: float = 0.0
     declared_dead: int = 0

@@ -56,6 +56,7 @@ class Spent:
     """Processor time of the driver's process in its steps, without what it spent on waiting for samples."""
     reissuing_busy: float = 0.0
     reissuing: float = 0.0
+    beginning_again: float = 0.0
 
 
 def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
@@ -176,7 +177,10 @@ class CountingTrainer(LagKTrainer):
         self.reissued = len(idle)
         self.spent.reissuing_busy = self._reissue(busy)
         self._pause(agent_loop_manager)
+        start = time.perf_counter()
         self.spent.reissuing = self._reissue(idle)
+        ray.get(agent_loop_manager._handing_over)
+        self.spent.beginning_again = time.perf_counter() - start
 
     def _reissue(self, late: list[str]) -> float:
         """Seconds of submitting these prompts again."""
@@ -192,7 +196,7 @@ class CountingTrainer(LagKTrainer):
         deadline = time.monotonic() + _QUIET_S
         while time.monotonic() < deadline:
             start = time.monotonic()
-            manager.cancel([])  # waits until the workers have all prompts that were submitted, and answer
+            manager.stop([])  # waits until the workers have all prompts that were submitted, and answer
             if time.monotonic() - start < _PROMPT_S:
                 return
             time.sleep(1.0)
@@ -236,6 +240,7 @@ def measure(layout: ScaleLayout, responses: Responses, overrides: list[str], kil
         update_s=statistics.mean(spent.weights),
         reissue_s=spent.reissuing,
         reissue_busy_s=spent.reissuing_busy,
+        begun_again_s=spent.beginning_again,
         reissued=trainer.reissued,
         trajectories_per_s=per_step * steps / spent.training,
         declared_dead=trainer.restarted,

@@ -18,12 +18,12 @@ prepare_environment(["hardware=cpu"])
 
 import numpy as np  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
-from transfer_queue import BatchMeta, KVBatchMeta  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer  # noqa: E402
 from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
-from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from scripts.bench.reliability.memory_queue import MemoryQueue  # noqa: E402
 from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
 from verl_vcpo.trainer.ppo.v1 import (  # noqa: E402
     agent_loop,
@@ -68,57 +68,6 @@ class SimulatedClock:
         self.now = end
 
 
-class MemoryQueue:
-    """TransferQueue's key-value calls, in this process."""
-
-    def __init__(self) -> None:
-        self.tags: dict[str, dict[str, dict[str, Any]]] = {"train": {}}
-        self._fields: dict[tuple[str, str], Any] = {}
-
-    def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        tags = self.tags if partition_id is None else {partition_id: self.tags.get(partition_id, {})}
-        return {partition: {k: dict(tag) for k, tag in keys.items()} for partition, keys in tags.items()}
-
-    def kv_clear(self, keys: list[str], partition_id: str) -> None:
-        for key in keys:
-            self.tags[partition_id].pop(key, None)
-            self._fields.pop((partition_id, key), None)
-
-    def kv_batch_put(
-        self, keys: list[str], partition_id: str, fields: Any = None, tags: list[dict[str, Any]] | None = None
-    ) -> None:
-        for i, key in enumerate(keys):
-            if tags is not None:
-                self.tags.setdefault(partition_id, {}).setdefault(key, {}).update(tags[i])
-            if fields is not None:
-                self._fields[partition_id, key] = fields[i : i + 1]
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> Any:
-        return tu.concat_tensordict([self._fields[partition_id, key] for key in keys])
-
-    def get_client(self) -> "MemoryQueue":
-        return self
-
-    def kv_retrieve_meta(self, keys: list[str], partition_id: str, create: bool) -> BatchMeta:
-        """Of the stored ones of the keys; in place of an index the key itself."""
-        stored = [key for key in keys if key in self.tags.get(partition_id, {})]
-        tags = [dict(self.tags[partition_id][key]) for key in stored]
-        return BatchMeta(stored, [partition_id] * len(stored), custom_meta=tags)
-
-    def kv_retrieve_keys(self, global_indexes: list[str], partition_id: str) -> list[str]:
-        return global_indexes
-
-    def copy(self) -> "MemoryQueue":
-        """What a checkpoint keeps."""
-        copy = MemoryQueue()
-        copy.tags, copy._fields = self.kv_list(), dict(self._fields)
-        return copy
-
-    def prompts(self) -> set[str]:
-        """The uids of all prompts, withheld ones among them."""
-        return {uid for tags in self.tags.values() for uid, tag in tags.items() if tag.get("is_prompt")}
-
-
 class SimulatedSamplers:
     """In place of agent loops and vLLM: prompts take their time, some fail, weight updates pause all of them."""
 
@@ -145,13 +94,29 @@ class SimulatedSamplers:
     def raise_errors(self) -> None:
         """No worker fails to take prompts."""
 
-    resubmit = LagKAgentLoopManager.resubmit  # the real method, over `cancel` and `generate_sequences` of this class
+    # The real methods, over `stop`, `_begin_again` and `generate_sequences` of this class.
+    resubmit, _take_back = LagKAgentLoopManager.resubmit, LagKAgentLoopManager._take_back
 
-    def cancel(self, uids: list[str]) -> None:
-        for uid in uids:
+    def stop(self, uids: list[str]) -> list[list[str]]:
+        """As of one worker."""
+        stopped = [uid for uid in uids if uid in self._running or uid in self._waiting]
+        for uid in stopped:
             self._running.pop(uid, None)
-        self._waiting = [uid for uid in self._waiting if uid not in uids]
+        self._waiting = [uid for uid in self._waiting if uid not in stopped]
         self._start()
+        return [stopped]
+
+    def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
+        """A while later, as the workers do: the trajectories of the stopped attempt are stored until then."""
+        uids = stopped[0]
+
+        def begin() -> None:
+            stored_tags.clear_trajectories(dict.fromkeys(uids, self._schedule.samples), partition_id)
+            self._waiting += uids
+            self._start()
+
+        if uids:
+            self.clock.after(self._rng.expovariate(1.0), begin)
 
     def update_weights(self, version: int) -> dict[str, float]:
         """What runs goes on afterwards, with the new weights; it keeps the version that it started with."""

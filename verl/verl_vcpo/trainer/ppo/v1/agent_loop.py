@@ -1,9 +1,10 @@
-"""Agent loops whose prompts can be cancelled and sampled again (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
+"""Agent loops whose prompts can be stopped and sampled again (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
 import asyncio
 import time
 import zlib
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
 from verl_vcpo.trainer.ppo.v1.data_rows import row_number
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
-from verl_vcpo.trainer.ppo.v1.stored_tags import sessions_of, tags_of, trajectories_of
+from verl_vcpo.trainer.ppo.v1.stored_tags import clear_trajectories, sessions_of, tags_of
 from verl_vcpo.trainer.ppo.v1.trajectory_metrics import OUTSIDE_S, RAW_REWARD, REWARD_S, TOOK
 from verl_vcpo.workers.rollout.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.workers.rollout.llm_client import RequestEndsServers, Seconds, at_samplers
@@ -52,13 +53,30 @@ def one_line(error: BaseException) -> str:
     return f"{type(cause).__name__}: {lines[-1].strip()}"
 
 
+@dataclass
+class HeldPrompt:
+    """A prompt that a worker samples, and what verl's `_run_prompt` was given for it.
+
+    begun: it has passed the worker's gate, so that trajectories of it may be stored.
+    """
+
+    task: asyncio.Task[Any]
+    prompt: dict[str, Any]
+    sampling_params: dict[str, Any]
+    trajectory: dict[str, Any]
+    options: dict[str, Any]
+    sessions: int
+    begun: bool = False
+
+
 class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's worker, which also keeps the asyncio task of every prompt that is being sampled, to cancel the task."""
+    """verl's worker, which also keeps every prompt that it samples, to stop the prompt and to sample it again."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         make_without_copies()
-        self._task_of: dict[str, asyncio.Task[Any]] = {}
+        self._held: dict[str, HeldPrompt] = {}
+        self._stopped: dict[str, HeldPrompt] = {}
         self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
 
     async def _run_prompt(
@@ -66,19 +84,22 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     ) -> None:
         uid, task = prompt["uid"], asyncio.current_task()
         assert task is not None
-        self._task_of[uid] = task
         rollout = self.config.actor_rollout_ref.rollout
         samples = rollout.val_kwargs.n if trajectory["validate"] else rollout.n
         sessions = int(prompt.get("__rollout_n__", samples))
+        # A copy: verl takes fields out of the prompt.
+        held = HeldPrompt(task, dict(prompt), sampling_params, trajectory, kwargs, sessions)
+        self._held[uid] = held
         order = not trajectory["validate"], int(trajectory["step"]), row_number(trajectory["sample_index"])
         request_order.set(order)
         try:
             async with self._loops.admitted(order, sessions) as places:
+                held.begun = True
                 _places.set(places)
                 await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, **kwargs)
         finally:
-            if self._task_of.get(uid) is task:
-                del self._task_of[uid]
+            if self._held.get(uid) is held:
+                del self._held[uid]
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         if self.config["async"].deterministic:
@@ -105,18 +126,41 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
             output.extra_fields |= {RAW_REWARD: outputs[-1].reward_score, TOOK: took}
 
-    async def cancel(self, uids: list[str]) -> None:
-        """Stop those of these prompts that this worker samples. After that nothing more is written for them."""
-        tasks = [self._task_of[uid] for uid in uids if uid in self._task_of]
-        # Places that a cancelled prompt leaves would go to another one at once, whose agent loops would prepare their
+    async def stop(self, uids: list[str]) -> list[str]:
+        """Stop those of these prompts that this worker samples, and keep them for `begin_again`.
+
+        After that nothing more is written for them.
+
+        Returns:
+            the uids of those that it has stopped.
+        """
+        stopped = {uid: self._held[uid] for uid in uids if uid in self._held}
+        # Places that a stopped prompt leaves would go to another one at once, whose agent loops would prepare their
         # prompts before the event loop has seen the last cancellation, and sent the reply.
         self._loops.close()
         try:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for held in stopped.values():
+                held.task.cancel()
+            await asyncio.gather(*[held.task for held in stopped.values()], return_exceptions=True)
         finally:
             asyncio.get_running_loop().call_later(_REPLY_S, self._loops.open)
+        self._stopped |= stopped
+        return list(stopped)
+
+    async def begin_again(self, uids: list[str], partition_id: str, step: int) -> None:
+        """Sample these prompts, which `stop` has stopped, from the start, as if they had been submitted at `step`.
+
+        The trajectories of the stopped attempt are removed before: those of the new one get the same keys.
+        """
+        prompts = {uid: self._stopped.pop(uid) for uid in uids}
+        if begun := {uid: held.sessions for uid, held in prompts.items() if held.begun}:
+            await asyncio.to_thread(clear_trajectories, begun, partition_id)
+        for held in prompts.values():
+            prompt, trajectory = {**held.prompt, "global_steps": step}, {**held.trajectory, "step": step}
+            again = self._run_prompt(prompt, held.sampling_params, trajectory=trajectory, **held.options)
+            task = asyncio.create_task(again)
+            self.background_tasks.add(task)  # as verl's: asyncio keeps no reference to a task
+            task.add_done_callback(self.background_tasks.discard)
 
 
 class LagKAgentLoopManager(AgentLoopManagerTQ):
@@ -155,29 +199,52 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
             ray.get(over)
 
     def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
-        """Sample these prompts again from the start, as if they had been submitted at `step`."""
-        self.cancel(uids)
+        """Sample these prompts again from the start, as if they had been submitted at `step`.
+
+        A prompt that a worker still samples is neither fetched nor sent: the worker keeps it, and begins it again after
+        this method has returned.
+
+        Raises:
+            GetTimeoutError: as `stop`.
+        """
+        stopped = self.stop(uids)
+        being_sampled = {uid for part in stopped for uid in part}
+        ended = [uid for uid in uids if uid not in being_sampled]
+        prompts = self._take_back(ended, partition_id) if ended else None
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
+        self._begin_again(stopped, partition_id, step)
+        if prompts is not None:
+            tu.assign_non_tensor_data(prompts, "global_steps", step)
+            self.generate_sequences(prompts)
+
+    def stop(self, uids: list[str]) -> list[list[str]]:
+        """Stop these prompts on whichever worker samples them. Blocks until they have stopped.
+
+        Returns:
+            for each worker the uids of those that it has stopped.
+
+        Raises:
+            GetTimeoutError: workers have not stopped them after `_STOP_LIMIT_S`.
+        """
+        over, self._handing_over = self._handing_over, []
+        ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after it was stopped would be sampled twice
+        stopped = [worker.stop.remote(uids) for worker in self.agent_loop_workers]
+        return ray.get(stopped, timeout=_STOP_LIMIT_S)
+
+    def _take_back(self, uids: list[str], partition_id: str) -> TensorDict:
+        """These prompts, which no worker samples any more, without the trajectories of the attempt that has ended."""
         rollout = self.config.actor_rollout_ref.rollout
         if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
             rows = [self._row_in_validation[uid] for uid in uids]
             prompts, samples = tu.index_select_tensor_dict(self._in_validation, rows), rollout.val_kwargs.n
         else:
             prompts, samples = tq.kv_batch_get(keys=uids, partition_id=partition_id), rollout.n
-        begun = {uid for uid, tag in tags_of(uids, partition_id).items() if tag["status"] != "pending"}
-        sessions = {uid: count for uid, count in sessions_of(prompts, samples).items() if uid in begun}
-        if stale := list(trajectories_of(sessions, partition_id)):
-            tq.kv_clear(keys=stale, partition_id=partition_id)
-        tu.assign_non_tensor_data(prompts, "global_steps", step)
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
-        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
-        self.generate_sequences(prompts)
+        clear_trajectories(sessions_of(prompts, samples), partition_id)
+        return prompts
 
-    def cancel(self, uids: list[str]) -> None:
-        """Stop these prompts on whichever worker samples them. Blocks until they have stopped.
-
-        Raises:
-            GetTimeoutError: workers have not stopped them after `_STOP_LIMIT_S`.
-        """
-        over, self._handing_over = self._handing_over, []
-        ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after its cancellation would be sampled twice
-        ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers], timeout=_STOP_LIMIT_S)
+    def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
+        """Have each worker begin the prompts that it has stopped. `raise_errors` raises what keeps it from that."""
+        for worker, uids in zip(self.agent_loop_workers, stopped, strict=True):
+            if uids:
+                self._handing_over.append(worker.begin_again.remote(uids, partition_id, step))

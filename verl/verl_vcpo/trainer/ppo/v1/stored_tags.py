@@ -55,6 +55,12 @@ def trajectories_of(sessions: dict[str, int], partition_id: str) -> dict[str, Ta
     return found
 
 
+def clear_trajectories(sessions: dict[str, int], partition_id: str) -> None:
+    """Remove the stored trajectories of prompts; arguments as of `trajectories_of`."""
+    if stored := list(trajectories_of(sessions, partition_id)):
+        tq.kv_clear(keys=stored, partition_id=partition_id)
+
+
 class PromptTags:
     """The tags of a run's prompts, asked for again only while they can change."""
 
