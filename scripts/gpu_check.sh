@@ -28,7 +28,7 @@ while (($#)); do
     --minutes) minutes=${2:?} && shift ;;
     --dtype) dtypes=("${2:?}") && shift ;;
     --out) folder=${2:?} && shift ;;
-    --rehearse) device=cpu models=(--model d512) of_layers=(--rounds 1) ;;
+    --rehearse) device=cpu models=(--model d512) of_layers=(--lengths 64-256 --rounds 1) ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
   esac

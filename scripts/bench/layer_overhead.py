@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--model", choices=MODELS, action="append", help="may be repeated; default: d512")
+    parser.add_argument("--lengths", choices=LENGTHS, action="append", help="in tokens; may be repeated; default: all")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each layer once it is measured")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
@@ -36,7 +37,7 @@ def main() -> int:
         f"{'model':14} {'tokens':9} {'layer':5} {'norms':7} {'plain ms':>9} {'two sums':>9} {'one sum':>9} {'error':>8}"
     )
     for model in arguments.model or ["d512"]:
-        for lengths in LENGTHS:
+        for lengths in arguments.lengths or LENGTHS:
             for layer in MODELS[model]:
                 row = measure(model, lengths, layer, device, dtype, arguments.rounds)
                 rows.append(row)
