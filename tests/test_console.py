@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,12 @@ def shown(output: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-@pytest.fixture(scope="module")
-def on_terminal(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """(what the run writes to a terminal of 80 columns, what was kept from the terminal)."""
-    folder = tmp_path_factory.mktemp("terminal")
+def seen(folder: Path, columns: int) -> tuple[str, str]:
+    """(what the run writes to a terminal of `columns` columns, what was kept from the terminal)."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+    termios.tcsetwinsize(theirs, (24, columns))
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
     command = [sys.executable, "-c", _RUN, str(folder)]
     process = subprocess.Popen(command, cwd=_ROOT, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
@@ -85,6 +86,12 @@ def on_terminal(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     os.close(ours)
     assert process.wait(60) == 0, output.decode()
     return output.decode(), (folder / "others.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def on_terminal(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """`seen` on 80 columns."""
+    return seen(tmp_path_factory.mktemp("terminal"), 80)
 
 
 def test_on_a_terminal_the_lines_stay_whole(on_terminal: tuple[str, str]) -> None:
@@ -115,6 +122,14 @@ def test_the_columns_are_explained(on_terminal: tuple[str, str]) -> None:
     assert {"step", "reward", "ess", "lr x", "grad", "kl", "lag", "tok/s", "idle %", "held out"} <= explained
     assert any("steps below 0.3: a warning" in line for line in lines[:heading]), "the alarm's level"
     assert lines[heading + 1].split() == ["0", "25.0%"]
+
+
+def test_a_narrow_terminal_has_fewer_columns(tmp_path: Path) -> None:
+    lines = [line for line in shown(seen(tmp_path, 60)[0]) if line]
+    assert max(map(len, lines)) <= 60, "no line is wrapped"
+    (heading,) = [i for i, line in enumerate(lines) if line.split()[:3] == ["step", "reward", "ess"]]
+    assert lines[heading].endswith("lag held out") and not any("tok/s" in line for line in lines)
+    assert any(line.startswith(" " * 10) for line in lines[:heading]), "an explanation goes on below its beginning"
 
 
 def test_in_a_pipe_there_are_only_lines(tmp_path: Path) -> None:

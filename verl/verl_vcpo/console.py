@@ -26,6 +26,11 @@ def print_line(text: str) -> None:
     _current().line(text)
 
 
+def width() -> int | None:
+    """Columns of the terminal; None in a pipe or a file."""
+    return _current().width
+
+
 def stage(what: str) -> None:
     """Begin a part of the start-up or of the end, which the moving line names. The part before it is finished."""
     _current().stage(what)
@@ -94,6 +99,11 @@ class Screen:
         self._doing: tuple[str, float] | None = None  # what, since when
         self._steps: StepTimes | None = None
         self._live = _moving_line(stream, self._bottom) if stream.isatty() else None
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None where `stream` is none."""
+        return self._live.console.width if self._live else None
 
     def line(self, text: str) -> None:
         if self._live:
@@ -217,10 +227,20 @@ def duration(seconds: float) -> str:
 
 
 def _moving_line(stream: TextIO, render: "Callable[[], RenderableType]") -> "Live":
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
     from rich.live import Live
 
     class Terminal(Console):
+        @property
+        def size(self) -> ConsoleDimensions:
+            # rich asks the standard streams, of which `owned` has sent two into a file
+            if "COLUMNS" not in os.environ:
+                with contextlib.suppress(OSError):
+                    columns, lines = os.get_terminal_size(stream.fileno())
+                    if columns:
+                        return ConsoleDimensions(columns, lines)
+            return super().size
+
         def show_cursor(self, show: bool = True) -> bool:
             return False  # the cursor stays: a process that is killed could not bring it back
 

@@ -1,9 +1,11 @@
-"""The steps on the console: a table, a row for each step, that fits a terminal of 80 columns."""
+"""The steps on the console: a table, a row for each step; a terminal of less than 80 columns gets fewer of them."""
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vcpo.diagnostics import AlarmLevels
+from verl_vcpo import console
 
 _ROWS_PER_HEADING = 20
 _ALARM = AlarmLevels()
@@ -60,6 +62,17 @@ _COLUMNS = (
     ),
     _Column("held out", 8, _number("val_accuracy", ".1%"), "accuracy on held-out prompts"),
 )
+_LEFT_OUT = ("idle %", "tok/s", "lr x", "grad", "lag")
+"""Where the terminal is too narrow, in this order: metrics.jsonl and the report have them."""
+
+
+def _fitting(width: int | None) -> list[_Column]:
+    columns = list(_COLUMNS)
+    for heading in _LEFT_OUT:
+        if width is None or sum(column.width + 1 for column in columns) <= width + 1:
+            break
+        columns = [column for column in columns if column.heading != heading]
+    return columns
 
 
 class StepTable:
@@ -67,34 +80,36 @@ class StepTable:
 
     def __init__(self) -> None:
         self._rows = 0
+        self._columns = _fitting(console.width())
 
     def lines(self, line: dict[str, Any]) -> list[str]:
         """What the console shows for a line of `metrics.jsonl`."""
-        before = explanations() if self._rows == 0 else []
+        before = [] if self._rows else [each for column in self._columns for each in _explanation(column)]
         if self._rows % _ROWS_PER_HEADING == 0:
-            before.append(_row([column.heading for column in _COLUMNS]))
+            before.append(_row([column.heading for column in self._columns], self._columns))
         self._rows += 1
-        return [*before, row(line), *_notes(line)]
+        return [*before, row(line, self._columns), *_notes(line)]
 
 
-def explanations() -> list[str]:
-    """A line for each column."""
-    return [f"{column.heading:>8}  {column.meaning}" for column in _COLUMNS]
+def _explanation(column: _Column) -> list[str]:
+    text = f"{column.heading:>8}  {column.meaning}"
+    return textwrap.wrap(text, width, subsequent_indent=" " * 10) if (width := console.width()) else [text]
 
 
-def row(line: dict[str, Any]) -> str:
+def row(line: dict[str, Any], columns: Sequence[_Column] = _COLUMNS) -> str:
     """The row of a line of `metrics.jsonl`; step 0, before training, has an accuracy only."""
     before_training = line["reward"] is None
     return _row(
         [
             "" if before_training and column.heading not in ("step", "held out") else column.cell(line)
-            for column in _COLUMNS
-        ]
+            for column in columns
+        ],
+        columns,
     )
 
 
-def _row(cells: list[str]) -> str:
-    return " ".join(f"{cell:>{column.width}}" for cell, column in zip(cells, _COLUMNS, strict=True)).rstrip()
+def _row(cells: list[str], columns: Sequence[_Column]) -> str:
+    return " ".join(f"{cell:>{column.width}}" for cell, column in zip(cells, columns, strict=True)).rstrip()
 
 
 def _notes(line: dict[str, Any]) -> list[str]:
