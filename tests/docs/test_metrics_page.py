@@ -33,3 +33,13 @@ def test_the_alarm_s_levels_are_those_of_the_code() -> None:
         Sign.VANISHED_GRADIENT: [levels.spike, levels.window, levels.window, levels.vanish],
         Sign.KL_GROWTH: [levels.kl, levels.kl_steps],
     }
+
+
+def test_every_metric_of_ours_is_there() -> None:
+    """A name in the code has `actor/` before it, or gets it from verl."""
+    code = "".join(path.read_text() for path in (ROOT / "verl" / "verl_vcpo").rglob("*.py"))
+    in_code = set(re.findall(r'"(?:actor/)?(vcpo/[a-z_]+(?:/[a-z_]+)*)"', code))
+    on_page = {name.removeprefix("actor/") for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", PAGE)}
+    assert len(in_code) > 20
+    assert {name for name in in_code if "=" not in name} <= on_page
+    assert {name for name in on_page if name.startswith("vcpo/")} <= in_code

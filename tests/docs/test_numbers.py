@@ -96,3 +96,33 @@ def test_the_paper_s_speed_ups_follow_from_its_table() -> None:
     assert [[name.removesuffix(" (tool use)"), *rest] for name, *rest in rows(ratios)] == wanted
     saved = sorted(float(row[2].removesuffix("x")) for row in wanted)
     assert f"{saved[0]:.2f} to {saved[-1]:.2f} times fewer GPU hours" in (ROOT / "README.md").read_text()
+
+
+def test_what_is_said_of_baselines_follows_from_their_table() -> None:
+    page = (DOCS / "measurements/baselines.md").read_text()
+    (table,) = (table for table in tables(page) if table.startswith("| slope"))
+    cells = [[float(cell.strip("+ %")) for cell in row] for row in rows(table)]
+
+    def ahead(slope: float) -> list[float]:
+        """Points by which OPOB of 64 is better than RLOO of 64."""
+        return [row[6] - row[7] for row in cells if row[0] == slope]
+
+    said = f"by {min(ahead(0.5)):.0f} to {max(ahead(0.5)):.0f} points at slope 0.5 and {min(ahead(1)):.0f} to "
+    said += f"{max(ahead(1)):.0f} at slope 1, and worse by up to {-min(ahead(0)):.0f} at slope 0"
+    assert said in " ".join(page.split())
+    assert all((row[4] > row[3]) == (row[0] < 1) for row in cells), "OPOB of 8 is worse up to slope 0.5"
+    shrunk = [(row[0], row[at + 2] - min(row[at], row[at + 1])) for row in cells for at in (3, 6)]
+    assert max(gap for slope, gap in shrunk if slope > 0) <= 3 and max(gap for _, gap in shrunk) <= 10
+
+
+def test_what_is_said_of_the_forecasts_follows_from_their_table() -> None:
+    """To the digits that the table has."""
+    page = (DOCS / "guide/sizing.md").read_text()
+    (table,) = (table for table in tables(page) if "| forecast |" in table)
+    cells = [[float(cell.strip("% ")) for cell in row[1:]] for row in rows(table)]
+    errors = re.search(r"largest errors: (\d+) % of the seconds a step, (\d+) points of idle share, ([\d.]+) of", page)
+    assert errors
+    seconds, idle, lag = map(float, errors.groups())
+    assert max(100 * abs(row[0] - row[1]) / row[0] for row in cells) == pytest.approx(seconds, abs=1.5)
+    assert max(abs(row[at] - row[at + 1]) for row in cells for at in (2, 4)) == pytest.approx(idle, abs=1)
+    assert max(abs(row[6] - row[7]) for row in cells) == pytest.approx(lag, abs=0.01)
