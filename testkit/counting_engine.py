@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer, LagKvLLMReplica, keeps_kv_cache, register
+from verl_vcpo.workers.rollout import replica
+from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer, LagKvLLMReplica, keeps_kv_cache
 
 _TOKEN = 5
 _LOG_PROBS = {_TOKEN: SimpleNamespace(logprob=-1.0)}
@@ -155,4 +156,4 @@ class CountingWeights:
 
 def register_engine() -> None:
     """`rollout.name=vllm` means the counting engine from now on, in this process."""
-    register(TokenCountingReplica)
+    replica.register(__name__, TokenCountingReplica.__name__)

@@ -358,7 +358,7 @@ def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes
     """The Ray cluster of `ray_session`."""
     from verl_vcpo import console
 
-    console.stage("Loading the packages (torch, Ray, vLLM, Megatron)")
+    console.stage("Loading the packages (torch, Ray, Megatron)")
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -367,15 +367,12 @@ def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes
     from recipe.fully_async_policy.nodes import RunOnNodes
     from recipe.fully_async_policy.processes import catch_sigterm
     from verl_vcpo.trainer import main_ppo as main_ppo  # Megatron and verl's trainer, before Ray starts
+    from verl_vcpo.workers.rollout import replica
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
-        from verl_vcpo.cpu import vllm_server as vllm_server_on_cpu
-
-        vllm_server_on_cpu.register()
+        replica.register("verl_vcpo.cpu.vllm_server", "CPUvLLMReplica")
     else:
-        from verl_vcpo.workers.rollout import vllm_server
-
-        vllm_server.register()
+        replica.register("verl_vcpo.workers.rollout.vllm_server", "LagKvLLMReplica")
     console.stage("Starting Ray")
     init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     in_each_worker = {

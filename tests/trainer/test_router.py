@@ -34,3 +34,14 @@ def test_idle_share_is_the_mean_over_servers(clock: list[float]) -> None:
     clock[0] += 10
     assert server in ("a", "b")
     assert balancer.take_idle_share() == pytest.approx(0.5)
+
+
+def test_time_before_the_first_server_is_no_idle_time(clock: list[float]) -> None:
+    balancer = IdleTimeLoadBalancer({})
+    clock[0] += 50
+    balancer.add_servers({"s": None})
+    balancer.acquire_server("r")
+    clock[0] += 3  # busy
+    balancer.release_server("s")
+    clock[0] += 1  # idle
+    assert balancer.take_idle_share() == pytest.approx(0.25)

@@ -77,13 +77,6 @@ SAMPLERS = Place(
         ),
         Reach("LagKvLLMReplica", How.USES, f"{VLLM_REPLICA}.server_class", "", "set after theirs has set it"),
         Reach(
-            "register",
-            How.REGISTERS,
-            "verl.workers.rollout.replica:RolloutReplicaRegistry.register",
-            "name, loader",
-            "`rollout.name=vllm` is ours",
-        ),
-        Reach(
             "keeps_kv_cache", How.USES, "verl.workers.config:RolloutConfig.custom", "= None", "carries async.kv_cache"
         ),
     ),

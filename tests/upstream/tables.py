@@ -7,6 +7,7 @@ from tests.upstream import (
     megatron,
     others,
     rollout,
+    start,
     trainer,
     transformer_engine,
     weights,
@@ -18,6 +19,7 @@ PAGES = {
     for module in (
         trainer,
         agent_loops,
+        start,
         workers,
         weights,
         rollout,

@@ -327,28 +327,6 @@ METHODS = Place(
     ),
 )
 
-LAUNCH = Place(
-    "verl/verl_vcpo/trainer/main_ppo.py",
-    "`TaskRunnerV1.run`, of which `LagKTaskRunner.run` is a copy that does not need its Ray actor.",
-    (
-        Reach(
-            "LagKTaskRunner", How.SUBCLASSES, "verl.trainer.main_ppo:TaskRunnerV1", "", "the class inside the Ray actor"
-        ),
-        Reach("LagKTaskRunner.run", How.OVERRIDES, "verl.trainer.main_ppo:TaskRunnerV1.run", "", "in the driver"),
-        Reach(
-            "LagKTaskRunner.run",
-            How.CALLS,
-            "verl.trainer.main_ppo:TaskRunnerV1.init_agent_loop_manager",
-            "",
-            "our manager",
-        ),
-        Reach("LagKTaskRunner.run", How.CALLS, "verl.trainer.ppo.v1:get_trainer_cls", "name", "trainer_mode=lag_k"),
-        Reach("LagKTaskRunner.run", How.CALLS, f"{BASE}.init", "", "starts all workers"),
-        Reach("LagKTaskRunner.run", How.USES, f"{BASE}.logger", "", "`finish` at the end"),
-        Reach("LagKTaskRunner.run", How.SETTING, "transfer_queue.enable", "", "set to true"),
-    ),
-)
-
 PLUGIN = Place(
     "verl/verl_vcpo/plugin.py, recipe/fully_async_policy/main.py",
     "That verl still loads the entry point in every process, and which errors it keeps to itself.",
@@ -382,4 +360,4 @@ PLUGIN = Place(
     ),
 )
 
-PLACES = (TRAINER, REPLAY, STORED, METHODS, LAUNCH, PLUGIN)
+PLACES = (TRAINER, REPLAY, STORED, METHODS, PLUGIN)

@@ -31,8 +31,3 @@ class CPUvLLMReplica(vllm_server.LagKvLLMReplica):
     """A replica whose servers are `CPUvLLMHttpServer`."""
 
     server = CPUvLLMHttpServer
-
-
-def register() -> None:
-    """`rollout.name=vllm` means `CPUvLLMReplica` from now on, in this (the driver's) process."""
-    vllm_server.register(CPUvLLMReplica)

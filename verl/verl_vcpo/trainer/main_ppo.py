@@ -5,11 +5,13 @@ ordinary traceback, and one process less imports the packages.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.workers.rollout.replica import get_rollout_replica_class
 
 from verl_vcpo.trainer.ppo.reward import bound_custom_reward
 from verl_vcpo.trainer.ppo.v1 import trainer_lag_k as trainer_lag_k  # registers the trainer
@@ -30,12 +32,15 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         OmegaConf.resolve(config)
         bound_custom_reward(config)
         self.config = config
-        tq.init(config.transfer_queue)
+        _start_queue(config)
         succeeded, watch = False, ActorWatch()
         try:
             self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+            # The lag-k trainer calls it when the agent loops can start; verl's own trainers do not.
+            self.trainer.start_agent_loops = self.init_agent_loop_manager
             self.trainer.init()
-            self.init_agent_loop_manager()
+            if self.agent_loop_manager is None:
+                self.init_agent_loop_manager()
             watch.start()
             self.trainer.observe_processes = observe_processes
             observe_processes()
@@ -53,3 +58,11 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
                     tracking.finish(exit_code=0 if succeeded else 1)
             finally:
                 tq.close()
+
+
+def _start_queue(config: DictConfig) -> None:
+    """Start TransferQueue's processes, and import vLLM while they start: both take seconds."""
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        queue = beside.submit(tq.init, config.transfer_queue)
+        get_rollout_replica_class(config.actor_rollout_ref.rollout.name)
+        queue.result()

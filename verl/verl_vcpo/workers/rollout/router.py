@@ -35,6 +35,8 @@ class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
             self._idle_since[server_id] = time.monotonic()
 
     def add_servers(self, servers: dict[str, Any]) -> None:
+        if not self._idle_since:
+            self._since = time.monotonic()  # the time without any server is no server's idle time
         super().add_servers(servers)
         self._idle_since.update(dict.fromkeys(servers, time.monotonic()))
         self._idle_s.update(dict.fromkeys(servers, 0.0))

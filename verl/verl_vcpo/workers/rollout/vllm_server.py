@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from cachetools import LRUCache
-from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from verl_vcpo.workers.rollout.admission import most_calls
@@ -202,8 +202,3 @@ class LagKvLLMReplica(vLLMReplica):
     async def resume_kv_cache(self) -> None:
         if not keeps_kv_cache(self.config):
             await super().resume_kv_cache()
-
-
-def register(replica: type[LagKvLLMReplica] = LagKvLLMReplica) -> None:
-    """`rollout.name=vllm` means `replica` from now on, in this (the driver's) process."""
-    RolloutReplicaRegistry.register("vllm", lambda: replica)

@@ -51,6 +51,7 @@ from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import in_words
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.workers.rollout import sampler_meter
+from verl_vcpo.workers.rollout.early_start import EarlyStart, has_devices
 from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
 from verl_vcpo.workers.rollout.sampler_keeper import SamplerKeeper
 
@@ -65,6 +66,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     """Trainer and samplers on their own devices, the samplers at most `async.lag` policy versions behind."""
 
     standalone_checkpoint_manager: Any
+    standalone_server_manager: Any
 
     # Start: the parts of the run, each created once.
 
@@ -80,6 +82,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         # fetched into the driver, whose work for a step would otherwise grow with the tokens of the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
+        self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
         with _one_mini_batch(config):
             super().__init__(config)
 
@@ -107,10 +110,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
-        console.stage("Starting the trainer (Megatron)")
+        console.stage("Starting the trainer (Megatron) and the samplers (vLLM)")
 
     def _setup(self) -> None:
-        super()._setup()
+        with EarlyStart(self.config, self._has_devices) as samplers:
+            self.standalone_server_manager = samplers
+            super()._setup()
         weights = self.standalone_checkpoint_manager
         self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
             weights.config, weights.actor_wg, weights.replicas, self.config["async"].weight_update_timeout_s
@@ -120,6 +125,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
             of_experts = vcpo.kept_with_experts if experts else None
             console.print_line(in_words(vcpo.norms.how, layers, obstacle, of_experts, vcpo.norms.keep))
+
+    def _has_devices(self) -> bool:
+        manager = getattr(self, "resource_pool_manager", None)  # verl makes it in `_setup`
+        return manager is not None and has_devices(manager.resource_pool_dict)
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()
@@ -134,7 +143,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
-        console.stage("Starting the samplers (vLLM)")
+        self.start_agent_loops()
+        console.stage("Waiting for the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
         """End the load balancer that verl starts for samplers on the trainer's devices: a lag-k run has none there."""
