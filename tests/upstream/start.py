@@ -82,4 +82,18 @@ EARLY_START = Place(
     ),
 )
 
-PLACES = (LAUNCH, REPLICAS, EARLY_START)
+SKIPPED = Place(
+    "verl/verl_vcpo/utils/skipped_imports.py",
+    "Whether `hccl_checkpoint_engine.py` still imports vLLM before it looks for an NPU.",
+    (
+        Reach(
+            "ENGINE_OF_NPUS",
+            How.NAMES,
+            "verl.checkpoint_engine",
+            "from .hccl_checkpoint_engine import HCCLCheckpointEngine",
+            "an import that may fail",
+        ),
+    ),
+)
+
+PLACES = (LAUNCH, REPLICAS, EARLY_START, SKIPPED)
