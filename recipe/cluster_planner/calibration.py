@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scipy.optimize import nnls
 
 from recipe.cluster_planner.rates import PlanError, Rates, SamplerRate, TrainerRate, Workload
+from verl_vcpo.metrics_file import METRICS_FILE, read_metrics
 from verl_vcpo.workers.rollout.admission import gpus_of_sampler
 
 _WARM_UP = 2  # steps whose kernels, caches and buffers are made
@@ -67,12 +68,11 @@ def calibrate(folders: list[Path]) -> Rates:
 
 def _read(folder: Path) -> tuple[float, DictConfig, list[dict[str, Any]]]:
     """(seconds before the first step, configuration, lines after the warm-up)."""
-    for name in ("metrics.jsonl", "config.yaml"):
+    for name in (METRICS_FILE, "config.yaml"):
         if not (folder / name).is_file():
             raise PlanError(f"{folder}: no {name}; give the folder (run_dir) of a run")
     try:
-        text = (folder / "metrics.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        lines = read_metrics(folder)
         config = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))
     except (json.JSONDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise PlanError(f"{folder}: not the files of a run ({type(error).__name__})") from None

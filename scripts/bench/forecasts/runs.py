@@ -11,7 +11,8 @@ from recipe.cluster_planner.rates import Layout, Rates
 from recipe.cluster_planner.simulation import Simulation
 from scripts.bench.cost.overlap import SLOW_TOOL, STEPS, WARM_UP
 from testkit.small_run import TrainerRun
-from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE, read_metrics
+from verl_vcpo.metrics_file import read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
 
 _TOOL = (
     f"actor_rollout_ref.rollout.agent.agent_loop_config_path={SLOW_TOOL}",

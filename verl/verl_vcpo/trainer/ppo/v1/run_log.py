@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from verl_vcpo import console
+from verl_vcpo.metrics_file import METRICS_FILE as METRICS_FILE
+from verl_vcpo.metrics_file import read_metrics as read_metrics
 from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
 from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW, SignalWatch
 from verl_vcpo.trainer.ppo.v1.step_table import StepTable
 from verl_vcpo.whole_file import write_whole
 
-METRICS_FILE, SUMMARY_FILE, CONFIG_FILE = "metrics.jsonl", "summary.json", "config.yaml"
+SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
 COMMAND_FILE = "command.txt"
 """What the run was started with, for a shell."""
 SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
@@ -132,15 +134,6 @@ class RunLog:
         if self._advisor and (advice := self._advisor.look_at(line)):
             console.print_line(f"advice: {advice}")
         console.step_done()
-
-
-def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, oldest first, without a last line that a crash has cut off."""
-    lines = []
-    for line in (Path(run_dir) / METRICS_FILE).read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            lines.append(json.loads(line))
-    return lines
 
 
 def write_summary(run_dir: str | Path, method: str, lag: int, wall_clock_s: float) -> dict[str, Any]:
