@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 
 from recipe.cluster_planner.rates import PlanError, Rates, SamplerRate, TrainerRate, Workload
 from verl_vcpo.metrics_file import METRICS_FILE, read_metrics
-from verl_vcpo.workers.rollout.admission import gpus_of_sampler
+from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
 _WARM_UP = 2  # steps whose kernels, caches and buffers are made
 _FEWEST = 4  # steps after these
@@ -144,7 +144,10 @@ def _sampler_rate(lines: list[dict[str, Any]], rollout: Any) -> tuple[SamplerRat
     beyond_s = prefills[1] - prefills[0] * fixed_s - prefills[2] * request_s
     prefill_s = max(0.0, float(beyond_s)) / max(1.0, float(prefills[3]))
     gpus = gpus_of_sampler(rollout)
-    return SamplerRate(float(fixed_s), float(request_s), prefill_s, int(rollout.max_num_seqs), gpus), misfit
+    engines = int(rollout.data_parallel_size)  # their iterations are recorded one after the other
+    iteration_s, one_more_s = engines * float(fixed_s), engines * float(request_s)
+    rate = SamplerRate(iteration_s, one_more_s, engines * prefill_s, slots_of_sampler(rollout), gpus, engines)
+    return rate, misfit
 
 
 def _workload(config: DictConfig, lines: list[dict[str, Any]]) -> Workload:

@@ -12,7 +12,7 @@ from recipe.cluster_planner import page
 from recipe.cluster_planner.answers import plan
 from recipe.cluster_planner.calibration import calibrate, trainer_unit
 from recipe.cluster_planner.rates import PlanError, Rates
-from verl_vcpo.workers.rollout.admission import gpus_of_sampler
+from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
 _SCRIPT_S = 300
 
@@ -28,6 +28,8 @@ class LaunchLayout:
     """GPUs of one replica of the trainer's model."""
     gpus_of_sampler: int
     slots: int
+    engines: int
+    """Of a sampler."""
     batch: int
     samples: int
     steps: int
@@ -38,7 +40,7 @@ class LaunchLayout:
         return replace(
             rates,
             trainer=replace(rates.trainer, unit=self.trainer_unit),
-            sampler=replace(rates.sampler, gpus=self.gpus_of_sampler, slots=self.slots),
+            sampler=replace(rates.sampler, gpus=self.gpus_of_sampler, slots=self.slots, engines=self.engines),
             workload=replace(rates.workload, prompts=self.batch, samples=self.samples),
         )
 
@@ -52,7 +54,8 @@ def of_config(config: DictConfig) -> LaunchLayout:
         lag=config["async"].lag,
         trainer_unit=trainer_unit(config),
         gpus_of_sampler=gpus_of_sampler(rollout),
-        slots=int(rollout.max_num_seqs),
+        slots=slots_of_sampler(rollout),
+        engines=int(rollout.data_parallel_size),
         batch=int(config.data.train_batch_size),
         samples=int(rollout.n),
         steps=int(config.trainer.total_training_steps),

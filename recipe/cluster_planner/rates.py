@@ -36,19 +36,22 @@ class TrainerRate:
 
 @dataclass(frozen=True)
 class SamplerRate:
-    """One sampler: an iteration gives each of its n running requests a token in `iteration_s + n * request_s`."""
+    """One sampler: an iteration gives each of the n running requests of an engine a token in `iteration_s + n *
+    request_s`. A sampler's requests are spread evenly over its engines."""
 
     iteration_s: float
     request_s: float
     prefill_s: float
     """Seconds per token of context that is computed before the first token, or anew after a weight update."""
     slots: int
-    """Requests that run at a time: `max_num_seqs`."""
+    """Requests that run at a time, of all engines: `max_num_seqs` each."""
     gpus: int = 1
+    engines: int = 1
+    """`data_parallel_size`."""
 
     def seconds(self, running: int) -> float:
-        """Of an iteration."""
-        return self.iteration_s + running * self.request_s
+        """Of an iteration with so many requests."""
+        return self.iteration_s + running / self.engines * self.request_s
 
     @property
     def most_tokens_per_s(self) -> float:

@@ -57,7 +57,8 @@ class Sampler:
 
     def __init__(self, index: int, rate: SamplerRate) -> None:
         self.index, self._rate = index, rate
-        self._iteration_s, self._prefill_s = [rate.seconds(n) for n in range(rate.slots + 1)], rate.prefill_s
+        self._iteration_s = [rate.seconds(n) for n in range(rate.slots + 1)]
+        self._prefill_s = rate.prefill_s / rate.engines
         self._running: list[tuple[float, int, Response]] = []
         self._number = itertools.count()
         self._progress = self._debt_s = 0.0

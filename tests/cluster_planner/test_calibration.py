@@ -30,6 +30,16 @@ def test_two_runs_give_the_scaling_of_the_trainer(tmp_path: Path) -> None:
     assert "GPUs ** 0.70, fitted to the runs" in rates.assumptions[0]
 
 
+def test_the_engines_of_a_sampler_are_counted(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    config = (run / "config.yaml").read_text().replace("data_parallel_size: 1", "data_parallel_size: 2")
+    (run / "config.yaml").write_text(config)
+    sampler = calibrate([run]).sampler
+    assert (sampler.slots, sampler.engines, sampler.gpus) == (32, 2, 2)
+    # iterations of both are recorded, in turn: as many requests take an engine twice as long
+    assert sampler.seconds(16) == pytest.approx(2 * (0.01 + 8 * 0.001))
+
+
 def test_histograms_become_draws() -> None:
     assert draws([{"1": 2}, {"1": 1, "0.5": 1}]).tolist() == [0.5, 1, 1, 1]
     many = draws([{"1": 90_000, "2": 10_000}])

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,12 @@ def test_on_shared_cores_each_side_has_half_the_speed() -> None:
     made = rates(shares_cores=True, sync_s=0.0)
     sampling = 100 * (0.01 + 16 * 0.001)
     assert seconds(run(made, Layout(1, 1, 2)))[-1] == pytest.approx(10 + sampling)
+
+
+def test_the_engines_of_a_sampler_share_its_requests() -> None:
+    made = rates()
+    made = replace(made, sampler=replace(made.sampler, engines=2))
+    assert seconds(run(made, Layout(1, 1, 0)))[-1] == pytest.approx(100 * (0.01 + 8 * 0.001) + 10.5)
 
 
 def test_exact_lag_waits_for_everything_that_was_submitted() -> None:

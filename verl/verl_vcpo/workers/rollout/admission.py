@@ -44,6 +44,11 @@ def sampler_count(rollout: Any) -> int:
     return int(max(1, rollout.n_gpus_per_node * rollout.nnodes // gpus_of_sampler(rollout)))
 
 
+def slots_of_sampler(rollout: Any) -> int:
+    """How many requests a sampler works on at a time: `max_num_seqs` of each of its engines. `rollout` as above."""
+    return int(rollout.data_parallel_size * rollout.max_num_seqs)
+
+
 def admitted(slots: int, workers: int) -> int:
     """How many requests an agent-loop worker may have at the samplers at a time, where these have `slots` together."""
     return math.ceil(REQUESTS_PER_SLOT * slots / workers)
@@ -51,8 +56,7 @@ def admitted(slots: int, workers: int) -> int:
 
 def admitted_per_worker(rollout: Any) -> int:
     """As `admitted`, of a layout."""
-    slots = sampler_count(rollout) * rollout.data_parallel_size * rollout.max_num_seqs
-    return admitted(slots, rollout.agent.num_workers)
+    return admitted(sampler_count(rollout) * slots_of_sampler(rollout), rollout.agent.num_workers)
 
 
 def agent_loops_per_worker(rollout: Any) -> int:
