@@ -13,7 +13,7 @@ _ALL_SPLITS, _SOME_SPLITS, _FINER = 32, 10, 4
 _RESPONSES, _RESPONSES_OF_ONE = 1_500_000, 120_000
 """Responses that a plan, and one forecast of it, simulate at most. Above, a fraction of the samplers stands for all."""
 _MEASURED, _FEWEST_PROMPTS = 16, 16
-_IDLE = 0.1
+_IDLE, _HARDLY = 0.1, 0.01
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,20 @@ def limit(rates: Rates, row: Forecast) -> str:
     driver_s = DRIVER_S * rates.workload.responses
     if driver_s > 0.5 * row.step_s:
         return f"the driver: {driver_s:.1f} s a step"
-    if row.trainer_idle < _IDLE:
+    if row.trainer_idle < _HARDLY:
         return "the trainer"
+    rest = _awaited(rates, row)
+    return f"the trainer; besides, {rest}" if row.trainer_idle < _IDLE else rest
+
+
+def _awaited(rates: Rates, row: Forecast) -> str:
+    """What the trainer waits for."""
     if row.lag == 0:
         return "lag 0: one side waits for the other"
     if row.sampler_idle < _IDLE:
         full = row.running > 0.9 * rates.sampler.slots
         return "the samplers, all slots taken" if full else "the samplers, with slots left: long responses, or the lag"
-    if row.deadline_wait_s > _IDLE * row.step_s:
+    if row.deadline_wait_s > min(_IDLE, row.trainer_idle / 2) * row.step_s:
         return "stragglers that are due"
     return "the lag: both sides wait"
 

@@ -1,13 +1,14 @@
 """The command: a table, a page, one JSON line; one line where no forecast is possible."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.cluster_planner.__main__ import main
-from recipe.cluster_planner.answers import Forecast, marked, plan
+from recipe.cluster_planner.answers import Forecast, limit, marked, plan
 from recipe.cluster_planner.like import print_forecast
 from tests.cluster_planner.made_up import rates, run_folder
 
@@ -51,6 +52,17 @@ def test_what_binds_and_what_one_gpu_more_gains() -> None:
     assert slow_trainer.sampler_gain == pytest.approx(0, abs=0.01)
     slow_samplers = plan(rates(train_s=0.0, token_s=1e-4, slots=2), 2, [2], 100, only=(1, 1)).rows[0]
     assert slow_samplers.binds.startswith("the samplers") and (slow_samplers.sampler_gain or 0) > 0.4
+
+
+def test_where_the_trainer_waits_a_little_the_rest_is_named_too() -> None:
+    def binds(**changed: float) -> str:
+        row = plan(rates(), 3, [2], 100, only=(1, 2)).rows[0]
+        return limit(rates(), replace(row, **changed))  # type: ignore[arg-type]
+
+    assert binds(trainer_idle=0.0) == "the trainer"
+    assert binds(trainer_idle=0.05, sampler_idle=0.5) == "the trainer; besides, the lag: both sides wait"
+    assert binds(trainer_idle=0.05, sampler_idle=0.0).startswith("the trainer; besides, the samplers")
+    assert binds(trainer_idle=0.3, sampler_idle=0.5) == "the lag: both sides wait"
 
 
 def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
