@@ -2,7 +2,8 @@
 
 Calibrates recipe.cluster_planner on one run of scripts.bench.overlap's workload at lag 0, forecasts the same workload
 at lags 1, 2, 4, 8, with 2 slots (bound by the samplers) and without its tool (bound by the trainer), makes these runs
-on the real stack, and prints both. Seven runs of a minute or two each on 2 cores; run it alone.
+on the real stack, and prints both. The same with the quickstart's sizes, in fewer steps: calibrated on their own run at
+lag 0, forecast at lag 32. Nine runs of a minute or two each on 2 cores; run it alone. With --runs it can be continued.
 
 Below: the paper's own GPU hours, divided by its steps, beside a guess for the launch scripts' layouts from a data
 sheet. The paper does not give response lengths or the number of GPUs, so that only the ratios can be compared.
@@ -19,8 +20,18 @@ from typing import Any
 
 from recipe.cluster_planner.rates import PlanError
 from scripts.bench.forecasts.published import published
-from scripts.bench.forecasts.runs import CALIBRATION, CASES, errors, forecast, measured, run_once, worst
-from testkit.small_run import make_assets
+from scripts.bench.forecasts.runs import (
+    CALIBRATIONS,
+    CASES,
+    errors,
+    folder_of,
+    forecast,
+    is_done,
+    make_models,
+    measured,
+    run_once,
+    worst,
+)
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -56,20 +67,25 @@ def print_published(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs; those that it has are not made again")
+    names = [case.name for case in (*CALIBRATIONS, *CASES)]
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=names, help="make no other runs; print what is done"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="vcpo-planner-"))
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "model").is_dir():
-        make_assets(folder)
-    calibration = run_once(CALIBRATION, folder, folder)
+    make_models(folder)
     rows = []
     try:
-        for case in (CALIBRATION, *CASES):
-            real, said = measured(run_once(case, folder, folder)), forecast(case, calibration)
-            rows.append(
-                {"case": case.name, "measured": asdict(real), "forecast": asdict(said), "errors": errors(real, said)}
-            )
+        for case in (*CALIBRATIONS, *CASES):
+            if arguments.only is None or case.name in arguments.only:
+                run_once(case, folder)
+        for case in (*CALIBRATIONS, *CASES):
+            if is_done(case, folder) and is_done(case.calibration, folder):
+                real, said = measured(folder_of(case, folder)), forecast(case, folder_of(case.calibration, folder))
+                wrong = errors(real, said)
+                rows.append({"case": case.name, "measured": asdict(real), "forecast": asdict(said), "errors": wrong})
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -78,8 +94,8 @@ def main() -> int:
     print_rows(rows)
     compared = published()
     print_published(compared)
-    checked = rows[1:]  # the first is the calibration's own run
-    worsts = {f"worst_{name}_error": worst(checked, name) for name in ("step", "idle", "lag")}
+    checked = [row for row in rows if row["case"] not in {case.name for case in CALIBRATIONS}]
+    worsts = {f"worst_{name}_error": worst(checked, name) for name in ("step", "idle", "lag")} if checked else {}
     for name, value in worsts.items():
         print(f"{name} {value:.3f}")
     if arguments.json:

@@ -1,5 +1,7 @@
 """Runs of the real stack, and what the planner says of them when it has seen one run at lag 0 only."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from recipe.cluster_planner.calibration import calibrate
 from recipe.cluster_planner.rates import Layout, Rates
 from recipe.cluster_planner.simulation import Simulation
 from scripts.bench.cost.overlap import SLOW_TOOL, STEPS, WARM_UP
-from testkit.small_run import TrainerRun
+from testkit import ROOT
+from testkit.small_run import TrainerRun, make_assets
 from verl_vcpo.metrics_file import read_metrics
 from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
 
@@ -18,7 +21,21 @@ _TOOL = (
     f"actor_rollout_ref.rollout.agent.agent_loop_config_path={SLOW_TOOL}",
     "actor_rollout_ref.rollout.agent.default_agent_loop=slow_tool",
 )
+_QUICKSTART_MODEL = "quickstart-model"
 _SEEDS = 8
+
+
+def quickstart(folder: Path) -> list[str]:
+    """The sizes of scripts/quickstart.sh (+task=countdown_lag), in place of those of `small_task`."""
+    return [
+        f"actor_rollout_ref.model.path={folder}/{_QUICKSTART_MODEL}",
+        "async.exact_lag=true",
+        "data.max_prompt_length=24",
+        "data.max_response_length=16",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.rollout.max_model_len=64",
+    ]
 
 
 @dataclass(frozen=True)
@@ -30,20 +47,30 @@ class Case:
     tool: bool = True
     slots: int | None = None
     """max_num_seqs, where it is not the preset's."""
+    quickstart: bool = False
+    """The quickstart's sizes, in fewer steps; its forecast is calibrated on its own run at lag 0."""
 
     @property
-    def settings(self) -> list[str]:
+    def calibration(self) -> "Case":
+        """The run that gives the rates."""
+        return QUICKSTART_CALIBRATION if self.quickstart else CALIBRATION
+
+    def settings(self, folder: Path) -> list[str]:
         slots = [f"actor_rollout_ref.rollout.max_num_seqs={self.slots}"] if self.slots else []
-        return [f"async.lag={self.lag}", f"trainer.total_training_steps={STEPS}", *(_TOOL if self.tool else ()), *slots]
+        sizes = quickstart(folder) if self.quickstart else []
+        steps = [f"async.lag={self.lag}", f"trainer.total_training_steps={STEPS}"]
+        return [*steps, *(_TOOL if self.tool else ()), *slots, *sizes]
 
     def put_into(self, rates: Rates) -> Rates:
         """The calibration's rates, with what the case changes."""
-        if not self.tool:
+        if not self.tool and self.calibration.tool:
             rates = replace(rates, workload=replace(rates.workload, outside_s=np.zeros(1)))
         return replace(rates, sampler=replace(rates.sampler, slots=self.slots)) if self.slots else rates
 
 
 CALIBRATION = Case("lag 0", 0)
+QUICKSTART_CALIBRATION = Case("quickstart, lag 0", 0, tool=False, quickstart=True)
+CALIBRATIONS = CALIBRATION, QUICKSTART_CALIBRATION
 CASES = (
     Case("lag 1", 1),
     Case("lag 2", 2),
@@ -51,7 +78,19 @@ CASES = (
     Case("lag 8", 8),
     Case("2 slots, lag 4", 4, tool=False, slots=2),
     Case("no tool, lag 4", 4, tool=False),
+    Case("quickstart, lag 32", 32, tool=False, quickstart=True),
 )
+
+
+def make_models(folder: Path) -> None:
+    """What the runs are trained on, unless the folder has it: `make_assets`, and a model of the quickstart's shape."""
+    if not (folder / "model").is_dir():
+        make_assets(folder)
+    if not (folder / _QUICKSTART_MODEL).is_dir():
+        shape = ["--layers", "2", "--heads", "2", "--steps", "100"]
+        files = ["--data", f"{folder}/data", "--out", f"{folder}/{_QUICKSTART_MODEL}"]
+        command = [sys.executable, "-m", "recipe.warm_start.train", *files, *shape]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
 
 @dataclass(frozen=True)
@@ -64,11 +103,21 @@ class Outcome:
     lag_mean: float
 
 
-def run_once(case: Case, assets: Path, folder: Path) -> Path:
+def folder_of(case: Case, folder: Path) -> Path:
+    """Of the case's run."""
+    return folder / case.name.replace(" ", "_").replace(",", "")
+
+
+def is_done(case: Case, folder: Path) -> bool:
+    """Whether the folder has the whole run."""
+    return (folder_of(case, folder) / SUMMARY_FILE).is_file()
+
+
+def run_once(case: Case, folder: Path) -> Path:
     """Train, unless the folder has the whole run already. Returns the run's folder."""
-    run_dir = folder / case.name.replace(" ", "_").replace(",", "")
-    if not (run_dir / SUMMARY_FILE).is_file():
-        run = TrainerRun(assets, run_dir, *case.settings)
+    run_dir = folder_of(case, folder)
+    if not is_done(case, folder):
+        run = TrainerRun(folder, run_dir, *case.settings(folder))
         if run.wait():
             raise RuntimeError(f"the run {run_dir.name} failed:\n{run.tail()}")
     return run_dir
@@ -92,7 +141,7 @@ def measured(run_dir: Path) -> Outcome:
 def forecast(case: Case, calibration: Path) -> Outcome:
     """What the planner says of the same steps: the mean over simulated runs, as the lengths of one are drawn."""
     rates = case.put_into(calibrate([calibration]))
-    layout = Layout(rates.trainer.gpus, rates.sampler.gpus, case.lag)
+    layout = Layout(rates.trainer.gpus, rates.sampler.gpus, case.lag, exact=case.quickstart)
     kept = [step for seed in range(_SEEDS) for step in Simulation(rates, layout, seed=seed).run(STEPS)[WARM_UP:]]
 
     def over_time(values: list[float]) -> float:
