@@ -66,6 +66,13 @@ SAMPLERS = Place(
         ),
         Reach("LagKvLLMReplica.resume_kv_cache", How.OVERRIDES, f"{REPLICA}.resume_kv_cache", "", "kv_cache=keep"),
         Reach(
+            "LagKvLLMReplica.get_ray_class_with_init_args",
+            How.OVERRIDES,
+            f"{REPLICA}.get_ray_class_with_init_args",
+            "",
+            "our receiver of weights",
+        ),
+        Reach(
             "LagKvLLMReplica.max_concurrency",
             How.OVERRIDES,
             f"{REPLICA}.max_concurrency",

@@ -108,4 +108,27 @@ GROUP = Place(
     ),
 )
 
-PLACES = (UPDATES, GROUP)
+RECEIVER = Place(
+    "verl/verl_vcpo/checkpoint_engine/receiver.py",
+    "What `vllm_rollout.py` takes from `verl.third_party.vllm`, whose place is taken there.",
+    (
+        Reach("LagKCheckpointEngineWorker", How.SUBCLASSES, f"{BASE}:CheckpointEngineWorker", "", "the receiver"),
+        Reach(
+            "LagKCheckpointEngineWorker.__init__",
+            How.OVERRIDES,
+            f"{BASE}:CheckpointEngineWorker.__init__",
+            "",
+            "before theirs imports its client of the server",
+        ),
+        Reach(
+            "LagKvLLMReplica.get_ray_class_with_init_args",
+            How.USES,
+            "verl.single_controller.ray:RayClassWithInitArgs.cls",
+            "",
+            "the actor's class: set",
+        ),
+        Reach("SLEEP_LEVEL", How.USES, "verl.third_party.vllm:VLLM_SLEEP_LEVEL", "= 2", "the module imports vLLM"),
+    ),
+)
+
+PLACES = (UPDATES, GROUP, RECEIVER)

@@ -14,9 +14,11 @@ from typing import Any
 
 import ray
 from cachetools import LRUCache
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from verl_vcpo.checkpoint_engine.receiver import LagKCheckpointEngineWorker
 from verl_vcpo.workers.rollout.admission import most_calls
 from verl_vcpo.workers.rollout.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.workers.rollout.kv_cache import KVCache
@@ -189,6 +191,12 @@ class LagKvLLMReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = server_actor(self.server)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """As verl's, with our class of what receives the weights."""
+        made = super().get_ray_class_with_init_args()
+        made.cls = ray.remote(LagKCheckpointEngineWorker)
+        return made
 
     @property
     def max_concurrency(self) -> int:
