@@ -77,7 +77,11 @@ def test_scores_are_those_of_the_function(name: str) -> None:
         ("own class", "returns what cannot be sent"),
     ],
 )
-def test_a_failure_names_the_reward_and_its_prompt(name: str, text: str, complaint: str) -> None:
+def test_a_failure_names_the_reward_and_its_prompt(
+    name: str, text: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward, "_GRACE_S", 0.5)  # a loop in a coroutine takes processor time until then
+
     async def work(scored: Any) -> Any:
         with pytest.raises(RewardError) as raised:
             await scored(text, row=7)
