@@ -231,7 +231,7 @@ def _moving_line(stream: TextIO, render: "Callable[[], RenderableType]") -> "Liv
     from rich.live import Live
 
     class Terminal(Console):
-        @property
+        @property  # type: ignore[misc]  # nobody sets it
         def size(self) -> ConsoleDimensions:
             # rich asks the standard streams, of which `owned` has sent two into a file
             if "COLUMNS" not in os.environ:
