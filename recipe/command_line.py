@@ -1,12 +1,16 @@
 """What all commands have in common: a wrong argument is one line, and Ctrl-C is no traceback."""
 
 import argparse
+import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as a shell gives it."""
+_WIDEST = 118
 _UNKNOWN = "unrecognized arguments: "
 
 
@@ -25,8 +29,32 @@ def whole_number(least: int) -> Callable[[str], int]:
     return of_text
 
 
+def positive_number(text: str) -> float:
+    """A type of arguments: finite numbers above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return number
+
+
+def _wrapped(description: str) -> str:
+    """As wide as the terminal; what is indented stays as it is."""
+    width = min(shutil.get_terminal_size().columns - 2, _WIDEST)
+    blocks = description.strip().split("\n\n")
+    return "\n\n".join(
+        block if block.startswith(" ") else textwrap.fill(block, width, break_long_words=False) for block in blocks
+    )
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """argparse, with the error alone on stderr instead of after the usage text."""
+    """argparse, with the error alone on stderr instead of after the usage text, and paragraphs in the description."""
+
+    def __init__(self, *, description: str | None = None, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(description=description and _wrapped(description), **settings)
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix(_UNKNOWN)

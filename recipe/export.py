@@ -7,7 +7,6 @@ actor_rollout_ref.actor.megatron.use_dist_checkpointing=true it holds Megatron's
 CPU, in one process.
 """
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -20,6 +19,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 
+from recipe.command_line import OneLineParser, run_command
 from recipe.fully_async_policy.main import one_line, prepare_environment
 from verl_vcpo.trainer.ppo.v1 import checkpoint as checkpoints
 from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE
@@ -141,9 +141,7 @@ def _missing(weights: Path) -> str | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 2 where there is nothing to export."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = OneLineParser(prog="python -m recipe.export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run_dir/checkpoints/global_step_N")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     parser.add_argument("--model", metavar="FOLDER", help="what the run began with, if its config.yaml is not there")
@@ -153,9 +151,12 @@ def main(argv: list[str] | None = None) -> int:
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {args.out}: cannot be written ({error.strerror}); give another folder", file=sys.stderr)
+        return 2
     print(f"{args.out}: a Hugging Face folder. To talk to it: python -m recipe.vllm serve {args.out}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -4,7 +4,6 @@ Columns, the length of every prompt in the model's chat template, and what the t
 answer and for a made-up response. Nothing is trained. Exit status 0, or 2 with one line on stderr for what is wrong.
 """
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from recipe.fully_async_policy import main as trainer
-from scripts.prepare_data import OneLineParser
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,7 +37,7 @@ class Scores(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     """Print what the file holds. Returns the exit code."""
-    parser = OneLineParser(prog="check_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog="check_data", description=__doc__)
     parser.add_argument("file", help="parquet, .jsonl or .json")
     parser.add_argument("--task", required=True, help="whose preset names the reward, the model and the lengths")
     trainer.add_config_dir(parser)
@@ -48,10 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.checks.data import check_columns, check_prompts
     from recipe.fully_async_policy.checks.data_file import DataFile
     from recipe.fully_async_policy.checks.errors import SettingError
+    from recipe.fully_async_policy.checks.settings import check_types
 
     trainer.prepare_environment(args.overrides)
     try:
         config = trainer.compose([f"+task={args.task}", *args.overrides], args.config_dir)
+        check_types(config)
         file = DataFile("FILE", args.file)
         check_columns(file, config.data.prompt_key)
         check_prompts(file, config.data.prompt_key)
@@ -150,4 +151,4 @@ def describe_scores(scores: list[Scores]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

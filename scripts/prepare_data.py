@@ -11,11 +11,12 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from recipe.tasks import gsm8k, hendrycks_math, sort_digits
 from recipe.tasks.countdown import rows as countdown
 from recipe.tasks.prompt_lengths import prompt_lengths
@@ -36,13 +37,6 @@ TASKS: dict[str, ModuleType] = {
 PUBLISHED = Path(__file__).resolve().parent.parent / "recipe/fully_async_policy/config/published/gpu"
 SAMPLES = 3
 _TOKENIZER_BATCH = 512
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """argparse, with the error alone on stderr instead of after the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,4 +148,4 @@ def print_summary(task: str, out: Path, prepared: Prepared, *, checked: bool) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -4,15 +4,14 @@ To try a task without a download. The problems are sums of small numbers, the sa
 scripts.prepare_data reads the files as it reads the real ones.
 """
 
-import argparse
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
+from recipe.command_line import OneLineParser, run_command
 from verl_vcpo.whole_file import whole_file, write_whole
 
 TRAIN, VAL = 64, 16
@@ -96,7 +95,7 @@ def write_parquet(file: Path, rows: list[dict]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sample_data", description=__doc__.splitlines()[0])
+    parser = OneLineParser(prog="sample_data", description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -107,4 +106,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -15,16 +15,16 @@ from pathlib import Path
 from recipe.cluster_planner import calibration, device, like, page
 from recipe.cluster_planner.answers import plan
 from recipe.cluster_planner.rates import PlanError, Rates
+from recipe.command_line import OneLineParser, run_command
 
 _LAGS, _STEPS = "0,1,2,4,8,16", 500
 _SHARED = 2  # a run on CPU has one trainer and one sampler
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m recipe.cluster_planner",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder; the first gives the sizes")
     parser.add_argument("--gpus", type=int, help="of trainer and samplers together (default: those of --like)")
@@ -128,4 +128,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

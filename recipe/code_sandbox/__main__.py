@@ -21,6 +21,7 @@ from recipe.code_sandbox.environment import modules_of
 from recipe.code_sandbox.isolation import Sandbox
 from recipe.code_sandbox.limits import IsolationError, Limits
 from recipe.code_sandbox.server import Service, build_app
+from recipe.command_line import OneLineParser, run_command
 
 _DEFAULTS = Limits()
 _LIMITS = {
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m recipe.code_sandbox", description=__doc__)
+    parser = OneLineParser(prog="python -m recipe.code_sandbox", description=__doc__)
     number = functools.partial(parser.add_argument, type=int)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
@@ -164,4 +165,4 @@ def _check(sandbox: Sandbox, unbounded: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

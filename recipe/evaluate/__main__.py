@@ -7,7 +7,6 @@ task's preset, and settings the trainer's own: data.val_files=..., data.max_resp
 and a preset that validates greedily, responses are sampled as in training.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipe.command_line import OneLineParser, run_command
 from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
 from recipe.evaluate.scored import Answer
 from recipe.export import ExportError, weights_of
@@ -24,6 +24,9 @@ from verl_vcpo.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+_MODEL_PATH = "actor_rollout_ref.model.path"
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,7 @@ class Result:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 2 where an argument is wrong, 1 where the evaluation failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = OneLineParser(prog="python -m recipe.evaluate", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face folder, or global_step_N of a run")
     parser.add_argument("--task", required=True, metavar="NAME", help="preset: countdown, gsm8k, math, ...")
     parser.add_argument("--samples", type=int, metavar="K", help="of each problem (default: the preset's)")
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)
+        check(config, args.json)
     except (SettingError, ExportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -83,10 +85,12 @@ def composed(
 
     Raises:
         ExportError: there is no model.
-        SettingError: a wrong setting, no data, or a task with tools.
+        SettingError: a wrong setting, or a task with tools.
     """
     from recipe.fully_async_policy.validate import SettingError
 
+    if any(given.lstrip("+").startswith(f"{_MODEL_PATH}=") for given in overrides):
+        raise SettingError(f"{_MODEL_PATH}: MODEL names it, {model}; leave the setting out")
     folder = model if (model / "config.json").is_file() else weights_of(model)
     config = trainer.compose([f"+task={task}", *overrides], config_dir)
     config.actor_rollout_ref.model.path = str(folder)  # not an override: a folder's name may need quotes there
@@ -94,12 +98,9 @@ def composed(
     if rollout.agent.default_agent_loop != SINGLE_TURN:
         raise SettingError(
             f"--task {task}: answers of several turns, with tools, come from the whole stack: python -m "
-            f"recipe.fully_async_policy.main +task={task} actor_rollout_ref.model.path={folder} trainer.val_only=true"
+            f"recipe.fully_async_policy.main +task={task} actor_rollout_ref.model.path={folder} trainer.val_only=true "
+            "run_dir=FOLDER"
         )
-    files = config.data.val_files
-    for file in [files] if isinstance(files, str) else files:
-        if not Path(file).is_file():
-            raise SettingError(f"data.val_files={file}: no such file; python -m scripts.prepare_data makes it")
     if samples is not None and samples < 1:
         raise SettingError(f"--samples {samples}: give 1 or more")
     sampling = rollout.val_kwargs
@@ -107,6 +108,31 @@ def composed(
     if sampling.n > 1 and sampling.temperature == 0:
         sampling.temperature, sampling.top_p, sampling.top_k = rollout.temperature, rollout.top_p, rollout.top_k
     return config
+
+
+def check(config: "DictConfig", json_file: Path | None) -> None:
+    """Refuse what an evaluation would fail with after its start.
+
+    Args:
+        json_file: what --json names.
+
+    Raises:
+        SettingError: a wrong setting, file or row, a reward that scores nothing, or a model that cannot be sampled.
+    """
+    from recipe.fully_async_policy.checks.consistency import check_length
+    from recipe.fully_async_policy.checks.data import check_rows
+    from recipe.fully_async_policy.checks.model import check_sampled_model
+    from recipe.fully_async_policy.checks.reward import check_reward
+    from recipe.fully_async_policy.checks.settings import check_types
+    from recipe.fully_async_policy.validate import SettingError
+
+    if json_file and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
+        raise SettingError(f"--json {json_file}: cannot be written; give a file in a folder that is there")
+    check_types(config)
+    check_length(config)
+    _, samples = check_rows(config, "val_files")
+    check_sampled_model(config)
+    check_reward(config, list(samples.values()))
 
 
 def measured(answers: list[Answer], samples: int) -> dict[str, Result]:
@@ -153,4 +179,4 @@ def write(file: Path, about: dict[str, Any], results: dict[str, Result], answers
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

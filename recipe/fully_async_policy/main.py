@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from recipe.command_line import OneLineParser, positive_number, run_command
 from verl_vcpo import start_up
 
 if TYPE_CHECKING:
@@ -33,27 +34,7 @@ _LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
 
 def main(argv: list[str] | None = None) -> int:
     """Compose the configuration, check it, train. Returns the exit code: 2 where a setting is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.fully_async_policy.main",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
-    parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        default=os.environ.get("DRY_RUN") == "1",
-        help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
-    )
-    parser.add_argument(
-        "--gpu-memory", type=float, metavar="GIB", help="of one GPU, for --dry-run (default: 79.6, of 80 GB)"
-    )
-    parser.add_argument(
-        "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"
-    )
-    add_config_dir(parser)
-    args = parser.parse_intermixed_args(argv)
+    args = _arguments(argv)
 
     from recipe.fully_async_policy.processes import new_run_id
 
@@ -86,6 +67,32 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     with in_its_folder:
         return launch(config, run_id, composed_of(args))
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = OneLineParser(
+        prog="python -m recipe.fully_async_policy.main",
+        description=__doc__,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
+    parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=os.environ.get("DRY_RUN") == "1",
+        help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
+    )
+    parser.add_argument(
+        "--gpu-memory", type=positive_number, metavar="GIB", help="of one GPU, for --dry-run (default: 79.6, of 80 GB)"
+    )
+    parser.add_argument(
+        "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"
+    )
+    add_config_dir(parser)
+    args = parser.parse_intermixed_args(argv)
+    if not args.dry_run and (args.gpu_memory is not None or args.forecast):
+        parser.error("--gpu-memory and --forecast are of the plan that --dry-run prints: add --dry-run")
+    return args
 
 
 def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
@@ -398,4 +405,4 @@ def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

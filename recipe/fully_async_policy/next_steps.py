@@ -18,7 +18,7 @@ def after_training(config: "DictConfig", given: list[str]) -> str:
         config: the run's.
         given: the arguments that the run was started with: `+task=NAME` among them.
     """
-    if not config.save_model or config.trainer.get("val_only"):
+    if not config.save_model or config.trainer.val_only:
         return ""
     model = Path(config.run_dir, MODEL_FOLDER)
     if not model.is_dir():

@@ -7,6 +7,7 @@ sockets and logs in a folder that other users cannot enter. docs/explanation/sec
 """
 
 import contextlib
+import inspect
 import os
 import secrets
 import stat
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.checks.errors import SettingError, closest
 
 LOOPBACK = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -62,10 +63,22 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
             "inside one of mode 0700"
         )
     if connect:
+        _check_names(ray_init)
         try:
             private_folder()
         except OSError as error:
             raise SettingError(str(error)) from None
+
+
+def _check_names(ray_init: Mapping[str, Any]) -> None:
+    import ray
+
+    known = [name for name in inspect.signature(ray.init).parameters if name != "kwargs"]
+    for name, value in ray_init.items():
+        if not name.startswith("_") and name not in known:
+            near = closest(name, known)
+            meant = f"did you mean {near}?" if near else "leave it out"
+            raise SettingError(f"ray_kwargs.ray_init.{name}={value}: ray.init takes no such argument; {meant}")
 
 
 def without_own_nodes(ray_init: MutableMapping[str, Any], given: Collection[str]) -> None:

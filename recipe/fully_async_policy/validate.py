@@ -5,13 +5,14 @@ Each kind of input has a file in `checks/`.
 
 from omegaconf import DictConfig
 
+from recipe.fully_async_policy.checks.agent_loop import check_agent_loop
 from recipe.fully_async_policy.checks.consistency import check_consistency
-from recipe.fully_async_policy.checks.data import Sample, check_data
+from recipe.fully_async_policy.checks.data import Sample, check_data, check_given
 from recipe.fully_async_policy.checks.errors import SettingError as SettingError
 from recipe.fully_async_policy.checks.layout import check_layout
 from recipe.fully_async_policy.checks.logger import check_logger
 from recipe.fully_async_policy.checks.model import check_model
-from recipe.fully_async_policy.checks.run_folder import check_checkpoint, check_run_dir
+from recipe.fully_async_policy.checks.run_folder import check_checkpoint, check_folders, check_nothing_replaced
 from recipe.fully_async_policy.checks.settings import check_types
 from recipe.fully_async_policy.checks.tool_use import check_tool_use
 from verl_vcpo.workers.config.vcpo import VCPOSettings
@@ -26,15 +27,18 @@ def validate(config: DictConfig, files: bool = True) -> list[Sample]:
     Raises:
         SettingError: the first thing that is wrong.
     """
+    check_given(config.data)
     check_types(config)
     vcpo = _vcpo(config.vcpo)
     check_consistency(config, vcpo)
     check_layout(config)
     check_logger(config)
+    check_agent_loop(config.actor_rollout_ref.rollout, files)
     check_tool_use(config, vcpo, files)
     if not files:
         return []
-    check_run_dir(config.run_dir)
+    check_folders(config)
+    check_nothing_replaced(config)
     check_checkpoint(config.trainer)
     return check_data(config, check_model(config))
 

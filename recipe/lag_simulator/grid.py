@@ -95,7 +95,10 @@ class Folder:
         Raises:
             ValueError: they are of other settings or another first policy.
         """
-        curves = pd.read_parquet(file)
+        try:
+            curves = pd.read_parquet(file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--known {file}: cannot be read ({type(error).__name__}); leave it out") from None
         settings = curves.attrs.get("settings")
         if settings is None:
             raise ValueError(f"--known {file}: was not written by scripts.bench.stability; leave it out")

@@ -6,12 +6,13 @@ A few seconds to start, less than a minute to run. The run's folder (run_dir) ge
 summary.json and config.yaml, which scripts.report reads as it reads those of the real stack.
 """
 
-import argparse
 import json
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from recipe.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,10 +24,9 @@ EXACT_LAG = "async.exact_lag"
 
 def main(argv: list[str] | None = None) -> int:
     """Compose the configuration, check it, run. Returns the exit code: 2 where a setting is wrong."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m recipe.lag_simulator.main",
         description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     from recipe.fully_async_policy.main import add_config_dir, composed_of
@@ -81,6 +81,7 @@ def check(config: "DictConfig") -> None:
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
         (EXACT_LAG, config["async"].exact_lag, True),
+        ("trainer.val_only", config.trainer.val_only, False),
         ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),
         ("actor_rollout_ref.rollout.temperature", rollout.temperature, 1.0),
         ("actor_rollout_ref.actor.ppo_epochs", actor.ppo_epochs, 1),
@@ -173,4 +174,4 @@ def metrics_line(row: "Row", wall_clock_s: float, step_s: float) -> dict[str, fl
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -11,7 +11,6 @@ is to write it. --steps and --correct-fraction decide how well the model learns 
 another row.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -29,6 +28,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
+from recipe.command_line import OneLineParser, run_command
 from recipe.tasks.countdown.problems import Difficulty, ProblemKey, problem_key, random_expression, random_problem
 from recipe.tasks.countdown.reward import compute_score, is_well_formed
 from recipe.warm_start.model import build_model, respond
@@ -71,8 +71,8 @@ class Settings:
                 raise ValueError(f"{name}={getattr(self, name)} is out of range: use {least} or more")
         if self.heads % 2:
             raise ValueError(f"heads={self.heads}: use an even number, two share keys and values")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate} is out of range: use more than 0")
+        if not 0 < self.learning_rate <= 1:
+            raise ValueError(f"learning_rate={self.learning_rate} is out of range: use more than 0, at most 1")
         if not 0 <= self.correct_fraction <= 1:
             raise ValueError(f"correct_fraction={self.correct_fraction} is out of range: use 0 to 1")
 
@@ -268,6 +268,15 @@ def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return record if record.get("settings") == settings else None
 
 
+def _make_parent(out: Path) -> None:
+    """Raises ValueError where the checkpoint could not be written: known before the training, not after it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=out.parent).cleanup()
+    except OSError as error:
+        raise ValueError(f"out={out} cannot be written ({error.strerror}): choose another --out") from None
+
+
 def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     """Make the checkpoint, or reuse it. Raises ValueError for a wrong setting."""
     started = time.perf_counter()
@@ -276,6 +285,7 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     if record is not None:
         print(f"Reusing {out}: it was made with the same settings.")
     else:
+        _make_parent(out)
         torch.set_num_threads(min(THREADS, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         torch.manual_seed(settings.seed)
         tokenizer = lesson.tokenizer(settings.seed)
@@ -290,9 +300,7 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="warm_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneLineParser(prog="warm_start", description=__doc__)
     parser.add_argument(
         "--data", type=Path, default=Path("data/countdown"), help="what prepare_data wrote; with --answers: a file"
     )
@@ -316,4 +324,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

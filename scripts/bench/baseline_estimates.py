@@ -9,7 +9,6 @@ The weights are log-normal; scripts/bench/exactness/few_samples.py describes the
 constant is best, is that of `scripts.bench.baseline_variance`.
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -17,6 +16,7 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.exactness.few_samples import BLOCKS, INTERVAL, RATIOS, SIZES, SLOPES, Excess, Kept, measure
 
 
@@ -40,8 +40,8 @@ def print_tables(rows: list[Excess], kept: list[Kept]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=4000, help="groups drawn of each kind (default 4000)")
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--groups", type=whole_number(1), default=4000, help="groups drawn of each kind (default 4000)")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON line, last")
     arguments = parser.parse_args()
     if arguments.groups < 2 * BLOCKS:
@@ -57,4 +57,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

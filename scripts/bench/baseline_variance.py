@@ -11,11 +11,10 @@ differ from the policy's, and its total variance tr Cov G is measured:
 "w counted twice" is the weight of the published implementation, w^2 times a norm that holds min(w, c) already.
 """
 
-import argparse
 import json
-import sys
 from dataclasses import asdict
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.exactness.baselines import BLOCKS, GROUP_SIZE, INTERVAL, SETTINGS, BaselineFigures, Minimum, measure
 
 
@@ -41,8 +40,10 @@ def print_tables(minima: list[Minimum], rows: list[BaselineFigures]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=20000, help="groups drawn in each setting (default 20000)")
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument(
+        "--groups", type=whole_number(1), default=20000, help="groups drawn in each setting (default 20000)"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON line, last")
     arguments = parser.parse_args()
     if arguments.groups < 2 * BLOCKS:
@@ -60,4 +61,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

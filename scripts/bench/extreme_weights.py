@@ -7,7 +7,6 @@ with one backward per sequence, whose gradients are added up in float64 with coe
 where a relative error exceeds 1e-4.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.exactness.extreme_weights import KEEPS, LIMIT, SPREADS, Error, errors
 from testkit.actor import join_processes
 
@@ -34,7 +34,7 @@ def print_table(rows: list[Error]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -49,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

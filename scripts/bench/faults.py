@@ -8,7 +8,6 @@ its bound, no failure became a reward, and no process or shared memory is left. 
 2 cores.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.reliability import fault_at_scale
 from scripts.bench.reliability.faults import FAULTS, FaultVerdict, try_fault
 from testkit.small_run import make_assets
@@ -38,14 +38,14 @@ def print_table(verdicts: list[FaultVerdict]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="faults whose name contains TEXT")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     names = [*(fault.name for fault in FAULTS), fault_at_scale.NAME]
     chosen = [name for name in names if (arguments.only or "") in name]
     if not chosen:
-        parser.error(f"--only {arguments.only}: no such fault; choose from:\n{chr(10).join(names)}")
+        parser.error(f"--only {arguments.only}: no such fault; choose from {'; '.join(names)}")
     folder = Path(tempfile.mkdtemp(prefix="vcpo-faults-"))
     make_assets(folder)
     all_of_them: dict[str, Callable[[], FaultVerdict]] = {
@@ -74,4 +74,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

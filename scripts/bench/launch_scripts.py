@@ -4,7 +4,6 @@ Each runs with CPU=1, one after another: the script's own settings with a small 
 stack, 2 steps. About two minutes each on 2 cores. Exits with 1 where a script fails, or its lag exceeds its bound.
 """
 
-import argparse
 import json
 import signal
 import sys
@@ -12,6 +11,7 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.reliability.launch_scripts import SHELL, STEPS, ScriptExecution, executions
 
 
@@ -27,7 +27,7 @@ def print_table(rows: list[ScriptExecution]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("settings", nargs="*", metavar="setting=value", help="overrides for every script")
     parser.add_argument("--only", metavar="TEXT", default="", help="scripts whose path contains TEXT")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
@@ -44,4 +44,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -7,23 +7,22 @@ norms differ by more than 1e-5 (float32) or 1e-2 (bfloat16). Forms take turns; t
 product of the same round. A layer's whole step, forward and input gradient included, takes about three plain products.
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.cost.layers import LENGTHS, LIMIT, MODELS, measure
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--model", choices=MODELS, action="append", help="may be repeated; default: d512")
     parser.add_argument("--lengths", choices=LENGTHS, action="append", help="in tokens; may be repeated; default: all")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=whole_number(1), default=10)
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each layer once it is measured")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
@@ -54,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -9,13 +9,13 @@ Layers are Megatron's own, or with `--layers te` Transformer Engine's, as a GPU 
 plain torch for their kernels (testkit/te_on_cpu.py).
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, replace
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.exactness.layouts import LAYOUTS, LIMIT, Comparison, comparisons
 
 
@@ -33,7 +33,7 @@ def print_table(rows: list[Comparison]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="layouts whose name contains TEXT")
     parser.add_argument(
         "--layers", choices=["local", "te"], default="local", help="Megatron's, or Transformer Engine's"
@@ -52,4 +52,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -6,17 +6,16 @@ that is killed. After each of them, nothing of the run is left on either node. N
 on 2 busy cores.
 """
 
-import argparse
 import functools
 import json
 import shutil
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.reliability.nodes import CASES, REPEATABLE, NodesVerdict, try_case
 from testkit.nodes import why_not
 from testkit.small_run import TrainerRun, make_assets
@@ -45,7 +44,7 @@ def run_on_one_node(assets: Path, run_dir: Path) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
@@ -73,4 +72,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

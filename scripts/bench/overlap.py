@@ -10,14 +10,13 @@ Then the same with a model of 20 million parameters at lag 4: how long a weight 
 minutes on 2 cores; run it alone.
 """
 
-import argparse
 import json
 import shutil
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.cost.overlap import LAG, Timing, make_large_model, measure
 from testkit.small_run import make_assets
 
@@ -44,7 +43,7 @@ def print_result(synchronous: Timing, asynchronous: Timing, samplers_s: float, l
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="vcpo-overlap-"))
@@ -66,4 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -9,7 +9,6 @@ Below: the paper's own GPU hours, divided by its steps, beside a guess for the l
 sheet. The paper does not give response lengths or the number of GPUs, so that only the ratios can be compared.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.cluster_planner.rates import PlanError
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.forecasts.published import published
 from scripts.bench.forecasts.runs import (
     CALIBRATIONS,
@@ -65,7 +65,7 @@ def print_published(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs; those that it has are not made again")
     names = [case.name for case in (*CALIBRATIONS, *CASES)]
     parser.add_argument(
@@ -73,6 +73,8 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
+    if arguments.runs and arguments.runs.is_file():
+        parser.error(f"--runs {arguments.runs}: is a file; give a folder")
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="vcpo-planner-"))
     folder.mkdir(parents=True, exist_ok=True)
     make_models(folder)
@@ -104,4 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -5,7 +5,6 @@ Calls that are not allowed are no error: in the sandbox, where those calls fail,
 minute.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipe.code_sandbox.seccomp import ALLOWED
+from recipe.command_line import OneLineParser, run_command
 from testkit.ordinary_programs import PROGRAMS
 
 _BY_ARGUMENT = {"clone", "fcntl", "ioctl", "prctl", "socket", "socketpair"}
@@ -33,7 +33,7 @@ def calls_of(code: str) -> set[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.parse_args()
     if shutil.which("strace") is None:
         parser.error("strace is not on this machine: apt-get install strace")
@@ -50,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -10,7 +10,6 @@ last row, which no script has: 16,384 a step, each of 8,192 tokens. Then seconds
 TransferQueue, ours and verl's. Two to six minutes a layout on 2 cores, and up to 16 GiB.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.reliability import scale
 from testkit.small_run import make_assets
 
@@ -63,10 +63,10 @@ def summary(results: list[scale.ScaleResult]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains TEXT")
-    parser.add_argument("--steps", type=int, default=4, help="of each launch script's run (default 4)")
-    parser.add_argument("--keys", type=int, default=140_000, help="for the poll (default 140,000)")
+    parser.add_argument("--steps", type=whole_number(1), default=4, help="of each launch script's run (default 4)")
+    parser.add_argument("--keys", type=whole_number(1), default=140_000, help="for the poll (default 140,000)")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     cases = [(scale.read_layout(script), scale.Responses(), arguments.steps) for script in scale.launch_scripts()]
@@ -94,4 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

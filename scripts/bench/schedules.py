@@ -7,24 +7,22 @@ batch size. After every schedule: no trajectory trained on was older than its bo
 twice, nothing deadlocked.
 """
 
-import argparse
 import json
 import sys
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome
 from scripts.bench.reliability.simulated_loop import run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=5000, help="schedules (default 5000)")
-    parser.add_argument("--first", type=int, default=0, help="seed of the first one (default 0)")
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--n", type=whole_number(1), default=5000, help="schedules (default 5000)")
+    parser.add_argument("--first", type=whole_number(0), default=0, help="seed of the first one (default 0)")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON line, last")
     arguments = parser.parse_args()
-    if arguments.n < 1:
-        parser.error(f"--n {arguments.n}: give 1 or more")
     total = ScheduleOutcome()
     for seed in tqdm(range(arguments.first, arguments.first + arguments.n), desc="schedules", mininterval=1.0):
         outcome = run(Schedule.draw(seed))
@@ -39,4 +37,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

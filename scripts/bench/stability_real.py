@@ -5,27 +5,32 @@ simulator: a method that collapses and one that does not. Runs are kept in --out
 stopped. Problems and samples differ, so compare what becomes of a run, not its digits. About a quarter of an hour.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 import pandas as pd
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from recipe.lag_simulator.analysis import outcome
+from scripts.bench.stability.preset import METHODS as ALL_METHODS
 from scripts.bench.stability.preset import prepare
 from scripts.bench.stability.real_stack import LAG, METHODS, STEPS, TASK, compare
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=METHODS, metavar="NAME", help="default: none vcpo")
-    parser.add_argument("--lag", type=int, default=LAG, metavar="K", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="default: %(default)s")
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument(
+        "--methods", nargs="+", choices=ALL_METHODS, default=METHODS, metavar="NAME", help="default: none vcpo"
+    )
+    parser.add_argument("--lag", type=whole_number(0), default=LAG, metavar="K", help="default: %(default)s")
+    parser.add_argument("--steps", type=whole_number(1), default=STEPS, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("outputs/stability-real"), help="default: %(default)s")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the curves there")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
+    if arguments.lag >= arguments.steps:
+        parser.error(f"--steps {arguments.steps}: there is no evaluation after step --lag {arguments.lag}; give more")
     try:
         prepare(TASK)
         curves = compare(arguments.out, arguments.methods, arguments.lag, arguments.steps)
@@ -47,4 +52,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

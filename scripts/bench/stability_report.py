@@ -8,17 +8,17 @@ predictors.png   accuracy, ESS ratio, KL and gradient norm: synchronous, TIS and
 tables.md        all tables
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.stability.report import make_report, read_curves, show, write
 
 PUBLISHED = Path("docs/measurements/stability")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="*.parquet, by scripts.bench.stability")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables.md there")
     arguments = parser.parse_args(argv)
@@ -39,4 +39,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

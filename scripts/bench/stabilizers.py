@@ -4,13 +4,13 @@ A few steps each through Ray, vLLM and Megatron on CPU, at lag 1, one run after 
 cores. Exits with 1 where a run fails, or a step's gradient is not finite.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
 
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command
 from scripts.bench.reliability.stabilizers import LAG, STEPS, StabilizerExecution, executions
 from scripts.bench.stability.preset import METHODS
 
@@ -28,7 +28,7 @@ def print_table(rows: list[StabilizerExecution]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=METHODS, metavar="NAME", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
@@ -41,4 +41,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

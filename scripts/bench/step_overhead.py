@@ -12,7 +12,6 @@ Where there is a GPU it is measured, on the shapes of Qwen2.5-1.5B and 7B: with 
 float32, the quickest case first. A case that fails does not end the others.
 """
 
-import argparse
 import importlib.util
 import json
 import math
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.cost.steps import PLAIN, SMALLEST, Case, Checkpoints, cpu_cases, exact, gpu_cases, measure
 
 
@@ -90,7 +90,7 @@ def main() -> int:
     if on_gpu:
         has_te = importlib.util.find_spec("transformer_engine") is not None
         cases = gpu_cases(torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory, has_te)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both, where there is a GPU")
     parser.add_argument(
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--smallest", action="store_true", help="one case only, of one small layer")
     parser.add_argument("--quick", action="store_true", help="the plain update and the default alone, not checked")
-    parser.add_argument("--rounds", type=int, default=10, help="timed steps of every method")
+    parser.add_argument("--rounds", type=whole_number(1), default=10, help="timed steps of every method")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins later, or goes on longer")
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each case once it is measured")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
@@ -119,8 +119,8 @@ def main() -> int:
         and arguments.dtype in (None, case.dtype)
         and arguments.layers in (None, case.layers_of)
     ]
-    if not chosen or arguments.rounds < 1:
-        parser.error(f"no such case, or no rounds; cases: {'; '.join(case.name for case in cases)}")
+    if not chosen:
+        parser.error(f"no such case; cases: {'; '.join(case.name for case in cases)}")
     rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes, arguments.quick)
     if arguments.json:
         print(json.dumps({**device_and_torch(), "rounds": arguments.rounds, "rows": rows}))
@@ -128,4 +128,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

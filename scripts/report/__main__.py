@@ -6,30 +6,34 @@ going, or was interrupted, is shown as far as it got. Writes table.md, table.csv
 --live writes nothing: it serves that page to a browser on this machine, and the page follows the runs.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.report import figure, page, payload, table
 from scripts.report.runs import RunError, read_run
+
+_LAST_PORT = 65535
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 2 where a folder holds no run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneLineParser(prog="python -m scripts.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument(
         "--out", type=Path, help="folder to write into (default: the run's own, where there is one run)"
     )
     parser.add_argument("--live", action="store_true", help="serve the page instead, and follow the runs")
-    parser.add_argument("--port", type=int, default=0, help="of --live, as for `ssh -L` (default: a free one)")
+    parser.add_argument("--port", type=whole_number(0), help="of --live, as for `ssh -L` (default: a free one)")
     arguments = parser.parse_args(argv)
+    if (arguments.port or 0) > _LAST_PORT:
+        parser.error(f"--port {arguments.port}: give {_LAST_PORT} or less")
     if arguments.live:
         from scripts.report import live
 
-        return live.serve(arguments.runs, arguments.port)
+        return live.serve(arguments.runs, arguments.port or 0)
+    if arguments.port is not None:
+        parser.error("--port: is for --live, which serves the page; add --live, or leave --port out")
     if len(arguments.runs) > 1 and arguments.out is None:
         print("error: --out: name the folder that gets the files for these runs", file=sys.stderr)
         return 2
@@ -53,4 +57,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import Qwen2Config
 
 from recipe.fully_async_policy import main
@@ -24,11 +26,11 @@ GOOD_ROW = {
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder with a tokenizer; its weights are a file that nothing reads."""
+    """A model's folder with a tokenizer; its weights are those of no model."""
     folder = tmp_path_factory.mktemp("model")
     train_tokenizer(Difficulty()).save_pretrained(folder)
     Qwen2Config(vocab_size=512, max_position_embeddings=512).save_pretrained(folder)
-    (folder / "model.safetensors").write_text("weights")
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     return folder
 
 

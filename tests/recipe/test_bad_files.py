@@ -119,6 +119,7 @@ def test_a_broken_model_folder(good: dict[str, str], capsys: pytest.CaptureFixtu
         (template, "{{ raise_exception('no such role') }}", "the chat template refuses a prompt (no such role)"),
         (template, None, "the tokenizer has no chat template"),
         (folder / "tokenizer.json", None, "the folder has no tokenizer (tokenizer.json)"),
+        (folder / "model.safetensors", "cut off", "model.safetensors cannot be read"),
         (folder / "model.safetensors", "", "the folder has no weights"),
         (
             folder / "model.safetensors.index.json",
@@ -147,7 +148,7 @@ def test_one_run_at_a_time_in_a_folder(good: dict[str, str], capsys: pytest.Capt
 def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # of root everything may be
     with pytest.raises(SettingError, match=f"run_dir={tmp_path}/new/run: {tmp_path} may not be written"):
-        run_folder.check_run_dir(f"{tmp_path}/new/run")
+        run_folder.check_folder("run_dir", f"{tmp_path}/new/run")
     with pytest.raises(SettingError, match="run_dir=/proc/run: cannot be made"):
         run_folder.taken("/proc/run")
 

@@ -7,12 +7,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks import consistency, logger
+from recipe.fully_async_policy.checks import agent_loop, consistency, logger, settings
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.validate import validate
 from tests.recipe.refused import ACTOR, MEGATRON, MODEL, REWARD, ROLLOUT, composed, hydras_compose, quick_compose, run
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
+
+LOOP, TURNS = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.multi_turn"
 
 WRONG = [
     # names and choices
@@ -34,6 +36,8 @@ WRONG = [
     ("data.train_files=a.parquet,b.parquet", "give a list, data.train_files=[a.parquet,b.parquet]"),
     ("reward_model.enable=true", "reward_model.enable=true: nothing reads it; give reward.reward_model.enable=true"),
     ("custom_reward_function.path=a.py", "give reward.custom_reward_function.path=a.py"),
+    ("+method=vcpo", "+method=vcpo: method is chosen already; leave it out, or give method=vcpo"),
+    ("+task=gsm8k", "+task=gsm8k: task is chosen already; leave it out, or give task=gsm8k"),
     ("~async.lag", "async.lag: is missing"),
     ("async=3", "async=3"),
     # parts of verl that the lag-k trainer does not have
@@ -74,6 +78,11 @@ WRONG = [
     ("trainer.test_freq=0", "trainer.test_freq=0: give a whole number of at least 1, or -1 for never"),
     ("samples_every=-1", "samples_every=-1: give a number of steps, 0 (never) or more"),
     ("save_model=1", "save_model=1: give true or false"),
+    ("trainer.val_only=yes", "trainer.val_only=yes: give true or false"),
+    (
+        "trainer.val_only=true trainer.val_before_train=false",
+        "trainer.val_only=true: only validates before training, which trainer.val_before_train=false leaves",
+    ),
     ("trainer.save_freq=-3", "trainer.save_freq=-3: give a whole number of at least 1, or -1 for never"),
     ("trainer.resume_mode=atuo", "trainer.resume_mode=atuo: did you mean auto?"),
     ("trainer.resume_mode=resume_path", "trainer.resume_from_path=null"),
@@ -139,7 +148,34 @@ WRONG = [
     (f"{ACTOR}.loss_agg_mode=token-mean", "loss_agg_mode='token-mean'"),
     ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards"),
     ("reward.reward_manager.name=remote", "reward.reward_manager.name=remote: a custom reward function has"),
+    # settings that nothing of ours reads
+    ("data.val_batch_size=0", "data.val_batch_size=0: give a whole number of at least 1"),
+    ("data.filter_overlong_prompts_workers=0", "filter_overlong_prompts_workers=0: give a whole number of at least 1"),
+    (f"{ACTOR}.optim.betas=0.9", "optim.betas=0.9: give two numbers, 0 or more and below 1"),
+    (f"{ACTOR}.optim.betas=[1,2]", "optim.betas=[1, 2]: give two numbers, 0 or more and below 1"),
+    (f"{ROLLOUT}.dtype=float8", "rollout.dtype=float8: did you mean float"),
+    (f"{ROLLOUT}.max_num_batched_tokens=16", "max_num_batched_tokens=16: a sampler takes max_num_seqs="),
+    (f"{ROLLOUT}.response_length=5", "rollout.response_length=5: data.max_response_length=32 decides; leave it out"),
+    (f"{ROLLOUT}.prompt_length=5", "rollout.prompt_length=5: data.max_prompt_length=64 decides; leave it out"),
+    ("trainer.resume_from_path=/nowhere", "resume_from_path=/nowhere: has no effect with trainer.resume_mode=disable"),
+    ("ray_kwargs.ray_init.num_cpus=0", "ray_init.num_cpus=0: give a whole number of at least 1"),
+    ("+ray_kwargs.ray_init.num_cpu=2", "ray_init.num_cpu=2: ray.init takes no such argument; did you mean num_cpus?"),
+    ("trainer.nnodes=2", "trainer.nnodes=2: a Ray that the run starts has one node; set it to 1, or join a cluster"),
+    (f"{ROLLOUT}.nnodes=2", "rollout.nnodes=2: a Ray that the run starts has one node"),
+    # agent loops and tools
+    (f"{LOOP}=tool", "default_agent_loop=tool: choose one of single_turn_agent, tool_agent"),
+    (f"{LOOP}=simpletir", "default_agent_loop=simpletir: add +agent=simpletir"),
+    (f"{LOOP}=tool_agent {TURNS}.function_tool_path=no.py", "function_tool_path=no.py: no such file; give the file"),
+    (f"{LOOP}=tool_agent {TURNS}.function_tool_path=/etc/hosts", "function_tool_path=/etc/hosts: is no Python ("),
+    (f"{LOOP}=tool_agent {TURNS}.tool_config_path=no.yaml", "tool_config_path=no.yaml: no such file; give the file"),
+    (f"{TURNS}.format=hermess", "multi_turn.format=hermess: did you mean hermes?"),
+    (f"{TURNS}.max_assistant_turns=0", "max_assistant_turns=0: give a whole number of at least 1"),
+    (f"{ROLLOUT}.agent.agent_loop_config_path=/no.yaml", "agent_loop_config_path=/no.yaml: no such file; give pkg://"),
+    (f"{ROLLOUT}.agent.agent_loop_config_path=/etc/hostname", "agent_loop_config_path=/etc/hostname: is no list"),
     # files and folders
+    ("trainer.default_local_dir=/etc/hostname/x", "trainer.default_local_dir=/etc/hostname/x: /etc/hostname is a file"),
+    ("trainer.rollout_data_dir=/etc/hostname/x", "trainer.rollout_data_dir=/etc/hostname/x: /etc/hostname is a file"),
+    ("data.custom_cls.path=no.py", "data.custom_cls.path=no.py: no such file; give the file of the dataset's class"),
     ("data.train_files=nowhere.parquet", "data.train_files=nowhere.parquet: no such file"),
     ("data.train_files=/nowhere/*.parquet", "data.train_files=/nowhere/*.parquet: no file matches"),
     ("data.train_files=/etc", "data.train_files=/etc: is a folder; name its files, such as '/etc/*.parquet'"),
@@ -180,6 +216,11 @@ def test_a_wrong_setting(good: dict[str, str], capsys: pytest.CaptureFixture[str
     assert any(name.strip("+~").rpartition(".")[2] in line for name in names)
 
 
+def test_spaces_and_a_long_dash(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "async.lag = 8: give it without spaces, async.lag=8" in run(good, capsys, "async.lag = 8")
+    assert "begins with a long dash; give --dry-run" in run(good, capsys, "\N{EN DASH}dry-run")
+
+
 def test_the_table_is_long_and_its_shortcut_is_hydras() -> None:
     assert len(WRONG) >= 60
     some = [
@@ -218,6 +259,15 @@ def test_loggers_and_backends_are_verls() -> None:
     sources = [file.read_text() for file in Path(checkpoint_engine.__file__).parent.glob("*.py")]
     registered = {name for text in sources for name in re.findall(r'Registry\.register\("(\w+)"\)', text)}
     assert registered == {"naive", *consistency.BACKENDS}
+    from verl.experimental.agent_loop import agent_loop as loops
+    from verl.experimental.agent_loop import tool_parser
+
+    folder = Path(loops.__file__).parent
+    sources = [file.read_text() for file in folder.glob("*.py")]
+    registered = {name for text in sources for name in re.findall(r'^@register\("(\w+)"\)', text, re.MULTILINE)}
+    assert registered == set(agent_loop.VERLS)
+    parsers = re.findall(r'^@ToolParser.register\("([\w-]+)"\)', Path(tool_parser.__file__).read_text(), re.MULTILINE)
+    assert sorted(parsers) == sorted(settings.TOOL_FORMATS)
 
 
 def test_weights_that_reach_no_sampler_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_the_command_is_kept_for_a_shell(tmp_path: Path, monkeypatch: pytest.Mon
     session = contextlib.nullcontext(SimpleNamespace(observe=None))
     monkeypatch.setattr(main, "ray_session", lambda config, run_id: session)
     config = OmegaConf.create({"run_dir": str(tmp_path), "method": "vcpo", "async": {"lag": 8}})
-    assert main.train(config, "id", overrides).startswith("0 steps in ")
+    assert main.train(config, "id", overrides).startswith("no training, ")
     assert shlex.split(kept[0]) == ["python", "-m", "recipe.fully_async_policy.main", *overrides], (
         "there from the start"
     )

@@ -87,6 +87,11 @@ def test_a_reward_without_right_and_wrong_has_a_score_only() -> None:
         (["{model}", "--task", "countdown", "data.val_files=/no.parquet"], "data.val_files=/no.parquet: no such file"),
         (["{model}", "--task", "countdown", "--samples", "0", "data.val_files={data}"], "--samples 0: give 1 or more"),
         (["{model}", "--task", "tool_use"], "trainer.val_only=true"),
+        (["{model}", "--task", "countdown", "actor_rollout_ref.model.path=x"], "MODEL names it"),
+        (["{model}", "--task", "countdown", "data.val_files={data}"], "not a readable parquet file"),
+        (["{model}", "--task", "countdown", "--json", "{tmp}"], "cannot be written; give a file in a folder"),
+        (["{model}", "--task", "countdown", "data.max_response_length=999"], "together are 1063 tokens; raise it"),
+        (["{model}", "--task", "countdown", "actor_rollout_ref.rollout.val_kwargs.top_p=2"], "top_p=2: give a share"),
         (["{model}", "--task", "countdown", "data.val_flies={data}"], "val_flies"),
     ],
 )

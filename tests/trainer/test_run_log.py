@@ -53,13 +53,13 @@ def test_the_summary_in_words(tmp_path: Path) -> None:
     log.write(0, {"val-core/countdown/acc/mean@1": 0.1})
     assert last_step(tmp_path) == 0, "no step yet"
     assert in_words(summary_of(tmp_path)).splitlines() == [
-        "0 steps in 12 s",
-        "held-out accuracy: 10.0% before training, 10.0% after",
+        "no training, 12 s",
+        "held-out accuracy: 10.0%",
     ]
     log.write(1, step_metrics(2, 0.5) | {"val-core/countdown/acc/mean@1": 0.3})
     assert last_step(tmp_path) == 1
     assert in_words(summary_of(tmp_path)).splitlines() == [
-        "1 steps in 12 s",
+        "1 step in 12 s",
         "held-out accuracy: 10.0% before training, 30.0% after",
         "largest lag 2 of at most 4; mean ESS ratio 0.50; 1 tokens/s",
     ]

@@ -6,30 +6,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 
+from recipe.fully_async_policy import main
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.checks.run_folder import check_nothing_replaced
+from recipe.fully_async_policy.processes import RUN_ID_VARIABLE
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, in_words, read_metrics, write_summary
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 
 
 def config_of(run_dir: Path, val_only: bool = True) -> Any:
-    trainer = {
-        "val_only": val_only,
-        "val_before_train": True,
-        "project_name": "vcpo",
-        "experiment_name": "evaluation",
-        "logger": ["console"],
-    }
-    return OmegaConf.create({"run_dir": str(run_dir), "save_model": True, "trainer": trainer, "skip": {}})
+    main.prepare_environment(["hardware=cpu"])
+    settings = [f"run_dir={run_dir}", f"trainer.val_only={val_only}", "trainer.logger=[console]"]
+    return main.compose(["hardware=cpu", "+task=countdown", *settings])
 
 
 @pytest.mark.parametrize("step", [0, 40])
 def test_it_evaluates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """`step`: of the checkpoint that was loaded. A trainer without samplers and workers fails where it uses one."""
+    monkeypatch.setenv(RUN_ID_VARIABLE, "evaluation")
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/countdown/acc/mean@1": 0.25})
     trainer = object.__new__(LagKTrainer)
     trainer.config, trainer.global_steps = config_of(tmp_path), step

@@ -11,8 +11,11 @@ from pathlib import Path
 def whole_file(file: Path) -> Iterator[Path]:
     """The block writes to the yielded path, and that file then replaces `file`. A crash leaves `file` as it was."""
     partial = file.with_name(f"{file.name}.partial")
-    yield partial
-    os.replace(partial, file)
+    try:
+        yield partial
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -24,12 +27,15 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     partial, old = (folder.with_name(f".{folder.name}.{part}") for part in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    if folder.exists():
+    try:
+        yield partial
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(folder, old)
+        os.replace(partial, folder)
         shutil.rmtree(old, ignore_errors=True)
-        os.replace(folder, old)
-    os.replace(partial, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # where the block was interrupted
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -24,7 +24,7 @@ def check_consistency(config: DictConfig, vcpo: VCPOSettings) -> None:
     _check_async(config)
     _check_groups(config, vcpo)
     _check_log_probs(config.actor_rollout_ref.rollout)
-    _check_length(config)
+    check_length(config)
     _check_schedule(config)
     _check_weights_backend(config)
     _check_estimator(config)
@@ -46,11 +46,34 @@ def check_lag(config: DictConfig) -> None:
         SettingError: the lag is larger than the number of steps.
     """
     lag, steps = config["async"].lag, config.trainer.total_training_steps
-    if steps is not None and lag > steps:
+    if steps is not None and lag > steps and not config.trainer.val_only:
         raise SettingError(
             f"async.lag={lag}: more than trainer.total_training_steps={steps}, so that batches are sampled which no "
             f"step trains on; set it to {steps} or less, or train for more steps"
         )
+
+
+def check_length(config: DictConfig) -> None:
+    """Refuse prompts and responses that are longer together than what the samplers take.
+
+    Raises:
+        SettingError: they are.
+    """
+    longest, prompt, response = (
+        config.actor_rollout_ref.rollout.max_model_len,
+        config.data.max_prompt_length,
+        config.data.max_response_length,
+    )
+    if longest is not None and prompt + response > longest:
+        raise SettingError(
+            f"actor_rollout_ref.rollout.max_model_len={longest}: data.max_prompt_length={prompt} and "
+            f"data.max_response_length={response} together are {prompt + response} tokens; raise it, or shorten one"
+        )
+    for kind, length in (("prompt", prompt), ("response", response)):
+        given = config.actor_rollout_ref.rollout[f"{kind}_length"]
+        if given != length:
+            setting = f"actor_rollout_ref.rollout.{kind}_length={given}"
+            raise SettingError(f"{setting}: data.max_{kind}_length={length} decides; leave it out")
 
 
 def _check_async(config: DictConfig) -> None:
@@ -87,19 +110,6 @@ def _check_log_probs(rollout: DictConfig) -> None:
         )
 
 
-def _check_length(config: DictConfig) -> None:
-    longest, prompt, response = (
-        config.actor_rollout_ref.rollout.max_model_len,
-        config.data.max_prompt_length,
-        config.data.max_response_length,
-    )
-    if longest is not None and prompt + response > longest:
-        raise SettingError(
-            f"actor_rollout_ref.rollout.max_model_len={longest}: data.max_prompt_length={prompt} and "
-            f"data.max_response_length={response} together are {prompt + response} tokens; raise it, or shorten one"
-        )
-
-
 def _check_schedule(config: DictConfig) -> None:
     trainer, optim = config.trainer, config.actor_rollout_ref.actor.optim
     steps = trainer.total_training_steps
@@ -112,6 +122,16 @@ def _check_schedule(config: DictConfig) -> None:
         raise SettingError(
             f"trainer.resume_from_path={shown(trainer.resume_from_path)}: trainer.resume_mode=resume_path needs a "
             "checkpoint's folder, .../global_step_N; resume_mode=auto finds the newest"
+        )
+    if trainer.resume_from_path and trainer.resume_mode != "resume_path":
+        raise SettingError(
+            f"trainer.resume_from_path={trainer.resume_from_path}: has no effect with trainer.resume_mode="
+            f"{trainer.resume_mode}; set that to resume_path"
+        )
+    if trainer.val_only and not trainer.val_before_train:
+        raise SettingError(
+            "trainer.val_only=true: only validates before training, which trainer.val_before_train=false leaves "
+            "out; set that to true"
         )
     if optim.lr_warmup_steps and steps and optim.lr_warmup_steps >= steps:
         raise SettingError(

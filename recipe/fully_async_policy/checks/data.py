@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,27 +43,57 @@ def check_data(config: DictConfig, tokenizer: "PreTrainedTokenizerBase | None") 
     Raises:
         SettingError: the first file, column or row that is wrong.
     """
+    files, of_training = check_rows(config, "train_files")
+    if files:
+        _check_enough(config, sum(file.rows for file in files))
+        if tokenizer is not None:
+            _check_lengths(config, files, tokenizer)
+    _, of_validation = check_rows(config, "val_files")
+    return [*of_training.values(), *(row for source, row in of_validation.items() if source not in of_training)]
+
+
+def check_rows(config: DictConfig, setting: str) -> tuple[list[DataFile], dict[Any, Sample]]:
+    """Refuse files that verl cannot read, and rows that it cannot use.
+
+    Args:
+        setting: of `data`: train_files or val_files.
+
+    Returns:
+        The files, and the first row of every data source; nothing where a dataset class of the user's own reads them.
+
+    Raises:
+        SettingError: the first file, column or row that is wrong.
+    """
+    files = list(_files(config, setting))
+    if own := config.data.custom_cls.path:
+        if not own.startswith("pkg://") and not Path(own).is_file():
+            raise SettingError(f"data.custom_cls.path={own}: no such file; give the file of the dataset's class")
+        return [], {}
     samples: dict[Any, Sample] = {}
+    for file in files:
+        check_columns(file, config.data.prompt_key)
+        check_prompts(file, config.data.prompt_key)
+        for source, sample in sources(file).items():
+            samples.setdefault(source, sample)
+    return files, samples
+
+
+def check_given(data: DictConfig) -> None:
+    """Refuse a configuration without a task: its sizes and files are examples of verl's.
+
+    Args:
+        data: the settings `data`.
+
+    Raises:
+        SettingError: no files were given.
+    """
     for setting in ("train_files", "val_files"):
-        files = list(_files(config, setting))
-        if config.data.custom_cls.path:  # a dataset class of the user's own reads what it likes
-            continue
-        for file in files:
-            check_columns(file, config.data.prompt_key)
-            check_prompts(file, config.data.prompt_key)
-            for source, sample in sources(file).items():
-                samples.setdefault(source, sample)
-        if setting == "train_files":
-            _check_enough(config, sum(file.rows for file in files))
-            if tokenizer is not None:
-                _check_lengths(config, files, tokenizer)
-    return list(samples.values())
+        if str(data[setting]).startswith(VERLS_DEFAULT):
+            raise SettingError(f"data.{setting}: not given; begin with +task=NAME, or give a file")
 
 
 def _files(config: DictConfig, setting: str) -> Iterator[DataFile]:
     given = config.data[setting]
-    if isinstance(given, str) and given.startswith(VERLS_DEFAULT):
-        raise SettingError(f"data.{setting}: not given; begin with +task=NAME, or give a file")
     paths = list(given) if isinstance(given, list | ListConfig) else [given]
     if not paths:
         raise SettingError(f"data.{setting}=[]: give at least one file")

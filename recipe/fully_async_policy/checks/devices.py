@@ -7,12 +7,23 @@ from recipe.fully_async_policy.ray_access import cluster_address
 
 
 def check_gpus(config: DictConfig) -> None:
-    """Refuse a run on GPUs on a machine without any; in a cluster that the run joins they are elsewhere.
+    """Refuse several nodes without a cluster to join, and GPUs on a machine without any.
 
     Raises:
-        SettingError: there is none.
+        SettingError: there are none.
     """
-    if config.trainer.device != "cuda" or cluster_address(config.ray_kwargs.ray_init):
+    if cluster_address(config.ray_kwargs.ray_init):
+        return
+    for setting, nodes in (
+        ("trainer.nnodes", config.trainer.nnodes),
+        ("actor_rollout_ref.rollout.nnodes", config.actor_rollout_ref.rollout.nnodes),
+    ):
+        if nodes > 1:
+            raise SettingError(
+                f"{setting}={nodes}: a Ray that the run starts has one node; set it to 1, or join a cluster "
+                "(ray_kwargs.ray_init.address)"
+            )
+    if config.trainer.device != "cuda":
         return
     import torch
 

@@ -37,6 +37,11 @@ def check_layout(config: DictConfig) -> None:
             f"divide the {sampler_devices} sampler devices (rollout.n_gpus_per_node x nnodes); make "
             "them a multiple of it"
         )
+    if rollout.max_num_seqs > rollout.max_num_batched_tokens:
+        raise SettingError(
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: a sampler takes "
+            f"max_num_seqs={rollout.max_num_seqs} requests, each with a token at least; raise it, or lower that"
+        )
     _check_batches(config, devices // model_parallel)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
+from safetensors import SafetensorError, safe_open
 
 from recipe.fully_async_policy.checks.errors import SettingError, first_line
 
@@ -27,6 +28,20 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase | None":
     Raises:
         SettingError: the first thing that is missing, broken, or too small for the run's lengths and layout.
     """
+    tokenizer = check_sampled_model(config)
+    if tokenizer is not None:
+        folder = Path(config.actor_rollout_ref.model.path)
+        ranks = config.actor_rollout_ref.actor.megatron.tensor_model_parallel_size
+        _check_vocabulary(ranks, read_config(folder), folder)
+    return tokenizer
+
+
+def check_sampled_model(config: DictConfig) -> "PreTrainedTokenizerBase | None":
+    """Refuse a folder from which no sampler could start. Returns its tokenizer; None of a model of the hub.
+
+    Raises:
+        SettingError: the first thing that is missing, broken, or too small for the run's lengths.
+    """
     model = config.actor_rollout_ref.model
     folder = _folder(model.path)
     if folder is None:
@@ -34,7 +49,6 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase | None":
     settings = read_config(folder)
     _check_weights(folder)
     _check_positions(config, settings)
-    _check_vocabulary(config.actor_rollout_ref.actor.megatron.tensor_model_parallel_size, settings, folder)
     return read_tokenizer(model)
 
 
@@ -81,6 +95,14 @@ def _check_weights(folder: Path) -> None:
             )
     elif not any(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)):
         raise SettingError(f"{_SETTING}={folder}: the folder has no weights (*.safetensors); {_FOLDER}")
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy"):  # reads the header, and compares it with the file's size
+                pass
+        except (OSError, SafetensorError) as error:
+            raise SettingError(
+                f"{_SETTING}={folder}: {file.name} cannot be read ({first_line(error)}); get the checkpoint again"
+            ) from None
 
 
 def _check_positions(config: DictConfig, settings: dict[str, Any]) -> None:

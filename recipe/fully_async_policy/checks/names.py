@@ -19,6 +19,7 @@ _FIXED_SECTIONS = (
 """Sections to which + adds few names: one that is like a name which is there is a slip."""
 _OLD = ("custom_reward_function", "reward_model", "sandbox_fusion")
 """verl's former sections, which nothing reads any more: they are below `reward` now."""
+_LONG_DASHES = ("–", "—")  # noqa: RUF001  # which word processors make of --
 _GRAMMAR = "has characters that Hydra keeps for itself"
 
 
@@ -48,6 +49,10 @@ def refused(error: Exception, overrides: list[str], names: Callable[[], list[str
         return SettingError(f"{_override(found[1], overrides)}: write +{_override(found[1], overrides)}")
     if found := re.match(r"Could not override '(.*?)'\.", text):
         return SettingError(f"{_override(found[1], overrides)}: {unknown(found[1], names())}")
+    if found := re.match(r"(?:Multiple values for (\w+)\.|(\w+) appears more than once in the final defaults)", text):
+        name = found[1] or found[2]
+        given = _override(name, list(reversed(overrides)))
+        return SettingError(f"{given}: {name} is chosen already; leave it out, or give {given.lstrip('+')}")
     if found := re.match(r"Could not append to config. An item is already at '(.*?)'", text):
         return SettingError(f"{_override(found[1], overrides)}: the setting is there already; leave the + out")
     reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
@@ -108,7 +113,11 @@ def _no_choice(missing: str, options: list[Any]) -> SettingError:
 
 
 def _unreadable(override: str) -> str:
+    if override.startswith(_LONG_DASHES):
+        return f"{override}: begins with a long dash; give --{override.lstrip(''.join(_LONG_DASHES))}"
     name, sign, value = override.partition("=")
+    if (name, value) != (name.strip(), value.strip()):
+        return f"{override}: give it without spaces, {name.strip()}={value.strip()}"
     if not sign:
         return f"{override}: a setting needs a value; give {override}=VALUE"
     if value.startswith("~"):

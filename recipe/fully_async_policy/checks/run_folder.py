@@ -8,24 +8,50 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.errors import SettingError, first_line
 from verl_vcpo.trainer.ppo.v1.checkpoint import damage
+from verl_vcpo.trainer.ppo.v1.run_log import last_step
 
 LOCK = ".lock"
 
 
-def check_run_dir(run_dir: str) -> None:
+def check_folders(config: DictConfig) -> None:
+    """Refuse folders that the run could not write. Makes nothing.
+
+    Raises:
+        SettingError: the first of them.
+    """
+    check_folder("run_dir", config.run_dir)
+    for name in ("default_local_dir", "validation_data_dir", "rollout_data_dir"):
+        if config.trainer[name]:
+            check_folder(f"trainer.{name}", config.trainer[name])
+
+
+def check_folder(setting: str, path: str) -> None:
     """Refuse a folder that cannot be made. Makes nothing.
 
     Raises:
         SettingError: its name begins with ~, or what is above it is no folder or may not be written.
     """
-    if run_dir.startswith("~"):
-        raise SettingError(f"run_dir={run_dir}: ~ is not replaced here; give {Path(run_dir).expanduser()}")
-    folder = Path(run_dir).absolute()
+    if path.startswith("~"):
+        raise SettingError(f"{setting}={path}: ~ is not replaced here; give {Path(path).expanduser()}")
+    folder = Path(path).absolute()
     there = next(above for above in (folder, *folder.parents) if above.exists())
     if not there.is_dir():
-        raise SettingError(f"run_dir={run_dir}: {there} is a file; give another folder")
+        raise SettingError(f"{setting}={path}: {there} is a file; give another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise SettingError(f"run_dir={run_dir}: {there} may not be written; give another folder")
+        raise SettingError(f"{setting}={path}: {there} may not be written; give another folder")
+
+
+def check_nothing_replaced(config: DictConfig) -> None:
+    """Refuse to evaluate alone in the folder of a run that has trained.
+
+    Raises:
+        SettingError: the folder holds the metrics of steps.
+    """
+    if config.trainer.val_only and (step := last_step(config.run_dir)):
+        raise SettingError(
+            f"run_dir={config.run_dir}: has the metrics of a run of {step} steps, which trainer.val_only=true would "
+            "replace; give the evaluation a folder of its own"
+        )
 
 
 def check_checkpoint(trainer: DictConfig) -> None:

@@ -25,6 +25,8 @@ from recipe.fully_async_policy.effects import LOSS_SETTINGS
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
+TOOL_FORMATS = ("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4")
+"""How verl reads the calls of tools that a model writes."""
 _OWN_DEVICES = "trainer and samplers have devices of their own"
 _NO_LORA = "LoRA is not supported, all weights would be trained"
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
@@ -57,11 +59,13 @@ class Data(Section):
     max_prompt_length: Count
     max_response_length: Count
     train_max_samples: Annotated[int, count_or(-1, "for all")]
+    val_batch_size: Count | None
     val_max_samples: Annotated[int, count_or(-1, "for all")]
     prompt_key: Text
     shuffle: Flag
     seed: Whole | None
     filter_overlong_prompts: Flag
+    filter_overlong_prompts_workers: Count | None
     truncation: Annotated[str, one_of("error", "left", "right", "middle")]
     dataloader_num_workers: Whole
 
@@ -72,6 +76,11 @@ class Optim(Section):
     lr: NotNegative
     min_lr: NotNegative
     weight_decay: NotNegative
+    betas: Annotated[
+        list[Annotated[float, Field(ge=0, lt=1)]],
+        Field(min_length=2, max_length=2),
+        says("give two numbers, 0 or more and below 1: [0.9,0.999]"),
+    ]
     clip_grad: NotNegative
     lr_warmup_steps: Annotated[int, Field(ge=-1), says("give a whole number, or -1 for lr_warmup_steps_ratio")] | None
     lr_warmup_steps_ratio: Annotated[
@@ -160,6 +169,17 @@ class AgentLoops(Section):
     num_workers: Count
 
 
+class MultiTurn(Section):
+    """`actor_rollout_ref.rollout.multi_turn`: verl's loop with tools."""
+
+    max_assistant_turns: Count | None
+    max_user_turns: Count | None
+    max_parallel_calls: Count
+    max_tool_response_length: Count
+    tool_response_truncate_side: Annotated[str, one_of("left", "middle", "right")]
+    format: Annotated[str, one_of(*TOOL_FORMATS)]
+
+
 class Rollout(Section):
     """`actor_rollout_ref.rollout`: the samplers. Recorded log-probs must be those of the trainer's policy."""
 
@@ -184,7 +204,9 @@ class Rollout(Section):
     enforce_eager: Flag
     free_cache_engine: Flag
     val_kwargs: ValidationSampling
+    dtype: Annotated[str, one_of("auto", "bfloat16", "float16", "float32")]
     agent: AgentLoops
+    multi_turn: MultiTurn
 
 
 class Roles(Section):
@@ -237,6 +259,7 @@ class Trainer(Section):
     test_freq: Annotated[int, count_or(-1, "for never")]
     save_freq: Annotated[int, count_or(-1, "for never")]
     val_before_train: Flag
+    val_only: Flag
     resume_mode: Annotated[str, one_of("disable", "auto", "resume_path")]
     n_gpus_per_node: Count
     nnodes: Count
@@ -245,6 +268,19 @@ class Trainer(Section):
     experiment_name: Text
     max_actor_ckpt_to_keep: Count | None
     v1: V1
+
+
+class RayInit(Section):
+    """`ray_kwargs.ray_init`: of a Ray that the run starts."""
+
+    num_cpus: Count | None = None
+    num_gpus: Whole | None = None
+
+
+class RayArguments(Section):
+    """`ray_kwargs`."""
+
+    ray_init: RayInit
 
 
 class Settings(Section):
@@ -260,6 +296,7 @@ class Settings(Section):
     critic: Critic
     reward: Reward
     trainer: Trainer
+    ray_kwargs: RayArguments
 
 
 def check_types(config: DictConfig) -> None:

@@ -12,6 +12,7 @@ import json
 import sys
 from typing import Any
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.sandbox.attacks import ATTACKS
 from scripts.bench.sandbox.modes import modes, not_here
 from scripts.bench.sandbox.requests import REQUESTS
@@ -23,10 +24,15 @@ _CANNOT_ISOLATE = 3
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     attacks = [attack for attack in ATTACKS if arguments.only in attack.name]
     requests = [request for request in REQUESTS if arguments.only in request.name]
     chosen = [mode for mode in modes() if arguments.mode in mode.name]
+    if not attacks and not requests:
+        parser.error(f"--only {arguments.only}: no such attack")
+    if not chosen:
+        parser.error(f"--mode {arguments.mode}: no such mode; choose from {', '.join(mode.name for mode in modes())}")
     missing = not_here() | {mode.name: "--mode" for mode in modes() if mode not in chosen}
     trials: list[Trial] = []
     for mode in chosen:
@@ -60,12 +66,13 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m scripts.bench.sandbox",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--runs", type=int, default=2000, help="executions before memory is measured (default 2000)")
+    parser.add_argument(
+        "--runs", type=whole_number(1), default=2000, help="executions before memory is measured (default 2000)"
+    )
     parser.add_argument("--mode", default="", help="only modes whose name contains this")
     parser.add_argument("--only", default="", help="only attacks whose name contains this; speed is not measured")
     parser.add_argument("--no-controls", action="store_true", help="do not run the attacks without a sandbox")
@@ -118,4 +125,4 @@ def _counts(trials: list[Trial], missing: dict[str, str], freely: dict[str, bool
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
+from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 from recipe.lag_simulator.grid import Folder, GridRun, run_all
 from scripts.bench.stability.preset import METHODS, TASKS, prepare
 from scripts.bench.stability.report import as_json, make_report, show, write
@@ -33,21 +34,22 @@ def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m scripts.bench.stability",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
     parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
-    parser.add_argument("--lags", nargs="+", type=int, metavar="K", help=f"default: {LAGS}")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=f"default: {SEEDS}")
-    parser.add_argument("--lr", nargs="+", type=float, metavar="X", help=f"learning rates (default {LEARNING_RATES})")
+    parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help=f"default: {LAGS}")
+    parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help=f"default: {SEEDS}")
+    parser.add_argument("--lr", nargs="+", type=positive_number, metavar="X", help=f"default: {LEARNING_RATES}")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help=f"of a run (default {STEPS}, with --quick {QUICK_STEPS})"
+        "--steps", type=whole_number(1), metavar="N", help=f"of a run (default {STEPS}, with --quick {QUICK_STEPS})"
     )
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument(
+        "--workers", type=whole_number(1), default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
     parser.add_argument("--out", type=Path, help="default: outputs/stability, of another task outputs/stability-TASK")
     parser.add_argument(
         "--known",
@@ -135,4 +137,4 @@ def run_and_report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

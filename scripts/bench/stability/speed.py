@@ -4,14 +4,13 @@ The same runs, seed by seed and side by side in one process: seconds of the proc
 the same. `python -m scripts.bench.stability --prepare` comes first.
 """
 
-import argparse
 import json
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from recipe.lag_simulator.grid import Folder, GridRun, config_of
 from recipe.lag_simulator.simulator import Row, Simulator
 from scripts.bench.stability.preset import METHODS, TASKS
@@ -77,11 +76,15 @@ def show(rows: list[Speed]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS_MEASURED, metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=8, metavar="N", help="runs side by side (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=40, metavar="N", help="measured (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=whole_number(1), default=8, metavar="N", help="runs side by side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=whole_number(1), default=40, metavar="N", help="measured (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args(argv)
     if not TASKS[arguments.task].model.is_dir():
@@ -98,4 +101,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

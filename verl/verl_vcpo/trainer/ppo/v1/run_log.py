@@ -114,6 +114,14 @@ class RunLog:
         """Write the line of a step into the folder of its checkpoint, as far as the line is known by then."""
         write_whole(checkpoint / LINE_FILE, _json(self._line(step, metrics)))
 
+    def append(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write the line of an evaluation without training; the console has its accuracy from `in_words`."""
+        self._append(self._line(step, metrics))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with open(self._path, "a") as f:
+            f.write(_json(line) + "\n")
+
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write the line of one step (0: before training), with all headlines: null where one was not measured."""
         line = self._line(step, metrics)
@@ -121,8 +129,7 @@ class RunLog:
         if line["reward"] is not None:
             line["collapse_signs"], warning = self._warner.look_at(line)
             line[IN_A_ROW], note = self._signal.look_at(line)
-        with open(self._path, "a") as f:
-            f.write(_json(line) + "\n")
+        self._append(line)
         for text in self._table.lines(line):
             console.print_line(text)
         if note:
@@ -171,15 +178,17 @@ def in_words(summary: dict[str, Any]) -> str:
     def accuracy(name: str) -> str:
         return "not measured" if summary[name] is None else f"{summary[name]:.1%}"
 
-    lines = [f"{summary['steps']} steps in {console.duration(summary['wall_clock_s'])}"]
+    took = console.duration(summary["wall_clock_s"])
+    if not summary["steps"]:  # trainer.val_only=true
+        return f"no training, {took}\nheld-out accuracy: {accuracy('final_accuracy')}"
+    lines = [f"{summary['steps']} {'step' if summary['steps'] == 1 else 'steps'} in {took}"]
     if summary["final_accuracy"] is not None:
         lines.append(
             f"held-out accuracy: {accuracy('base_accuracy')} before training, {accuracy('final_accuracy')} after"
         )
-    if summary["steps"]:
-        lag = f"{summary['max_realized_lag']:g} of at most {summary['lag']:g}"
-        speed = f"{summary['tokens_per_s']:.0f} tokens/s"
-        lines.append(f"largest lag {lag}; mean ESS ratio {summary['mean_ess_ratio']:.2f}; {speed}")
+    lag = f"{summary['max_realized_lag']:g} of at most {summary['lag']:g}"
+    speed = f"{summary['tokens_per_s']:.0f} tokens/s"
+    lines.append(f"largest lag {lag}; mean ESS ratio {summary['mean_ess_ratio']:.2f}; {speed}")
     return "\n".join(lines)
 
 

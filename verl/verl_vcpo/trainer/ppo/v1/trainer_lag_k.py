@@ -172,7 +172,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _validate(self) -> dict[str, float]:
         with console.busy("Measuring the held-out accuracy"):
             metrics = super()._validate()
-        if self.global_steps == 0:
+        if self.config.trainer.val_only:
+            self.run_log.append(self.global_steps, metrics)
+        elif self.global_steps == 0:
             self.run_log.write(0, metrics)
         return metrics
 
@@ -301,9 +303,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train, and write the trained policy as a Hugging Face folder, on the node of the trainer's first worker."""
+        """Train, and write the policy as a Hugging Face folder, on the node of the trainer's first worker.
+
+        With `trainer.val_only`: evaluate once, and do nothing else.
+        """
         super().fit(agent_loop_manager)
-        if self.config.save_model and not self.config.trainer.get("val_only"):
+        if self.config.save_model and not self.config.trainer.val_only:
             with console.busy("Writing the trained model"):
                 self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, MODEL_FOLDER).absolute()))
 

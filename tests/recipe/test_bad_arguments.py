@@ -1,0 +1,80 @@
+"""Wrong arguments of every command: exit code 2, and one line that names the argument and what to give."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe import command_line
+from tests.recipe.conftest import GOOD_ROW
+
+GUESS = ["--device", "h100", "--gpus", "8", "--response-tokens", "100", "--model", "{model}"]
+ROWS = ["--data", "{rows}", "--answers", "data_source"]
+
+WRONG = [
+    # an argument that is none, in every family of commands
+    ("recipe.fully_async_policy.main", ["--dryrun"], "unrecognized arguments: --dryrun (see --help)"),
+    ("recipe.fully_async_policy.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
+    ("recipe.lag_simulator.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
+    ("recipe.evaluate.__main__", ["MODEL"], "the following arguments are required: --task"),
+    ("recipe.export", ["global_step_1"], "the following arguments are required: OUT"),
+    ("recipe.warm_start.train", ["steps=9"], "unrecognized arguments: steps=9"),
+    ("recipe.cluster_planner.__main__", ["--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
+    ("scripts.report.__main__", [], "the following arguments are required: RUN"),
+    ("scripts.check_data", ["rows.parquet"], "the following arguments are required: --task"),
+    ("scripts.bench.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
+    # arguments without effect
+    ("recipe.fully_async_policy.main", ["--forecast", "RUN"], "of the plan that --dry-run prints: add --dry-run"),
+    (
+        "recipe.fully_async_policy.main",
+        ["--gpu-memory", "-5", "--dry-run"],
+        "--gpu-memory: -5: give a number above 0",
+    ),
+    ("scripts.report.__main__", ["{tmp}", "--port", "80"], "--port: is for --live"),
+    # values
+    ("scripts.report.__main__", ["--live", "{tmp}", "--port", "-1"], "--port: -1: give a whole number, 0 or more"),
+    ("scripts.report.__main__", ["--live", "{tmp}", "--port", "99999"], "--port 99999: give 65535 or less"),
+    ("scripts.bench.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
+    ("scripts.bench.stability_real", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
+    ("scripts.bench.stability.__main__", ["--lr", "nan"], "argument --lr: nan: give a number above 0"),
+    # files and folders
+    ("scripts.bench.planner", ["--runs", "{rows}"], "rows.parquet: is a file; give a folder"),
+    ("recipe.warm_start.train", [*ROWS, "--out", "{rows}/model"], "/model cannot be written (File exists)"),
+    ("recipe.warm_start.train", ["--learning-rate", "inf", *ROWS], "learning_rate=inf is out of range"),
+    ("recipe.cluster_planner.__main__", [*GUESS, "--out", "{rows}"], "rows.parquet: File exists"),
+]
+
+
+@pytest.mark.parametrize("module, arguments, expected", WRONG, ids=[f"{m} {' '.join(a)}" for m, a, _ in WRONG])
+def test_a_wrong_argument(
+    module: str,
+    arguments: list[str],
+    expected: str,
+    tmp_path: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = tmp_path / "rows.parquet"
+    pd.DataFrame(
+        [{**GOOD_ROW, "data_source": str(i), "prompt": [{"role": "user", "content": str(i)}]} for i in range(9)]
+    ).to_parquet(rows)
+    filled = [argument.format(tmp=tmp_path, rows=rows, model=model_folder) for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["command", *filled])
+    try:
+        code = importlib.import_module(module).main()
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2 and expected in error and error.count("\n") == 1, error
+
+
+def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        command_line.run_command(interrupted)
+    assert ended.value.code == 130 and capsys.readouterr().err == "interrupted\n"
