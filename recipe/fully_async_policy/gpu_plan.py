@@ -18,6 +18,7 @@ from recipe.fully_async_policy.gpu_memory import (
 from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.norms_plan import norms_line
+from verl_vcpo.trainer.ppo.v1.lag_controller import lag_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +124,7 @@ def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
     for name in SETTINGS:
         if name.startswith("vcpo.") and not config.vcpo.enable:
             continue
-        value = str(OmegaConf.select(config, name))
+        value = lag_in_words(config["async"]) if name == "async.lag" else str(OmegaConf.select(config, name))
         settings.add_row(name, f"{value}: {description(value)}" if name == "method" else value)
     console.print(settings)
     if config.trainer.device == "cpu":

@@ -104,8 +104,9 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
     from recipe.fully_async_policy import next_steps
     from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.processes import was_terminated
+    from verl_vcpo.trainer.ppo.v1.lag_controller import lag_in_words
 
-    print(f"method={config.method}, async.lag={config['async'].lag}, run_dir={config.run_dir}")
+    print(f"method={config.method}, async.lag={lag_in_words(config['async'])}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
         summary = train(config, run_id, given)
@@ -321,6 +322,7 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         config: composed from `given`.
         given: arguments of this command.
     """
+    from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound
     from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_command, write_summary
 
     start = time.perf_counter()
@@ -329,7 +331,8 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
         LagKTaskRunner().run(config, observe_processes=run.observe)
-    return in_words(write_summary(config.run_dir, config.method, config["async"].lag, time.perf_counter() - start))
+    lag = lag_bound(config["async"])
+    return in_words(write_summary(config.run_dir, config.method, lag, time.perf_counter() - start))
 
 
 @contextlib.contextmanager

@@ -56,11 +56,12 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     """
     from recipe.fully_async_policy import main as real
     from recipe.fully_async_policy.validate import validate
+    from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO
 
     real.prepare_environment(["hardware=cpu"])
-    if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
-        overrides = [*overrides, f"{EXACT_LAG}=true"]
     config = real.compose(overrides, config_dir)
+    if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
+        config["async"].exact_lag = config["async"].lag != AUTO
     validate(config)
     check(config)
     return config
@@ -74,13 +75,14 @@ def check(config: "DictConfig") -> None:
     """
     from recipe.fully_async_policy.validate import SettingError
     from recipe.tasks.rows import SINGLE_TURN
+    from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
     tba = actor.policy_loss.loss_mode == "tba"  # whose loss has the penalty in it
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
-        (EXACT_LAG, config["async"].exact_lag, True),
+        (EXACT_LAG, config["async"].exact_lag, config["async"].lag != AUTO),
         ("trainer.val_only", config.trainer.val_only, False),
         ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),
         ("actor_rollout_ref.rollout.temperature", rollout.temperature, 1.0),
@@ -126,9 +128,10 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
+    from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound, lag_in_words
     from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_command, write_summary
 
-    folder, lag = Path(config.run_dir), config["async"].lag
+    folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
@@ -150,8 +153,9 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
                 progress.set_postfix(reward=f"{row['reward']:.2f}", ess=f"{row['ess_ratio']:.3f}", refresh=False)
 
         (rows,) = simulator.run(on_step)
-    summary = write_summary(folder, config.method, lag, time.perf_counter() - start)
+    summary = write_summary(folder, config.method, lag_bound(config["async"]), time.perf_counter() - start)
     before, after = summary["base_accuracy"], summary["final_accuracy"]
+    lag = lag_in_words(config["async"])
     print(f"{folder}: accuracy {before:.1%} -> {after:.1%} in {len(rows) - 1} steps at lag {lag}")
 
 

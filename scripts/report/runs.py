@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fully_async_policy.method import decided_by
 from vcpo import VCPOConfig
+from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound, lag_in_words
 from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}
@@ -31,6 +32,7 @@ _SIMULATOR = "recipe.lag_simulator"
 class ReportedRun:
     """One run.
 
+    lag: the bound of the lag.
     method: as `method=NAME` named it, with the settings that were given to VCPO's two controls besides.
     task: what it was evaluated on.
     devices, device: how many GPUs trained and sampled; on CPU, the machine's cores.
@@ -56,7 +58,7 @@ class ReportedRun:
 
     @property
     def label(self) -> str:
-        lag = "synchronous" if self.lag == 0 else f"lag {self.lag:g}"
+        lag = "synchronous" if self.lag == 0 else f"lag {lag_in_words(self.config['async'])}"
         return f"{self.method}, {lag}{', simulated' if _SIMULATOR in (self.command or '') else ''}"
 
     @property
@@ -130,7 +132,7 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
         folder=folder,
         method=method(config),
         task=TASKS.get(task, task or "held-out"),
-        lag=config["async"].lag,
+        lag=lag_bound(config["async"]),
         devices=(os.cpu_count() or 1) if on_cpu else gpus,
         device="CPU" if on_cpu else "GPU",
         lines=lines,

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from vcpo.diagnostics import AlarmLevels, Sign
+from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,10 @@ def test_every_headline_is_there_under_both_names() -> None:
     extra = {"step", "wall_clock_s", "val_accuracy", "collapse_signs"}
     assert {name: source for name, source in shown.items() if name not in extra} == HEADLINES
     assert extra <= shown.keys()
+
+
+def test_the_lag_s_target_is_there() -> None:
+    assert LAG_TARGET in {name for name, _ in rows("More of VCPO's own")}
 
 
 def test_the_alarm_s_levels_are_those_of_the_code() -> None:

@@ -175,7 +175,7 @@ def test_a_checkpoint_resumes_with_other_settings(
 
 def test_deadlines_that_cannot_hold_end_the_run_instead_of_a_wait_without_end() -> None:
     buffer = buffer_with(1, {f"p{i}": 1 for i in range(6)}, {f"p{i}" for i in range(6)})
-    with pytest.raises(RuntimeError, match=r"async.lag=1: every prompt is finished, and at step 2 .* cannot hold"):
+    with pytest.raises(RuntimeError, match=r"a lag of 1: every prompt is finished, and at step 2 .* cannot hold"):
         choose(buffer, step=2, batch_size=2)
 
 

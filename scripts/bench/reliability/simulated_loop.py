@@ -6,9 +6,11 @@ import heapq
 import math
 import random
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,13 +29,16 @@ from scripts.bench.reliability.memory_queue import MemoryQueue  # noqa: E402
 from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
 from verl_vcpo.trainer.ppo.v1 import (  # noqa: E402
     agent_loop,
+    lag_controller,
     replay_buffer,
     stored_tags,
     trainer_lag_k,
     withheld_prompts,
 )
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of  # noqa: E402
 
 
@@ -73,7 +78,7 @@ class SimulatedSamplers:
 
     def __init__(self, schedule: Schedule, clock: SimulatedClock, queue: MemoryQueue, config: DictConfig) -> None:
         self.version, self.config = 0, config
-        self.clock, self._schedule, self.queue = clock, schedule, queue
+        self.clock, self._schedule, self.queue, self.seed = clock, schedule, queue, schedule.seed
         self._rng = random.Random(schedule.seed + 1)
         self.submitted: set[str] = set()
         """Every prompt so far."""
@@ -236,6 +241,7 @@ class SimulatedTrainer(trainer_lag_k.LagKTrainer):
     ) -> None:
         self._samplers, self._update_s, self._data, self._crash_step = samplers, update_s, data, crash_step
         self.batches: list[tuple[int, KVBatchMeta, dict[str, Any]]] = []
+        self._signs = random.Random(samplers.seed)
         self.saved: Saved | None = None
         super().__init__(config)
 
@@ -261,12 +267,15 @@ class SimulatedTrainer(trainer_lag_k.LagKTrainer):
         if self.global_steps == self._crash_step:
             raise Crash
         self.batches.append((self.global_steps, batch, sampled))
+        metrics |= {HEADLINES["ess_ratio"]: self._signs.random(), HEADLINES["kl"]: 0.0}
         self._samplers.clock.run(self._update_s())
         return batch
 
     def _save_checkpoint(self) -> None:
         queue, submitted = self._samplers.queue.copy(), frozenset(self._samplers.submitted)
         self.saved = Saved(self.global_steps, queue, self._data.position, submitted)
+        if self.lag_controller:
+            self.lag_controller.save(Path(self.config.trainer.resume_from_path))
 
     def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
         """None: verl's are of trajectories that have tokens."""
@@ -280,12 +289,14 @@ def _settings() -> DictConfig:
     return compose(["+task=countdown", "hardware=cpu", "trainer.resume_mode=disable", "data.gen_batch_size=1", *off])
 
 
-def _configured(schedule: Schedule, lag: float, batch_size: int) -> DictConfig:
+def _configured(schedule: Schedule, lag: float, batch_size: int, checkpoint: Path) -> DictConfig:
     config = _settings()
-    config["async"].lag, config["async"].on_deadline = lag, str(schedule.on_deadline)
+    config["async"].lag, config["async"].max_lag = (AUTO, int(lag)) if schedule.auto else (lag, None)
+    config["async"].on_deadline = str(schedule.on_deadline)
     config["async"].exact_lag = schedule.exact
     config.data.train_batch_size = batch_size
     config.actor_rollout_ref.rollout.n = schedule.samples
+    config.trainer.resume_from_path = str(checkpoint)
     config.trainer.total_training_steps = schedule.steps
     config.trainer.save_freq = schedule.resume.save_freq if schedule.resume else -1
     return config
@@ -305,17 +316,23 @@ def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
         stack.enter_context(mock.patch.object(trainer_lag_k, "SamplerKeeper", SamplersThatLive))
         stack.enter_context(mock.patch.object(replay_buffer, "print_line", Silent()))
         stack.enter_context(mock.patch.object(trainer_lag_k, "console", Silent()))
+        stack.enter_context(mock.patch.object(lag_controller, "_CALM_STEPS", 1))  # runs have few steps
         for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # of verl's `fit`
             stack.enter_context(mock.patch.object(trainer_base, name, Silent()))
         yield
 
 
 def _trained(
-    schedule: Schedule, outcome: ScheduleOutcome, lag: float, batch_size: int, loaded: Saved | None = None
+    schedule: Schedule,
+    outcome: ScheduleOutcome,
+    lag: float,
+    batch_size: int,
+    checkpoint: Path,
+    loaded: Saved | None = None,
 ) -> SimulatedTrainer:
     """One process of the run, from its first step to its last or to the crash."""
     queue, rng = loaded.queue.copy() if loaded else MemoryQueue(), random.Random(schedule.seed + 2)
-    config = _configured(schedule, lag, batch_size)
+    config = _configured(schedule, lag, batch_size, checkpoint)
     samplers = SimulatedSamplers(schedule, SimulatedClock(), queue, config)
     samplers.submitted.update(loaded.submitted if loaded else ())
     data = SimulatedData(schedule.rows, loaded.position if loaded else 0)
@@ -334,16 +351,22 @@ def _trained(
 
 def run(schedule: Schedule) -> ScheduleOutcome:
     """One schedule, from the first step to the last."""
+    with tempfile.TemporaryDirectory() as checkpoint:
+        return _run(schedule, Path(checkpoint))
+
+
+def _run(schedule: Schedule, checkpoint: Path) -> ScheduleOutcome:
     outcome, resume = ScheduleOutcome(schedules=1), schedule.resume
-    trainer = _trained(schedule, outcome, schedule.lag, schedule.batch_size)
+    trainer = _trained(schedule, outcome, schedule.lag, schedule.batch_size, checkpoint)
     steps = [(schedule.lag, *step) for step in trainer.batches]
     if resume and not outcome.deadlocks:
         assert trainer.saved is not None
         outcome.resumed = 1
         steps = [step for step in steps if step[1] <= trainer.saved.step]
-        trainer = _trained(schedule, outcome, resume.lag, resume.batch_size, trainer.saved)
+        trainer = _trained(schedule, outcome, resume.lag, resume.batch_size, checkpoint, trainer.saved)
         steps += [(resume.lag, *step) for step in trainer.batches]
     trained = Counter[str]()
+    outcome.governed = len(steps) if schedule.auto else 0
     for lag, step, batch, metrics in steps:
         lags = [step - 1 - tag["min_global_steps"] for tag in batch.tags]
         outcome.lag_violations += sum(of_one > math.ceil(lag) for of_one in lags)

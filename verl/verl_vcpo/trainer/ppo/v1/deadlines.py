@@ -47,7 +47,7 @@ def resume_prompts(
         submitted: step at which each prompt was submitted, in order of submission.
         finished: those that are sampled completely.
         step: the first step of the resumed run.
-        lag: `async.lag` of the resumed run.
+        lag: the bound of the resumed run: `async.lag`, or `async.max_lag` of a lag that governs itself.
         batch_size: prompts consumed per step in the resumed run.
     """
     bound, allowed = math.ceil(lag), in_flight(lag, batch_size)
@@ -72,7 +72,7 @@ def deadlines_without_oldest(
     Args:
         submitted: number of prompts in the buffer by the step at which they were submitted.
         finished: of these, the finished ones; at least `batch_size`.
-        bound: `async.lag`, rounded up.
+        bound: of the lag, rounded up.
         batch_size: prompts that are consumed.
     """
     remaining, missing = Counter[int](), batch_size

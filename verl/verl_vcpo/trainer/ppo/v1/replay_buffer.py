@@ -93,6 +93,11 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.ages: Counter[int] = Counter()
         """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
 
+    @property
+    def on_their_way(self) -> int:
+        """Prompts submitted and not taken by `sample`."""
+        return len(self._submission_number)
+
     def note_submitted(self, prompts: TensorDict) -> None:
         """Remember the order of submission: batches follow that order, whatever finishes first.
 
@@ -134,7 +139,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         late = finished - {*resumed.kept, *resumed.withheld}
         if late or resumed.withheld:
             print_line(
-                f"The checkpoint has more prompts than async.lag={self.lag:g} with data.train_batch_size={batch_size} "
+                f"The checkpoint has more prompts than a lag of {self.lag:g} with data.train_batch_size={batch_size} "
                 f"allows: {len(late)} are sampled again, {len(resumed.withheld)} wait for their turn."
             )
         return len(in_flight)
@@ -211,7 +216,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
             return True
         if not self._unfinished(partition_id):
             raise RuntimeError(
-                f"async.lag={self.lag:g}: every prompt is finished, and at step {global_steps} the deadlines "
+                f"a lag of {self.lag:g}: every prompt is finished, and at step {global_steps} the deadlines "
                 f"{dict(sorted(remaining.items()))} (step: prompts) cannot hold with {batch_size} prompts a step"
             )
         if self.on_deadline is OnDeadline.REISSUE:

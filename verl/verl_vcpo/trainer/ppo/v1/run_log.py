@@ -75,14 +75,21 @@ class RunLog:
         run_dir: the run's folder, which exists.
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
         advisor: gives advice on the console; None: there is none.
+        lag_setting: the setting that bounds the lag, which the collapse warning names.
     """
 
-    def __init__(self, run_dir: str | Path, scales_step_size: bool = True, advisor: Advisor | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str | Path,
+        scales_step_size: bool = True,
+        advisor: Advisor | None = None,
+        lag_setting: str = "async.lag",
+    ) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
         self._advisor = advisor
         self._table = StepTable()
-        self._warner = CollapseWarner(scales_step_size)
+        self._warner = CollapseWarner(scales_step_size, lag_setting)
         self._signal = SignalWatch()
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
@@ -143,13 +150,13 @@ class RunLog:
         console.step_done()
 
 
-def write_summary(run_dir: str | Path, method: str, lag: int, wall_clock_s: float) -> dict[str, Any]:
+def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: float) -> dict[str, Any]:
     """Write the summary of a run to `summary.json`, and return the summary.
 
     Args:
         run_dir: holds `metrics.jsonl`.
         method: what was trained with, as `method=NAME` names it.
-        lag: k, the setting `async.lag`.
+        lag: k, the bound of the lag.
         wall_clock_s: seconds of the whole run, with the start.
     """
     lines = read_metrics(run_dir)
