@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.trainer.ppo.v1.deadlines import deadlines_hold
-from verl_vcpo.trainer.ppo.v1.lag_controller import LagController
+from verl_vcpo.trainer.ppo.v1.lag_controller import LagController, bound_setting, lag_bound, lag_in_words
 
 ESS_RATIOS = st.floats(0, 1) | st.just(math.nan)
 KLS = st.floats(0, 1) | st.sampled_from([math.inf, math.nan])
@@ -104,6 +105,16 @@ def test_a_checkpoint_of_a_larger_bound_or_a_fixed_lag(tmp_path: Path) -> None:
     smaller.resume(tmp_path)
     anew.resume(tmp_path / "of_a_fixed_lag")
     assert (smaller.batches, anew.batches) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "lag, max_lag, bound, setting, words",
+    [(1.5, None, 1.5, "async.lag", "1.5"), ("auto", 4, 4, "async.max_lag", "auto (max 4)")],
+)
+def test_the_bound_and_its_name(lag: float | str, max_lag: int | None, bound: float, setting: str, words: str) -> None:
+    settings = OmegaConf.create({"lag": lag, "max_lag": max_lag})
+    assert (lag_bound(settings), bound_setting(settings), lag_in_words(settings)) == (bound, setting, words)
+    assert (LagController.of(settings) is None) == (lag != "auto")
 
 
 def test_up_by_one_after_four_calm_steps() -> None:
