@@ -27,6 +27,8 @@ TIERS = {"quick": {*MANY_SECONDS, "nightly"}, "default": {"nightly"}, "nightly":
 # Tests of the NCCL engine and attacks on the sandbox mostly wait: they fill the time beside starts of the stack.
 PARTS = {"e2e": "stack", "test_nccl_checkpoint_engine": "stack", "test_attacks": "stack"}
 OTHERS = "together"
+# Files of the part "stack" that take longest, in that order: what begins last should be short, or one process idles.
+LONGEST = ("test_resume", "test_attacks", "test_survives", "test_whole_stack")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
-    first = ("test_attacks", "test_survives")  # what takes most minutes begins first
-    items.sort(key=lambda item: (item.path.stem not in first, "e2e" not in item.keywords))
+    place = {stem: i for i, stem in enumerate(LONGEST)}
+    items.sort(key=lambda item: (place.get(item.path.stem, len(LONGEST)), "e2e" not in item.keywords))
 
 
 @pytest.fixture(scope="session")
