@@ -249,12 +249,14 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     if not vcpo.packs_gradient_norms or keep is NormsKeep.NOTHING or obstacle(config):
         return {}
     whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
-    buffer = {"second buffer (OPOB)": gradients / (2 if vcpo.norms.buffer_dtype is BufferDtype.BFLOAT16 else 1)}
+    samples = config.actor_rollout_ref.rollout.n
+    of_rank = actor.ppo_mini_batch_size * samples / layout.dp
+    second = gradients / (2 if vcpo.norms.buffer_dtype is BufferDtype.BFLOAT16 else 1)
+    groups = 1.0 if whole or shape.experts else of_rank / samples
+    buffer = {"second buffer (OPOB)": second * max(1, min(groups, ACTIVATIONS_OF_AUTO_BYTES // second))}
     certain = vcpo.fits_two_sums and (whole or layout.dp * layout.vpp == 1)
     if keep is NormsKeep.GRADIENTS:
         return buffer
-    samples = config.actor_rollout_ref.rollout.n
-    of_rank = actor.ppo_mini_batch_size * samples / layout.dp
     auto = keep is NormsKeep.AUTO and vcpo.fits_two_sums
     group = samples / layout.dp if auto else min(samples, of_rank)  # auto keeps activations where ranks share groups
     together = of_rank if whole or layout.vpp > 1 else group
@@ -267,8 +269,7 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     if not auto:
         return kept
     if certain:  # auto may choose a mini-batch's activations, and keeps no more of them than this
-        (second,) = buffer.values()
-        beyond = min(ACTIVATIONS_OF_AUTO_BYTES, *kept.values()) - second
+        beyond = min(ACTIVATIONS_OF_AUTO_BYTES, *kept.values()) - sum(buffer.values())
         return buffer | ({"kept for the update": beyond} if beyond > 0 else {})
     return max(buffer, kept, key=lambda use: sum(use.values()))
 

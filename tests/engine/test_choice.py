@@ -1,6 +1,7 @@
 """What `vcpo.norms.keep=auto` keeps of a mini-batch, and in which passes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,9 +47,9 @@ def chosen(
 @pytest.mark.parametrize(
     ("seen", "layers", "expected"),
     [
-        (groups(16, 8, 40, 80), D128, "activations"),
-        (groups(16, 4, 64, 256), D512, "activations"),
-        (groups(32, 4, 64, 256), D512_TP2, "activations"),
+        (groups(16, 8, 40, 80), D128, "gradients"),
+        (groups(16, 4, 64, 256), D512, "gradients"),
+        (groups(32, 4, 64, 256), D512_TP2, "gradients"),
         (groups(16, 2, 256, 1024), D512, "gradients"),
         (groups(32, 2, 256, 1024), D512, "gradients"),
         (groups(32, 2, 256, 1024), D512_TP2, "gradients"),
@@ -107,11 +108,29 @@ def test_auto_takes_no_more_memory_than_a_second_buffer() -> None:
         assert max(len(rows) * 200 for (rows,) in limited.passes) <= min(tokens, fit)
 
 
-def test_a_pass_has_no_more_sequences_than_the_host_handles_fast() -> None:
-    seen = groups(16, 8, 40, 80)
-    assert [len(rows) for (rows,) in chosen(seen, D128).passes] == [64, 64]
-    assert [len(rows) for (rows,) in chosen(seen, D128, tokens=None).passes] == [128], "micro-batches by sequences"
-    assert [len(rows) for (rows,) in chosen(seen, D128, staged=True).passes] == [128], "a pipeline"
+@pytest.mark.parametrize("settings", [dict(), dict(opob_leave_one_out=True)], ids=["gradients", "activations"])
+def test_a_pass_has_no_more_sequences_than_the_host_handles_fast(settings: dict[str, Any]) -> None:
+    seen = groups(16, 8, 20, 40)
+
+    def sizes(tokens: int | None = 8192, staged: bool = False) -> list[int]:
+        return [len(rows) for (rows,) in chosen(seen, D128, tokens, staged, **settings).passes]
+
+    assert sizes() == [64, 64]
+    assert sizes(tokens=None) == [128], "micro-batches by sequences"
+    assert sizes(staged=True) == [128], "a pipeline"
+
+
+def test_passes_of_several_groups() -> None:
+    """Catches passes of many tokens on a CPU, whose activations leave the cache, and buffers that memory has no room
+    for."""
+    seen = groups(16, 4, 64, 256)
+    lengths = [sum(seen.length[rows].tolist()) for (rows,) in chosen(seen, D512).passes]
+    assert 2048 < max(lengths) <= 4096
+    numbers = ACTIVATIONS_OF_AUTO_BYTES // 4 // 3
+    large = replace(D512, trained=numbers)
+    assert [large.second_buffers_that_fit(dtype) for dtype in (BufferDtype.FLOAT32, BufferDtype.BFLOAT16)] == [3, 6]
+    assert replace(D512, trained=4 * numbers).second_buffers_that_fit(BufferDtype.FLOAT32) == 1
+    assert max(len(rows) for (rows,) in chosen(seen, large).passes) <= 3 * 4
 
 
 @pytest.mark.parametrize("model", ["untied", "tied"])

@@ -19,7 +19,7 @@ from tests.engine.test_vcpo_engine import train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
 from verl_vcpo.workers.engine.megatron.norms import NOT_PACKED_EXPERTS, NormsConfig, NormsKeep
-from verl_vcpo.workers.engine.megatron.packed import experts, update
+from verl_vcpo.workers.engine.megatron.packed import choice, experts, update
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes, what_to_keep
 from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
@@ -333,6 +333,41 @@ def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"gradients"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
     assert passes == [[[[0, 2], [0, 1]], [[1, 3], [2, 3]]]] * 2, "both ranks know both ranks' rows"
+
+
+def test_groups_that_share_a_pass_of_gradients() -> None:
+    """Catches a pass that is too long or has too many second buffers, and rows that are not group after group."""
+    seen = prompts([0] * 4 + [1] * 4, [0, 1, 0, 1, 2, 2, 3, 3])
+
+    def passes(tokens: int | None = None, **most: int) -> list[list[list[int]]]:
+        planned = [plan_passes(VCPOSettings(), NormsKeep.GRADIENTS, p, False, tokens, **most) for p in seen]  # type: ignore[arg-type]  # of numbers
+        assert planned[0] == planned[1], "both ranks know both ranks' rows"
+        return planned[0]
+
+    apart, together = [[[0, 2], [0, 1]], [[1, 3], [2, 3]]], [[[0, 2, 1, 3], [0, 1, 2, 3]]]
+    assert passes() == passes(most_groups=2, most_tokens=39) == passes(most_groups=2, most_sequences=3) == apart
+    assert passes(most_groups=2) == passes(most_groups=3, most_tokens=40, most_sequences=4) == together
+    # the first two groups of rank 0 have 50 tokens, so with micro-batches of 40 rank 0 may need one for each sequence
+    (uneven, _) = prompts([0] * 6 + [1] * 6, [0, 0, 0, 1, 1, 4, 2, 2, 3, 3, 5, 5])
+    for micro_batch_tokens, expected in ((40, [3, 3]), (60, [5, 1])):
+        planned = plan_passes(VCPOSettings(), NormsKeep.GRADIENTS, uneven, False, micro_batch_tokens, most_groups=2)
+        assert [len(rows) for rows, _ in planned] == expected
+
+
+def test_several_groups_in_a_pass_give_the_update_of_one_at_a_time(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches gradients in another baseline's second buffer."""
+    settings: dict[str, Any] = dict(norms=dict(keep="gradients"))
+    together, apart = make_engine(), make_engine()
+    got = gradients(together, make_batch(ONE_PROCESS), **settings)
+    monkeypatch.setattr(choice, "ACTIVATIONS_OF_AUTO_BYTES", 0)
+    wanted = gradients(apart, make_batch(ONE_PROCESS), **settings)
+    assert [len(next(iter(engine._second_buffers.values()))) for engine in (together, apart)] == [GROUPS, 1]
+    norms, expected = (engine.last_update[0].squared_norm for engine in (together, apart))
+    torch.testing.assert_close(norms, expected, rtol=1e-6, atol=0)
+    for name, gradient in wanted.items():
+        assert (got[name] - gradient).abs().max() <= TOLERANCE * gradient.abs().max(), name
 
 
 def test_groups_over_several_ranks_share_passes_that_no_rank_is_idle_in() -> None:

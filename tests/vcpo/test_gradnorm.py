@@ -58,6 +58,23 @@ def test_linear(lengths: list[int], inputs: int, outputs: int, batched: bool) ->
     torch.testing.assert_close(one, expected[0], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_spans_leave_out_what_has_no_coefficient(batched: bool) -> None:
+    """Catches a buffer that is given sequences beyond its span, or fewer than its span has."""
+    lengths = [5, 9, 2, 7, 4, 6, 3]
+    segments = Segments.of_lengths(lengths)
+    x, dy = tokens(lengths, 16, 24)
+    each = per_sequence_gradients(x, dy, segments)
+    coefficient = torch.zeros(4, len(lengths))
+    spans = [(0, 7), (0, 3), (3, 7), (7, 0)]
+    for row, (first, end) in zip(coefficient, spans, strict=True):
+        row[first:end] = torch.rand(max(0, end - first))
+    buffers = list(torch.zeros(4, 24, 16))
+    norms = add_weighted_per_sequence(x, dy, segments, coefficient, buffers, spans=spans, batched=batched)
+    torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(torch.stack(buffers), torch.einsum("kn,noi->koi", coefficient, each))
+
+
 def test_both_forms_are_tried() -> None:
     forms = {gram_costs_less(Segments.of_lengths(n), i, o) for n in LENGTHS for i, o in ((8, 12), (300, 200))}
     assert forms == {True, False}

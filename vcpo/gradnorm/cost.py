@@ -34,7 +34,7 @@ class Rates:
     """Whether only half of a long sequence's symmetric matrices is formed."""
 
 
-CPU = Rates(80e9, 0.75, memory=25e9, nearby=15e9, added_at_once=4, call=8e-6, symmetric=True)
+CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, added_at_once=4, call=8e-6, symmetric=True)
 """One thread of the machine that docs/explanation/packed-norms.md was measured on (`scripts.bench.layer_overhead`)."""
 
 GPU_BFLOAT16 = Rates(500e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, symmetric=False)

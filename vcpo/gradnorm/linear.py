@@ -110,6 +110,7 @@ def add_weighted_per_sequence(
     coefficient: Tensor,
     into: Sequence[Tensor],
     *,
+    spans: Sequence[tuple[int, int]] | None = None,
     batched: bool | None = None,
 ) -> Tensor:
     """into[j] += sum_i coefficient[j, i] dW_i for every j. Returns the norms of the dW_i from the same products.
@@ -120,28 +121,43 @@ def add_weighted_per_sequence(
         segments: n sequences.
         coefficient: [k, n].
         into: k buffers [out, in].
+        spans: of each buffer (first, end): the coefficients of sequences outside of first <= i < end are 0, and their
+            products are not added. None: no such limits.
         batched: as in `squared_norms`.
 
     Returns:
         [n] float32 ||dW_i||^2.
     """
     norms = torch.zeros(len(segments), device=x.device)
-    batched = _is_batched(x) if batched is None else batched
-    for sequences, rows, block in (_padded_blocks if batched else _blocks)(x, dy, segments):
-        norms[sequences] += _row_squares(block, x.shape[1])
-        if into:
-            _add_sums(block, coefficient[:, sequences], [buffer[rows].view(1, -1) for buffer in into])
+    if _is_batched(x) if batched is None else batched:
+        for sequences, rows, block in _padded_blocks(x, dy, segments):
+            norms[sequences] += _row_squares(block, x.shape[1])
+            for weights, buffer in zip(coefficient[:, sequences], into, strict=True):
+                _add_sum(block, weights, buffer[rows])
+        return norms
+    spans = spans or [(0, len(segments))] * len(into)
+    for first, end, rows, block in _blocks(x, dy, segments):
+        norms[first:end] += _row_squares(block, x.shape[1])
+        for weights, buffer, (low, high) in zip(coefficient, into, spans, strict=True):
+            low, high = max(low, first), min(high, end)
+            if low < high:
+                _add_sum(block[low - first : high - first], weights[low:high], buffer[rows])
     return norms
 
 
-def _add_sums(block: Tensor, coefficient: Tensor, into: Sequence[Tensor]) -> None:
-    """into[j] += coefficient[j] @ block, in the coefficients' format: the sums of large numbers may have to cancel."""
-    block = block.to(torch.promote_types(block.dtype, coefficient.dtype))
-    for weights, part in zip(coefficient, into, strict=True):
-        if part.dtype == block.dtype:
-            part.addmm_(weights[None], block)
-        else:
-            part.add_(weights[None] @ block)
+def _add_sum(block: Tensor, weights: Tensor, into: Tensor) -> None:
+    """into += weights @ block, in the weights' format: the sums of large numbers may have to cancel.
+
+    Args:
+        block: [k, rows * in] some rows of k gradients.
+        weights: [k].
+        into: [rows, in].
+    """
+    block, into = block.to(torch.promote_types(block.dtype, weights.dtype)), into.view(1, -1)
+    if into.dtype == block.dtype:
+        into.addmm_(weights[None], block)
+    else:
+        into.add_(weights[None] @ block)
 
 
 def _is_batched(x: Tensor) -> bool:
@@ -162,8 +178,11 @@ def _bounds(segments: Segments) -> Iterator[tuple[int, int]]:
     return zip(segments.bounds, segments.bounds[1:], strict=False)
 
 
-def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[slice, slice, Tensor]]:
-    """(k sequences, some rows of the weight, [k, rows * in] these rows of the dW_i): one product per sequence."""
+def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[int, int, slice, Tensor]]:
+    """(first, end, some rows of the weight, [k, rows * in] these rows of the dW_i): one product per sequence.
+
+    The k sequences are first <= i < end.
+    """
     outputs, inputs = dy.shape[1], x.shape[1]
     bounds = list(_bounds(segments))
     budget = _CPU_BYTES // (inputs * _NUMBER)  # rows that fit in the buffer, of all sequences together
@@ -174,15 +193,15 @@ def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[slice, 
         rows = slice(top, min(outputs, top + height))
         size = (rows.stop - top) * inputs
         for first in range(0, len(bounds), together):
-            sequences = slice(first, min(len(bounds), first + together))
-            block = memory[: (sequences.stop - first) * size].view(-1, size)
-            for (start, end), dw in zip(bounds[sequences], block, strict=True):
-                torch.mm(dy[start:end, rows].T, x[start:end], out=dw.view(-1, inputs))
-            yield sequences, rows, block
+            end = min(len(bounds), first + together)
+            block = memory[: (end - first) * size].view(-1, size)
+            for (start, stop), dw in zip(bounds[first:end], block, strict=True):
+                torch.mm(dy[start:stop, rows].T, x[start:stop], out=dw.view(-1, inputs))
+            yield first, end, rows, block
 
 
 def _padded_blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[Tensor, slice, Tensor]]:
-    """As `_blocks`, with one padded product for all sequences of a bucket."""
+    """([k] sequences, rows, block) as of `_blocks`, with one padded product for all sequences of a bucket."""
     outputs, inputs = dy.shape[1], x.shape[1]
     for bucket in segments.buckets:
         a = bucket.gather(x)  # [k, L, in]

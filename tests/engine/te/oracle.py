@@ -14,6 +14,7 @@ from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 from verl_vcpo.workers.engine.megatron.packed.modules import Tap
+from verl_vcpo.workers.engine.megatron.packed.sums import Sums
 
 LENGTHS = [40, 3, 65, 20]
 TOKENS = sum(LENGTHS)
@@ -40,7 +41,7 @@ def packed_layout(token: Tensor | None = None) -> MicroBatch:
     """The sequences of `LENGTHS`, one after the other."""
     segments = Segments.of_lengths(LENGTHS)
     return MicroBatch(
-        rows=torch.arange(len(LENGTHS)),
+        numbers=tuple(range(len(LENGTHS))),
         segments=segments,
         whole=segments,
         by_sequence=None,
@@ -63,7 +64,7 @@ def errors(
         AssertionError: the packed forward gives other scores, or autograd or the module forms a gradient all the same.
     """
     layout = packed_layout() if layout is None else layout
-    n = len(layout.rows)
+    n = len(layout.numbers)
     sequence = layout.sequence.T.flatten()
     every = torch.ones(len(sequence))
     one_by_one = [own_gradients(model, backward, every * (sequence == i)) for i in range(n)]
@@ -71,10 +72,9 @@ def errors(
     coefficient = COEFFICIENT[:n]
     scores = backward(every)
     _clear(model)
-    second = {p: torch.zeros_like(p.main_grad) for p in trained(model).values()}
-    collector = Collector(
-        keep, n, tied=tied, device="cpu", coefficient=torch.stack([coefficient, coefficient * 0]), second=second
-    )
+    second = {p: torch.zeros(1, *p.shape) for p in trained(model).values()}
+    sums_of_pass = Sums(torch.stack([coefficient, coefficient * 0]), (0,) * n, second)
+    collector = Collector(keep, n, tied=tied, device="cpu", sums=sums_of_pass)
     collector.micro_batch, tap.collector = layout, collector
     try:
         assert backward(every).equal(scores), "the packed forward is another one"

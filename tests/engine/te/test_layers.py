@@ -85,7 +85,7 @@ def test_padded_sequences(kind: str) -> None:
     n, length = 3, 12
     segments = Segments.of_lengths([length] * n)
     layout = MicroBatch(
-        rows=torch.arange(n),
+        numbers=tuple(range(n)),
         segments=segments,
         whole=segments,
         by_sequence=None,

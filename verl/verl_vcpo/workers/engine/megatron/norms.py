@@ -26,8 +26,9 @@ class NormsKeep(StrEnum):
     groups (packed/choice.py); `activations` where a baseline's sequences are not one pass of one rank. For a mixture of
     experts `activations`; at the scope of a mini-batch `nothing`."""
     GRADIENTS = "gradients"
-    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size. Where
-    their difference would lose its digits, because few sequences have almost all the weight, a second backward."""
+    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size, of which
+    small models have several. Where their difference would lose its digits, because few sequences have almost all the
+    weight, a second backward."""
     ACTIVATIONS = "activations"
     """Every layer's inputs and output gradients, from which gradients are formed later. Memory grows with tokens."""
     NOTHING = "nothing"
@@ -46,7 +47,7 @@ class BufferDtype(StrEnum):
 
 ACTIVATIONS_OF_AUTO_BYTES = 2 << 30
 """With `keep=auto`, where `gradients` is possible: what the activations of a pass may take, on each rank. Or as much as
-the second buffer of `gradients` would, if that is more."""
+the second buffer of `gradients` would, if that is more. The second buffers of several groups take no more than it."""
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_length
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep, against_packing
 from verl_vcpo.workers.engine.megatron.packed import experts
 from verl_vcpo.workers.engine.megatron.packed.choice import Layers
+from verl_vcpo.workers.engine.megatron.packed.sums import second_buffers
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
     PackedOutcome,
     PackedUpdate,
     Unmeasured,
-    buffers_like_gradients,
     forward_step,
 )
 from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
@@ -180,9 +180,10 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         if update.keep is not self._kept and dist.get_rank() == 0:
             logger.info("packed norms keep %s in %d passes: %s", update.keep.value, len(update.passes), update.why)
         self._kept = update.keep
-        if update.keep is NormsKeep.GRADIENTS and not self._second_buffers:
+        if update.keep is NormsKeep.GRADIENTS and self._slots < update.slots:
             dtype = getattr(torch, vcpo.norms.buffer_dtype.value)
-            self._second_buffers.update(buffers_like_gradients(self.module, dtype))
+            self._second_buffers.clear()
+            self._second_buffers.update(second_buffers(self.module, update.slots, dtype))
         try:
             return update.run()
         except Unmeasured:
@@ -219,6 +220,11 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return super().forward_step(batch_iter, *args, **kwargs)
         packed = self.engine_config.use_remove_padding
         return forward_step(collector, packed, super().forward_step, batch_iter, *args, **kwargs)
+
+    @property
+    def _slots(self) -> int:
+        """How many second buffers each parameter has."""
+        return len(next(iter(self._second_buffers.values()), ()))
 
     def _outputs(self, losses: list[float]) -> dict[str, Any]:
         return {"model_output": {}, "loss": losses, "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from torch import Tensor
 
+from vcpo import OpobScope
 from vcpo.gradnorm import cost
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
@@ -32,6 +34,8 @@ Passes = list[list[list[int]]]
 _PASS_S, _PAIR_S = 20e-3, 10e-6
 _TOGETHER = 64
 """Sequences of a pass from which on more of them would cost the host more than passes do."""
+_NEAR_TOKENS = 4096
+"""Tokens of a pass on a CPU from which on activations are too far from the processor for passes of several groups."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Layers:
     number_bytes: int = 4
     """Of inputs and output gradients."""
     device: str = "cpu"
+    trained: int = 0
+    """Numbers in all trained parameters of the rank that has most of them."""
 
     @classmethod
     def gathered(cls, chunks: list[torch.nn.Module], tied: bool) -> "Layers":
@@ -53,22 +59,23 @@ class Layers:
             tied: whether the head's weight is that of the embedding.
         """
         is_head = tied and mpu.get_pipeline_model_parallel_world_size() == 1
+        trained = [pair for chunk in chunks for pair in chunk.named_parameters() if pair[1].requires_grad]
         weights = [
             parameter
-            for chunk in chunks
-            for name, parameter in chunk.named_parameters()
-            if parameter.requires_grad and parameter.dim() == 2 and (is_head or "word_embeddings" not in name)
+            for name, parameter in trained
+            if parameter.dim() == 2 and (is_head or "word_embeddings" not in name)
         ]
         # ranks of context parallelism square some rows each
         mine = tuple(sorted((w.shape[1], w.shape[0] // mpu.get_context_parallel_world_size()) for w in weights))
         kinds = {(w.element_size(), w.device.type) for w in weights}
         parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, (mine, kinds))
-        number_bytes, device = max(set().union(*(kinds for _, kinds in parts)), default=(4, "cpu"))
-        return cls(tuple(sorted({stage for stage, _ in parts})), number_bytes, device)
+        dist.all_gather_object(parts, (mine, kinds, sum(parameter.numel() for _, parameter in trained)))
+        stages, all_kinds, numbers = zip(*parts, strict=True)
+        number_bytes, device = max(set().union(*all_kinds), default=(4, "cpu"))
+        return cls(tuple(sorted(set(stages))), number_bytes, device, max(numbers))
 
     def seconds(self, keep: NormsKeep, lengths: list[int]) -> float:
-        """Of norms and sums of one pass over sequences of these lengths, on the slowest rank."""
+        """Of norms and sums of sequences of these lengths, with `gradients` of one baseline, on the slowest rank."""
         of = cost.rates(self.device, self.number_bytes)
         form = cost.two_sums if keep is NormsKeep.GRADIENTS else cost.norm_then_sum
         return max(
@@ -78,6 +85,14 @@ class Layers:
             ),
             default=0.0,
         )
+
+    def second_buffers_that_fit(self, buffer: BufferDtype) -> int:
+        """How many groups a pass of `gradients` may have on a rank: at least one.
+
+        The second buffers of more groups take no more memory than ACTIVATIONS_OF_AUTO_BYTES.
+        """
+        number = 2 if buffer is BufferDtype.BFLOAT16 else 4
+        return max(1, ACTIVATIONS_OF_AUTO_BYTES // (number * max(1, self.trained)))
 
     def tokens_that_fit(self, buffer: BufferDtype) -> int:
         """The most tokens of which `auto` keeps activations, or of one group, on a rank.
@@ -130,19 +145,26 @@ def choose(
     def plan(keep: NormsKeep, why: str, **most: Any) -> Choice:
         return Choice(keep, plan_passes(config, keep, sequences, *limits, **most), why)
 
-    if config.norms.keep is not NormsKeep.AUTO or experts is not Experts.NONE:
-        return plan(what_to_keep(config, sequences, *limits), f"vcpo.norms.keep={config.norms.keep.value}")
-    fit = layers.tokens_that_fit(config.norms.buffer_dtype)
     # micro-batches by sequences are as long in a long pass as in a short one
     together = None if micro_batch_tokens is None or staged else _TOGETHER
+    near = config.norms.tokens if staged or layers.device != "cpu" else min(_NEAR_TOKENS, config.norms.tokens)
+    of_gradients: dict[str, Any] = dict(most_tokens=near, most_sequences=together)
+    if experts is Experts.NONE:
+        of_gradients["most_groups"] = layers.second_buffers_that_fit(config.norms.buffer_dtype)
+    if config.norms.keep is not NormsKeep.AUTO or experts is not Experts.NONE:
+        keep = what_to_keep(config, sequences, *limits)
+        why = f"vcpo.norms.keep={config.norms.keep.value}"
+        return plan(keep, why, **(of_gradients if keep is NormsKeep.GRADIENTS else {}))
+    fit = layers.tokens_that_fit(config.norms.buffer_dtype)
     obstacle = against_gradients(config, sequences, *limits)
     if obstacle:
         return plan(NormsKeep.ACTIVATIONS, obstacle, most_sequences=together)
     one_sum = plan(NormsKeep.ACTIVATIONS, "", most_tokens=min(fit, config.norms.tokens), most_sequences=together)
-    two_sums = plan(NormsKeep.GRADIENTS, "")
+    two_sums = plan(NormsKeep.GRADIENTS, "", **of_gradients)
     if any(sum(lengths) > fit for one in one_sum.passes for lengths in _lengths(one, sequences)):
         return Choice(two_sums.keep, two_sums.passes, "the activations of a pass are larger than a second buffer")
-    seconds = {one.keep: _seconds(one, sequences, micro_batch_tokens, layers) for one in (two_sums, one_sum)}
+    scope = config.opob_scope
+    seconds = {one.keep: _seconds(one, scope, sequences, micro_batch_tokens, layers) for one in (two_sums, one_sum)}
     fastest = two_sums if seconds[two_sums.keep] <= seconds[one_sum.keep] else one_sum
     estimates = ", ".join(f"{keep.value} {time:.3g} s" for keep, time in seconds.items())
     return Choice(fastest.keep, fastest.passes, f"norms and sums are estimated to take: {estimates}")
@@ -150,21 +172,39 @@ def choose(
 
 def _lengths(rows: list[list[int]], sequences: SequencesBeforeForward) -> list[list[int]]:
     """Of each rank the lengths of its sequences in a pass."""
+    return [sequences.length[mine].tolist() for mine in _of_mini_batch(rows, sequences)]
+
+
+def _of_mini_batch(rows: list[list[int]], sequences: SequencesBeforeForward) -> list[Tensor]:
+    """Of each rank where its sequences in a pass are in the mini-batch."""
     size = len(sequences.length) // len(rows)
-    return [sequences.length[rank * size + torch.tensor(mine)].tolist() for rank, mine in enumerate(rows)]
+    return [rank * size + torch.tensor(mine) for rank, mine in enumerate(rows)]
+
+
+def _of_baselines(rows: Tensor, choice: Choice, scope: OpobScope, sequences: SequencesBeforeForward) -> list[list[int]]:
+    """The lengths of these sequences, of each baseline; with `activations` they need not be told apart."""
+    if choice.keep is not NormsKeep.GRADIENTS or scope is OpobScope.MINIBATCH:
+        return [sequences.length[rows].tolist()]
+    groups = sequences.group[rows]
+    return [sequences.length[rows[groups == group]].tolist() for group in groups.unique()]
 
 
 def _seconds(
-    choice: Choice, sequences: SequencesBeforeForward, micro_batch_tokens: int | None, layers: Layers
+    choice: Choice,
+    scope: OpobScope,
+    sequences: SequencesBeforeForward,
+    micro_batch_tokens: int | None,
+    layers: Layers,
 ) -> float:
     """Of all passes, one after the other; in each the slowest rank counts."""
-    return sum(
-        max(
-            layers.seconds(choice.keep, lengths) + _host_seconds(lengths, micro_batch_tokens)
-            for lengths in _lengths(one, sequences)
+
+    def of_rank(rows: Tensor) -> float:
+        norms_and_sums = sum(
+            layers.seconds(choice.keep, lengths) for lengths in _of_baselines(rows, choice, scope, sequences)
         )
-        for one in choice.passes
-    )
+        return norms_and_sums + _host_seconds(sequences.length[rows].tolist(), micro_batch_tokens)
+
+    return sum(max(map(of_rank, _of_mini_batch(one, sequences))) for one in choice.passes)
 
 
 def _host_seconds(lengths: list[int], micro_batch_tokens: int | None) -> float:

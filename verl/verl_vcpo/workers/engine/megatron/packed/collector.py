@@ -20,6 +20,7 @@ from vcpo.gradnorm import (
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
+from verl_vcpo.workers.engine.megatron.packed.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class _Vector:
         """buffer += sum_i coefficient_i v_i."""
         buffer.add_(coefficient[self.micro_batch.rows].float() @ self.sums)
 
+    def add_to_second(self, sums: Sums) -> None:
+        """Add each v_i to the second buffer of the baseline of the sequence."""
+        second = sums.of(self.parameter)
+        second.view(len(second), -1).add_(sums.weights[1:, self.micro_batch.rows] @ self.sums)
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -66,8 +72,15 @@ class _Rows:
 
     def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
         """buffer[token] += coefficient_i dy."""
-        mine = coefficient[self.micro_batch.rows][self.micro_batch.segments.sequence]
-        buffer.index_add_(0, self.token, (mine[:, None] * self.dy.float()).to(buffer.dtype))
+        weighted = coefficient[self.micro_batch.row][:, None] * self.dy.float()
+        buffer.index_add_(0, self.token, weighted.to(buffer.dtype))
+
+    def add_to_second(self, sums: Sums) -> None:
+        """Add each row to the second buffer of the baseline of the row's sequence."""
+        second = sums.of(self.parameter)  # [S, V, d]
+        weighted = sums.coefficient[1][self.micro_batch.row][:, None] * self.dy.float()
+        at = sums.slot_of[self.micro_batch.row] * second.shape[1] + self.token
+        second.flatten(0, 1).index_add_(0, at, weighted.to(second.dtype))
 
 
 class Collector:
@@ -79,8 +92,7 @@ class Collector:
             be given their tokens.
         tied: whether embedding and head share their weight.
         device: the model's device.
-        coefficient: with `keep=gradients` [2, N]: a sequence's coefficients in the main and in the second buffer.
-        second: with `keep=gradients`: the second buffer of each parameter.
+        sums: with `keep=gradients` the sums of the pass.
     """
 
     def __init__(
@@ -90,14 +102,12 @@ class Collector:
         *,
         tied: bool,
         device: Any,
-        coefficient: Tensor | None = None,
-        second: dict[Tensor, Tensor] | None = None,
+        sums: Sums | None = None,
     ) -> None:
         self.keep, self.size, self.tied = keep, size, tied
         self.micro_batch: MicroBatch | None = None
         """The micro-batch whose forward or backward is running."""
-        self._coefficient = coefficient
-        self._second = second or {}
+        self._sums = sums
         self._shares: list[_Weight | _Vector | _Rows] = []
         self._vectors: list[_Vector] = []
         self._cross: dict[str, list[tuple[MicroBatch, Tensor]]] = {"head": [], "embedding": []}
@@ -153,9 +163,10 @@ class Collector:
         """
         micro_batch, dy = self.current(), dy[:, mine]
         if self.keep is NormsKeep.GRADIENTS:
-            buffers = kept.parameter.main_grad[mine], self._second[kept.parameter][mine]  # type: ignore[attr-defined]
-            coefficient = self._coefficient[:, micro_batch.rows]  # type: ignore[index]  # given with this `keep`
-            norms = add_weighted_per_sequence(x, dy, micro_batch.whole, coefficient, buffers)
+            sums = self._given_sums()
+            buffers = [kept.parameter.main_grad[mine], *sums.of(kept.parameter)[:, mine]]  # type: ignore[attr-defined]
+            weights, spans = sums.weights[:, micro_batch.rows], sums.spans(micro_batch.numbers)
+            norms = add_weighted_per_sequence(x, dy, micro_batch.whole, weights, buffers, spans=spans)
         else:
             norms = squared_norms(x, dy, micro_batch.whole)
             if self.keep is NormsKeep.ACTIVATIONS:
@@ -170,13 +181,14 @@ class Collector:
             rows: the experts' rows.
         """
         if self.keep is NormsKeep.GRADIENTS:
+            sums = self._given_sums()
             for weight, a, b, of_expert in zip(
                 weights, x.split(rows.splits), dy.split(rows.splits), rows.experts, strict=True
             ):
-                buffers = weight.main_grad, self._second[weight]  # type: ignore[attr-defined]
-                coefficient = self._coefficient[:, of_expert.sequence_of_run]  # type: ignore[index]  # as above
+                buffers = [weight.main_grad, *sums.of(weight)]  # type: ignore[attr-defined]
+                weights_of_runs = sums.weights[:, of_expert.sequence_of_run]
                 norms = add_weighted_per_sequence(
-                    a[of_expert.order], b[of_expert.order], of_expert.runs, coefficient, buffers
+                    a[of_expert.order], b[of_expert.order], of_expert.runs, weights_of_runs, buffers
                 )
                 self._norms.index_add_(0, of_expert.sequence_of_run, norms)
             return
@@ -223,9 +235,13 @@ class Collector:
         if self.keep is NormsKeep.ACTIVATIONS:
             self._shares.append(share)
         elif self.keep is NormsKeep.GRADIENTS:
-            main, second = self._coefficient  # type: ignore[misc]  # given with this `keep`
-            share.add_to(share.parameter.main_grad, main)  # type: ignore[attr-defined]
-            share.add_to(self._second[share.parameter], second)
+            sums = self._given_sums()
+            share.add_to(share.parameter.main_grad, sums.coefficient[0])  # type: ignore[attr-defined]
+            share.add_to_second(sums)
+
+    def _given_sums(self) -> Sums:
+        assert self._sums is not None, "keep=gradients without sums"
+        return self._sums
 
     def current(self) -> MicroBatch:
         """The micro-batch whose forward or backward is running.

@@ -22,8 +22,8 @@ class MicroBatch:
     the S rows.
     """
 
-    rows: Tensor
-    """[n] the numbers of these sequences in the pass, in which all data-parallel ranks' sequences are counted."""
+    numbers: tuple[int, ...]
+    """n numbers of these sequences in the pass, in which all data-parallel ranks' sequences are counted."""
     segments: Segments
     """The sequences in this rank's T tokens."""
     whole: Segments
@@ -34,6 +34,11 @@ class MicroBatch:
     """[S, 1] or [S, n]: the sequence of each row of an activation."""
     token: Tensor
     """[CP * T] token ids in the order of `whole`; 0 on padding."""
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[n] `numbers` on the device."""
+        return torch.tensor(self.numbers).to(self.sequence.device, non_blocking=True)
 
     @cached_property
     def row(self) -> Tensor:
@@ -97,7 +102,7 @@ def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> M
     )
     sequence = segments.sequence[:, None] if packed else torch.arange(len(mine), device=device).expand(mine[0], -1)
     return MicroBatch(
-        rows=data["vcpo_row"].to(device, non_blocking=True),
+        numbers=tuple(data["vcpo_row"].tolist()),
         segments=segments,
         whole=whole,
         by_sequence=None if ranks == 1 else _by_sequence(segments.bounds, ranks).to(device, non_blocking=True),

@@ -96,27 +96,30 @@ def plan_passes(
     experts: Experts = Experts.NONE,
     most_tokens: int | None = None,
     most_sequences: int | None = None,
+    most_groups: int = 1,
 ) -> list[list[list[int]]]:
     """Per pass and data-parallel rank the numbers of that rank's sequences. No rank has an empty pass.
 
     All sequences of a baseline are in the same pass, on whichever ranks they are. Where experts are shared, all ranks
-    have as many micro-batches in a pass.
+    have as many micro-batches in a pass. With `keep=gradients` a rank's sequences are in the order of their groups.
 
     Args:
-        most_tokens: of a rank in a pass with `keep=activations`, but at least one group; None: `config.norms.tokens`.
+        most_tokens: of a rank in a pass, but at least one group; None: `config.norms.tokens`.
         most_sequences: the same of sequences; None: no limit.
+        most_groups: of a rank in a pass with `keep=gradients`.
         config, keep, sequences, interleaved, micro_batch_tokens, experts: as of `what_to_keep`.
     """
     ranks = _ranks(sequences)
     size = len(sequences.group) // ranks
+    most = (config.norms.tokens if most_tokens is None else most_tokens), most_sequences
     if keep is NormsKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
         return [[list(range(size))] * ranks]
     if keep is NormsKeep.GRADIENTS:
         by_rank = sequences.group.view(ranks, size)
         homes = [[(groups == group).nonzero().flatten().tolist() for group in groups.unique()] for groups in by_rank]
-        return [list(of_ranks) for of_ranks in zip(*homes, strict=True)]
+        of_groups = [list(of_ranks) for of_ranks in zip(*homes, strict=True)]
+        return _joined(of_groups, sequences, micro_batch_tokens, most, most_groups)
     alike = experts is Experts.SHARED and micro_batch_tokens is None
-    most = (config.norms.tokens if most_tokens is None else most_tokens), most_sequences
     passes: list[Tensor] = []
     for group in sequences.group.unique():
         rows = sequences.group == group
@@ -130,6 +133,34 @@ def plan_passes(
         last = passes.pop()
         passes[-1] |= last
     return [[mine.nonzero().flatten().tolist() for mine in rows.view(ranks, size)] for rows in passes]
+
+
+def _joined(
+    of_groups: list[list[list[int]]],
+    sequences: SequencesBeforeForward,
+    micro_batch_tokens: int | None,
+    most: tuple[int, int | None],
+    most_groups: int,
+) -> list[list[list[int]]]:
+    """Passes of one group on each rank -> passes of up to `most_groups`, where ranks are ready for these."""
+    size = len(sequences.group) // _ranks(sequences)
+
+    def allowed(one: list[list[int]]) -> bool:
+        taken = torch.zeros(len(sequences.group), dtype=torch.bool)
+        for rank, rows in enumerate(one):
+            taken[rank * size + torch.tensor(rows)] = True
+        return _fits(taken, sequences, *most) and _ready(taken, sequences, micro_batch_tokens, alike=False)
+
+    passes = of_groups[:1]
+    groups = 1
+    for one in of_groups[1:]:
+        both = [[*rows, *more] for rows, more in zip(passes[-1], one, strict=True)]
+        if groups < most_groups and allowed(both):
+            passes[-1], groups = both, groups + 1
+        else:
+            passes.append(one)
+            groups = 1
+    return passes
 
 
 def _ready(rows: Tensor, sequences: SequencesBeforeForward, micro_batch_tokens: int | None, alike: bool) -> bool:

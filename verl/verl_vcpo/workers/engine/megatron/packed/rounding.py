@@ -45,12 +45,14 @@ class TwoSums:
     """The number format of sum (R_i - m) / s h_i."""
     second: torch.dtype
     """The number format of sum h_i / s."""
+    baselines: int = 1
+    """How many baselines' sequences are added to the first sum before the second is subtracted."""
 
     @classmethod
-    def of_buffers(cls, second: dict[Tensor, Tensor]) -> "TwoSums":
-        """Of the second buffer of each parameter."""
+    def of_buffers(cls, second: dict[Tensor, Tensor], baselines: int) -> "TwoSums":
+        """Of the second buffers of each parameter."""
         parameter, buffer = next(iter(second.items()))
-        return cls(parameter.main_grad.dtype, buffer.dtype)  # type: ignore[attr-defined]
+        return cls(parameter.main_grad.dtype, buffer.dtype, baselines)  # type: ignore[attr-defined]
 
     @property
     def limit(self) -> float:
@@ -58,10 +60,11 @@ class TwoSums:
         return max(LIMITS[self.main], LIMITS[self.second])
 
     def errors(self, of_main: Tensor, of_second: Tensor, together: Tensor) -> Tensor:
-        """[B] the rounding of sequences with these norms in the two sums, to which `together` sequences are added."""
+        """[B] the rounding of sequences with these norms in the two sums; `together` sequences have each baseline."""
         main, second = (torch.finfo(dtype).eps / 2 for dtype in (self.main, self.second))
-        additions = (together / _ADDED_AT_ONCE).clamp(min=1.0)
-        return additions.sqrt() * (main * of_main + max(main, second) * of_second)
+        in_second = (together / _ADDED_AT_ONCE).clamp(min=1.0).sqrt()
+        in_main = (self.baselines * together / _ADDED_AT_ONCE).clamp(min=1.0).sqrt()
+        return in_main * main * of_main + in_second * max(main, second) * of_second
 
 
 def predicted_rounding(

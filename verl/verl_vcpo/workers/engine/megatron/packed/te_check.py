@@ -78,7 +78,7 @@ def _of_layer(layer: torch.nn.Module, device: Any) -> str | None:
     segments = Segments.of_lengths([_TOKENS], device)
     sums = _Sums(
         MicroBatch(
-            rows=torch.zeros(1, dtype=torch.long, device=device),
+            numbers=(0,),
             segments=segments,
             whole=segments,
             by_sequence=None,

@@ -7,7 +7,8 @@ the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the no
                   many groups as `vcpo.norms.tokens` allows, wherever their sequences lie; at scope `minibatch` all
     gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
                   sum (R_i - m) / s h_i and sum h_i / s, m the mean reward; then main -= (b - m) second. At scope
-                  `group` a pass is one group on every data-parallel rank, at scope `minibatch` it is the mini-batch
+                  `group` a pass is some groups of every data-parallel rank, with a second buffer for each of them; at
+                  scope `minibatch` it is the mini-batch
     nothing       the norms: a second forward and backward follows, with the coefficients in its loss
 
 Where rounding would spoil the difference of the two sums (packed/rounding.py), a second backward follows, too.
@@ -47,6 +48,7 @@ from verl_vcpo.workers.engine.megatron.packed.experts import are_shared
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
 from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes
 from verl_vcpo.workers.engine.megatron.packed.rounding import TwoSums, predicted_rounding
+from verl_vcpo.workers.engine.megatron.packed.sums import Sums
 from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
 
 
@@ -112,7 +114,8 @@ class PackedUpdate:
         data: this data-parallel rank's b sequences.
         config: VCPO's settings, which need gradient norms.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
-        second: with `keep=gradients` the second buffer of each parameter, zero between updates.
+        second: with `keep=gradients` `slots` second buffers of each parameter by the time of `run`, zero between
+            updates.
         in_place_of_gradients: keep nothing, because `keep=gradients` could not measure this mini-batch.
     """
 
@@ -138,6 +141,8 @@ class PackedUpdate:
             choice = choose(config, self.sequences, *limits, engine.linear_layers, staged)
         self.keep, self.why = choice.keep, choice.why
         self.passes = [Pass(rows, self.rank) for rows in choice.passes]
+        self.slots = max(max(self._slots(one)) for one in self.passes) + 1
+        """The most second buffers that a pass needs with `keep=gradients`."""
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
@@ -163,15 +168,9 @@ class PackedUpdate:
     def _one_pass(self, one: Pass) -> None:
         engine = self.engine
         data = self._select(one)
-        coefficient = self._sums(one) if self.keep is NormsKeep.GRADIENTS else None
-        collector = Collector(
-            self.keep,
-            one.size,
-            tied=engine.model_config.share_embeddings_and_output_weights,
-            device=get_device_id(),
-            coefficient=coefficient,
-            second=self.second,
-        )
+        sums = self._sums(one) if self.keep is NormsKeep.GRADIENTS else None
+        tied = engine.model_config.share_embeddings_and_output_weights
+        collector = Collector(self.keep, one.size, tied=tied, device=get_device_id(), sums=sums)
         engine.tap.collector = collector
         try:
             out = engine.forward_backward_batch(data, self._loss())
@@ -190,7 +189,7 @@ class PackedUpdate:
             self.squared_norm[rank, rows] = norms[rank, : len(rows)]
         if self.keep is not NormsKeep.NOTHING:
             batch = self._unweighted(gather_mini_batch(data, self.rank, log_prob, norms, equal=False))
-            self._combine(collector, one, batch)
+            self._combine(collector, one, batch, sums)
 
     def _select(self, one: Pass) -> TensorDict:
         rows = one.mine
@@ -227,11 +226,23 @@ class PackedUpdate:
         size = len(self.data)
         return values[..., [rank * size + row for rank, rows in enumerate(one.rows) for row in rows]]
 
-    def _sums(self, one: Pass) -> Tensor:
-        """[2, N] coefficients of a_i g_i in the main and the second buffer."""
+    def _sums(self, one: Pass) -> Sums:
+        """Of a_i g_i."""
         reward, mean, scale = self._rewards
         both = torch.stack([(reward - mean) * scale, scale])
-        return one.spread(self._of_pass(one, both)).float().to(get_device_id())
+        coefficient = one.spread(self._of_pass(one, both)).float().to(get_device_id())
+        return Sums(coefficient, self._slots(one), self.second)
+
+    def _slots(self, one: Pass) -> tuple[int, ...]:
+        """N numbers: which of its rank's baselines in the pass a sequence has."""
+        if self.config.opob_scope is OpobScope.MINIBATCH:
+            return (0,) * one.size
+        slot = [0] * one.size
+        groups = self._of_pass(one, self.sequences.group).split([len(rows) for rows in one.rows])
+        for rank, of_rank in enumerate(groups):
+            number = {group: i for i, group in enumerate(dict.fromkeys(of_rank.tolist()))}
+            slot[rank * one.most : rank * one.most + len(of_rank)] = [number[group] for group in of_rank.tolist()]
+        return tuple(slot)
 
     @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,7 +266,7 @@ class PackedUpdate:
         used = torch.where(log_used.isfinite(), log_used, 0.0)
         return MiniBatch(**{**vars(batch), "squared_norm": batch.squared_norm * (-2 * used).exp()})
 
-    def _combine(self, collector: Collector, one: Pass, batch: MiniBatch) -> None:
+    def _combine(self, collector: Collector, one: Pass, batch: MiniBatch, sums: Sums | None) -> None:
         """Form the update's gradient from what the collector has kept of a pass."""
         step = self._estimate(batch)
         if self.keep is NormsKeep.ACTIVATIONS:
@@ -263,21 +274,19 @@ class PackedUpdate:
             share = step.usable.sum() / self.sequences.usable.sum().clamp(min=1)
             collector.add_weighted(one.spread(step.coefficient * share).float().to(get_device_id()))
             return
-        # All usable sequences whose gradients are in this rank's buffers have one baseline.
+        assert sums is not None
+        # All usable sequences whose gradients are in one of this rank's second buffers have one baseline.
         summed = self._of_pass(one, self.sequences.usable)
         if self.config.opob_scope is not OpobScope.MINIBATCH:
             summed &= self._of_pass(one, self.sequences.rank == self.rank)
-        if summed.any():
-            mean = self._of_pass(one, self._rewards[1])
-            shift = (step.baseline - mean)[summed][0].item()
-            for parameter, second in self.second.items():
-                parameter.main_grad.sub_(second, alpha=shift)  # type: ignore[attr-defined]
-        for second in self.second.values():
-            second.zero_()
+        shift = step.baseline - self._of_pass(one, self._rewards[1])
+        slot = torch.tensor(sums.slot)[one.numbers]
+        of_slots = [shift[summed & (slot == s)].tolist() for s in range(sums.slots)]
+        sums.subtract([values[0] if values else 0.0 for values in of_slots])
 
     def _two_sums_suffice(self, batch: MiniBatch) -> bool:
         """Whether the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
-        sums = TwoSums.of_buffers(self.second)
+        sums = TwoSums.of_buffers(self.second, self.slots)
         _, mean, scale = self._rewards
         rounding = predicted_rounding(self.config, batch, self._estimate(batch), mean, scale, sums)
         if rounding.underflow > sums.limit:
@@ -309,16 +318,6 @@ def _experts(engine: Any) -> Experts:
     if not engine.tf_config.num_moe_experts:
         return Experts.NONE
     return Experts.SHARED if are_shared() else Experts.OWN
-
-
-def buffers_like_gradients(modules: list[torch.nn.Module], dtype: torch.dtype) -> dict[Tensor, Tensor]:
-    """A buffer of zeros for every trained parameter."""
-    return {
-        parameter: torch.zeros_like(parameter.main_grad, dtype=dtype)  # type: ignore[attr-defined]
-        for chunk in modules
-        for parameter in chunk.parameters()
-        if parameter.requires_grad
-    }
 
 
 @contextlib.contextmanager
