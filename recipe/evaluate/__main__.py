@@ -87,6 +87,7 @@ def composed(
         ExportError: there is no model.
         SettingError: a wrong setting, or a task with tools.
     """
+    from recipe.fully_async_policy.next_steps import of_several_turns
     from recipe.fully_async_policy.validate import SettingError
 
     if any(given.lstrip("+").startswith(f"{_MODEL_PATH}=") for given in overrides):
@@ -97,9 +98,8 @@ def composed(
     rollout = config.actor_rollout_ref.rollout
     if rollout.agent.default_agent_loop != SINGLE_TURN:
         raise SettingError(
-            f"--task {task}: answers of several turns, with tools, come from the whole stack: python -m "
-            f"recipe.fully_async_policy.main +task={task} actor_rollout_ref.model.path={folder} trainer.val_only=true "
-            "run_dir=FOLDER"
+            f"--task {task}: answers of several turns, with tools, come from the whole stack: "
+            f"{of_several_turns(task, folder, config_dir)}"
         )
     if samples is not None and samples < 1:
         raise SettingError(f"--samples {samples}: give 1 or more")

@@ -10,9 +10,12 @@ from recipe.fully_async_policy.next_steps import after_interruption, after_train
 from verl_vcpo.trainer.ppo.v1 import checkpoint
 
 
-def config(run_dir: Path, **settings: Any) -> DictConfig:
+def config(run_dir: Path, agent_loop: str = "single_turn_agent", **settings: Any) -> DictConfig:
     trainer = {"default_local_dir": str(run_dir / "checkpoints"), "val_only": settings.pop("val_only", False)}
-    return OmegaConf.create({"run_dir": str(run_dir), "save_model": True, "trainer": trainer, **settings})
+    rollout = {"rollout": {"agent": {"default_agent_loop": agent_loop}}}
+    return OmegaConf.create(
+        {"run_dir": str(run_dir), "save_model": True, "trainer": trainer, "actor_rollout_ref": rollout, **settings}
+    )
 
 
 def test_the_model_and_what_to_do_with_it(tmp_path: Path) -> None:
@@ -24,6 +27,15 @@ def test_the_model_and_what_to_do_with_it(tmp_path: Path) -> None:
     assert lines[3].endswith("--task gsm8k --samples 8")
     lines = after_training(config(run_dir), ["--config-dir", "my presets", "+task=mine"]).splitlines()
     assert lines[3].endswith("--task mine --config-dir 'my presets' --samples 8")
+
+
+def test_the_whole_stack_evaluates_a_task_with_tools(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    said = after_training(config(tmp_path, "tool_agent"), ["--config-dir", "mine", "+task=sort_by_tool"]).splitlines()
+    assert said[3] == (
+        "  evaluate it  python -m recipe.fully_async_policy.main --config-dir mine +task=sort_by_tool "
+        f"actor_rollout_ref.model.path={tmp_path}/model trainer.val_only=true run_dir=FOLDER"
+    )
 
 
 def test_nothing_is_said_of_a_model_that_was_not_written(tmp_path: Path) -> None:
