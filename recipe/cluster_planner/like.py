@@ -12,7 +12,7 @@ from recipe.cluster_planner import page
 from recipe.cluster_planner.answers import plan
 from recipe.cluster_planner.calibration import calibrate, trainer_unit
 from recipe.cluster_planner.rates import PlanError, Rates
-from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound
+from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
 _SCRIPT_S = 300

@@ -18,7 +18,7 @@ from recipe.fully_async_policy.gpu_memory import (
 from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.norms_plan import norms_line
-from verl_vcpo.trainer.ppo.v1.lag_controller import lag_in_words
+from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console

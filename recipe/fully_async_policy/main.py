@@ -104,7 +104,7 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
     from recipe.fully_async_policy import next_steps
     from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.processes import was_terminated
-    from verl_vcpo.trainer.ppo.v1.lag_controller import lag_in_words
+    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
 
     print(f"method={config.method}, async.lag={lag_in_words(config['async'])}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
@@ -322,7 +322,7 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         config: composed from `given`.
         given: arguments of this command.
     """
-    from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound
+    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
     from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_command, write_summary
 
     start = time.perf_counter()

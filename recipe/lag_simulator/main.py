@@ -56,7 +56,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     """
     from recipe.fully_async_policy import main as real
     from recipe.fully_async_policy.validate import validate
-    from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO
+    from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 
     real.prepare_environment(["hardware=cpu"])
     config = real.compose(overrides, config_dir)
@@ -75,7 +75,7 @@ def check(config: "DictConfig") -> None:
     """
     from recipe.fully_async_policy.validate import SettingError
     from recipe.tasks.rows import SINGLE_TURN
-    from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO
+    from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
@@ -128,7 +128,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
-    from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound, lag_in_words
+    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound, lag_in_words
     from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_command, write_summary
 
     folder = Path(config.run_dir)

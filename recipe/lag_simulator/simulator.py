@@ -20,7 +20,8 @@ from recipe.lag_simulator.replay import TrajectoryBalance
 from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
-from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController, lag_bound
+from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
+from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 Row = dict[str, float]

@@ -19,7 +19,7 @@ from recipe.command_line import OneLineParser, run_command
 from recipe.lag_simulator.analysis import accuracy_after, collapse_step
 from scripts.bench.stability.inference import holm, welch
 from scripts.bench.stability.preset import TASKS, prepare
-from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO
+from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 from verl_vcpo.whole_file import whole_file
 
 METHODS, SEEDS = ("vcpo_ess", "tis_seq"), (1, 2, 3, 4)

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fully_async_policy.method import decided_by
 from vcpo import VCPOConfig
-from verl_vcpo.trainer.ppo.v1.lag_controller import lag_bound, lag_in_words
+from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound, lag_in_words
 from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}

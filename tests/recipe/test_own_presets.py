@@ -60,7 +60,8 @@ def test_the_commands_take_the_folder_anywhere(folder: Path, capsys: pytest.Capt
     arguments = ["+task=mine", "--config-dir", str(folder), "hardware=cpu"]
     assert main.main([*arguments, "--print-config"]) == 0
     assert "max_response_length: 7\n" in capsys.readouterr().out
-    assert simulator.main(arguments) == 2
+    files = [f"data.{part}_files=no.parquet" for part in ("train", "val")]
+    assert simulator.main([*arguments, *files]) == 2
     assert "actor_rollout_ref.model.path=models/mine: no such folder" in capsys.readouterr().err
     (folder / "config.json").write_text("{}")
     of_task = ["--task", "mine", *arguments[1:]]

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.trainer.ppo.v1.deadlines import deadlines_hold
-from verl_vcpo.trainer.ppo.v1.lag_controller import LagController, bound_setting, lag_bound, lag_in_words
+from verl_vcpo.trainer.ppo.v1.lag_controller import LagController
+from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound, lag_in_words
 
 ESS_RATIOS = st.floats(0, 1) | st.just(math.nan)
 KLS = st.floats(0, 1) | st.sampled_from([math.inf, math.nan])

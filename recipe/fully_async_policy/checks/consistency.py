@@ -4,7 +4,7 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.errors import SettingError, choices, shown
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
-from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO, bound_setting, lag_bound
+from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO, bound_setting, lag_bound
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 

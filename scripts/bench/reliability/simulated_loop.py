@@ -36,7 +36,7 @@ from verl_vcpo.trainer.ppo.v1 import (  # noqa: E402
     withheld_prompts,
 )
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager  # noqa: E402
-from verl_vcpo.trainer.ppo.v1.lag_controller import AUTO  # noqa: E402
+from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of  # noqa: E402

@@ -19,10 +19,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from vcpo.diagnostics import AlarmLevels
+from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 from verl_vcpo.whole_file import write_whole
 
-AUTO = "auto"
-"""The value of `async.lag` with which the lag governs itself."""
 LAG_TARGET = "vcpo/async/lag_target"
 """The metric: one less than the batches that are to be on their way after the step."""
 STATE_FILE = "lag_controller.json"
@@ -32,25 +31,6 @@ _LEVELS = AlarmLevels()
 _MARGIN = 1.5
 _CALM_STEPS = 4
 _MOST_AT_A_STEP = 2  # batches: with one the number on their way stays, as a step trains on one
-
-
-def lag_bound(settings: DictConfig) -> float:
-    """The largest lag that a trajectory may have: `async.lag`, or `async.max_lag` where the lag governs itself.
-
-    Args:
-        settings: the section `async`.
-    """
-    return settings.max_lag if settings.lag == AUTO else settings.lag
-
-
-def bound_setting(settings: DictConfig) -> str:
-    """The name of the setting that `lag_bound` comes from."""
-    return "async.max_lag" if settings.lag == AUTO else "async.lag"
-
-
-def lag_in_words(settings: DictConfig) -> str:
-    """`8`, or `auto (max 8)`."""
-    return f"{AUTO} (max {settings.max_lag})" if settings.lag == AUTO else f"{settings.lag:g}"
 
 
 @dataclass

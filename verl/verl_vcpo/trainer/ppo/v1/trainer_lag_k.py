@@ -40,7 +40,8 @@ from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, w
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
-from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController, bound_setting, lag_bound
+from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
+from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, MODEL_FOLDER, RunLog
