@@ -153,7 +153,12 @@ class TrainerRun:
 
     def processes(self, name: str) -> list[psutil.Process]:
         """The run's processes with `name` in their title."""
-        return [p for p in processes_of(self.run_id) if name in " ".join(p.cmdline())]
+        found = []
+        for process in processes_of(self.run_id):
+            with contextlib.suppress(psutil.Error):  # a process that has ended since
+                if name in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     def lines(self) -> list[dict[str, Any]]:
         return read_metrics(self.run_dir) if (self.run_dir / METRICS_FILE).is_file() else []

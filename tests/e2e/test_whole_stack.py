@@ -225,7 +225,8 @@ def test_sampled_responses_are_kept(stack: Stack) -> None:
         assert line["lag_min"] <= sample["lag"] <= line["lag_max"]
         assert sample["data_source"] == "countdown" and "write an expression" in sample["prompt"]
         assert 0 <= sample["weight"] <= 8 and 0 <= sample["reward"] <= 1
-        assert 0 < sample["tokens"] <= 96 and sample["response"]
+        assert 0 < sample["tokens"] <= 96
+        assert sample["response"] or sample["tokens"] == 1, "without text it is the end token alone"
     assert any(PROGRAM in sample["response"] for sample in samples)
     # 0: the agent loop has excluded the response
     for sample in samples[:SAMPLES]:
