@@ -106,8 +106,8 @@ class CountingTrainer(LagKTrainer):
         self.actor_rollout_wg = PausingActor(self._kill_sampler)
         self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
         self.llm_server_manager = SimpleNamespace(rollout_replicas=[], server_addresses=[])
-        self._load_checkpoint()
         self.standalone_server_manager = LLMServerManager.create(config=self.config)
+        self._load_checkpoint()  # starts the agent loops, which are given the servers' manager
         replicas = self.standalone_server_manager.get_replicas()
         self.standalone_checkpoint_manager = counting_engine.CountingWeights(replicas, TRANSFER_S)
         self.current_mode = HybridEngineMode.TRAINER
