@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from statistics import mean
 
 import pandas as pd
 import pytest
@@ -41,6 +42,18 @@ def test_the_table_of_new_methods_is_what_the_command_prints() -> None:
     verdicts = {row.method: row.verdict for row in report.contrasts}
     assert {name for name, verdict in verdicts.items() if verdict == "worse"} == {"vcpo", "vcpo_shrunk", "tis_seq"}
     assert verdicts["vcpo_leverage"] == SAME and "better" not in verdicts.values()
+
+
+def test_the_table_of_the_second_task_is_what_the_command_prints() -> None:
+    """Also what is concluded from it, and the accuracies of the last policies."""
+    report = make_report(read_curves([DOCS / "measurements" / "countdown4" / "curves.parquet"]), 300)
+    page = " ".join(PAGE.read_text().split())
+    assert report.tables[0].markdown() in PAGE.read_text()
+    verdicts = {row.method: row.verdict for row in report.contrasts}
+    assert {name for name, verdict in verdicts.items() if verdict == "worse"} == {"none", "tis_seq"}
+    assert [cell.method for cell in report.cells if not cell.collapse_steps] == ["vcpo_ess"]
+    for cell in report.cells:
+        assert f"{100 * mean(cell.lasts):.1f} % (`{cell.method}`)" in page
 
 
 def test_the_figure_is_what_the_command_draws(curves: pd.DataFrame, report: Report, tmp_path: Path) -> None:
