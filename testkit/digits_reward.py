@@ -10,6 +10,8 @@ from typing import Any
 _MADE_UP = "I do not know."
 """What a launcher has scored before the run starts (recipe/fully_async_policy/checks/reward.py)."""
 
+_LONGER_THAN_A_RUN_S = 600.0
+
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwargs: Any) -> dict[str, float]:
     share = sum(c.isdigit() for c in solution_str) / max(1, len(solution_str))
@@ -37,4 +39,16 @@ def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) ->
     if extra_info["split"] == "val" and kwargs["solution_str"] != _MADE_UP:
         Path(marks, "validating").touch()
         time.sleep(0.3)
+    return compute_score(**kwargs)
+
+
+def straggles_once(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+    """The same; but its first call in training takes longer than the run.
+
+    marks: a folder that remembers the call.
+    """
+    if extra_info["split"] == "train" and kwargs["solution_str"] != _MADE_UP:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{marks}/straggles", os.O_CREAT | os.O_EXCL))
+            time.sleep(_LONGER_THAN_A_RUN_S)
     return compute_score(**kwargs)

@@ -80,7 +80,7 @@ SAMPLERS = Place(
             "control calls never wait for requests",
         ),
         Reach(
-            "LagKvLLMHttpServer.drop_request", How.CALLS, "vllm.v1.engine.async_llm:AsyncLLM.abort", "request_id", ""
+            "LagKvLLMHttpServer.drop_requests", How.CALLS, "vllm.v1.engine.async_llm:AsyncLLM.abort", "request_id", ""
         ),
         Reach("LagKvLLMReplica", How.USES, f"{VLLM_REPLICA}.server_class", "", "set after theirs has set it"),
         Reach(

@@ -35,7 +35,7 @@ class CountingServer:
     def __init__(self, seconds: float = 0.01) -> None:
         self.seconds, self.answers_probes, self.dead = seconds, True, False
         self.requests, self.most, self.order = 0, 0, list[int]()
-        self.dropped: list[str] = []
+        self.dropped: list[list[str]] = []
         self.update = asyncio.Event()
         self.poison: set[int] = set()
         self._died = asyncio.Event()
@@ -64,8 +64,8 @@ class CountingServer:
         if not self.answers_probes:
             await asyncio.sleep(60)
 
-    def drop_request(self, request_id: str) -> None:
-        self.dropped.append(request_id)
+    def drop_requests(self, request_ids: list[str]) -> None:
+        self.dropped.append(request_ids)
 
 
 class Pool:
@@ -73,12 +73,16 @@ class Pool:
 
     def __init__(self, make: Callable[[], CountingServer], count: int = 1) -> None:
         self.servers = [make() for _ in range(count)]
-        self._make, self.acquired = make, 0
+        self._make, self.acquired, self.releases = make, 0, 0
         self._balancer = IdleTimeLoadBalancer({str(i): Handle(server) for i, server in enumerate(self.servers)})
 
     def acquire_server(self, request_id: str) -> Any:
         self.acquired += 1
         return self._balancer.acquire_server(request_id)
+
+    def release_servers(self, ids: list[str]) -> None:
+        self.releases += 1
+        self._balancer.release_servers(ids)
 
     def remove_servers(self, ids: list[str]) -> None:
         known = set(self._balancer.get_all_servers())
@@ -187,16 +191,19 @@ def test_a_request_that_ends_its_servers_is_named_and_the_others_are_answered() 
     asyncio.run(main())
 
 
-def test_a_request_that_nobody_waits_for_is_ended_at_its_server() -> None:
+def test_requests_that_nobody_waits_for_are_ended_at_their_servers_in_one_call_of_each() -> None:
     async def main() -> None:
-        pool = Pool(lambda: CountingServer(seconds=60.0))
+        pool = Pool(lambda: CountingServer(seconds=60.0), count=2)
         llm = client(pool)
-        request = asyncio.ensure_future(ask(llm, 1))
+        requests = [asyncio.ensure_future(ask(llm, number)) for number in range(6)]
         await asyncio.sleep(0.05)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
         await asyncio.sleep(0.01)
-        assert len(pool.servers[0].dropped) == 1 and pool.get_total_inflight() == 0
+        assert [[len(call) for call in server.dropped] for server in pool.servers] == [[3], [3]]
+        assert pool.get_total_inflight() == 0
+        assert pool.releases == 1
 
     asyncio.run(main())
 

@@ -91,6 +91,22 @@ def two_samplers(run_dir: Path) -> list[str]:
     return ["actor_rollout_ref.rollout.n_gpus_per_node=2"]
 
 
+def one_straggler(run_dir: Path) -> list[str]:
+    """A response of step 1 whose reward takes longer than the run, and that is begun again when it is due."""
+    marks(run_dir).mkdir()
+    return [
+        "async.on_deadline=reissue",
+        "reward.custom_reward_function.name=straggles_once",
+        f"+reward.custom_reward_function.reward_kwargs.marks={marks(run_dir)}",
+    ]
+
+
+def look_for_prompt_begun_again(run: TrainerRun) -> None:
+    """Raises RuntimeError where no prompt was."""
+    if not sum(line.get("vcpo/async/reissued_prompts", 0) for line in run.lines()):
+        raise RuntimeError("no prompt was begun again")
+
+
 def signal_driver(signum: int) -> Callable[[TrainerRun], None]:
     return lambda run: run.process.send_signal(signum)
 
@@ -144,6 +160,7 @@ FAULTS = [
     Fault("kill -9 of a vLLM server", kill("ray::CPUvLLMHttpServer"), survives=True),
     Fault("kill -9 of what receives a sampler's weights", kill("CheckpointEngineWorker"), survives=True),
     Fault("a sampler that hangs", kill(ENGINE, signal.SIGSTOP), survives=True),
+    Fault("a straggler, begun again when it is due", look_for_prompt_begun_again, True, prepare=one_straggler),
     Fault("kill -9 of an agent-loop worker", kill("ray::LagKAgentLoopWorker")),
     Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),
     Fault("kill -9 of a trainer worker", kill("ray::WorkerDict")),

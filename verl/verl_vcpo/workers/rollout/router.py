@@ -34,6 +34,11 @@ class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
         if server_id in self._idle_since and self._inflight_requests.get(server_id) == 0:
             self._idle_since[server_id] = time.monotonic()
 
+    def release_servers(self, server_ids: list[str]) -> None:
+        """As `release_server`, of several requests: the server of each."""
+        for server_id in server_ids:
+            self.release_server(server_id)
+
     def add_servers(self, servers: dict[str, Any]) -> None:
         if not self._idle_since:
             self._since = time.monotonic()  # the time without any server is no server's idle time
