@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from recipe.fully_async_policy.checks.errors import SettingError
 
 DRIVER_S = 0.0005
-"""Processor time of the driver per trajectory of a step, by `scripts.bench.scale` (docs/explanation/asynchrony.md)."""
+"""Processor time of the driver per trajectory of a step, by `scripts.bench.scale` (docs/measurements/scale.md)."""
 
 
 class PlanError(SettingError):

@@ -35,7 +35,7 @@ class Rates:
 
 
 CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, added_at_once=4, call=8e-6, symmetric=True)
-"""One thread of the machine that docs/explanation/packed-norms.md was measured on (`scripts.bench.layer_overhead`)."""
+"""One thread of the machine that docs/measurements/step-cost.md was measured on (`scripts.bench.layer_overhead`)."""
 
 GPU_BFLOAT16 = Rates(500e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, symmetric=False)
 """An H100: what large products reach and 90 % of its memory's rate. Estimated, not measured."""

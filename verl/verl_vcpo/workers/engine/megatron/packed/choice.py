@@ -30,7 +30,7 @@ Passes = list[list[list[int]]]
 
 # Host time of a pass: verl's schedule, and what ranks tell each other. And for each pair of sequences in a micro-batch
 # by tokens: verl's preprocess_thd_engine takes the batch apart for each sequence in it. On the machine of
-# docs/explanation/packed-norms.md; their ratio is what matters.
+# docs/measurements/step-cost.md; their ratio is what matters.
 _PASS_S, _PAIR_S = 20e-3, 10e-6
 _TOGETHER = 64
 """Sequences of a pass from which on more of them would cost the host more than passes do."""
