@@ -60,13 +60,13 @@ def page() -> str:
 
 
 def _section(title: str, lead: str, rows: Iterator[tuple[str, str, str]]) -> str:
-    lines = [f"| `{name}` | {f'`{value}`' if value else ''} | {_cell(meaning)} |" for name, value, meaning in rows]
-    return "\n".join([f"## {title}\n\n{lead}| setting | default | what it is |", "|---|---|---|", *lines, ""])
+    lines = [f"| `{name}` | {_code(value) if value else ''} | {_cell(meaning)} |" for name, value, meaning in rows]
+    return "\n".join([f"## {title}\n\n{lead}| setting | default | what it is |", "| -- | -- | -- |", *lines, ""])
 
 
 def _files(title: str, group: str, lead: str) -> str:
     rows = [f"| `{file.stem}` | {_cell(_comment(file))} |" for file in sorted((CONFIG / group).glob("*.yaml"))]
-    return "\n".join([f"## {title}\n\n{lead}\n\n| name | what it is |", "|---|---|", *rows, ""])
+    return "\n".join([f"## {title}\n\n{lead}\n\n| name | what it is |", "| -- | -- |", *rows, ""])
 
 
 def _comment(file: Path) -> str:
@@ -120,9 +120,15 @@ def _docstrings(of: type) -> dict[str, str]:
 
 
 def _cell(text: str) -> str:
-    """A text as the cell of a table."""
+    """A text as the cell of a table, as mdformat would write it."""
     lines = re.sub(r"\n(?!`)", " ", text).splitlines()
-    return "<br>".join(lines).replace("|", r"\|").replace(" * ", r" \* ")
+    return "<br>".join(lines).replace("|", r"\|").replace("<=", r"\<=")
+
+
+def _code(value: str) -> str:
+    """A value as the cell of a table. A bar between backticks would end the cell."""
+    escaped = re.sub(r"[\\|<]", r"\\\g<0>", value)
+    return f"<code>{escaped}</code>" if "|" in value else f"`{value}`"
 
 
 def main() -> int:

@@ -112,7 +112,7 @@ def markdown(rows: Sequence[Row]) -> str:
     columns += [f"after step {MAX_LAG}", "collapsed"]
     columns += ["mean lag", "largest lag"]
     columns += [f"step time, latency {latency}" for latency in LATENCIES]
-    lines = [columns, ["---"] * len(columns)]
+    lines = [columns, ["--"] * len(columns)]
     for row in rows:
         cells = [f"`{row.method}`", row.lag, f"{mean(row.finals):.1%}", *compared.get(row, ("-", "-"))]
         cells += [f"{row.accuracy:.1%}"]

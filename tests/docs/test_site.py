@@ -103,7 +103,7 @@ def test_pages_are_formatted() -> None:
         if hook["id"] == "mdformat"
     )
     pages = [str(page.relative_to(ROOT)) for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
-    pages = [page for page in pages if re.search(hook["files"], page) and not re.search(hook["exclude"], page)]
+    pages = [page for page in pages if re.search(hook["files"], page)]
     assert len(pages) > 20
     command = [PYTHON, "-m", "mdformat", "--check", *pages]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)

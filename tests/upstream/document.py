@@ -1,5 +1,6 @@
 """docs/reference/upstream.md, docs/reference/upstream/*.md and signatures.txt, from the tables."""
 
+import textwrap
 from itertools import groupby
 from pathlib import Path
 
@@ -25,7 +26,7 @@ The tables are `tests/upstream/*.py`. `python -m tests.upstream --write` writes 
 parameters of overridden methods are into `tests/upstream/signatures.txt`. Read the differences first.
 
 | kind | what it means | what is compared |
-|---|---|---|
+| -- | -- | -- |
 | subclasses | a class of ours has theirs as a base | it still has |
 | overrides | a method of ours replaces theirs | all parameters, and that ours takes every call that theirs takes |
 | replaces | a function or global is exchanged while our code runs | as above, of functions |
@@ -39,7 +40,7 @@ Settings that our yaml files give verl are not listed: each is looked up in verl
 `verl/verl_vcpo/` where no other folder is named. {count} rows.
 
 | file | when the pin moves, look at |
-|---|---|
+| -- | -- |
 """
 
 
@@ -63,9 +64,11 @@ def _shown(place: Place) -> str:
 
 def _section(place: Place) -> str:
     rows = [_row(how, why, list(same)) for (how, why), same in groupby(place.reaches, lambda r: (r.how, r.why))]
-    table = ["| ours | | theirs | why |", "|---|---|---|---|", *rows]
+    table = ["| ours |  | theirs | why |", "| -- | -- | -- | -- |", *rows]
     only = f" Only where `{place.only}` is installed." if place.only else ""
-    return f"## {_shown(place)}\n\nLook at: {place.look_at}{only}\n\n" + "\n".join(table) + "\n"
+    text = f"Look at: {place.look_at}{only}"
+    look_at = textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)  # as mdformat wraps it
+    return f"## {_shown(place)}\n\n{look_at}\n\n" + "\n".join(table) + "\n"
 
 
 def _row(how: How, why: str, reaches: list[Reach]) -> str:

@@ -34,8 +34,9 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        """As mdformat would write it."""
+        lines = [self.columns, ["--"] * len(self.columns), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", r"\*")
 
 
 def headline(chosen: Sequence[Cell], contrasts: Sequence[Contrast], synchronous: dict[int, list[float]]) -> Table:
