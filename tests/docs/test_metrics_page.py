@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from vcpo.diagnostics import AlarmLevels, Sign
+from verl_vcpo.trainer.ppo.v1 import advice
 from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES
 
@@ -38,6 +39,12 @@ def test_the_alarm_s_levels_are_those_of_the_code() -> None:
         Sign.VANISHED_GRADIENT: [levels.spike, levels.window, levels.window, levels.vanish],
         Sign.KL_GROWTH: [levels.kl, levels.kl_steps],
     }
+
+
+def test_the_levels_of_the_advice_are_those_of_the_code() -> None:
+    held_back = "vcpo/async/deadline_wait_s` as a share of `step_s"
+    levels = {"trainer_idle_share": advice._IDLE, "sampler_idle_share": advice._IDLE, held_back: advice._HELD_BACK}
+    assert {what: float(level) for what, level in rows("Idle shares")} == levels
 
 
 def test_every_metric_of_ours_is_there() -> None:
