@@ -123,3 +123,31 @@ def test_what_is_said_of_the_forecasts_follows_from_their_table() -> None:
     assert max(100 * abs(row[0] - row[1]) / row[0] for row in cells) == pytest.approx(seconds, abs=1.5)
     assert max(abs(row[at] - row[at + 1]) for row in cells for at in (2, 4)) == pytest.approx(idle, abs=1)
     assert max(abs(row[6] - row[7]) for row in cells) == pytest.approx(lag, abs=0.01)
+
+
+def test_what_is_said_of_the_step_s_cost_follows_from_its_tables() -> None:
+    page = (DOCS / "measurements/step-cost.md").read_text()
+    whole, groups = (next(table for table in tables(page) if head in table) for head in ("| s/step |", "| groups |"))
+    times = [float(row[3]) for row in rows(groups)]
+    said = f"{min(times):.2f} to {max(times):.2f} times"
+    for name in ("measurements/step-cost.md", "measurements/README.md", "explanation/packed-norms.md"):
+        assert said in " ".join((DOCS / name).read_text().split()), name
+    slow = [float(row[3]) for row in rows(whole) if row[1] == "per trajectory"]
+    assert f"One backward for each sequence takes {min(slow):.1f} to {max(slow):.1f} times" in " ".join(page.split())
+
+
+def test_what_is_said_of_the_overlap_follows_from_its_table() -> None:
+    page = (DOCS / "measurements/overlap.md").read_text()
+    (table,) = tables(page)
+    seconds = {row[0]: float(row[1]) for row in rows(table)}
+    said = f"{seconds['lag 0'] / seconds['lag 4']:.2f} times as fast"
+    for name in ("measurements/overlap.md", "measurements/README.md", "explanation/asynchrony.md"):
+        assert said in " ".join((DOCS / name).read_text().split()), name
+    assert f"{100 * seconds['lag 4, ideal'] / seconds['lag 4']:.0f} % of the ideal overlap" in " ".join(page.split())
+
+
+def test_what_is_said_of_faults_follows_from_their_table() -> None:
+    page = (DOCS / "measurements/faults.md").read_text()
+    (table,) = tables(page)
+    assert {number for row in rows(table) for number in row[2:]} == {"0"}
+    assert "No prompt was lost or trained twice and no lag was above its bound" in " ".join(page.split())
