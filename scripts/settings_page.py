@@ -53,7 +53,11 @@ def page() -> str:
             _section("VCPO's update", "", _of_class(VCPOConfig, "vcpo")),
             _section("Gradient norms", "", _of_class(NormsConfig, "vcpo.norms")),
             _section("Tool use", "With `+agent=simpletir`.\n\n", _of_class(ToolUseSettings, "tool_use")),
-            _files("Methods", "method", "`method=NAME`; what each rests on is in its file."),
+            _files(
+                "Methods",
+                "method",
+                "`method=NAME`. As formulas, and what to know before using one: [methods](methods.md).",
+            ),
             _files("Tasks", "task", "`+task=NAME`. Of your own: [a task of your own](../guide/own-task.md)."),
         ]
     )
