@@ -191,6 +191,12 @@ def test_no_other_machine_can_connect(stack: Stack) -> None:
     assert not [one for one in stack.listeners if not one.on_loopback], "other machines can connect"
 
 
+def test_the_trainers_processes_meet_on_a_port_that_no_connection_is_given(stack: Stack) -> None:
+    trainers = [listener for listener in stack.listeners if listener.process.startswith("ray::WorkerDict")]
+    given_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert any(given_out * 3 // 4 - 100 <= listener.port < given_out for listener in trainers), stack.listeners
+
+
 def test_vllm_serves_the_weights_that_the_trainer_has(stack: Stack, model: Path) -> None:
     policy = AutoModelForCausalLM.from_pretrained(model)
     prompt = prompt_ids(model)

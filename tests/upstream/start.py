@@ -82,6 +82,31 @@ EARLY_START = Place(
     ),
 )
 
+WORKER_GROUP = Place(
+    "verl/verl_vcpo/single_controller/worker_group.py",
+    "Which range of ports `RayWorkerGroup` looks through, and when the port is bound.",
+    (
+        Reach(
+            "KeptPortWorkerGroup",
+            How.SUBCLASSES,
+            "verl.single_controller.ray.base:RayWorkerGroup",
+            "",
+            "of the trainer",
+        ),
+        Reach(
+            "KeptPortWorkerGroup.__init__",
+            How.OVERRIDES,
+            "verl.single_controller.ray.base:RayWorkerGroup.__init__",
+            "",
+            "a range of ports",
+        ),
+        Reach(
+            "KeptPortWorkerGroup", How.NAMES, "verl.single_controller.ray.base", '"master_port_range"', "an argument"
+        ),
+        Reach("kept_port", How.REPLACES, "verl.trainer.ppo.v1.trainer_base:RayWorkerGroup", "", "in `_setup`"),
+    ),
+)
+
 SKIPPED = Place(
     "verl/verl_vcpo/utils/skipped_imports.py",
     "Whether `hccl_checkpoint_engine.py` still imports vLLM before it looks for an NPU.",
@@ -96,4 +121,4 @@ SKIPPED = Place(
     ),
 )
 
-PLACES = (LAUNCH, REPLICAS, EARLY_START, SKIPPED)
+PLACES = (LAUNCH, REPLICAS, WORKER_GROUP, EARLY_START, SKIPPED)

@@ -36,6 +36,7 @@ from verl.utils.debug import marked_timer
 import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers the advantages of one of our methods
 from verl_vcpo import console
 from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager
+from verl_vcpo.single_controller.worker_group import kept_port
 from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, withheld_prompts
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
@@ -121,7 +122,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         console.stage("Starting the trainer (Megatron) and the samplers (vLLM)")
 
     def _setup(self) -> None:
-        with EarlyStart(self.config, self._has_devices) as samplers:
+        with kept_port(), EarlyStart(self.config, self._has_devices) as samplers:
             self.standalone_server_manager = samplers
             super()._setup()
         weights = self.standalone_checkpoint_manager

@@ -1,0 +1,45 @@
+"""A port for the trainer's processes that no connection takes meanwhile (extends verl/single_controller/ray/base.py).
+
+verl has the kernel choose a free port, and the first process of the trainer listens there when it has loaded its
+packages: ten seconds later and more. Until then the kernel may give the port to any connection of the machine; the
+samplers, which start at the same time, make hundreds. A port below the kernel's range goes only to who names it.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from verl.single_controller.ray.base import RayWorkerGroup
+from verl.trainer.ppo.v1 import trainer_base
+
+_KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES = 100
+
+
+def port_range() -> list[int]:
+    """[first, last + 1]: ports at a random place in the quarter below those that the kernel gives to connections.
+
+    Random, so that two runs that start on one machine have different ports.
+    """
+    given_out = int(_KERNELS_RANGE.read_text().split()[0])
+    first = given_out - _TRIES - secrets.randbelow(given_out // 4)
+    return [first, first + _TRIES]
+
+
+class KeptPortWorkerGroup(RayWorkerGroup):
+    """verl's worker group, whose first process listens on a port of `port_range`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"master_port_range": port_range(), **kwargs})
+
+
+@contextlib.contextmanager
+def kept_port() -> Iterator[None]:
+    """In the `with` block verl's trainer makes worker groups of `KeptPortWorkerGroup`."""
+    trainer_base.RayWorkerGroup = KeptPortWorkerGroup
+    try:
+        yield
+    finally:
+        trainer_base.RayWorkerGroup = RayWorkerGroup
