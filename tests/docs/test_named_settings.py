@@ -1,0 +1,64 @@
+"""Every setting that a page names is there, and so is every task, method, agent loop and hardware that it chooses."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import vcpo
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.checks import names
+from tests.docs.test_commands import PAGES, ROOT, text_of
+
+# A change says what the settings were called before; the reference of other packages has their names.
+PAGES = [page for page in PAGES if page.name != "CHANGELOG.md" and "upstream" not in page.parts]
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+CHOICE = re.compile(r"(?<![\w.])\+?(task|method|agent|hardware)=([a-z]\w*)")
+# Sections whose entries another package reads: Megatron, Ray
+OPEN = ("override_transformer_config.", "ray_init._")
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """All settings of a run, with their sections."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VCPO_HARDWARE", "cpu")
+        return set(names.all_names(main.compose_unchecked(["+task=tool_use", "method=m2po"])))
+
+
+def code_of(page: Path) -> str:
+    return "\n".join(CODE.findall(text_of(page)))
+
+
+def is_code(name: str) -> bool:
+    """`vcpo.ess` is a module, and `vcpo.estimate` a function."""
+    package, member = name.split(".")[:2]
+    return package == "vcpo" and (hasattr(vcpo, member) or find_spec(f"vcpo.{member}") is not None)
+
+
+def settings(page: Path, known: set[str]) -> set[str]:
+    """What begins with the name of a section and a dot, and is no file."""
+    sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
+    found = re.findall(rf"(?<![\w./])((?:{sections})\.[a-z_][\w.]*\w)(?![\w(/{{])", code_of(page))
+    return {name for name in found if not name.endswith((".pt", ".md", ".py"))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_is_there(page: Path, known: set[str]) -> None:
+    named = {name for name in settings(page, known) if not any(part in name for part in OPEN)}
+    missing = {name for name in named if not any(of == name or of.startswith(f"{name}.") for of in known)}
+    assert not {name for name in missing if not is_code(name)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_choice_is_there(page: Path) -> None:
+    """Or the page makes it, as the guide to a task of one's own does."""
+    code = code_of(page)
+    chosen = {f"{group}/{name}.yaml" for group, name in CHOICE.findall(code)}
+    assert not {file for file in chosen if not (main.CONFIG_DIR / file).is_file() and f"/{file} <<" not in code}
+
+
+def test_settings_are_found(known: set[str]) -> None:
+    """A page whose settings are written in another way would pass unseen."""
+    assert len(set().union(*(settings(page, known) for page in PAGES))) > 80
