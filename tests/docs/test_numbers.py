@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -163,3 +164,31 @@ def test_the_first_policies_solve_what_the_page_says() -> None:
         policy = json.loads((DOCS / f"measurements/stability/first_policy/{task}_lag/warm_start.json").read_text())
         wanted.append([f"`{task}`", f"{policy['sampled_accuracy']:.1%} ({policy['accuracy']:.1%})".replace("%", " %")])
     assert [[row[0], row[-1]] for row in rows(table)] == wanted
+
+
+def test_what_is_said_of_a_lag_that_governs_itself_follows_from_its_table() -> None:
+    text = (DOCS / "measurements/stability.md").read_text()
+    (table,) = (table for table in tables(text) if "`async.lag`" in table.splitlines()[0])
+    page, cells = " ".join(text.split()), {(row[0], row[1]): row for row in rows(table)}
+    governed = [row for (_, lag), row in cells.items() if lag.startswith("auto")]
+    assert f"a lag of about {mean(float(row[7]) for row in governed):.0f} where 128 is allowed" in page
+    assert f"the largest lag was {max(int(row[8]) for row in governed)}" in page
+    assert all(row[6] == "0 of 4" for row in governed) and "none of its 8 runs collapsed" in page
+    waits = [float(cells["`vcpo_ess`", lag][10]) for lag in ("auto (max 128)", "6")]
+    assert f"{waits[0]:.1f} instead of {waits[1]:.1f} at latency 64" in page
+
+
+def test_what_is_said_of_levels_of_the_ess_ratio_follows_from_its_table() -> None:
+    text = (DOCS / "measurements/stability.md").read_text()
+    (table,) = (table for table in tables(text) if "5 steps in a row" in table.splitlines()[0])
+    page, cells = (
+        " ".join(text.split()),
+        {row[0]: [re.findall(r"\d+", cell) for cell in row[1:]] for row in rows(table)},
+    )
+    (in_a_row, right, _), (of_mean, *_) = cells["0.1"][:2]
+    assert f"Below 0.1 for 5 steps it is in {right} of the 44 runs" in page
+    assert f"in {int(right) - int(in_a_row)} of them only after the collapse: {in_a_row} of 44 collapses have" in page
+    assert f"in time for {of_mean} collapses, with 5 steps in a row for {in_a_row}" in page
+    in_time, right, warned = cells["0.3"][2]
+    precision = f"{100 * int(right) / int(warned):.0f} %"
+    assert f"The level of 0.3 for 10 steps warns of {in_time} of 44 in time, at a precision of {precision}" in page
