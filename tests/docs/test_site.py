@@ -102,7 +102,8 @@ def test_pages_are_formatted() -> None:
         for hook in repository["hooks"]
         if hook["id"] == "mdformat"
     )
-    pages = [str(page.relative_to(ROOT)) for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
+    texts = (*ROOT.glob("*.md"), *ROOT.glob("v*/README.md"), *(ROOT / "docs").rglob("*.md"))
+    pages = [str(page.relative_to(ROOT)) for page in texts]
     pages = [page for page in pages if re.search(hook["files"], page)]
     assert len(pages) > 20
     command = [PYTHON, "-m", "mdformat", "--check", *pages]
