@@ -168,7 +168,7 @@ def prepare_environment(overrides: list[str]) -> None:
 
 def environment_of_workers() -> dict[str, str]:
     """What the run's processes need of this process's environment, also those of a Ray that was running before."""
-    from recipe.fully_async_policy.processes import RUN_ID_VARIABLE
+    from verl_vcpo.run_id import RUN_ID_VARIABLE
 
     defaults = dict(_LOG_LEVELS)
     if os.environ["VCPO_HARDWARE"] == "cpu":

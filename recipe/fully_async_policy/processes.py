@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
+from verl_vcpo.run_id import RUN_ID_VARIABLE
 from verl_vcpo.workers.rollout.engine_processes import shared_memory_of
 
-RUN_ID_VARIABLE = "VCPO_RUN_ID"
 _SHARED_MEMORY = "/dev/shm/"
 _GRACE_S = 5.0
 

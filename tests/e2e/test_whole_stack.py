@@ -30,6 +30,7 @@ from testkit.sandbox_server import free_port, served
 from testkit.small_run import BATCH, Listener, listening, small_task
 from tests.e2e.conftest import prepared
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
+from verl_vcpo.trainer.ppo.v1.processor_meter import Role
 from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
 from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
 from verl_vcpo.workers.rollout.kv_cache import KVCache
@@ -217,6 +218,7 @@ def test_what_the_run_logs(stack: Stack) -> None:
         assert 0 <= line["lag_min"] <= line["lag_mean"] <= line["lag_max"]
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
+    assert all(stack.steps[-1][role] > 0 for role in Role), "processes are known by their titles"
     assert list((stack.run_dir / "tensorboard").iterdir())
     logged = [json.loads(line) for line in (stack.run_dir / "verl_metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in logged] == list(range(STEPS + 1)), "verl's file logger"

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.checks.run_folder import check_nothing_replaced
-from recipe.fully_async_policy.processes import RUN_ID_VARIABLE
+from verl_vcpo.run_id import RUN_ID_VARIABLE
 from verl_vcpo.trainer.ppo.v1.run_log import RunLog, in_words, read_metrics, write_summary
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 

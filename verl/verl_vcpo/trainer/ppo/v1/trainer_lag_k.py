@@ -43,6 +43,7 @@ from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
 from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
+from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, MODEL_FOLDER, RunLog
@@ -81,7 +82,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         actor = config.actor_rollout_ref.actor
         scales = VCPOSettings.of(config.vcpo).scales_step_size
         bound, setting = lag_bound(config["async"]), bound_setting(config["async"])
-        advisor = Advisor(bound, shares_cores=config.trainer.device == "cpu", lag_setting=setting)
+        shares_cores = config.trainer.device == "cpu"
+        advisor = Advisor(bound, shares_cores=shares_cores, lag_setting=setting)
         self.run_log = RunLog(config.run_dir, scales, advisor, setting)
         self.lag_controller = LagController.of(config["async"])
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
@@ -90,6 +92,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
         # fetched into the driver, whose work for a step would otherwise grow with the tokens of the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
+        self.take_processor_seconds: Callable[[], dict[str, float]] = ProcessorMeter().take if shares_cores else dict
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
         with _one_mini_batch(config):
@@ -311,7 +314,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
         taken = sampler_meter.take_all(self.standalone_server_manager.rollout_replicas)
-        metrics |= sampler_meter.metrics(taken)
+        metrics |= sampler_meter.metrics(taken) | self.take_processor_seconds()
         line = self._with_own_metrics(stored, metrics, timing_raw)
         self.run_log.write(global_steps, line | sampler_meter.tables(taken) | trajectory_tables(batch, stored))
 
