@@ -106,11 +106,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.gpus is None and split is None:
             raise PlanError("--gpus: give the number of GPUs of trainer and samplers together, or --like SCRIPT")
         gpus = arguments.gpus or sum(split or ())
-        if rates.shares_cores and gpus > _SHARED:
+        if rates.cores and gpus > _SHARED:
             apart = "each GPU is as fast as the machine of the run, whose cores trainer and samplers shared"
-            rates = replace(
-                rates, shares_cores=False, assumptions=[*rates.assumptions[:2], apart, rates.assumptions[-1]]
-            )
+            rates = replace(rates, cores=None, assumptions=[*rates.assumptions[:2], apart, rates.assumptions[-1]])
         found = plan(rates, gpus, lags, arguments.steps or (layout.steps if layout else _STEPS), only=split)
         arguments.out.mkdir(parents=True, exist_ok=True)
         page.write(found, arguments.out / "plan.html")

@@ -13,7 +13,7 @@ _ALL_SPLITS, _SOME_SPLITS, _FINER = 32, 10, 4
 _RESPONSES, _RESPONSES_OF_ONE = 1_500_000, 120_000
 """Responses that a plan, and one forecast of it, simulate at most. Above, a fraction of the samplers stands for all."""
 _MEASURED, _FEWEST_PROMPTS = 16, 16
-_IDLE, _HARDLY = 0.1, 0.01
+_IDLE, _HARDLY, _MOSTLY = 0.1, 0.01, 0.5
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Forecast:
     """Of a step, in which enough prompts were finished, but others were due."""
     running: float
     """Requests that run at a time, of one sampler."""
+    cores_full: float
+    """Share of the time that more was asked of shared cores than there is."""
     binds: str
     """What limits the speed."""
     pareto: bool = False
@@ -150,6 +152,7 @@ def summary(rates: Rates, layout: Layout, took: list[SimulatedStep], warm_up: in
         lag_max=int(np.max(lags)),
         deadline_wait_s=mean([s.deadline_wait_s for s in kept]),
         running=mean([s.running for s in kept]),
+        cores_full=sum(s.cores_full_s for s in kept) / sum(s.seconds for s in kept),
         binds="",
     )
     return replace(found, binds=limit(rates, found))
@@ -165,6 +168,8 @@ def limit(rates: Rates, row: Forecast) -> str:
     driver_s = DRIVER_S * rates.workload.responses
     if driver_s > 0.5 * row.step_s:
         return f"the driver: {driver_s:.1f} s a step"
+    if row.cores_full > _MOSTLY:
+        return "the cores, which all parts share"
     if row.trainer_idle < _HARDLY:
         return "the trainer"
     rest = _awaited(rates, row)

@@ -1,5 +1,6 @@
 """Rates from the folders of runs: what each part took, by the runs' own metrics.jsonl."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -12,8 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy.optimize import nnls
 
+from recipe.cluster_planner.processors import Processors, fitted_line
 from recipe.cluster_planner.rates import PlanError, Rates, SamplerRate, TrainerRate, Workload
 from verl_vcpo.metrics_file import METRICS_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.deadlines import POLL_S
+from verl_vcpo.trainer.ppo.v1.processor_meter import CORES
 from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
 _WARM_UP = 2  # steps whose kernels, caches and buffers are made
@@ -25,8 +29,12 @@ _NEEDED = {
     "perf/total_num_tokens": "",
     "response_lengths": " (a run of an older version)",
     "sampler_decode": " (a run of an older version, or with rollout.disable_log_stats=true)",
+    "sampler_idle_share": "",
+    (_BUSY := "vcpo/sampler/busy_s"): "",
 }
+_NEEDED_ON_CPU = {CORES: " (a run of an older version)"}
 _DRAWS = 4096
+_SHARED = "trainer, samplers and agent loops share the cores: where they ask for more, all are slowed down alike"
 
 
 def calibrate(folders: list[Path]) -> Rates:
@@ -43,23 +51,34 @@ def calibrate(folders: list[Path]) -> Rates:
     trainer, trainer_misfit = _trainer_rate(runs)
     sampler, sampler_misfit = _sampler_rate(lines, rollout)
     on_cpu = first.trainer.device == "cpu"
+    work = _workload(first, runs[0][2])
+    between_s = max(0.0, float(np.median([line["period_s"] - line["step_s"] for line in lines])))
+    trainer_s = float(np.mean([trainer_seconds(line) + between_s for line in lines]))
+    busy_s = float(np.mean([line[_BUSY] for line in lines]))
+    processors = Processors(lines) if on_cpu else None
+    if processors:
+        sampler = sampler.faster(busy_s / processors.engine_s(busy_s))
     scaling = (
         "linear, an assumption" if trainer.exponent == 1 else f"GPUs ** {trainer.exponent:.2f}, fitted to the runs"
     )
     return Rates(
         trainer,
         sampler,
-        _workload(first, runs[0][2]),
+        work,
         sync_s=float(np.median([line["weight_sync_s"] for line in lines])),
         start_s=runs[0][0],
         recompute=first["async"].kv_cache == "recompute",
-        shares_cores=on_cpu,
+        between_s=between_s,
+        poll_s=POLL_S,
+        cores=processors.shared(trainer_s, busy_s) if processors else None,
         workers=int(rollout.agent.num_workers),
+        agent_s=processors.agent_s(work.responses) if processors else 0.0,
+        call_s=_call_s(lines, work.responses),
         source=f"{len(lines)} steps of {', '.join(map(str, folders))}",
         assumptions=[
             f"the trainer's speed grows with its GPUs: {scaling}",
             "a sampler is as fast beside others as in the run, and their number does not change a weight update's time",
-            *(["trainer and samplers on the same cores have half their speed while both compute"] if on_cpu else []),
+            *([_SHARED] if on_cpu else []),
             "lengths and tools' times of responses are independent draws of those in the run, at every step the same",
         ],
         fits={"trainer seconds": trainer_misfit, "sampler iterations": sampler_misfit},
@@ -77,14 +96,24 @@ def _read(folder: Path) -> tuple[float, DictConfig, list[dict[str, Any]]]:
     except (json.JSONDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise PlanError(f"{folder}: not the files of a run ({type(error).__name__})") from None
     steps = [line for line in lines if line.get("step_s") is not None]
+    for before, line in itertools.pairwise(steps):
+        line["period_s"] = line["wall_clock_s"] - before["wall_clock_s"]
     kept = steps[_WARM_UP:]
     if len(kept) < _FEWEST:
         raise PlanError(f"{folder}: {len(steps)} steps; a calibration needs {_WARM_UP + _FEWEST}")
-    for name, why in _NEEDED.items():
+    for name, why in (_NEEDED | (_NEEDED_ON_CPU if config.trainer.device == "cpu" else {})).items():
         if any(line.get(name) is None for line in kept):
             raise PlanError(f"{folder}: metrics.jsonl has no {name}{why}; calibrate on a run of this version")
     assert isinstance(config, DictConfig)
     return steps[0]["wall_clock_s"] - steps[0]["step_s"], config, kept
+
+
+def _call_s(lines: list[dict[str, Any]], responses: int) -> float:
+    """Of a response, on its way between agent loop and engine: a sampler has a request that its engine has not."""
+    on_their_way = [
+        (1 - line["sampler_idle_share"]) * line["period_s"] * line["vcpo/sampler/count"] - line[_BUSY] for line in lines
+    ]
+    return max(0.0, float(np.mean(on_their_way))) / responses
 
 
 def trainer_seconds(line: dict[str, Any]) -> float:
@@ -100,7 +129,7 @@ def _trainer_rate(runs: list[tuple[float, DictConfig, list[dict[str, Any]]]]) ->
         (np.array([line["perf/total_num_tokens"] for line in lines]), np.array(list(map(trainer_seconds, lines))))
         for _, _, lines in runs
     ]
-    fixed_s, token_s = _line(*per_run[0])
+    fixed_s, token_s = fitted_line(*per_run[0])
     exponent = 1.0
     other = next((i for i, count in enumerate(gpus) if count != gpus[0]), None)
     if other is not None:
@@ -117,13 +146,6 @@ def trainer_unit(config: DictConfig) -> int:
     megatron = config.actor_rollout_ref.actor.megatron
     sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     return math.prod(int(OmegaConf.select(megatron, size) or 1) for size in sizes)
-
-
-def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
-    """y = a + b x by least squares, both at least 0."""
-    scale = max(float(np.mean(x)), 1e-12)
-    (a, b), _ = nnls(np.stack([np.ones_like(x, dtype=float), x / scale], 1), y)
-    return float(a), float(b) / scale
 
 
 def _sampler_rate(lines: list[dict[str, Any]], rollout: Any) -> tuple[SamplerRate, float]:

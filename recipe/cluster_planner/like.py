@@ -95,5 +95,7 @@ def print_forecast(config: DictConfig, run: Path) -> None:
     """
     layout = of_config(config)
     split = layout.trainer_gpus, layout.sampler_gpus
-    rates = replace(layout.put_into(calibrate([run])), shares_cores=config.trainer.device == "cpu")
+    rates = layout.put_into(calibrate([run]))
+    if config.trainer.device != "cpu":
+        rates = replace(rates, cores=None)
     page.show(plan(rates, sum(split), [layout.lag], layout.steps, only=split))

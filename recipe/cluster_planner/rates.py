@@ -1,7 +1,7 @@
 """What a forecast is computed from: how fast each part works, and on what."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,11 @@ class SamplerRate:
         """Of an iteration with so many requests."""
         return self.iteration_s + running / self.engines * self.request_s
 
+    def faster(self, times: float) -> "SamplerRate":
+        """A sampler all of whose work takes that many times less."""
+        iteration_s, request_s, prefill_s = (s / times for s in (self.iteration_s, self.request_s, self.prefill_s))
+        return replace(self, iteration_s=iteration_s, request_s=request_s, prefill_s=prefill_s)
+
     @property
     def most_tokens_per_s(self) -> float:
         """With all slots taken."""
@@ -86,6 +91,25 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class SharedCores:
+    """What the parts of a run ask for of the cores of one machine, in cores."""
+
+    count: float
+    trainer: float
+    """While it works."""
+    looking: float
+    """While it waits for rollouts: it looks for them."""
+    sampler: float
+    """While a request runs, with the sampler's server."""
+    agents: float
+    """Of an agent-loop worker that works on a response, with what the data plane and Ray do for it."""
+
+    def speed(self, asked: float) -> float:
+        """Of everything, where so many cores are asked for: all parts are slowed down alike."""
+        return self.count / asked if asked > self.count else 1.0
+
+
+@dataclass(frozen=True)
 class Rates:
     """A calibration."""
 
@@ -97,10 +121,18 @@ class Rates:
     start_s: float
     recompute: bool = True
     """Contexts are computed anew after a weight update (`async.kv_cache`)."""
-    shares_cores: bool = False
-    """Trainer and samplers run on the same cores: while both compute, each has half its speed."""
+    between_s: float = 0.0
+    """The trainer's metrics and logs between two steps, in which samplers sample."""
+    poll_s: float = 0.0
+    """The trainer, where it waits, looks for finished prompts so often."""
+    cores: SharedCores | None = None
+    """Where trainer, samplers and agent loops share a machine's cores; None: nobody waits for a core."""
+    call_s: float = 0.0
+    """Of a request on its way from an agent loop to an engine. Its sampler has it, and is not idle."""
     workers: int = 8
     """Agent-loop workers."""
+    agent_s: float = 0.0
+    """Of an agent-loop worker's work for a response, half before the sampler, half after. It takes turns among them."""
     source: str = ""
     assumptions: list[str] = field(default_factory=list)
     fits: dict[str, float] = field(default_factory=dict)

@@ -8,18 +8,16 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
+from recipe.cluster_planner.clock import Clock, Happens, Worker
 from recipe.cluster_planner.rates import Layout, PlanError, Rates
 from recipe.cluster_planner.samplers import Response, Sampler
 from verl_vcpo.trainer.ppo.v1.deadlines import deadlines_hold, deadlines_without_oldest, in_flight
 from verl_vcpo.workers.rollout.admission import LOOPS_PER_REQUEST, Line, admitted
-
-_SHARED_SPEED = 0.5  # of trainer and samplers on the same cores, while both compute
 
 
 @dataclass
@@ -27,6 +25,7 @@ class SimulatedStep:
     """What one step took, in seconds, and what it trained on."""
 
     seconds: float
+    """Until the next step began."""
     wait_s: float
     """The trainer waited for rollouts."""
     deadline_wait_s: float
@@ -37,6 +36,8 @@ class SimulatedStep:
     running: float
     """Requests that ran at a time, of one sampler."""
     tokens: float
+    cores_full_s: float = 0.0
+    """More was asked of shared cores than there is."""
     lags: list[int] = field(default_factory=list)
 
 
@@ -75,18 +76,20 @@ class Simulation:
         self._requests = [Line(admitted(slots, workers)) for _ in range(workers)]
         self._loops = [Line(LOOPS_PER_REQUEST * admitted(slots, workers)) for _ in range(workers)]
         self._random = np.random.default_rng(seed)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count, self._prompt_numbers = itertools.count(), itertools.count()
+        self._clock = Clock()
+        self._trainer = Worker(self._clock, self._share_cores)
+        self._agents = [Worker(self._clock, self._share_cores) for _ in range(workers)]
+        self._prompt_numbers = itertools.count()
         self._prompts: dict[int, _Prompt] = {}
         self._submitted, self._finished = Counter[int](), Counter[int]()
         self._ready: list[tuple[int, int]] = []
-        self.now, self.version, self.step = 0.0, 0, 0
+        self.version = self.step = 0
         self.steps: list[SimulatedStep] = []
         self._waiting, self._held_since, self._held_s = False, math.nan, 0.0
         self._started = self._idle_before = self._running_before = 0.0
         self._taken: SimulatedStep
-        self._trainer_left = self._trainer_since = 0.0
-        self._trainer_works, self._trainer_stamp, self._speed, self._computing = False, 0, 1.0, 0
+        self._speed, self._speed_since, self._looks = 1.0, 0.0, False
+        self._cores_full_s = 0.0
 
     def run(self, steps: int) -> list[SimulatedStep]:
         """The first `steps` steps."""
@@ -94,14 +97,11 @@ class Simulation:
         self._submit(in_flight(self._layout.lag, self._batch))
         self._begin_step()
         while len(self.steps) < steps:
-            self.now, _, happens = heapq.heappop(self._events)
-            happens()
+            self._clock.next()
         return self.steps
 
-    def _after(self, seconds: float, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._count), happens))
-
-    # The prompts' way: a gate for agent loops, tools, a gate for requests, a sampler, the reward.
+    # The prompts' way: a gate for agent loops, tools, an agent-loop worker, a gate for requests, a sampler, the reward,
+    # the worker again.
 
     def _submit(self, count: int) -> None:
         n, work = self._work.samples, self._work
@@ -122,11 +122,21 @@ class Simulation:
 
     def _begin(self, responses: list[Response]) -> bool:
         for response in responses:
-            if self._work.calls == 0 and response.wait_s > 0:
-                self._after(response.wait_s, partial(self._request, response))
-            else:
-                self._request(response)
+            wait_s = response.wait_s if self._work.calls == 0 else 0.0
+            self._work_on(response, wait_s, partial(self._request, response))
         return True
+
+    def _work_on(self, response: Response, wait_s: float, then: Happens) -> None:
+        """Half of what its agent-loop worker does for a response. What the response waits for passes meanwhile."""
+        over = self._clock.now + wait_s
+
+        def done() -> None:
+            if self._clock.now < over:
+                self._clock.after(over - self._clock.now, then)
+            else:
+                then()
+
+        self._agents[response.worker].do(self._rates.agent_s / 2, done)
 
     def _request(self, response: Response) -> None:
         order = self._prompts[response.prompt].step, response.prompt
@@ -134,15 +144,22 @@ class Simulation:
 
     def _send(self, response: Response) -> bool:
         sampler = response.sampler = response.sampler or self._least_loaded()
-        sampler.advance(self.now)
+        sampler.advance(self._clock.now)
         sampler.in_flight += 1
         heapq.heappush(self._by_load, (sampler.in_flight, sampler.index))
+        if self._rates.call_s:
+            self._clock.after(self._rates.call_s / self._speed, partial(self._arrive, response, sampler))
+        else:
+            self._arrive(response, sampler)
+        return True
+
+    def _arrive(self, response: Response, sampler: Sampler) -> None:
+        sampler.advance(self._clock.now)
         if sampler.has_slot:
             sampler.start(response, self.version)
         else:
             sampler.waiting.append(response)
         self._look_at(sampler)
-        return True
 
     def _least_loaded(self) -> Sampler:
         while True:
@@ -157,12 +174,12 @@ class Simulation:
         sampler.stamp += 1
         stamp, at = sampler.stamp, sampler.next_end()
         if at < math.inf:
-            self._after(at - self.now, partial(self._turn_ended, sampler, stamp))
+            self._clock.after(at - self._clock.now, partial(self._turn_ended, sampler, stamp))
 
     def _turn_ended(self, sampler: Sampler, stamp: int) -> None:
         if stamp != sampler.stamp:
             return
-        sampler.advance(self.now)
+        sampler.advance(self._clock.now)
         ended = sampler.ended(self.version)
         sampler.in_flight -= len(ended)
         heapq.heappush(self._by_load, (sampler.in_flight, sampler.index))
@@ -171,40 +188,51 @@ class Simulation:
         for response in ended:
             response.turns -= 1
             if response.turns:
-                self._after(response.wait_s, partial(self._request, response))
-            elif self._work.reward_s:
-                self._after(self._work.reward_s, partial(self._scored, response))
+                self._clock.after(response.wait_s, partial(self._request, response))
             else:
-                self._scored(response)
+                self._work_on(response, self._work.reward_s, partial(self._stored, response))
             self._requests[response.worker].leave(1)
 
     def _fill(self, sampler: Sampler) -> None:
         while sampler.waiting and sampler.has_slot:
             sampler.start(sampler.waiting.popleft(), self.version)
 
-    def _scored(self, response: Response) -> None:
+    def _stored(self, response: Response) -> None:
         prompt = self._prompts[response.prompt]
         prompt.left -= 1
         prompt.versions.append(response.version)
         if not prompt.left:
             self._finished[prompt.step] += 1
             heapq.heappush(self._ready, (prompt.step, prompt.number))
-            self._take_if_due()
+            self._look_for_batch()
         self._loops[response.worker].leave(1)
 
     # The trainer's way: submit, wait, train, send the weights.
 
     def _begin_step(self) -> None:
-        self._started, self._held_s, self._held_since = self.now, 0.0, math.nan
+        self._started, self._held_s, self._held_since = self._clock.now, 0.0, math.nan
         for sampler in self._samplers:
-            sampler.advance(self.now)
+            sampler.advance(self._clock.now)
         self._idle_before = sum(sampler.idle_s for sampler in self._samplers)
         self._running_before = sum(sampler.running_s for sampler in self._samplers)
         self._submit(self._batch)
         self._waiting = True
         self._take_if_due()
+        self._share_cores()
+
+    def _look_for_batch(self) -> None:
+        """Expect the trainer's next look at the samples, if it waits for any."""
+        if not self._waiting or self._looks:
+            return
+        if self._rates.poll_s == 0:
+            self._take_if_due()
+            return
+        self._looks = True
+        looks = math.ceil((self._clock.now - self._started) / self._rates.poll_s)
+        self._clock.after(self._started + looks * self._rates.poll_s - self._clock.now, self._take_if_due)
 
     def _take_if_due(self) -> None:
+        self._looks = False
         if not self._waiting or len(self._ready) < self._batch:
             return
         if self._layout.exact:
@@ -215,14 +243,14 @@ class Simulation:
         remaining = deadlines_without_oldest(self._submitted, self._finished, bound=bound, batch_size=self._batch)
         if not deadlines_hold(remaining, self.step, self._batch):
             if math.isnan(self._held_since):
-                self._held_since = self.now
+                self._held_since = self._clock.now
             return
         self._take()
 
     def _take(self) -> None:
         self._waiting = False
         if not math.isnan(self._held_since):
-            self._held_s = self.now - self._held_since
+            self._held_s = self._clock.now - self._held_since
         batch = [self._prompts.pop(heapq.heappop(self._ready)[1]) for _ in range(self._batch)]
         for prompt in batch:
             self._finished[prompt.step] -= 1
@@ -234,63 +262,67 @@ class Simulation:
         tokens = sum(prompt.tokens for prompt in batch) * self._scale
         seconds = self._rates.trainer.seconds(tokens, self._layout.trainer_gpus)
         lags = [self.step - 1 - version for prompt in batch for version in prompt.versions]
-        wait_s = self.now - self._started
-        self._taken = SimulatedStep(0.0, wait_s, self._held_s, seconds, 0.0, 0.0, tokens, lags)
-        self._trainer_works, self._trainer_left, self._trainer_since = True, seconds, self.now
-        self._expect_update()
-        self._share_cores()
-
-    def _expect_update(self) -> None:
-        self._trainer_stamp += 1
-        stamp = self._trainer_stamp
-        self._after(self._trainer_left / self._speed, partial(self._trained, stamp))
+        wait_s = self._clock.now - self._started
+        self._taken = SimulatedStep(0.0, wait_s, self._held_s, seconds, 0.0, 0.0, tokens, lags=lags)
+        self._trainer.do(seconds, self._trained)
 
     def _share_cores(self) -> None:
-        if not self._rates.shares_cores:
+        """The speed of all that works, where it works on the same cores."""
+        cores = self._rates.cores
+        if cores is None:
             return
-        both = self._trainer_works and any(sampler.computes for sampler in self._samplers)
-        speed = _SHARED_SPEED if both else 1.0
+        asked = (
+            cores.trainer * self._trainer.works
+            + cores.looking * self._waiting
+            + cores.sampler * sum(sampler.computes for sampler in self._samplers)
+            + cores.agents * sum(agent.works for agent in self._agents)
+        )
+        speed = cores.speed(asked)
         if speed == self._speed:
             return
-        if self._trainer_works:
-            self._trainer_left -= (self.now - self._trainer_since) * self._speed
-            self._trainer_since = self.now
+        self._count_full_cores()
         self._speed = speed
+        for worker in (self._trainer, *self._agents):
+            worker.set_speed(speed)
         for sampler in self._samplers:
-            sampler.advance(self.now)
+            sampler.advance(self._clock.now)
             sampler.speed = speed
             self._look_at(sampler)
-        if self._trainer_works:
-            self._expect_update()
 
-    def _trained(self, stamp: int) -> None:
-        if stamp != self._trainer_stamp:
-            return
-        self._trainer_works = False
-        self._share_cores()
+    def _count_full_cores(self) -> None:
+        if self._speed < 1:
+            self._cores_full_s += self._clock.now - self._speed_since
+        self._speed_since = self._clock.now
+
+    def _trained(self) -> None:
         for sampler in self._samplers:
-            sampler.advance(self.now)
+            sampler.advance(self._clock.now)
             sampler.paused = True
             self._look_at(sampler)
-        self._after(self._rates.sync_s, self._updated)
+        self._clock.after(self._rates.sync_s, self._updated)
 
     def _updated(self) -> None:
         self.version = self.step
         for sampler in self._samplers:
-            sampler.advance(self.now)
+            sampler.advance(self._clock.now)
             sampler.paused = False
             if self._rates.recompute:
                 sampler.compute_anew()
             self._fill(sampler)
             self._look_at(sampler)
+        self._trainer.do(self._rates.between_s, self._next_step)
+
+    def _next_step(self) -> None:
         self._end_step()
         self.step += 1
         self._begin_step()
 
     def _end_step(self) -> None:
         step, samplers = self._taken, len(self._samplers)
-        step.seconds = self.now - self._started
+        step.seconds = self._clock.now - self._started
         passed = max(step.seconds, 1e-12) * samplers
         step.sampler_idle = (sum(s.idle_s for s in self._samplers) - self._idle_before) / passed
         step.running = (sum(s.running_s for s in self._samplers) - self._running_before) / passed
+        self._count_full_cores()
+        step.cores_full_s, self._cores_full_s = self._cores_full_s, 0.0
         self.steps.append(step)

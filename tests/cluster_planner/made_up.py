@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.cluster_planner.rates import Rates, SamplerRate, TrainerRate, Workload
+from recipe.cluster_planner.rates import Rates, SamplerRate, SharedCores, TrainerRate, Workload
 
 
 def rates(
@@ -20,8 +20,9 @@ def rates(
     slots: int = 64,
     prefill_s: float = 0.0,
     sync_s: float = 0.5,
-    shares_cores: bool = False,
+    cores: SharedCores | None = None,
     calls: int = 0,
+    **others: Any,
 ) -> Rates:
     """A trainer of one GPU, and samplers whose iteration of n requests lasts 0.01 + 0.001 n seconds."""
     return Rates(
@@ -37,8 +38,9 @@ def rates(
         ),
         sync_s,
         start_s=0.0,
-        shares_cores=shares_cores,
+        cores=cores,
         workers=1,
+        **others,
     )
 
 
@@ -54,19 +56,21 @@ actor_rollout_ref:
 """
 
 
-def run_folder(folder: Path, gpus: int = 2, exponent: float = 1.0, **changed: Any) -> Path:
+def run_folder(folder: Path, gpus: int = 2, exponent: float = 1.0, device: str = "gpu", **changed: Any) -> Path:
     """Of a run whose trainer takes 1 s + 0.002 s a token on 2 GPUs, and whose iterations take 0.01 + 0.001 n seconds.
 
-    A token of a prompt takes 0.0001 s, a weight update 0.5 s, the start 30 s.
+    A token of a prompt takes 0.0001 s, a weight update 0.5 s, the start 30 s, the metrics of a step 0.25 s. A trainer
+    that waits takes 0.1 of the 4 cores, the data plane 0.25 more.
     """
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG.replace("GPUS", str(gpus)))
+    (folder / "config.yaml").write_text(CONFIG.replace("GPUS", str(gpus)).replace("device: gpu", f"device: {device}"))
     lines, wall = [], 30.0
     for step in range(1, 11):
         tokens = 800 + 40 * (step % 3)
-        trainer_s, wait_s = 1 + 0.002 * tokens * (2 / gpus) ** exponent, 3.0
+        trainer_s, wait_s = 1 + 0.002 * tokens * (2 / gpus) ** exponent, 3.0 + 2 * (step % 2)
         step_s = trainer_s + wait_s + 0.5
-        wall += step_s
+        period_s = step_s + 0.25
+        wall += period_s
         prefill = [5, 5 * (0.01 + 4 * 0.001) + 100 * 0.0001, 20, 100]
         lines.append(
             {
@@ -81,6 +85,15 @@ def run_folder(folder: Path, gpus: int = 2, exponent: float = 1.0, **changed: An
                 "sampler_prefill": prefill,
                 "outside_s": {"0": 4, "1": 4},
                 "reward_s": {"0.5": 8},
+                "sampler_idle_share": 1 - (2 + 0.8) / period_s,
+                "vcpo/sampler/count": 1,
+                "vcpo/sampler/busy_s": 2.0,
+                "vcpo/processor/cores": 4,
+                "vcpo/processor/trainer_s": 2.0 + 0.1 * wait_s,
+                "vcpo/processor/engines_s": 2.0,
+                "vcpo/processor/servers_s": 0.5,
+                "vcpo/processor/agent_loops_s": 0.4,
+                "vcpo/processor/others_s": 0.2 + 0.25 * wait_s,
             }
             | changed
         )

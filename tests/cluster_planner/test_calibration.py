@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from recipe.cluster_planner.calibration import calibrate, draws
-from recipe.cluster_planner.rates import PlanError
+from recipe.cluster_planner.processors import Processors
+from recipe.cluster_planner.rates import PlanError, SharedCores
 from tests.cluster_planner.made_up import run_folder
+from verl_vcpo.trainer.ppo.v1.processor_meter import CORES, Role
 
 
 def test_the_rates_of_a_run_are_found(tmp_path: Path) -> None:
@@ -16,7 +18,8 @@ def test_the_rates_of_a_run_are_found(tmp_path: Path) -> None:
     assert (rates.trainer.gpus, rates.trainer.unit, rates.trainer.exponent) == (2, 2, 1.0)
     assert (rates.sampler.iteration_s, rates.sampler.request_s) == pytest.approx((0.01, 0.001))
     assert rates.sampler.prefill_s == pytest.approx(0.0001) and rates.sampler.slots == 16
-    assert (rates.sync_s, rates.start_s) == pytest.approx((0.5, 30.0)) and not rates.shares_cores
+    assert (rates.sync_s, rates.start_s, rates.between_s) == pytest.approx((0.5, 30.25, 0.25))
+    assert rates.call_s == pytest.approx(0.8 / 8) and rates.cores is None
     work = rates.workload
     assert (work.prompts, work.samples, work.reward_s) == (4, 2, 0.5)
     assert work.lengths.mean() == 75 and work.outside_s.mean() == 0.5
@@ -28,6 +31,33 @@ def test_two_runs_give_the_scaling_of_the_trainer(tmp_path: Path) -> None:
     rates = calibrate([run_folder(tmp_path / "few", gpus=2), run_folder(tmp_path / "many", gpus=8, exponent=0.7)])
     assert rates.trainer.exponent == pytest.approx(0.7, abs=0.01)
     assert "GPUs ** 0.70, fitted to the runs" in rates.assumptions[0]
+
+
+def test_what_the_parts_take_of_shared_cores(tmp_path: Path) -> None:
+    """The agent loops take 0.4 s for 8 responses, with 0.2 s of the others. What a wait takes goes to looking."""
+    rates = calibrate([run_folder(tmp_path / "run", device="cpu")])
+    trainer_s = rates.trainer.fixed_s + rates.trainer.token_s * 840 + rates.between_s
+    assert rates.agent_s == pytest.approx(0.05) and rates.cores
+    assert (rates.cores.count, rates.cores.sampler, rates.cores.agents) == pytest.approx((4, 1.25, 1.5))
+    assert rates.cores.looking == pytest.approx(0.35)
+    assert rates.cores.trainer == pytest.approx(2 / trainer_s, rel=0.01)
+    with pytest.raises(PlanError, match="engines_s is 0: part of the run was on another machine"):
+        calibrate([run_folder(tmp_path / "apart", device="cpu", **{Role.ENGINES: 0.0})])
+    with pytest.raises(PlanError, match="no vcpo/processor/cores"):
+        calibrate([run_folder(tmp_path / "old", device="cpu", **{"vcpo/processor/cores": None})])
+
+
+def test_an_engine_that_waited_for_a_core_is_faster_on_one_of_its_own(tmp_path: Path) -> None:
+    """It took 1 s of the processors in the 2 s in which it had requests; its server took 0.5 s."""
+    rates = calibrate([run_folder(tmp_path / "run", device="cpu", **{Role.ENGINES: 1.0})])
+    assert (rates.sampler.iteration_s, rates.sampler.request_s) == pytest.approx((0.005, 0.0005))
+    assert rates.sampler.prefill_s == pytest.approx(0.00005)
+    assert rates.cores and rates.cores.sampler == pytest.approx(1.5)
+
+
+def test_where_all_waits_are_alike_what_they_take_is_the_steps() -> None:
+    took = dict.fromkeys(Role, 1.0) | {CORES: 2, "step_s": 4.0, "trainer_idle_share": 0.5}
+    assert Processors([took] * 4).shared(trainer_s=2.0, busy_s=0.5) == SharedCores(2, 0.5, 0, 3, 2)
 
 
 def test_the_engines_of_a_sampler_are_counted(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_of_very_many_splits_those_around_the_cheapest_are_forecast() -> None:
 
 def test_the_front_has_the_cheapest_row_and_those_with_less_lag() -> None:
     def row(hours: float, lag: float) -> Forecast:
-        return Forecast(1, 1, lag, 1.0, hours, 0, 0, lag, lag, 1, 0, 1, "")
+        return Forecast(1, 1, lag, 1.0, hours, 0, 0, lag, lag, 1, 0, 1, 0, "")
 
     assert [r.pareto for r in marked([row(3, 0), row(2, 1), row(1, 2), row(2.5, 1.5)])] == [True, True, True, False]
 
@@ -63,6 +63,7 @@ def test_where_the_trainer_waits_a_little_the_rest_is_named_too() -> None:
     assert binds(trainer_idle=0.05, sampler_idle=0.5) == "the trainer; besides, the lag: both sides wait"
     assert binds(trainer_idle=0.05, sampler_idle=0.0).startswith("the trainer; besides, the samplers")
     assert binds(trainer_idle=0.3, sampler_idle=0.5) == "the lag: both sides wait"
+    assert binds(trainer_idle=0.05, cores_full=0.8) == "the cores, which all parts share"
 
 
 def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

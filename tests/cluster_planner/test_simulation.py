@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.cluster_planner import simulation
-from recipe.cluster_planner.rates import Layout, PlanError, Rates
+from recipe.cluster_planner.rates import Layout, PlanError, Rates, SharedCores
 from recipe.cluster_planner.simulation import SimulatedStep, Simulation
 from tests.cluster_planner.made_up import rates
 
@@ -73,9 +73,41 @@ def test_an_update_has_the_contexts_computed_again() -> None:
 
 def test_on_shared_cores_each_side_has_half_the_speed() -> None:
     """The trainer works 10 s, the samplers 1.6 s of it alone: each second of theirs costs the trainer one."""
-    made = rates(shares_cores=True, sync_s=0.0)
+    made = rates(cores=SharedCores(1, 1, 0, 1, 1), sync_s=0.0)
     sampling = 100 * (0.01 + 16 * 0.001)
     assert seconds(run(made, Layout(1, 1, 2)))[-1] == pytest.approx(10 + sampling)
+
+
+def test_on_two_cores_all_are_slowed_down_alike() -> None:
+    """While both compute, they ask for 2.5 of 2 cores: samplers take 2.6 / 0.8 s, in which the trainer does 2.6 s."""
+    steps = run(rates(cores=SharedCores(2, 1, 0.2, 1.5, 1), sync_s=0.0), Layout(1, 1, 2))
+    assert steps[-1].seconds == pytest.approx(2.6 / 0.8 + (10 - 2.6))
+    assert steps[-1].cores_full_s == pytest.approx(2.6 / 0.8)
+
+
+def test_a_trainer_that_waits_looks_for_rollouts() -> None:
+    """Two samplers and the trainer that waits for them ask for 2.25 cores, of which there is one."""
+    steps = run(rates(cores=SharedCores(1, 1, 0.25, 1, 1)), Layout(1, 2, 0))
+    assert seconds(steps) == pytest.approx([1.8 * 2.25 + 10.5] * 12)
+
+
+def test_an_agent_loop_worker_takes_turns() -> None:
+    """A response alone: half before the sampler, half after. Two: both halves twice as long, and requests at once."""
+    alone = rates(prompts=1, samples=1, agent_s=1.0)
+    assert seconds(run(alone, Layout(1, 1, 0)))[-1] == pytest.approx(0.5 + 100 * 0.011 + 0.5 + 10.5)
+    two = rates(prompts=1, samples=2, agent_s=1.0)
+    assert seconds(run(two, Layout(1, 1, 0)))[-1] == pytest.approx(1 + 100 * 0.012 + 1 + 10.5)
+
+
+def test_an_agent_loop_worker_can_be_the_slowest() -> None:
+    """16 responses a step, of one second each; in the long run, as one step's are prepared before another's."""
+    many = seconds(run(rates(train_s=0.1, agent_s=1.0), Layout(1, 2, 4), steps=300))
+    assert np.mean(many) == pytest.approx(16, rel=0.01)
+
+
+def test_the_trainer_looks_now_and_then_and_writes_its_metrics() -> None:
+    assert seconds(run(rates(poll_s=0.5), Layout(1, 2, 0)))[-1] == pytest.approx(2 + 10.5)  # finished after 1.8 s
+    assert seconds(run(rates(between_s=0.25), Layout(1, 2, 2)))[-1] == pytest.approx(0.25 + 10.5)
 
 
 def test_the_engines_of_a_sampler_share_its_requests() -> None:
@@ -97,18 +129,28 @@ def test_exact_lag_waits_for_everything_that_was_submitted() -> None:
     slots=st.sampled_from([1, 3, 16]),
     train_s=st.sampled_from([0.0, 1.0, 20.0]),
     outside_s=st.sampled_from([0.0, 5.0]),
+    agent_s=st.sampled_from([0.0, 0.2]),
+    cores=st.sampled_from([None, SharedCores(2, 1, 0.2, 1.5, 1)]),
     seed=st.integers(0, 5),
 )
 def test_nothing_is_faster_than_a_side_alone_and_no_lag_above_its_bound(
-    lag: float, samplers: int, slots: int, train_s: float, outside_s: float, seed: int
+    lag: float,
+    samplers: int,
+    slots: int,
+    train_s: float,
+    outside_s: float,
+    agent_s: float,
+    cores: SharedCores | None,
+    seed: int,
 ) -> None:
-    made = rates(lengths=LONG_TAIL, slots=slots, train_s=train_s, outside_s=[0.0, outside_s])
+    waits = [0.0, outside_s]
+    made = rates(lengths=LONG_TAIL, slots=slots, train_s=train_s, outside_s=waits, agent_s=agent_s, cores=cores)
     steps = run(made, Layout(1, samplers, lag), steps=30, seed=seed)
     assert all(step.seconds >= step.trainer_s + made.sync_s - 1e-9 for step in steps)
     assert max(max(step.lags) for step in steps) <= math.ceil(lag)
     sampled = sum(step.tokens for step in steps) - 30 * 16 * made.workload.prompt_tokens
     fastest = sampled / (samplers * made.sampler.most_tokens_per_s)
-    assert sum(seconds(steps)) >= fastest - 1e-9
+    assert sum(seconds(steps)) >= max(fastest, 30 * 16 * agent_s) - 1e-9
 
 
 @pytest.mark.parametrize("lag", [0, 2, 8])

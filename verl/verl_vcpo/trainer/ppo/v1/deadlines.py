@@ -11,6 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
+POLL_S = 0.05
+"""The replay buffer, where it waits, looks for finished prompts so often."""
+
 
 class OnDeadline(StrEnum):
     """What happens to a prompt that must be consumed now and is not finished."""

@@ -16,6 +16,7 @@ from verl_vcpo.console import print_line
 from verl_vcpo.trainer.ppo.v1 import withheld_prompts
 from verl_vcpo.trainer.ppo.v1.data_rows import DataRow, data_row, in_order
 from verl_vcpo.trainer.ppo.v1.deadlines import (
+    POLL_S,
     OnDeadline,
     deadlines_hold,
     deadlines_without_oldest,
@@ -23,7 +24,6 @@ from verl_vcpo.trainer.ppo.v1.deadlines import (
 )
 from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, Tag, prompt_of, sessions_of, trajectories_of
 
-_POLL_S = 0.05
 _REST = 4  # a poll is followed by at least so many times its own duration without one
 # Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
 # the cause is taken to be in the prompt, and the run ends.
@@ -73,7 +73,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.on_deadline = on_deadline
         self.exact = exact
         self.failures_fn = failures_fn
-        self.poll_interval = _POLL_S
+        self.poll_interval = POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
         self._partition = "train"
