@@ -81,6 +81,7 @@ CASES = (
     Case("lag 4", 4),
     Case("lag 8", 8),
     Case("2 slots, lag 4", 4, tool=False, slots=2),
+    Case("1 slot, lag 4", 4, tool=False, slots=1),
     Case("no tool, lag 4", 4, tool=False),
     Case("quickstart, lag 32", 32, tool=False, quickstart=True, steps=40),
 )
