@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 from scipy.optimize import nnls
 
 from recipe.cluster_planner.processors import Processors, fitted_line
-from recipe.cluster_planner.rates import PlanError, Rates, SamplerRate, TrainerRate, Workload
+from recipe.cluster_planner.rates import Layout, PlanError, Rates, SamplerRate, TrainerRate, Workload
+from recipe.cluster_planner.simulation import Simulation
 from verl_vcpo.metrics_file import METRICS_FILE, read_metrics
 from verl_vcpo.trainer.ppo.v1.deadlines import POLL_S
+from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.trainer.ppo.v1.processor_meter import CORES
 from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
@@ -34,6 +37,7 @@ _NEEDED = {
 }
 _NEEDED_ON_CPU = {CORES: " (a run of an older version)"}
 _DRAWS = 4096
+_SIMULATED_STEPS, _SIMULATED_SAMPLERS = 30, 4
 _SHARED = "trainer, samplers and agent loops share the cores: where they ask for more, all are slowed down alike"
 
 
@@ -61,7 +65,7 @@ def calibrate(folders: list[Path]) -> Rates:
     scaling = (
         "linear, an assumption" if trainer.exponent == 1 else f"GPUs ** {trainer.exponent:.2f}, fitted to the runs"
     )
-    return Rates(
+    rates = Rates(
         trainer,
         sampler,
         work,
@@ -73,7 +77,6 @@ def calibrate(folders: list[Path]) -> Rates:
         cores=processors.shared(trainer_s, busy_s) if processors else None,
         workers=int(rollout.agent.num_workers),
         agent_s=processors.agent_s(work.responses) if processors else 0.0,
-        call_s=_call_s(lines, work.responses),
         source=f"{len(lines)} steps of {', '.join(map(str, folders))}",
         assumptions=[
             f"the trainer's speed grows with its GPUs: {scaling}",
@@ -83,6 +86,7 @@ def calibrate(folders: list[Path]) -> Rates:
         ],
         fits={"trainer seconds": trainer_misfit, "sampler iterations": sampler_misfit},
     )
+    return replace(rates, call_s=_call_s(rates, first, runs[0][2]))
 
 
 def _read(folder: Path) -> tuple[float, DictConfig, list[dict[str, Any]]]:
@@ -108,12 +112,22 @@ def _read(folder: Path) -> tuple[float, DictConfig, list[dict[str, Any]]]:
     return steps[0]["wall_clock_s"] - steps[0]["step_s"], config, kept
 
 
-def _call_s(lines: list[dict[str, Any]], responses: int) -> float:
-    """Of a response, on its way between agent loop and engine: a sampler has a request that its engine has not."""
-    on_their_way = [
-        (1 - line["sampler_idle_share"]) * line["period_s"] * line["vcpo/sampler/count"] - line[_BUSY] for line in lines
+def _call_s(rates: Rates, config: DictConfig, lines: list[dict[str, Any]]) -> float:
+    """Of a request on its way between agent loop and engine: its sampler has it, and the engine does not.
+
+    As many are on their way at a time as are sampled at a time. So the seconds of a step in which a sampler has
+    requests and its engine none belong to as many ways as a simulation of the run's steps has samplers begin.
+    """
+    samplers = float(np.mean([line["vcpo/sampler/count"] for line in lines]))
+    with_requests_only = [
+        (1 - line["sampler_idle_share"]) * line["period_s"] - line[_BUSY] / samplers for line in lines
     ]
-    return max(0.0, float(np.mean(on_their_way))) / responses
+    seconds = max(0.0, float(np.mean(with_requests_only)))
+    settings, gpus = config["async"], round(samplers) * rates.sampler.gpus
+    layout = Layout(rates.trainer.gpus, gpus, lag_bound(settings), exact=bool(settings.exact_lag))
+    simulation = Simulation(rates, layout, share=min(1.0, _SIMULATED_SAMPLERS / samplers))
+    steps = simulation.run(min(len(lines), _SIMULATED_STEPS))
+    return seconds * len(steps) / simulation.begun
 
 
 def trainer_seconds(line: dict[str, Any]) -> float:

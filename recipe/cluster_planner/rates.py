@@ -128,7 +128,8 @@ class Rates:
     cores: SharedCores | None = None
     """Where trainer, samplers and agent loops share a machine's cores; None: nobody waits for a core."""
     call_s: float = 0.0
-    """Of a request on its way from an agent loop to an engine. Its sampler has it, and is not idle."""
+    """Of a request on its way to an engine, and of its response on the way back: half each. Its sampler has it
+    meanwhile, and is not idle. The way back hides behind what the agent-loop worker does for the response."""
     workers: int = 8
     """Agent-loop workers."""
     agent_s: float = 0.0

@@ -44,6 +44,7 @@ class Sampler:
         "_progress",
         "_rate",
         "_running",
+        "begun",
         "idle_s",
         "in_flight",
         "index",
@@ -64,7 +65,7 @@ class Sampler:
         self._progress = self._debt_s = 0.0
         self._contexts = 0.0  # of running requests, less the progress at which each started
         self.waiting: deque[Response] = deque()
-        self.in_flight = self.stamp = 0
+        self.in_flight = self.stamp = self.begun = 0
         self.now = self.idle_s = self.running_s = 0.0
         self.speed, self.paused = 1.0, False
 
@@ -93,6 +94,11 @@ class Sampler:
             self._debt_s -= paid
             work -= paid
         self._progress += work / self._iteration_s[running]
+
+    def take(self) -> None:
+        """A request is on its way to it; `advance` was called for this moment."""
+        self.begun += not self.in_flight
+        self.in_flight += 1
 
     def start(self, response: Response, version: int) -> None:
         """Give a response a slot; `advance` was called for this moment."""

@@ -91,6 +91,11 @@ class Simulation:
         self._speed, self._speed_since, self._looks = 1.0, 0.0, False
         self._cores_full_s = 0.0
 
+    @property
+    def begun(self) -> float:
+        """How often a sampler without requests was given one, on average over the samplers."""
+        return sum(sampler.begun for sampler in self._samplers) / len(self._samplers)
+
     def run(self, steps: int) -> list[SimulatedStep]:
         """The first `steps` steps."""
         self.step = 1
@@ -145,10 +150,10 @@ class Simulation:
     def _send(self, response: Response) -> bool:
         sampler = response.sampler = response.sampler or self._least_loaded()
         sampler.advance(self._clock.now)
-        sampler.in_flight += 1
+        sampler.take()
         heapq.heappush(self._by_load, (sampler.in_flight, sampler.index))
         if self._rates.call_s:
-            self._clock.after(self._rates.call_s / self._speed, partial(self._arrive, response, sampler))
+            self._clock.after(self._rates.call_s / 2 / self._speed, partial(self._arrive, response, sampler))
         else:
             self._arrive(response, sampler)
         return True
@@ -181,8 +186,10 @@ class Simulation:
             return
         sampler.advance(self._clock.now)
         ended = sampler.ended(self.version)
-        sampler.in_flight -= len(ended)
-        heapq.heappush(self._by_load, (sampler.in_flight, sampler.index))
+        if self._rates.call_s:
+            self._clock.after(self._rates.call_s / 2 / self._speed, partial(self._release, sampler, len(ended)))
+        else:
+            self._release(sampler, len(ended))
         self._fill(sampler)
         self._look_at(sampler)
         for response in ended:
@@ -192,6 +199,11 @@ class Simulation:
             else:
                 self._work_on(response, self._work.reward_s, partial(self._stored, response))
             self._requests[response.worker].leave(1)
+
+    def _release(self, sampler: Sampler, requests: int) -> None:
+        sampler.advance(self._clock.now)
+        sampler.in_flight -= requests
+        heapq.heappush(self._by_load, (sampler.in_flight, sampler.index))
 
     def _fill(self, sampler: Sampler) -> None:
         while sampler.waiting and sampler.has_slot:

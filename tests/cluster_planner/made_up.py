@@ -45,7 +45,7 @@ def rates(
 
 
 CONFIG = """
-async: {lag: 0, kv_cache: recompute}
+async: {lag: 0, kv_cache: recompute, exact_lag: false}
 data: {train_batch_size: 4}
 trainer: {device: gpu, n_gpus_per_node: GPUS, nnodes: 1}
 actor_rollout_ref:

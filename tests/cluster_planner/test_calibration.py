@@ -19,12 +19,19 @@ def test_the_rates_of_a_run_are_found(tmp_path: Path) -> None:
     assert (rates.sampler.iteration_s, rates.sampler.request_s) == pytest.approx((0.01, 0.001))
     assert rates.sampler.prefill_s == pytest.approx(0.0001) and rates.sampler.slots == 16
     assert (rates.sync_s, rates.start_s, rates.between_s) == pytest.approx((0.5, 30.25, 0.25))
-    assert rates.call_s == pytest.approx(0.8 / 8) and rates.cores is None
+    assert rates.cores is None
     work = rates.workload
     assert (work.prompts, work.samples, work.reward_s) == (4, 2, 0.5)
     assert work.lengths.mean() == 75 and work.outside_s.mean() == 0.5
     assert work.tokens == pytest.approx(800 + 40, rel=0.02)
     assert max(rates.fits.values()) < 1e-6
+
+
+@pytest.mark.parametrize(("waits", "way_s"), [({"0": 8}, 0.8), ({"0": 4, "9": 4}, 0.4)])
+def test_requests_of_a_batch_are_on_their_way_together(tmp_path: Path, waits: dict[str, int], way_s: float) -> None:
+    """In 0.8 s of a step the sampler has requests and its engine none: in one go, or in two where some come later."""
+    rates = calibrate([run_folder(tmp_path / "run", outside_s=waits)])
+    assert rates.call_s == pytest.approx(way_s, rel=0.15)
 
 
 def test_two_runs_give_the_scaling_of_the_trainer(tmp_path: Path) -> None:

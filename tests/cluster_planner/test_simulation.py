@@ -38,6 +38,13 @@ def test_prefill_is_work_of_the_sampler() -> None:
     assert seconds(run(rates(prefill_s=0.002), Layout(1, 2, 0))) == pytest.approx([expected] * 12)
 
 
+def test_a_request_on_its_way_keeps_its_sampler_from_idling() -> None:
+    """One second to the engine, 1.8 s of iterations, and one back, in which the trainer has the response."""
+    steps = run(rates(call_s=2.0), Layout(1, 2, 0))
+    assert seconds(steps) == pytest.approx([1 + 1.8 + 10.5] * 12)
+    assert [step.sampler_idle for step in steps] == pytest.approx([1 - 3.8 / 13.3] * 12)
+
+
 def test_with_few_slots_responses_run_one_after_the_other() -> None:
     """16 responses on 2 x 4 slots: two waves of 100 iterations of 4 requests."""
     assert seconds(run(rates(slots=4), Layout(1, 2, 0))) == pytest.approx([2 * 100 * 0.014 + 10.5] * 12)
