@@ -29,6 +29,7 @@ TOOL_FORMATS = ("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "k
 """How verl reads the calls of tools that a model writes."""
 _OWN_DEVICES = "trainer and samplers have devices of their own"
 _NO_LORA = "LoRA is not supported, all weights would be trained"
+_NO_BRIDGE = "no release of Megatron-Bridge can be installed beside verl"
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
 
@@ -101,6 +102,7 @@ class Megatron(Section):
     expert_model_parallel_size: Count
     expert_tensor_parallel_size: Count | None
     sequence_parallel: Flag
+    vanilla_mbridge: Annotated[bool, one_of(True, why=_NO_BRIDGE)]
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")]
 
 
