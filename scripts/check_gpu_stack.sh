@@ -64,7 +64,7 @@ for name in names:
 print(len(names), "modules", file=sys.stderr)
 PYTHON
 check "upstream" python -m pytest -q -p no:cacheprovider tests/upstream
-check "unit tests" python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -m "not e2e and not alone" \
+check "unit tests" python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -m "not e2e" \
   tests/vcpo tests/trainer tests/recipe tests/utils tests/engine/test_packed.py tests/engine/test_local_layers.py
 for script in recipe/fully_async_policy/shell/vcpo/*/*.sh; do
   check "dry run of $script" env DRY_RUN=1 bash "$script"

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -69,3 +70,14 @@ def imported_modules(path: Path) -> list[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.append((node.lineno, node.module))
     return found
+
+
+def test_scripts_choose_tests_by_marks_and_folders_that_there_are() -> None:
+    """pytest runs nothing where a mark is unknown."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    marks = {line.split(":")[0] for line in options["markers"]} | {"not", "and", "or"}
+    calls = re.findall(r"pytest ((?:.*\\\n)*.*)", (ROOT / "scripts/check_gpu_stack.sh").read_text())
+    assert calls
+    for call in calls:
+        assert {word for choice in re.findall(r'-m "([^"]*)"', call) for word in choice.split()} <= marks
+        assert all((ROOT / folder).exists() for folder in re.findall(r"tests/[\w./]+", call))

@@ -100,7 +100,7 @@ WRONG = [
         "trainer.resume_from_path=/nowhere/global_step_3: ",
     ),
     ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node=0: give a whole number of at least 1"),
-    ("trainer.logger=[wandb]", "trainer.logger=wandb: the package wandb is not installed"),
+    ("trainer.logger=[swanlab]", "trainer.logger=swanlab: the package swanlab is not installed"),
     ("trainer.logger=[tensorbord]", "trainer.logger=tensorbord: did you mean tensorboard?"),
     (f"{ACTOR}.optim.lr=-1", "optim.lr=-1: give a number, 0 or more"),
     (f"{ACTOR}.optim.lr=nan", "optim.lr=nan: give a number, 0 or more"),
