@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from recipe.fully_async_policy.checks.errors import SettingError
 
-DRIVER_S = 0.0005
+DRIVER_S = 0.00034
 """Processor time of the driver per trajectory of a step, by `scripts.bench.scale` (docs/measurements/scale.md)."""
 
 
