@@ -16,14 +16,18 @@ from verl.trainer.ppo.v1 import trainer_base
 
 _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES = 100
+_PRIVILEGED = 1024  # ports below are root's
 
 
-def port_range() -> list[int]:
+def port_range() -> list[int] | None:
     """[first, last + 1]: ports at a random place in the quarter below those that the kernel gives to connections.
 
-    Random, so that two runs that start on one machine have different ports.
+    Random, so that two runs that start on one machine have different ports. None, which leaves the choice to the
+    kernel, where the kernel gives nearly all ports to connections.
     """
     given_out = int(_KERNELS_RANGE.read_text().split()[0])
+    if given_out - given_out // 4 - _TRIES < _PRIVILEGED:
+        return None
     first = given_out - _TRIES - secrets.randbelow(given_out // 4)
     return [first, first + _TRIES]
 
