@@ -113,10 +113,11 @@ def _read(folder: Path) -> tuple[float, DictConfig, list[dict[str, Any]]]:
 
 
 def _call_s(rates: Rates, config: DictConfig, lines: list[dict[str, Any]]) -> float:
-    """Of a request on its way between agent loop and engine: its sampler has it, and the engine does not.
+    """Seconds of a request's way to an engine and of the response's way back, together.
 
-    As many are on their way at a time as are sampled at a time. So the seconds of a step in which a sampler has
-    requests and its engine none belong to as many ways as a simulation of the run's steps has samplers begin.
+    Meanwhile the sampler has a request and its engine has none. Requests that come together are on their way together,
+    so those seconds of a step are divided by how often in a step a sampler without requests is given one. How often
+    that is no run records; a simulation of the run's steps counts it.
     """
     samplers = float(np.mean([line["vcpo/sampler/count"] for line in lines]))
     with_requests_only = [

@@ -40,7 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         join_processes(0, 1, Path(folder))
-        total = len([*KEEPS, *BESIDE]) * sum(map(len, SPREADS.values()))
+        total = (len(KEEPS) + len(BESIDE)) * sum(map(len, SPREADS.values()))
         rows = list(tqdm(errors(Path(folder)), total=total, desc="updates", file=sys.stderr))
     print_table(rows)
     worst = max(row.relative for row in rows if row.keep in KEEPS)

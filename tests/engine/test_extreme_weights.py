@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from scripts.bench.exactness.extreme_weights import EACH_GROUP, KEEPS, LIMIT, ONE, Actor, log_weights
+from scripts.bench.exactness.extreme_weights import BESIDE, EACH_GROUP, KEEPS, LIMIT, NARROW, ONE, Actor, log_weights
 from testkit.layout_run import GROUP_SIZE, GROUPS, Method, ParallelLayout, run_layout
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
@@ -78,7 +78,7 @@ def test_all_ranks_take_the_second_backward(layout: ParallelLayout, checkpoints:
 
 
 def test_narrow_sums_take_a_second_backward_sooner(actor: Actor) -> None:
-    narrow = VCPOSettings(norms={"keep": "gradients", "buffer_dtype": "bfloat16"})  # type: ignore[arg-type]  # it takes a mapping
+    narrow = VCPOSettings(**BESIDE[NARROW])
     actor.engine._second_buffers.clear()
     seconds = {}
     for spread in (0, 6, 8):

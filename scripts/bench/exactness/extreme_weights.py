@@ -178,20 +178,9 @@ def errors(folder: Path) -> Iterator[Error]:
     for weights, spreads in SPREADS.items():
         for spread in spreads:
             batch = actor.with_log_weights(log_weights(weights, spread, len(actor.batch)))
-            for keep, of_keep in KEEPS.items():
+            for keep, of_keep in {**KEEPS, **BESIDE}.items():
                 settings = VCPOSettings(truncation=truncation(weights), **of_keep)
-                yield Error(keep, weights, spread, *actor.error(batch, settings))
-            for way, of_way in BESIDE.items():
-                settings = VCPOSettings(truncation=truncation(weights), **of_way)
-                yield Error(way, weights, spread, *less_exact(actor, batch, settings, way))
-
-
-def less_exact(actor: Actor, batch: TensorDict, settings: VCPOSettings, way: str) -> tuple[float, bool]:
-    """As `Actor.error`, of one of `BESIDE`."""
-    buffers = actor.engine._second_buffers
-    buffers.clear()  # of another number format
-    try:
-        with mock.patch.dict(LIMITS, dict.fromkeys(LIMITS, math.inf) if way == TWO_SUMS else {}):
-            return actor.error(batch, settings)
-    finally:
-        buffers.clear()
+                actor.engine._second_buffers.clear()  # of another number format
+                with mock.patch.dict(LIMITS, dict.fromkeys(LIMITS, math.inf) if keep == TWO_SUMS else {}):
+                    error, second_backward = actor.error(batch, settings)
+                yield Error(keep, weights, spread, error, second_backward)
