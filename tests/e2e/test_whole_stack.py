@@ -30,15 +30,17 @@ from testkit.sandbox_server import free_port, served
 from testkit.small_run import BATCH, Listener, listening, small_task
 from tests.e2e.conftest import prepared
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
+from vcpo.ess import ess_ratio
+from verl_vcpo.trainer.ppo.v1 import sample_log
 from verl_vcpo.trainer.ppo.v1.processor_meter import Role
 from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
-from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
+from verl_vcpo.trainer.ppo.v1.sample_log import read_samples
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 pytestmark = pytest.mark.e2e
 
 STEPS, LAG = 5, 2  # what is submitted from step 2 on meets an update while its program runs
-SAMPLES_EVERY = 2
+SAMPLES_EVERY, SAMPLES = 2, 16  # every trajectory of a recorded step: BATCH prompts with four each
 SYNC_VERSION = 1000  # a version that no training step reaches
 PROGRAM = "```python\nimport time\ntime.sleep(3)\nprint(6 * 7)\n```\n"
 """One token of the model's vocabulary: learning to write it takes seconds."""
@@ -95,6 +97,7 @@ def stack(
 ) -> Iterator[Stack]:
     run_dir = tmp_path_factory.mktemp("whole_stack")
     with contextlib.ExitStack() as session:
+        session.enter_context(pytest.MonkeyPatch.context()).setattr(sample_log, "SAMPLES", SAMPLES)
         url, _ = session.enter_context(served("--concurrency", "48"))
         run_id, config = prepared(
             [
@@ -236,10 +239,18 @@ def test_sampled_responses_are_kept(stack: Stack) -> None:
         assert 0 < sample["tokens"] <= 96
         assert sample["response"] or sample["tokens"] == 1, "without text it is the end token alone"
     assert any(PROGRAM in sample["response"] for sample in samples)
-    # 0: the agent loop has excluded the response
     for sample in samples[:SAMPLES]:
         assert sample["weight"] == 0 or sample["weight"] == pytest.approx(1, rel=1e-2), "on policy"
-    assert any(sample["weight"] and abs(sample["weight"] - 1) > 1e-3 for sample in samples[SAMPLES:])
+
+
+def test_weights_of_samples_are_those_of_the_update(stack: Stack) -> None:
+    samples, lines = read_samples(stack.run_dir), {line["step"]: line for line in stack.steps}
+    for step in (1, 2, 4):
+        weights = [sample["weight"] for sample in samples if sample["step"] == step]
+        assert weights.count(0) == lines[step]["tool_use/void_trajectories"], "0: the agent loop has excluded it"
+        used = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
+        assert used.max().item() == pytest.approx(lines[step]["actor/vcpo/weight/max"])
+        assert ess_ratio(used.log()) == pytest.approx(lines[step]["ess_ratio"])
 
 
 def test_the_run_leaves_its_model(stack: Stack, model: Path) -> None:
