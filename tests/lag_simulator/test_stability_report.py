@@ -10,6 +10,7 @@ from recipe.lag_simulator.grid import GridRun, write_run
 from scripts.bench import stability_report
 from scripts.bench.stability import __main__ as comparison
 from scripts.bench.stability.figures import beside
+from scripts.bench.stability.real_stack import outcomes, table
 from scripts.bench.stability.report import as_json, make_report, markdown, read_curves, write
 from scripts.bench.stability.tables import SYNCHRONOUS
 from tests.lag_simulator.curves import curve
@@ -57,8 +58,6 @@ def test_the_page_and_the_figures(curves: pd.DataFrame, tmp_path: Path) -> None:
     assert [file.name for file in files] == ["methods.png", "predictors.png", "tables.md"]
     assert all(file.stat().st_size > 10_000 for file in files[:-1])
     assert files[-1].read_text() == markdown(report)
-    stacks = pd.concat([curve([0.2, 0.3], stack=stack) for stack in ("simulator", "real stack")], ignore_index=True)
-    assert beside(stacks, tmp_path / "real_stack.png").stat().st_size > 10_000
     told = json.loads(as_json(report))
     assert told["learning_rates"]["vcpo"] == {"32": 1e-3} and told["steps"] == STEPS
     assert {row["method"] for row in told["contrasts"]} == {"none", "vcpo", "vcpo_ess", "ppo"}
@@ -70,6 +69,22 @@ def test_one_method_is_reported_too(tmp_path: Path) -> None:
     assert report.contrasts == [] and report.robustness == []
     assert list(report.tables[0].rows[0])[:3] == ["`tis_seq`", "35.0 %", "-"]
     assert write(report, runs, tmp_path)
+
+
+def test_the_real_stack_beside_the_simulator(tmp_path: Path) -> None:
+    accuracies = {"simulator": (0.30, 0.34), "real stack": (0.31, 0.05)}
+    curves = pd.concat(
+        [
+            curve([0.2, 0.3, last], method="vcpo_ess", stack=stack, seed=seed)
+            for stack, of in accuracies.items()
+            for seed, last in enumerate(of, start=1)
+        ]
+    )
+    simulated, real = table(outcomes(curves, 20, 10), lag=10).rows
+    assert simulated[:3] == ["`vcpo_ess`", "simulator", "30.0 %, 34.0 %"] and simulated[4] == "-"
+    assert real[1:3] == ["real stack", "31.0 %, 5.0 %"] and real[4].startswith("-14.0 (")
+    assert real[6].startswith("1 of 2 (") and simulated[6].startswith("0 of 2 (")
+    assert beside(curves, tmp_path / "real_stack.png").stat().st_size > 10_000
 
 
 def test_the_command_reads_files(

@@ -110,16 +110,17 @@ def predictors(curves: pd.DataFrame) -> Any:
 
 
 def beside(curves: pd.DataFrame, file: Path) -> Path:
-    """The curves of scripts.bench.stability_real: a colour per method, one line style per stack."""
+    """The curves of scripts.bench.stability_real, a line per run: a colour per method, one line style per stack."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = _figure(2, 2, sharex=True)
     stacks, names = list(dict.fromkeys(curves["stack"])), list(dict.fromkeys(curves["method"]))
     for axis, (metric, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
-        for (method, stack), run in curves.groupby(["method", "stack"], sort=False):
+        for (method, stack, seed), run in curves.groupby(["method", "stack", "seed"], sort=False):
             measured = run.dropna(subset=metric)
             values = measured[metric] if metric == "val_accuracy" else measured[metric].rolling(_SMOOTHED, 1).mean()
             style = {"color": f"C{names.index(method)}", "linestyle": ("--", "-")[stacks.index(stack)]}
-            axis.plot(measured["step"], values, label=f"{method}, {stack}", linewidth=1.5, **style)
+            label = f"{method}, {stack}" if seed == curves["seed"].iloc[0] else None
+            axis.plot(measured["step"], values, label=label, linewidth=1, **style)
         axis.set_title(title)
         if logarithmic:
             _logarithmic(axis, curves[metric])

@@ -2,17 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from tqdm import tqdm
 
+from recipe.lag_simulator.analysis import outcome
 from recipe.lag_simulator.grid import Folder, GridRun, run_all
+from scripts.bench.stability.inference import welch
 from scripts.bench.stability.preset import TASKS
+from scripts.bench.stability.tables import Table, percent, points, share, with_interval
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 
-METHODS = ("none", "vcpo")
+METHODS, SEEDS = ("none", "vcpo_ess"), (1, 2, 3)
 TASK = TASKS["countdown"]
-LAG, STEPS, LEARNING_RATE, SEED = 32, 100, 3e-4, 1
+LAG, STEPS, LEARNING_RATE = 32, 100, 3e-4
 REAL, SIMULATOR = "real stack", "simulator"
 
 
@@ -38,13 +43,54 @@ def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
     return curve
 
 
-def compare(out: Path, methods: list[str], lag: int, steps: int) -> pd.DataFrame:
+def compare(out: Path, methods: Sequence[str], seeds: Sequence[int], lag: int, steps: int) -> pd.DataFrame:
     """All curves, one below the other; the column `stack` says whose."""
     folder = Folder(out / "simulator", TASK.preset, (f"trainer.total_training_steps={steps}",))
     folder.open(TASK.model)
-    runs = [GridRun(method, lag, SEED, LEARNING_RATE) for method in methods]
-    list(run_all(runs, folder, workers=len(runs)))
+    runs = [GridRun(method, lag, seed, LEARNING_RATE) for method in methods for seed in seeds]
+    list(run_all(runs, folder, workers=len(methods)))
     simulated = folder.curves(runs).assign(stack=SIMULATOR)
-    real = [run_real(run, steps, out / run.name).assign(method=run.method, stack=REAL) for run in runs]
+    real = [
+        run_real(run, steps, out / run.name).assign(method=run.method, seed=run.seed, stack=REAL)
+        for run in tqdm(runs, desc=REAL, unit="run", file=sys.stderr)
+    ]
     shared = [name for name in simulated.columns if all(name in curve.columns for curve in real)]
     return pd.concat([simulated[shared], *(curve[shared] for curve in real)], ignore_index=True)
+
+
+def outcomes(curves: pd.DataFrame, steps: int, lag: int) -> pd.DataFrame:
+    """One row for each run of `compare`: its method, stack and seed, and what became of it."""
+    names = ["method", "stack", "seed"]
+    return pd.DataFrame(
+        [
+            dict(zip(names, name, strict=True)) | vars(outcome(curve, steps, lag))
+            for name, curve in curves.groupby(names, sort=False)
+        ]
+    )
+
+
+def table(runs: pd.DataFrame, lag: int) -> Table:
+    """A line per method and stack: means over the seeds, and how far the real stack is from the simulator.
+
+    Args:
+        runs: of `outcomes`.
+        lag: of all runs.
+    """
+    lines = []
+    for (method, stack), of in runs.groupby(["method", "stack"], sort=False):
+        simulated = runs[(runs["method"] == method) & (runs["stack"] == SIMULATOR)]
+        difference = welch(list(of["accuracy"]), list(simulated["accuracy"]))
+        lines.append(
+            [
+                f"`{method}`",
+                str(stack),
+                ", ".join(map(percent, of["accuracy"])),
+                with_interval(list(of["accuracy"])),
+                "-" if stack == SIMULATOR else points(difference),
+                with_interval(list(of["final_accuracy"])),
+                share(int(of["collapse_step"].notna().sum()), len(of)),
+                f"{of['mean_ess_ratio'].mean():.3f}",
+            ]
+        )
+    columns = ["method", "", "after step k, each seed", "mean", "less the simulator", "last tenth", "collapsed"]
+    return Table(f"Lag {lag}", [*columns, "ESS ratio"], lines)

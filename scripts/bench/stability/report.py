@@ -62,17 +62,22 @@ def make_report(curves: pd.DataFrame, steps: int) -> Report:
 
 def show(report: Report) -> None:
     """Print."""
+    show_tables(report.tables)
+    print(chosen_levels(report))
+
+
+def show_tables(tables: Iterable[Table]) -> None:
+    """Print them on the console."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table as ConsoleTable
 
     console = Console(width=190)
-    for table in report.tables:
+    for table in tables:
         printed = ConsoleTable(*table.columns, title=table.title)
         for row in table.rows:
             printed.add_row(*map(escape, row))
         console.print(printed)
-    console.print(chosen_levels(report))
 
 
 def write(report: Report, curves: pd.DataFrame, folder: Path) -> list[Path]:

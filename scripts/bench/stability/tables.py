@@ -55,7 +55,7 @@ def headline(chosen: Sequence[Cell], contrasts: Sequence[Contrast], synchronous:
         of_seeds = [statistics.mean(at) for at in zip(*(synchronous[lag] for lag in large), strict=True)]
         ahead = "-"
         if (against := judged.get(reference(chosen) or "")) and len(of_seeds) > 1 < len(against.by_seed):
-            ahead = _points(welch(of_seeds, list(against.by_seed.values())))
+            ahead = points(welch(of_seeds, list(against.by_seed.values())))
         each = (percent(statistics.mean(synchronous[lag])) for lag in lags)
         lines.append([SYNCHRONOUS, *each, percent(statistics.mean(of_seeds)), ahead, "-", "-", "-"])
     for method in sorted(of, key=lambda method: judged[method].accuracy if method in judged else -1.0, reverse=True):
@@ -98,9 +98,9 @@ def power(cells: Sequence[Cell], contrasts: Sequence[Contrast]) -> Table:
         if not deviation > 0:  # one seed each
             continue
         seen = [visible_difference(deviation, 5, level) for level in (1 - LEVEL, strict)]
-        needed = [str(seeds_needed(points, deviation)) for points in _POINTS]
-        lines.append([name, f"{deviation:.2f}", *needed, *(f"{points:.1f}" for points in seen)])
-    columns = ["", "standard deviation of a run", *(f"seeds for {points}" for points in _POINTS), "5 seeds see"]
+        needed = [str(seeds_needed(size, deviation)) for size in _POINTS]
+        lines.append([name, f"{deviation:.2f}", *needed, *(f"{size:.1f}" for size in seen)])
+    columns = ["", "standard deviation of a run", *(f"seeds for {size}" for size in _POINTS), "5 seeds see"]
     return Table("Power, in points of accuracy", [*columns, "5 seeds see, the strictest of Holm's tests"], lines)
 
 
@@ -158,12 +158,12 @@ def share(hits: int, runs: int) -> str:
 def _contrast(row: Contrast) -> list[str]:
     if math.isnan(row.corrected):
         return [percent(row.accuracy), "-", "-", "-", share(row.collapsed, row.runs)]
-    points = _points(row.difference)
     p = "< 0.001" if row.corrected < 0.001 else f"{row.corrected:.3f}"
-    return [percent(row.accuracy), points, p, row.verdict, share(row.collapsed, row.runs)]
+    return [percent(row.accuracy), points(row.difference), p, row.verdict, share(row.collapsed, row.runs)]
 
 
-def _points(found: Difference) -> str:
+def points(found: Difference) -> str:
+    """A difference and its 95 % interval, in points."""
     return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
