@@ -65,7 +65,7 @@ class Folder:
         file = self.path / SETTINGS_FILE
         if not file.is_file():
             write_whole(file, json.dumps(settings, indent=2) + "\n")
-        elif different := _difference(self.settings(), settings):
+        elif different := difference(self.settings(), settings):
             raise ValueError(f"--out {self.path}: holds runs of {different} ({file}); choose another folder")
 
     def settings(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Folder:
         settings = curves.attrs.get("settings")
         if settings is None:
             raise ValueError(f"--known {file}: was not written by scripts.bench.stability; leave it out")
-        if different := _difference(settings, self.settings()):
+        if different := difference(settings, self.settings()):
             raise ValueError(f"--known {file}: holds runs of {different}; leave it out")
         for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
             method, lag, seed, lr = cell
@@ -117,15 +117,15 @@ def fingerprint(model: Path) -> str:
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
-def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
-    """What sets runs of `theirs` apart from runs of `ours`; None: nothing."""
+def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """What sets runs of `theirs` apart from runs of `ours`, both a folder's settings; None: nothing."""
+    if theirs == ours:
+        return None
     if {**theirs, WEIGHTS: None} != {**ours, WEIGHTS: None}:
         return "other settings"
     if WEIGHTS not in theirs:
         return "a first policy whose weights are not known: they can be shown, but not mixed with new runs"
-    if theirs[WEIGHTS] != ours[WEIGHTS]:
-        return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours[WEIGHTS]}"
-    return None
+    return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours.get(WEIGHTS, 'not known')}"
 
 
 def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridRun]:

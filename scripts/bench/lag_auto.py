@@ -106,7 +106,7 @@ def comparisons(rows: Sequence[Row]) -> dict[Row, tuple[str, str]]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table of docs/measurements/stability.md."""
+    """The table of docs/measurements/lag-auto.md."""
     compared = comparisons(rows)
     columns = ["method", "`async.lag`", "final accuracy", "`auto` less this", "p (Holm)"]
     columns += [f"after step {MAX_LAG}", "collapsed"]

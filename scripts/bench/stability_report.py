@@ -1,10 +1,11 @@
 """Tables and figures from runs that are there: `python -m scripts.bench.stability_report FILE... --out DIR`.
 
-Makes no run. Without files: the published ones, docs/measurements/stability/**/*.parquet. Prints every
-table of docs/measurements/stability.md.
+Makes no run. Without files: the published ones, docs/measurements/stability/*.parquet. Runs of several tasks are
+compared task by task.
 
-methods.png      accuracy over the steps at the largest lag
-predictors.png   accuracy, ESS ratio, KL and gradient norm: synchronous, TIS and VCPO at the largest lag (the paper's)
+methods.png      accuracy over the steps at the largest lag, a panel per task
+predictors.png   accuracy, ESS ratio, KL and gradient norm of the first task: synchronous, TIS and VCPO at the largest
+                 lag (the paper's)
 tables.md        all tables
 """
 
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 from recipe.command_line import OneLineParser, run_command
-from scripts.bench.stability.report import make_report, read_curves, show, write
+from scripts.bench.stability.report import make_report, of_all_tasks, read_curves, show, show_tables, write
 
 PUBLISHED = Path("docs/measurements/stability")
 
@@ -22,18 +23,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="*.parquet, by scripts.bench.stability")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables.md there")
     arguments = parser.parse_args(argv)
-    files = arguments.files or sorted(PUBLISHED.rglob("*.parquet"))
+    files = arguments.files or sorted(PUBLISHED.glob("*.parquet"))
     if not files:
         parser.error(f"no file in {PUBLISHED}: run this in the repository's root, or name the files")
     try:
         curves = read_curves(files)
-        report = make_report(curves, int(curves["step"].max()))
+        reports = {task: make_report(of, int(of["step"].max())) for task, of in curves.items()}
     except ValueError as error:
         print(f"stability_report: {error}", file=sys.stderr)
         return 2
-    show(report)
+    for task, report in reports.items():
+        print(f"\n{task}")
+        show(report)
+    show_tables(of_all_tasks(reports))
     if arguments.out:
-        for file in write(report, curves, arguments.out):
+        for file in write(reports, arguments.out):
             print(file)
     return 0
 

@@ -1,6 +1,6 @@
 """Every `method=NAME` on the real stack: `python -m scripts.bench.stabilizers [--only NAME ...] [--json]`.
 
-A few steps each through Ray, vLLM and Megatron on CPU, at lag 1, one run after another: about three minutes each on 2
+A few steps each through Ray, vLLM and Megatron on CPU, at lag 1, one run after another: about a minute each on 2
 cores. Exits with 1 where a run fails, or a step's gradient is not finite.
 """
 

@@ -12,11 +12,12 @@ DOCS = ROOT / "docs"
 # Pages whose tables are compared with what they come from: the test that does it.
 COMPARED = {
     "docs/measurements/stability/tables.md": "tests/docs/test_stability_page.py",
+    "docs/measurements/all-methods/tables.md": "tests/docs/test_all_methods_page.py",
     "docs/guide/read-a-run.md": "tests/docs/test_quickstart_numbers.py",
     "docs/measurements/paper.md": "tests/docs/test_numbers.py",
 }
-# Its tables are compared with the published runs (tests/docs/test_stability_page.py). Other pages show some of them.
-STABILITY = (DOCS / "measurements/stability/tables.md").read_text()
+# Their tables are compared with the published runs (the tests above). Other pages show some of them.
+STABILITY = "".join((DOCS / f"measurements/{folder}/tables.md").read_text() for folder in ("stability", "all-methods"))
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if "upstream" not in page.parts]
 NUMBER = re.compile(
     r"\W*\d[\d.,]*(e[-+]?\d+)?( ?(%|s|h|x|GiB|MB|points|minutes|of \d+|in \d[\d.]*|(±|\(|to |\+).*))?\W*"
@@ -167,7 +168,7 @@ def test_the_first_policies_solve_what_the_page_says() -> None:
 
 
 def test_what_is_said_of_a_lag_that_governs_itself_follows_from_its_table() -> None:
-    text = (DOCS / "measurements/stability.md").read_text()
+    text = (DOCS / "measurements/lag-auto.md").read_text()
     (table,) = (table for table in tables(text) if "`async.lag`" in table.splitlines()[0])
     page, cells = " ".join(text.split()), {(row[0], row[1]): row for row in rows(table)}
     governed = [row for (_, lag), row in cells.items() if lag.startswith("auto")]
@@ -179,7 +180,7 @@ def test_what_is_said_of_a_lag_that_governs_itself_follows_from_its_table() -> N
 
 
 def test_what_is_said_of_levels_of_the_ess_ratio_follows_from_its_table() -> None:
-    text = (DOCS / "measurements/stability.md").read_text()
+    text = (DOCS / "measurements/alarm.md").read_text()
     (table,) = (table for table in tables(text) if "5 steps in a row" in table.splitlines()[0])
     page, cells = (
         " ".join(text.split()),

@@ -1,97 +1,98 @@
-"""docs/measurements/stability.md and its folder are what scripts.bench.stability_report makes of the published runs."""
+"""docs/measurements/stability.md and its folder say what scripts.bench.stability_report prints of published runs."""
 
-import re
 from pathlib import Path
-from statistics import mean
 
 import pandas as pd
 import pytest
+from scipy.stats import fisher_exact
 
+from recipe.lag_simulator.grid import fingerprint
 from scripts.bench.stability.contrasts import SAME
 from scripts.bench.stability.figures import draw_all
-from scripts.bench.stability.report import Report, make_report, markdown, read_curves
+from scripts.bench.stability.preset import TASKS
+from scripts.bench.stability.report import Report, make_report, markdown, of_all_tasks, read_curves
 from tests.report.published import difference
-from vcpo.diagnostics import AlarmLevels
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER, PAGE = DOCS / "measurements" / "stability", DOCS / "measurements" / "stability.md"
+ALARM = DOCS / "measurements" / "alarm.md"
+FILES = sorted(FOLDER.glob("*.parquet"))
 _REDO = "python -m scripts.bench.stability_report --out docs/measurements/stability, and its tables on the page"
 
 
 @pytest.fixture(scope="module")
-def curves() -> pd.DataFrame:
-    return read_curves(sorted(FOLDER.rglob("*.parquet")))
+def reports() -> dict[str, Report]:
+    return {task: make_report(of, 300) for task, of in read_curves(FILES).items()}
 
 
 @pytest.fixture(scope="module")
-def report(curves: pd.DataFrame) -> Report:
-    return make_report(curves, 300)
+def page() -> str:
+    return " ".join(PAGE.read_text().split())
 
 
-def test_the_tables_are_what_the_command_prints(report: Report) -> None:
-    assert (FOLDER / "tables.md").read_text() == markdown(report), _REDO
-    page = PAGE.read_text()
-    lacking = [table.title for table in report.tables[:-1] if table.markdown() not in page]
+def test_the_tables_are_what_the_command_prints(reports: dict[str, Report]) -> None:
+    assert (FOLDER / "tables.md").read_text() == markdown(reports), _REDO
+    pages = PAGE.read_text() + ALARM.read_text()
+    lacking = [table.title for table in of_all_tasks(reports) if table.markdown() not in pages]
     assert not lacking, _REDO
 
 
-def test_the_table_of_new_methods_is_what_the_command_prints() -> None:
-    """Also what is concluded from it: the weights of group OPOB do no harm, its baseline does."""
-    report = make_report(read_curves([DOCS / "measurements" / "screen" / "curves.parquet"]), 300)
-    assert report.tables[0].markdown() in PAGE.read_text()
-    verdicts = {row.method: row.verdict for row in report.contrasts}
-    assert {name for name, verdict in verdicts.items() if verdict == "worse"} == {"vcpo", "vcpo_shrunk", "tis_seq"}
-    assert verdicts["vcpo_leverage"] == SAME and "better" not in verdicts.values()
-
-
-def test_the_table_of_the_second_task_is_what_the_command_prints() -> None:
-    """Also what is concluded from it, and the accuracies of the last policies."""
-    report = make_report(read_curves([DOCS / "measurements" / "countdown4" / "curves.parquet"]), 300)
-    page = " ".join(PAGE.read_text().split())
-    assert report.tables[0].markdown() in PAGE.read_text()
-    verdicts = {row.method: row.verdict for row in report.contrasts}
-    assert {name for name, verdict in verdicts.items() if verdict == "worse"} == {"none", "tis_seq"}
-    assert [cell.method for cell in report.cells if not cell.collapse_steps] == ["vcpo_ess"]
-    for cell in report.cells:
-        assert f"{100 * mean(cell.lasts):.1f} % (`{cell.method}`)" in page
-
-
-def test_the_figure_is_what_the_command_draws(curves: pd.DataFrame, report: Report, tmp_path: Path) -> None:
-    drawn = draw_all(curves, report.chosen, tmp_path)
+def test_the_figure_is_what_the_command_draws(reports: dict[str, Report], tmp_path: Path) -> None:
+    drawn = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, tmp_path)
     assert max(difference(file, FOLDER / file.name) for file in drawn) < 1e-3, _REDO
 
 
-def test_what_is_said_about_the_order_of_methods(report: Report) -> None:
-    page, found = " ".join(PAGE.read_text().split()), {row.method: row for row in report.contrasts}
-    same = [row for row in report.contrasts if row.verdict == SAME]
-    worse = [row for row in report.contrasts if row.verdict == "worse" and not row.collapsed]
-    assert f"{len(same)} methods, `tis_seq`, `vcpo_minibatch` and `vcpo` among them" in page
-    assert {"tis_seq", "vcpo_minibatch", "vcpo"} <= {row.method for row in same}
-    assert not [row for row in report.contrasts if row.verdict == "better"]
-    assert f"{', '.join(f'`{row.method}`' for row in worse)} are worse there" in page and "eight" in page
-    assert len(worse) == 8 and all(row.corrected < 0.001 for row in worse)
-    gaps = [100 * row.difference.mean for row in worse]
-    assert f"{max(gaps):.1f} to {min(gaps):.1f} points, p < 0.001 each" in page
-    for method in ("none", "a2c"):
-        row = found[method]
-        assert f"{row.collapsed} of {row.runs}" in page and row.corrected < 0.001
-        assert f"{-100 * row.difference.mean:.0f}" in re.search(r"\((\d+ and \d+) points below", page)[1].split(" and ")
-    tis, vcpo = found["tis_seq"], found["vcpo"]
-    assert f"`tis_seq` {100 * tis.difference.mean:+.1f} points, p = {tis.corrected:.2f}" in page
-    assert f"{100 * vcpo.difference.mean:.1f} points, p = {vcpo.corrected:.2f} ({vcpo.difference.p:.3f} if" in page
-    never = [row for row in report.contrasts if not row.collapsed]
-    assert f"of the {len(never)} that never did" in page
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_runs_began_with_the_published_policy(file: Path) -> None:
+    """So that the same command makes the same cells."""
+    settings = pd.read_parquet(file, columns=["step"]).attrs["settings"]
+    assert settings["task"] == TASKS[file.stem].preset
+    assert settings["first_policy"] == fingerprint(TASKS[file.stem].published)
 
 
-def test_what_is_said_about_robustness(report: Report) -> None:
-    page, found = " ".join(PAGE.read_text().split()), {row.method: row for row in report.robustness}
-    for method in ("tis_seq", "vcpo_opob"):
-        row = found[method]
-        assert f"{100 * row.difference.mean:.1f} points, p = {row.corrected:.2f}" in page
-    assert f"{found['vcpo_opob'].collapsed} of {found['vcpo_opob'].runs} runs collapse" in page
-    assert all(len(row.by_seed) == 3 for row in found.values()) and found["vcpo_minibatch"].verdict == SAME
+def test_every_cell_has_every_seed(reports: dict[str, Report]) -> None:
+    assert set(reports) == {task.preset for task in TASKS.values()}
+    for task, report in reports.items():
+        assert {len(cell.runs) for cell in report.cells} == {4}, task
 
 
-def test_the_alarms_levels_are_those_that_the_runs_choose(report: Report) -> None:
-    """And those of docs/reference/metrics.md: tests/docs/test_metrics_page.py."""
-    assert report.levels == AlarmLevels()
+def test_the_verdicts_are_those_that_the_page_tells(reports: dict[str, Report], page: str) -> None:
+    found = {task: {row.method: row for row in report.contrasts} for task, report in reports.items()}
+    verdicts = {method: [rows[method].verdict for rows in found.values()] for method in found["countdown_lag"]}
+    same = ("tis_seq", "vcpo_ess_tempered", "vcpo_ess_kl")
+    assert list(found) == ["countdown_lag", "countdown4_lag", "sort_digits_lag"]
+    assert verdicts == {
+        "none": ["worse"] * 3,
+        "vcpo": ["worse", "worse", "better"],
+        "vcpo_minibatch": [SAME, "worse", "better"],
+        "vcpo_ess": ["-"] * 3,
+        **{method: [SAME] * 3 for method in same},
+    }
+
+    def gaps(method: str) -> list[str]:
+        return [f"{100 * rows[method].difference.mean:+.1f}" for rows in found.values()]
+
+    none, vcpo, batch = gaps("none"), gaps("vcpo"), gaps("vcpo_minibatch")
+    assert f"{none[0]}, {none[1]} and {none[2]} points" in page
+    assert f"{vcpo[0]} and {vcpo[1]} points on `countdown`" in page and f"{vcpo[2]} on `sort_digits`" in page
+    p = found["countdown_lag"]["vcpo_minibatch"].corrected
+    assert f"{batch[0]} (p = {p:.3f}), {batch[1]} and {batch[2]} points" in page
+    rest = [rows[method] for rows in found.values() for method in same]
+    low, high = (100 * best(row.difference.mean for row in rest) for best in (min, max))
+    assert f"{low:+.1f} to {high:+.1f} points, p >= {min(row.corrected for row in rest):.3f}" in page
+
+
+def test_the_collapses_are_those_that_the_page_tells(reports: dict[str, Report], page: str) -> None:
+    collapsed: dict[str, int] = {}
+    runs: dict[str, int] = {}
+    for row in (row for report in reports.values() for row in report.robustness):
+        collapsed[row.method] = collapsed.get(row.method, 0) + row.collapsed
+        runs[row.method] = runs.get(row.method, 0) + row.runs
+    assert set(runs.values()) == {72}
+    assert f"{collapsed['none']} of its 72 runs collapse" in page
+    assert (
+        f"{collapsed['vcpo_ess']} of 72 runs of `vcpo_ess` collapses, and {collapsed['tis_seq']} of `tis_seq`" in page
+    )
+    p = [fisher_exact([[collapsed[name], 72 - collapsed[name]], [1, 71]]).pvalue for name in ("tis_seq", "vcpo")]
+    assert f"against {collapsed['tis_seq']} (p = {p[0]:.3f}) and {collapsed['vcpo']} (p = {p[1]:.3f}) of 72" in page
+    assert collapsed["vcpo_ess_tempered"] == collapsed["vcpo_ess_kl"] == 0

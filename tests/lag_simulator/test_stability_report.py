@@ -12,7 +12,7 @@ from scripts.bench.stability import __main__ as comparison
 from scripts.bench.stability.figures import beside
 from scripts.bench.stability.real_stack import outcomes, table
 from scripts.bench.stability.report import as_json, make_report, markdown, read_curves, write
-from scripts.bench.stability.tables import SYNCHRONOUS
+from scripts.bench.stability.tables import SYNCHRONOUS, across
 from tests.lag_simulator.curves import curve
 
 STEPS = 80
@@ -54,13 +54,52 @@ def test_the_tables(curves: pd.DataFrame) -> None:
 
 def test_the_page_and_the_figures(curves: pd.DataFrame, tmp_path: Path) -> None:
     report = make_report(curves, STEPS)
-    files = write(report, curves, tmp_path)
+    files = write({"countdown_lag": report}, tmp_path)
     assert [file.name for file in files] == ["methods.png", "predictors.png", "tables.md"]
     assert all(file.stat().st_size > 10_000 for file in files[:-1])
-    assert files[-1].read_text() == markdown(report)
+    assert files[-1].read_text() == markdown({"countdown_lag": report})
     told = json.loads(as_json(report))
     assert told["learning_rates"]["vcpo"] == {"32": 1e-3} and told["steps"] == STEPS
     assert {row["method"] for row in told["contrasts"]} == {"none", "vcpo", "vcpo_ess", "ppo"}
+
+
+def test_tasks_are_compared_one_by_one(
+    curves: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [published(curves, tmp_path / f"{task}.parquet", task=task) for task in ("countdown_lag", "sort_lag")]
+    assert stability_report.main([*map(str, files), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "tables.md").read_text()
+    assert page in markdown({task: make_report(of, STEPS) for task, of in read_curves(files).items()})
+    assert "## The planned contrast, on every task" in page and "| sort | 1.00 | 17 | 6 | 3 |" in page
+    assert "## `countdown_lag`: Accuracy after step k" in page and "## `sort_lag`: All numbers" in page
+    table = across("both", {task: make_report(curves, STEPS).contrasts for task in ("countdown_lag", "sort_lag")})
+    assert table.columns == ["method", *("countdown", "less `vcpo_ess`", "p (Holm)"), "sort", *table.columns[5:]]
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["`vcpo_ess`"] == ["47.0 %", "-", "-"] * 2 + ["0 of 6 (0 to 46 %)"]
+    assert rows["`vcpo`"] == ["46.0 %", "-1.0 (-3.3 to +1.3)", "0.288"] * 2 + ["0 of 6 (0 to 46 %)"]
+    assert rows["`none`"][-1].startswith("6 of 6")
+
+
+def test_runs_that_cannot_be_compared_are_refused(
+    curves: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = published(curves, tmp_path / "ours.parquet", task="countdown_lag", first_policy="ab")
+    for name, settings, said in (
+        ("other_policy", {"first_policy": "cd"}, "another first policy: its weights are cd, those here ab"),
+        ("older", {}, "a first policy whose weights are not known"),
+        ("other_steps", {"first_policy": "ab", "overrides": ["x=1"]}, "holds runs of other settings"),
+    ):
+        theirs = published(curves.assign(seed=9), tmp_path / f"{name}.parquet", task="countdown_lag", **settings)
+        assert stability_report.main([str(ours), str(theirs)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def published(curves: pd.DataFrame, file: Path, **settings: object) -> Path:
+    """As scripts.bench.stability writes them."""
+    table = curves.copy()
+    table.attrs["settings"] = settings
+    table.to_parquet(file)
+    return file
 
 
 def test_one_method_is_reported_too(tmp_path: Path) -> None:
@@ -68,7 +107,7 @@ def test_one_method_is_reported_too(tmp_path: Path) -> None:
     report = make_report(runs, 20)
     assert report.contrasts == [] and report.robustness == []
     assert list(report.tables[0].rows[0])[:3] == ["`tis_seq`", "35.0 %", "-"]
-    assert write(report, runs, tmp_path)
+    assert write({"countdown_lag": report}, tmp_path)
 
 
 def test_the_real_stack_beside_the_simulator(tmp_path: Path) -> None:
@@ -128,7 +167,8 @@ def test_the_comparison_reports_what_is_there(
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     same = json.loads(as_json(make_report(curves, STEPS)))
     assert all(told[name] == same[name] for name in ("steps", "contrasts", "robustness", "alarm"))
-    assert read_curves([Path("outputs/stability/curves.parquet")]).shape[0] == len(curves)
+    (published,) = read_curves([Path("outputs/stability/curves.parquet")]).values()
+    assert len(published) == len(curves)
 
 
 def test_a_lag_as_long_as_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def run_and_report(
     report = make_report(curves, steps)
     show(report)
     if arguments.figures:
-        for file in write(report, curves, arguments.figures):
+        for file in write({task.preset: report}, arguments.figures):
             print(file)
     text = as_json(report)
     write_whole(arguments.out / "report.json", text + "\n")

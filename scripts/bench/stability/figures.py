@@ -1,13 +1,11 @@
 """The figures of `python -m scripts.bench.stability`."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-
-from scripts.bench.stability.cells import Cell
 
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
@@ -30,32 +28,44 @@ LINES = (
     _Line("vcpo_ess", "VCPO, step size only", "C2"),
     _Line("tis_seq", "truncated weights (TIS)", "C0"),
     _Line("vcpo", "VCPO", "C1"),
+    _Line("vcpo_minibatch", "VCPO, mini-batch baseline", "C5"),
     _Line("ppo", "PPO", "C4"),
     _Line("none", "no correction", "C3"),
 )
 """What the first figure shows of the largest lag."""
 
 
-def draw_all(curves: pd.DataFrame, chosen: Sequence[Cell], folder: Path) -> list[Path]:
+def draw_all(curves: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
     """Draw what the curves have data for; the files written.
 
     Args:
-        curves: steps of runs, one below the other.
-        chosen: one cell per method and lag: of the learning rate that is drawn.
+        curves: by task, steps of runs at one learning rate per method and lag, one below the other.
         folder: where to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rates = pd.DataFrame([(cell.method, cell.lag, cell.lr) for cell in chosen], columns=["method", "lag", "lr"])
-    drawn = curves.merge(rates, on=["method", "lag", "lr"])
-    figures: dict[str, Callable[[pd.DataFrame], Any]] = {"methods.png": methods, "predictors.png": predictors}
-    return [_save(draw(drawn), folder / name) for name, draw in figures.items()]
+    first = next(iter(curves.values()))
+    return [_save(methods(curves), folder / "methods.png"), _save(predictors(first), folder / "predictors.png")]
 
 
-def methods(curves: pd.DataFrame) -> Any:
-    """Accuracy over the steps at the largest lag, and of synchronous training: means over the seeds."""
+def methods(curves: Mapping[str, pd.DataFrame]) -> Any:
+    """A panel per task: accuracy over the steps at the largest lag, and of synchronous training (means over seeds)."""
+    figure, axes = _figure(1, len(curves), figsize=(9, 5) if len(curves) == 1 else (5.5 * len(curves), 4.5))
+    for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
+        _methods(axis, of, with_note=axis is axes[0, 0])
+        if len(curves) > 1:
+            axis.set_title(task.removesuffix("_lag"), loc="left")
+    lag = max(int(of["lag"].max()) for of in curves.values())
+    title = f"Training on answers of a policy {lag} updates old"
+    axes[0, 0].set_ylabel("held-out problems solved (%)")
+    if len(curves) > 1:
+        figure.suptitle(title, x=0.01, ha="left")
+    else:
+        axes[0, 0].set_title(title, loc="left")
+    return figure
+
+
+def _methods(axis: Any, curves: pd.DataFrame, with_note: bool) -> None:
     lag, last = int(curves["lag"].max()), int(curves["step"].max())
-    figure, axes = _figure(1, 1, figsize=(9, 5))
-    axis = axes[0, 0]
     ends: list[tuple[float, _Line]] = []
     for line, k in [(SYNCHRONOUS, 0), *((line, lag) for line in LINES)]:
         runs = curves[(curves["method"] == line.method) & (curves["lag"] == k)].dropna(subset="val_accuracy")
@@ -70,15 +80,15 @@ def methods(curves: pd.DataFrame) -> Any:
     axis.annotate("before training", (0.99 * last, start), ha="right", va="bottom", color="0.4")
     if 0 < lag < last:
         axis.axvline(lag, color="0.8", linewidth=1)
-        note = f" before: answers of the first policy only\n from step {lag + 2} on: of trained policies"
-        axis.annotate(note, (lag, 1), color="0.4", va="bottom")
-    for (_, line), height in zip(sorted(ends), _apart([end for end, _ in sorted(ends)], 3.2), strict=True):
+        if with_note:
+            note = f" before: answers of the first policy only\n from step {lag + 2} on: of trained policies"
+            axis.annotate(note, (lag, 1), color="0.4", va="bottom", fontsize="small")
+    axis.set(xlim=(0, last), ylim=(0, None), xlabel="policy updates")
+    room = 0.06 * axis.get_ylim()[1]
+    for (_, line), height in zip(sorted(ends), _apart([end for end, _ in sorted(ends)], room), strict=True):
         axis.annotate(f" {line.label}", (last, height), color=line.color, va="center", annotation_clip=False)
-    axis.set(xlim=(0, last), ylim=(0, None), xlabel="policy updates", ylabel="held-out problems solved (%)")
-    axis.set_title(f"Training on answers of a policy {lag} updates old", loc="left")
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-    return figure
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:

@@ -2,15 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from recipe.lag_simulator.grid import difference
 from scripts.bench.stability import alarm, alarm_levels, tables
-from scripts.bench.stability.cells import Cell, summarise
+from scripts.bench.stability.cells import RUN, Cell, summarise
 from scripts.bench.stability.contrasts import Contrast, over_rates, planned
 from scripts.bench.stability.tables import Table
 from scripts.bench.stability.tuning import chosen_cells
@@ -18,6 +19,8 @@ from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.whole_file import write_whole
 
 TABLES_FILE = "tables.md"
+UNKNOWN_TASK = "an unknown task"
+"""Of curves that do not say what they are of."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,20 @@ class Report:
     """One per method and lag: of the learning rate chosen there."""
     contrasts: list[Contrast]
     robustness: list[Contrast]
+    curves: pd.DataFrame
+    """Steps of all runs, one below the other."""
     alarm: dict[str, list[alarm.AlarmRun]]
     """The runs that levels are chosen on, and those that they are told about."""
     levels: AlarmLevels
     """What would be chosen on the first of these."""
     tables: list[Table]
+
+    @property
+    def of_chosen_rates(self) -> pd.DataFrame:
+        """The steps of the runs at the learning rate chosen for their method and lag."""
+        names = ["method", "lag", "lr"]
+        rates = pd.DataFrame([(cell.method, cell.lag, cell.lr) for cell in self.chosen], columns=names)
+        return self.curves.merge(rates, on=names)
 
 
 def make_report(curves: pd.DataFrame, steps: int) -> Report:
@@ -57,7 +69,7 @@ def make_report(curves: pd.DataFrame, steps: int) -> Report:
         found.insert(1, tables.robustness(robustness, cells))
     found += [alarm.scores_table(sets), alarm_levels.definitions_table(runs), alarm_levels.before_collapse_table(runs)]
     found.append(tables.all_numbers(cells, chosen))
-    return Report(steps, cells, chosen, contrasts, robustness, sets, levels, found)
+    return Report(steps, cells, chosen, contrasts, robustness, curves, sets, levels, found)
 
 
 def show(report: Report) -> None:
@@ -80,21 +92,45 @@ def show_tables(tables: Iterable[Table]) -> None:
         console.print(printed)
 
 
-def write(report: Report, curves: pd.DataFrame, folder: Path) -> list[Path]:
-    """The figures, and all tables on one page."""
+def write(reports: Mapping[str, Report], folder: Path) -> list[Path]:
+    """The figures, and all tables on one page.
+
+    Args:
+        reports: by task.
+        folder: where to.
+    """
     from scripts.bench.stability.figures import draw_all
 
-    files = draw_all(curves, report.chosen, folder)
+    files = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, folder)
     page = folder / TABLES_FILE
-    write_whole(page, markdown(report))
+    write_whole(page, markdown(reports))
     return [*files, page]
 
 
-def markdown(report: Report) -> str:
+def markdown(reports: Mapping[str, Report]) -> str:
     """All tables as a page."""
-    sections = [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
-    heading = "# All numbers of `python -m scripts.bench.stability_report`"
-    return "\n\n".join([heading, *sections, chosen_levels(report)]) + "\n"
+    sections = ["# All numbers of `python -m scripts.bench.stability_report`"]
+    sections += [f"## {table.title}\n\n{table.markdown()}" for table in of_all_tasks(reports)]
+    for task, report in reports.items():
+        of = f"`{task}`: " if len(reports) > 1 else ""
+        sections += [f"## {of}{table.title}\n\n{table.markdown()}" for table in report.tables]
+        sections.append(chosen_levels(report))
+    return "\n\n".join(sections) + "\n"
+
+
+def of_all_tasks(reports: Mapping[str, Report]) -> list[Table]:
+    """Planned contrasts, the same over the learning rates, power and the alarm, task by task; nothing for one task."""
+    if len(reports) < 2:
+        return []
+    planned = {task: report.contrasts for task, report in reports.items()}
+    robust = {task: report.robustness for task, report in reports.items() if report.robustness}
+    found = [tables.across("The planned contrast, on every task", planned)]
+    if robust:
+        found.append(tables.across("The mean over the learning rates, on every task", robust))
+    warned = alarm.scores_table(
+        {task.removesuffix("_lag"): [run for half in of.alarm.values() for run in half] for task, of in reports.items()}
+    )
+    return [*found, tables.power_across(planned), replace(warned, title=f"{warned.title}, on every task")]
 
 
 def chosen_levels(report: Report) -> str:
@@ -124,17 +160,34 @@ def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_curves(files: Iterable[Path]) -> pd.DataFrame:
-    """The runs of published tables, one below the other.
+def read_curves(files: Iterable[Path]) -> dict[str, pd.DataFrame]:
+    """The runs of published tables by task, one below the other.
 
     Raises:
-        ValueError: a file is not there or has no runs of the simulator, or two of them have the same run.
+        ValueError: a file is not there or has no runs of the simulator, or two of them have the same run, or runs of
+            one task with other settings or another first policy.
     """
-    curves = pd.concat([_read(file) for file in files], ignore_index=True)
-    names = ["method", "lag", "lr", "seed", "step"]
-    if curves.duplicated(names).any():
+    of: dict[str, list[tuple[Path, pd.DataFrame]]] = {}
+    for file in files:
+        curves = _read(file)
+        of.setdefault(_settings(curves).get("task", UNKNOWN_TASK), []).append((file, curves))
+    return {task: _joined(parts) for task, parts in of.items()}
+
+
+def _joined(parts: Sequence[tuple[Path, pd.DataFrame]]) -> pd.DataFrame:
+    first_file, first = parts[0]
+    for file, curves in parts[1:]:
+        if different := difference(_settings(curves), _settings(first)):
+            raise ValueError(f"{file}: holds runs of {different}; {first_file} is another comparison: name one of them")
+    curves = pd.concat([curves for _, curves in parts], ignore_index=True)
+    if curves.duplicated([*RUN, "step"]).any():
         raise ValueError("the files have the same run twice: name each once")
     return curves
+
+
+def _settings(curves: pd.DataFrame) -> dict[str, Any]:
+    """What the runs of a published table have in common."""
+    return curves.attrs.get("settings", {})
 
 
 def _read(file: Path) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -65,6 +65,33 @@ def headline(chosen: Sequence[Cell], contrasts: Sequence[Contrast], synchronous:
     return Table("Accuracy after step k", [*columns, f"collapsed, {name}"], lines)
 
 
+def across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
+    """A line per method, in the order of the first task: its accuracy and contrast on each task, and all collapses.
+
+    Args:
+        title: what the contrasts are over.
+        contrasts: by task.
+    """
+    of = {task: {row.method: row for row in rows} for task, rows in contrasts.items()}
+    order = dict.fromkeys(row.method for rows in contrasts.values() for row in rows)
+    against = next((row.method for rows in contrasts.values() for row in rows if math.isnan(row.corrected)), "")
+    lines = []
+    for method in order:
+        found = [rows[method] for rows in of.values() if method in rows]
+        cells = [_on_a_task(rows.get(method)) for rows in of.values()]
+        collapsed = share(sum(row.collapsed for row in found), sum(row.runs for row in found))
+        lines.append([f"`{method}`", *(text for cell in cells for text in cell), collapsed])
+    columns = [text for task in of for text in (task.removesuffix("_lag"), f"less `{against}`", "p (Holm)")]
+    return Table(title, ["method", *columns, "collapsed"], lines)
+
+
+def _on_a_task(row: Contrast | None) -> list[str]:
+    if row is None:
+        return ["-"] * 3
+    accuracy, difference, p, *_ = _contrast(row)
+    return [accuracy, difference, p]
+
+
 def robustness(contrasts: Sequence[Contrast], cells: Sequence[Cell]) -> Table:
     """A line per method: the mean over the learning rates, and each rate by itself."""
     first = contrasts[0].method
@@ -89,19 +116,46 @@ def power(cells: Sequence[Cell], contrasts: Sequence[Contrast]) -> Table:
         at = [cell for cell in steady if cell.lag == lag]
         samples.append((f"k = {lag}", [cell.accuracies for cell in at]))
         samples.append((f"k = {lag}, last tenth only", [cell.finals for cell in at]))
-    name = f"{_at(large_lags(cells))}: the contrast"
-    samples.append((name, [list(row.by_seed.values()) for row in contrasts if not row.collapsed]))
+    samples.append((f"{_at(large_lags(cells))}: the contrast", _of_the_contrast(contrasts)))
+    lines = [(name, _power(values, contrasts)) for name, values in samples]
+    columns = _power_columns("", contrasts)
+    return Table("Power, in points of accuracy", columns, [[name, *line] for name, line in lines if line])
+
+
+def power_across(contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
+    """The power of the planned contrast: a line per task. All tasks have as many seeds as the first."""
+    lines = [
+        [task.removesuffix("_lag"), *(_power(_of_the_contrast(rows), rows) or ["-"])]
+        for task, rows in contrasts.items()
+    ]
+    columns = _power_columns("task", next(iter(contrasts.values())))
+    return Table("Power of the planned contrast, in points of accuracy", columns, lines)
+
+
+def _of_the_contrast(contrasts: Sequence[Contrast]) -> list[list[float]]:
+    return [list(row.by_seed.values()) for row in contrasts if not row.collapsed]
+
+
+def _power_columns(first: str, contrasts: Sequence[Contrast]) -> list[str]:
+    seen = f"{_seeds(contrasts)} seeds see"
+    needed = (f"seeds for {size}" for size in _POINTS)
+    return [first, "standard deviation of a run", *needed, seen, f"{seen}, the strictest of Holm's tests"]
+
+
+def _seeds(contrasts: Sequence[Contrast]) -> int:
+    """Of a method; 2 where nothing is compared."""
+    return max((len(row.by_seed) for row in contrasts), default=2)
+
+
+def _power(samples: Iterable[list[float]], contrasts: Sequence[Contrast]) -> list[str]:
+    """What the spread within the samples lets the contrasts see; nothing where there is one seed each."""
+    deviation = 100 * pooled_deviation(samples)
+    if not deviation > 0:
+        return []
     strict = (1 - LEVEL) / max(sum(not math.isnan(row.corrected) for row in contrasts), 1)
-    lines = []
-    for name, values in samples:
-        deviation = 100 * pooled_deviation(values)
-        if not deviation > 0:  # one seed each
-            continue
-        seen = [visible_difference(deviation, 5, level) for level in (1 - LEVEL, strict)]
-        needed = [str(seeds_needed(size, deviation)) for size in _POINTS]
-        lines.append([name, f"{deviation:.2f}", *needed, *(f"{size:.1f}" for size in seen)])
-    columns = ["", "standard deviation of a run", *(f"seeds for {size}" for size in _POINTS), "5 seeds see"]
-    return Table("Power, in points of accuracy", [*columns, "5 seeds see, the strictest of Holm's tests"], lines)
+    seen = [visible_difference(deviation, _seeds(contrasts), level) for level in (1 - LEVEL, strict)]
+    needed = [str(seeds_needed(size, deviation)) for size in _POINTS]
+    return [f"{deviation:.2f}", *needed, *(f"{size:.1f}" for size in seen)]
 
 
 def all_numbers(cells: Iterable[Cell], chosen: Iterable[Cell]) -> Table:
