@@ -1,10 +1,11 @@
 """How far to trust the planner? `python -m scripts.bench.planner [--runs DIR] [--json]`.
 
-Calibrates recipe.cluster_planner on one run of scripts.bench.overlap's workload at lag 0, forecasts the same workload
-at lags 1, 2, 4, 8, and without its tool with all slots, 2 and 1, makes these runs on the real stack, and prints both.
-The same with the quickstart's sizes, in fewer steps: calibrated on their own run at lag 0, forecast at lag 32. Ten runs
-of one to four minutes each on 2 cores; run it alone. With --runs it can be continued. No policy learns anything: one
-that does gives responses of other lengths in each run, which no forecast from another run foresees.
+Calibrates recipe.cluster_planner on one run at lag 0, forecasts the same work at other lags, makes these runs on the
+real stack, and prints both: the workload of scripts.bench.overlap at lags 1, 2, 4 and 8; long responses in 2 slots,
+which the samplers bind; the quickstart's sizes, in fewer steps, at lag 32; and short responses without a tool, with
+all slots, 2 and 1. Thirteen runs of one to four minutes each on 2 cores; run it alone. With --runs it can be continued.
+No policy learns anything: one that does gives responses of other lengths in each run, which no forecast from another
+run foresees.
 
 Below: the paper's own GPU hours, divided by its steps, beside a guess for the launch scripts' layouts from a data
 sheet. The paper does not give response lengths or the number of GPUs, so that only the ratios can be compared.

@@ -3,7 +3,9 @@
 import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ _TOOL = (
 _NOTHING_LEARNT = "actor_rollout_ref.actor.optim.lr=0"
 _QUICKSTART_MODEL = "quickstart-model"
 _SEEDS = 8
+_LONG = 96
 
 
 def quickstart(folder: Path) -> list[str]:
@@ -41,49 +44,77 @@ def quickstart(folder: Path) -> list[str]:
     ]
 
 
+def long_responses() -> list[str]:
+    """Responses that no end token ends: sampling takes several times as long as training."""
+    rollout = "actor_rollout_ref.rollout"
+    return [f"data.max_response_length={_LONG}", f"{rollout}.max_model_len={2 * _LONG}", f"{rollout}.ignore_eos=true"]
+
+
+class Work(StrEnum):
+    """What a run's samplers and trainer do."""
+
+    TOOL = "tool"
+    """The workload of scripts.bench.overlap: most of a response's time is a tool's."""
+    NO_TOOL = "no tool"
+    """The same responses without the tool."""
+    LONG = "long responses"
+    QUICKSTART = "quickstart"
+    """The quickstart's sizes, in fewer steps."""
+
+    def settings(self, folder: Path) -> Sequence[str]:
+        match self:
+            case Work.TOOL:
+                return _TOOL
+            case Work.NO_TOOL:
+                return ()
+            case Work.LONG:
+                return long_responses()
+            case Work.QUICKSTART:
+                return quickstart(folder)
+
+
 @dataclass(frozen=True)
 class Case:
     """A run to measure and to forecast."""
 
     name: str
     lag: int
-    tool: bool = True
+    work: Work = Work.TOOL
     slots: int | None = None
     """max_num_seqs, where it is not the preset's."""
-    quickstart: bool = False
-    """The quickstart's sizes, in fewer steps; its forecast is calibrated on its own run at lag 0."""
     steps: int = 29
 
     @property
     def calibration(self) -> "Case":
-        """The run that gives the rates."""
-        return QUICKSTART_CALIBRATION if self.quickstart else CALIBRATION
+        """The run at lag 0 that gives the rates."""
+        return next(case for case in CALIBRATIONS if case.work is self.work)
 
     def settings(self, folder: Path) -> list[str]:
         slots = [f"actor_rollout_ref.rollout.max_num_seqs={self.slots}"] if self.slots else []
-        sizes = quickstart(folder) if self.quickstart else []
         steps = [f"async.lag={self.lag}", f"trainer.total_training_steps={self.steps}", _NOTHING_LEARNT]
-        return [*steps, *(_TOOL if self.tool else ()), *slots, *sizes]
+        return [*steps, *self.work.settings(folder), *slots]
 
     def put_into(self, rates: Rates) -> Rates:
         """The calibration's rates, with what the case changes."""
-        if not self.tool and self.calibration.tool:
-            rates = replace(rates, workload=replace(rates.workload, outside_s=np.zeros(1)))
         return replace(rates, sampler=replace(rates.sampler, slots=self.slots)) if self.slots else rates
 
 
-CALIBRATION = Case("lag 0", 0, steps=58)  # the tool's durations are exponential, and so vary much
-QUICKSTART_CALIBRATION = Case("quickstart, lag 0", 0, tool=False, quickstart=True)
-CALIBRATIONS = CALIBRATION, QUICKSTART_CALIBRATION
+CALIBRATIONS = (
+    Case("lag 0", 0, steps=58),  # the tool's durations are exponential, and so vary much
+    Case("long responses, 2 slots, lag 0", 0, Work.LONG, slots=2),
+    Case("quickstart, lag 0", 0, Work.QUICKSTART),
+    Case("no tool, lag 0", 0, Work.NO_TOOL),
+)
 CASES = (
     Case("lag 1", 1),
     Case("lag 2", 2),
     Case("lag 4", 4),
     Case("lag 8", 8),
-    Case("2 slots, lag 4", 4, tool=False, slots=2),
-    Case("1 slot, lag 4", 4, tool=False, slots=1),
-    Case("no tool, lag 4", 4, tool=False),
-    Case("quickstart, lag 32", 32, tool=False, quickstart=True, steps=40),
+    Case("long responses, 2 slots, lag 4", 4, Work.LONG, slots=2),
+    Case("quickstart, lag 32", 32, Work.QUICKSTART, steps=40),
+    Case("no tool, lag 4", 4, Work.NO_TOOL),
+    Case("2 slots, lag 4", 4, Work.NO_TOOL, slots=2),
+    Case("1 slot, lag 4", 4, Work.NO_TOOL, slots=1),
 )
 
 
@@ -145,7 +176,7 @@ def measured(run_dir: Path) -> Outcome:
 def forecast(case: Case, calibration: Path) -> Outcome:
     """What the planner says of the same steps: the mean over simulated runs, as the lengths of one are drawn."""
     rates = case.put_into(calibrate([calibration]))
-    layout = Layout(rates.trainer.gpus, rates.sampler.gpus, case.lag, exact=case.quickstart)
+    layout = Layout(rates.trainer.gpus, rates.sampler.gpus, case.lag, exact=case.work is Work.QUICKSTART)
     kept = [step for seed in range(_SEEDS) for step in Simulation(rates, layout, seed=seed).run(case.steps)[WARM_UP:]]
 
     def over_time(values: list[float]) -> float:
