@@ -2,8 +2,8 @@
 
 The same preset, first policy, lag and learning rate through Ray, vLLM and Megatron on CPU and through the lag
 simulator: a method that collapses and one that does not, three seeds each. Runs are kept in --out: the same command
-goes on where it was stopped. Problems and samples differ, so compare what becomes of a run, not its digits. About @@ on
-2 cores.
+goes on where it was stopped. Problems and samples differ, so compare what becomes of a run, not its digits. 24
+minutes on 2 cores.
 """
 
 import json

@@ -50,6 +50,17 @@ def test_the_table_of_new_methods_is_what_the_command_prints() -> None:
     assert verdicts["vcpo_leverage"] == SAME and "better" not in verdicts.values()
 
 
+def test_the_accuracies_of_three_more_methods_are_those_of_the_runs() -> None:
+    (curves,) = read_curves([DOCS / "measurements" / "stability" / "countdown.parquet"]).values()
+    cells = {(cell.method, cell.lr): cell for cell in make_report(curves, 300).cells if cell.lag == 128}
+    page = " ".join(PAGE.read_text().split())
+    for method in ("vcpo_ess", "m2po", "sat", "oapl"):
+        first, second, third = (f"{100 * cells[method, lr].accuracy:.1f}" for lr in (3e-5, 1e-4, 3e-4))
+        assert re.search(rf"`{method}`:? \(?{first}, {second} and {third} %", page), method
+    collapses = {method: sum(len(cells[method, lr].collapse_steps) for lr in (3e-5, 1e-4, 3e-4)) for method, _ in cells}
+    assert (collapses["m2po"], collapses["sat"], collapses["oapl"]) == (0, 0, 12)
+
+
 def test_the_figure_is_what_the_command_draws(report: Report, tmp_path: Path) -> None:
     drawn = draw_all({"countdown_lag": report.of_chosen_rates}, tmp_path)
     assert max(difference(file, FOLDER / file.name) for file in drawn) < 1e-3, _REDO

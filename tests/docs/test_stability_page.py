@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import fisher_exact
 
 from recipe.lag_simulator.grid import fingerprint
+from scripts.bench.stability.alarm import score_alarm
 from scripts.bench.stability.contrasts import SAME
 from scripts.bench.stability.figures import draw_all
 from scripts.bench.stability.preset import TASKS
@@ -66,6 +67,7 @@ def test_the_verdicts_are_those_that_the_page_tells(reports: dict[str, Report], 
         "vcpo": ["worse", "worse", "better"],
         "vcpo_minibatch": [SAME, "worse", "better"],
         "vcpo_ess": ["-"] * 3,
+        "topr": [SAME, SAME, "better"],
         **{method: [SAME] * 3 for method in same},
     }
 
@@ -77,6 +79,12 @@ def test_the_verdicts_are_those_that_the_page_tells(reports: dict[str, Report], 
     assert f"{vcpo[0]} and {vcpo[1]} points on `countdown`" in page and f"{vcpo[2]} on `sort_digits`" in page
     p = found["countdown_lag"]["vcpo_minibatch"].corrected
     assert f"{batch[0]} (p = {p:.3f}), {batch[1]} and {batch[2]} points" in page
+    topr = [rows["topr"].corrected for rows in found.values()]
+    text = "{}, {} and {} points, p = ".format(*gaps("topr"))
+    assert text + "{:.3f}, {:.3f} and {:.3f}".format(*topr) in page
+    over_rates = [{row.method: row for row in report.robustness}["topr"] for report in reports.values()]
+    text = "over the rates {:+.1f}, {:+.1f} and {:+.1f}".format(*(100 * row.difference.mean for row in over_rates))
+    assert text + ", p = {:.3f}, {:.3f} and {:.3f}".format(*(row.corrected for row in over_rates)) in page
     rest = [rows[method] for rows in found.values() for method in same]
     low, high = (100 * best(row.difference.mean for row in rest) for best in (min, max))
     assert f"{low:+.1f} to {high:+.1f} points, p >= {min(row.corrected for row in rest):.3f}" in page
@@ -95,4 +103,13 @@ def test_the_collapses_are_those_that_the_page_tells(reports: dict[str, Report],
     )
     p = [fisher_exact([[collapsed[name], 72 - collapsed[name]], [1, 71]]).pvalue for name in ("tis_seq", "vcpo")]
     assert f"against {collapsed['tis_seq']} (p = {p[0]:.3f}) and {collapsed['vcpo']} (p = {p[1]:.3f}) of 72" in page
-    assert collapsed["vcpo_ess_tempered"] == collapsed["vcpo_ess_kl"] == 0
+    assert collapsed["vcpo_ess_tempered"] == collapsed["vcpo_ess_kl"] == collapsed["topr"] == 0
+
+
+def test_what_is_said_of_the_alarm_follows_from_its_table(reports: dict[str, Report]) -> None:
+    scores = [score_alarm([run for half in report.alarm.values() for run in half]) for report in reports.values()]
+    page = " ".join(ALARM.read_text().split())
+    recall = "{:.0f} % of the collapses on `countdown`, {:.0f} % on `countdown4` and {:.0f} % on `sort_digits`"
+    assert recall.format(*(100 * score.recall for score in scores)) in page
+    precision = "right in {:.0f}, {:.0f} and {:.0f} % of the runs warned of"
+    assert precision.format(*(100 * score.precision for score in scores)) in page

@@ -119,7 +119,7 @@ def test_the_real_stack_beside_the_simulator(tmp_path: Path) -> None:
             for seed, last in enumerate(of, start=1)
         ]
     )
-    simulated, real = table(outcomes(curves, 20, 10), lag=10).rows
+    real, simulated = table(outcomes(curves, 20, 10), lag=10).rows
     assert simulated[:3] == ["`vcpo_ess`", "simulator", "30.0 %, 34.0 %"] and simulated[4] == "-"
     assert real[1:3] == ["real stack", "31.0 %, 5.0 %"] and real[4].startswith("-14.0 (")
     assert real[6].startswith("1 of 2 (") and simulated[6].startswith("0 of 2 (")

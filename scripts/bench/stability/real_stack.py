@@ -77,7 +77,7 @@ def table(runs: pd.DataFrame, lag: int) -> Table:
         lag: of all runs.
     """
     lines = []
-    for (method, stack), of in runs.groupby(["method", "stack"], sort=False):
+    for (method, stack), of in runs.groupby(["method", "stack"]):
         simulated = runs[(runs["method"] == method) & (runs["stack"] == SIMULATOR)]
         difference = welch(list(of["accuracy"]), list(simulated["accuracy"]))
         lines.append(
