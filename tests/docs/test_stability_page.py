@@ -113,3 +113,15 @@ def test_what_is_said_of_the_alarm_follows_from_its_table(reports: dict[str, Rep
     assert recall.format(*(100 * score.recall for score in scores)) in page
     precision = "right in {:.0f}, {:.0f} and {:.0f} % of the runs warned of"
     assert precision.format(*(100 * score.precision for score in scores)) in page
+
+
+def test_the_tables_of_new_seeds_are_what_the_command_prints(page: str) -> None:
+    """And what is concluded from them."""
+    files = sorted((DOCS / "measurements" / "new-seeds").glob("*.parquet"))
+    reports = {task: make_report(of, 300) for task, of in read_curves(files).items()}
+    planned, over_rates, *_ = of_all_tasks(reports)
+    assert planned.markdown() in PAGE.read_text() and over_rates.markdown() in PAGE.read_text()
+    verdicts = [row.verdict for report in reports.values() for row in report.contrasts if row.method == "topr"]
+    assert verdicts == [SAME, "better", "better"] and "on four new seeds it is a point ahead" in page
+    seeds = {seed for report in reports.values() for cell in report.cells for seed in cell.runs}
+    assert seeds == {5, 6, 7, 8}, "none that the other runs have"
