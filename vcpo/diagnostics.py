@@ -36,7 +36,9 @@ class AlarmLevels:
     spike: float = 5.0
     """VANISHED_GRADIENT: a gradient norm exceeds the median of the last `window` steps by this factor, and ..."""
     vanish: float = 0.1
-    """... within `window` steps a gradient norm is below this fraction of the same median."""
+    """... within `window` steps gradient norms are below this fraction of the same median ..."""
+    vanish_steps: int = 3
+    """... for this number of steps in a row: a single batch whose rewards are all equal has no gradient either."""
     kl: float = 0.3
     """KL_GROWTH: KL, in nats per token, is above this value ..."""
     kl_steps: int = 5
@@ -57,6 +59,7 @@ class CollapseAlarm:
         self._norms: deque[float] = deque(maxlen=self._levels.window)
         self._high_steps = 0
         self._spike: tuple[int, float] | None = None  # steps since, median before it
+        self._small_steps = 0  # gradient norms below the fraction of that median, in a row
         self._present: set[Sign] = set()
 
     def update(self, ess_ratio: float, grad_norm: float, kl: float) -> list[Sign]:
@@ -83,10 +86,12 @@ class CollapseAlarm:
             steps, before = self._spike
             self._spike = (steps + 1, before) if steps < levels.window else None
         if full and not norm <= levels.spike * usual and self._spike is None:
-            self._spike = (0, usual)
+            self._spike, self._small_steps = (0, usual), 0
         if math.isfinite(norm):
             self._norms.append(norm)
-        return self._spike is not None and norm < levels.vanish * self._spike[1]
+        small = self._spike is not None and norm < levels.vanish * self._spike[1]
+        self._small_steps = self._small_steps + 1 if small else 0
+        return self._small_steps >= levels.vanish_steps
 
     def _kl_grows(self, kl: float) -> bool:
         self._high_steps = 0 if kl <= self._levels.kl else self._high_steps + 1

@@ -2,7 +2,8 @@
 
 The lag simulator on Countdown at a learning rate that is too high for lag 128, with `async.lag=auto async.max_lag=128`
 and with fixed lags: accuracy, collapses, the lag that was trained at, and the time that a step would take by a model of
-the waiting. Runs are kept in --out: the same command goes on where it was stopped.
+the waiting. With --real three runs on Ray, vLLM and Megatron instead, and the time that they waited (10 minutes on 2
+cores; run it alone). Runs are kept in --out: the same command goes on where it was stopped.
 """
 
 import json
@@ -121,11 +122,27 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def on_the_real_stack(out: Path, as_json: bool) -> int:
+    """Run and print; the exit code."""
+    from scripts.bench.stability import lag_auto_real
+
+    try:
+        rows = lag_auto_real.measure(out)
+    except RuntimeError as error:
+        print(f"lag_auto: {error}", file=sys.stderr)
+        return 2
+    print(lag_auto_real.table(rows).markdown())
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    return 0
+
+
 def main() -> int:
     import torch
 
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("outputs/lag_auto"), help="default: %(default)s")
+    parser.add_argument("--real", action="store_true", help="on the real stack: what is waited, measured")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -135,6 +152,8 @@ def main() -> int:
         print(f"lag_auto: {error}", file=sys.stderr)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.real:
+        return on_the_real_stack(arguments.out, arguments.json)
     cells = [(method, lag) for method in METHODS for lag in LAGS]
     rows = [summary(method, lag, made(method, lag, arguments.out)) for method, lag in tqdm(cells, file=sys.stderr)]
     print(markdown(rows))

@@ -12,7 +12,7 @@ tables.md        all tables
 import sys
 from pathlib import Path
 
-from recipe.command_line import OneLineParser, run_command
+from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.bench.stability.report import make_report, of_all_tasks, read_curves, show, show_tables, write
 
 PUBLISHED = Path("docs/measurements/stability")
@@ -21,13 +21,14 @@ PUBLISHED = Path("docs/measurements/stability")
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="*.parquet, by scripts.bench.stability")
+    parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help="only these (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables.md there")
     arguments = parser.parse_args(argv)
     files = arguments.files or sorted(PUBLISHED.glob("*.parquet"))
     if not files:
         parser.error(f"no file in {PUBLISHED}: run this in the repository's root, or name the files")
     try:
-        curves = read_curves(files)
+        curves = read_curves(files, arguments.lags)
         reports = {task: make_report(of, int(of["step"].max())) for task, of in curves.items()}
     except ValueError as error:
         print(f"stability_report: {error}", file=sys.stderr)

@@ -36,7 +36,7 @@ def test_the_alarm_s_levels_are_those_of_the_code() -> None:
     numbers = {sign: [float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)] for sign, text in rows("The alarm")}
     assert numbers == {
         Sign.LOW_ESS_RATIO: [levels.ess_ratio, levels.ess_steps],
-        Sign.VANISHED_GRADIENT: [levels.spike, levels.window, levels.window, levels.vanish],
+        Sign.VANISHED_GRADIENT: [levels.spike, levels.window, levels.window, levels.vanish, levels.vanish_steps],
         Sign.KL_GROWTH: [levels.kl, levels.kl_steps],
     }
 

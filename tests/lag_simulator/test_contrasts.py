@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scripts.bench.stability.cells import Cell, by_method, over, pooled_deviation, summarise
-from scripts.bench.stability.contrasts import SAME, over_rates, planned
+from scripts.bench.stability.contrasts import SAME, lag_groups, over_rates, planned
 from scripts.bench.stability.inference import holm, welch
 from scripts.bench.stability.tuning import choose, chosen_cells
 from tests.lag_simulator.curves import curve
@@ -42,9 +42,16 @@ def test_each_lag_has_its_own_rate() -> None:
     assert {lag: cell.lr for lag, cell in chosen["none"].items()} == {0: high, 64: low}
 
 
-def test_a_contrast_is_of_the_mean_over_the_large_lags() -> None:
+def test_large_and_small_lags_are_compared_by_themselves() -> None:
+    runs = [run for lag in (0, 8, 32, 64, 128) for run in at("vcpo_ess", lag, 1e-4, 0.4, 0.5)]
+    assert lag_groups(cells([*runs, *at("none", 4, 1e-4, 0.3, 0.3)])) == [[64, 128], [8, 32]]
+    assert lag_groups(cells(at("vcpo_ess", 32, 1e-4, 0.4, 0.5))) == [[32]]
+    assert lag_groups(cells(at("vcpo_ess", 0, 1e-4, 0.4, 0.5))) == [] == lag_groups(cells(at("ppo", 8, 1e-4, 0.4)))
+
+
+def test_a_contrast_is_of_the_mean_over_a_group_of_lags() -> None:
     runs = [
-        *at("vcpo_ess", 8, 1e-4, 0.9, 0.9, 0.9),  # no large lag
+        *at("vcpo_ess", 8, 1e-4, 0.9, 0.9, 0.9),  # of another group
         *at("vcpo_ess", 64, 1e-4, 0.40, 0.42, 0.44),
         *at("vcpo_ess", 128, 1e-4, 0.44, 0.42, 0.43),
         *at("none", 64, 1e-4, 0.10, 0.12, 0.05, 0.7),
@@ -53,7 +60,7 @@ def test_a_contrast_is_of_the_mean_over_the_large_lags() -> None:
         *at("tis_seq", 128, 1e-4, 0.44, 0.41, 0.43),
         *at("ppo", 64, 1e-4, 0.3, 0.3, 0.3),  # not run at lag 128
     ]
-    found = {row.method: row for row in planned(cells(runs))}
+    found = {row.method: row for row in planned(cells(runs), [64, 128])}
     assert list(found) == ["tis_seq", "vcpo_ess", "none"], "the best first"
     reference, none = [0.42, 0.42, 0.435], [0.075, 0.08, 0.04]
     assert list(found["vcpo_ess"].by_seed.values()) == pytest.approx(reference)
@@ -64,7 +71,7 @@ def test_a_contrast_is_of_the_mean_over_the_large_lags() -> None:
     verdicts = {method: row.verdict for method, row in found.items()}
     assert verdicts == {"none": "worse", "tis_seq": SAME, "vcpo_ess": "-"}
     assert (found["none"].collapsed, found["none"].runs, found["tis_seq"].collapsed) == (4, 7, 0)
-    assert planned(cells(at("ppo", 64, 1e-4, 0.3, 0.4))) == [], "nothing to compare with"
+    assert planned(cells(at("ppo", 64, 1e-4, 0.3, 0.4)), [64]) == [], "nothing to compare with"
 
 
 def test_robustness_is_the_mean_over_the_rates() -> None:
@@ -76,9 +83,9 @@ def test_robustness_is_the_mean_over_the_rates() -> None:
         *at("tis_seq", 32, 3e-4, 0.10, 0.14),
         *at("ppo", 32, 1e-4, 0.4, 0.4),
     ]
-    found = {row.method: list(row.by_seed.values()) for row in over_rates(cells(runs))}
+    found = {row.method: list(row.by_seed.values()) for row in over_rates(cells(runs), [32, 64])}
     assert found == {"vcpo_ess": pytest.approx([0.42, 0.43]), "tis_seq": pytest.approx([0.25, 0.28])}
-    assert over_rates(cells(at("vcpo_ess", 64, 1e-4, 0.3, 0.4))) == []
+    assert over_rates(cells(at("vcpo_ess", 64, 1e-4, 0.3, 0.4)), [64]) == []
 
 
 def test_the_mean_over_cells_is_of_whole_seeds() -> None:

@@ -37,8 +37,11 @@ def test_a_gradient_that_spikes_and_vanishes() -> None:
     spike, gone = (0.5, 20.0, 0.002), (0.5, 1e-4, 0.002)
     assert not told([*healthy(30), spike, *healthy(40)]), "a spike alone is no collapse"
     assert not told(healthy(30) + [gone] * 5), "nor is a small gradient alone: a solved batch has none"
-    assert told([*healthy(30), spike, *healthy(3), gone, gone]) == [(34, Sign.VANISHED_GRADIENT)]
-    assert not told([*healthy(30), spike, *healthy(25), gone]), "not long after"
+    assert told([*healthy(30), spike, *healthy(3), *[gone] * 4]) == [(36, Sign.VANISHED_GRADIENT)]
+    assert not told([*healthy(30), spike, *healthy(25), *[gone] * 4]), "not long after"
+    solved = (0.5, 0.0, 0.002)
+    assert not told([*healthy(30), spike, *[solved, *healthy(1), solved, solved, *healthy(1)] * 3]), "solved batches"
+    assert told([*healthy(30), spike, gone], AlarmLevels(vanish_steps=1)) == [(31, Sign.VANISHED_GRADIENT)]
 
 
 def test_a_large_kl_has_to_last() -> None:
@@ -52,4 +55,5 @@ def test_a_large_kl_has_to_last() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_is_no_reason_to_be_quiet(value: float) -> None:
     assert (34, Sign.KL_GROWTH) in told(healthy(30) + [(0.5, 1.0, value)] * 5)
-    assert Sign.VANISHED_GRADIENT in {sign for _, sign in told([*healthy(30), (0.5, value, 0.002), (0.5, 1e-5, 0.002)])}
+    gone = [(0.5, 1e-5, 0.002)] * 3
+    assert Sign.VANISHED_GRADIENT in {sign for _, sign in told([*healthy(30), (0.5, value, 0.002), *gone])}

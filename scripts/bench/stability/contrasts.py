@@ -9,10 +9,21 @@ from scripts.bench.stability.cells import Cell, by_method, over
 from scripts.bench.stability.inference import LEVEL, Difference, holm, welch
 
 LARGE_LAG = 64
-"""The planned contrast is over the lags from here on."""
+"""There are two planned contrasts: one over the lags from here on, one over the smaller ones."""
 REFERENCES = ("vcpo_ess", "vcpo")
 """What methods are compared with: the first one that was run."""
 SAME = "cannot be told apart"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods at one group of lags."""
+
+    lags: Sequence[int]
+    contrasts: list["Contrast"]
+    """Each method at the rate chosen for its lag."""
+    robustness: list["Contrast"]
+    """The mean over the rates; nothing where there is one."""
 
 
 @dataclass(frozen=True)
@@ -49,36 +60,48 @@ def reference(cells: Sequence[Cell]) -> str | None:
     return next((name for name in REFERENCES if name in methods), None)
 
 
-def large_lags(cells: Sequence[Cell]) -> list[int]:
-    """The reference's lags from `LARGE_LAG` on; its largest where it has none of these; nothing without a lag."""
+def lag_groups(cells: Sequence[Cell]) -> list[list[int]]:
+    """The reference's lags from `LARGE_LAG` on, and its smaller ones above 0; each group only where it has a lag."""
     lags = sorted({cell.lag for cell in cells if cell.method == reference(cells) and cell.lag})
-    return [lag for lag in lags if lag >= LARGE_LAG] or lags[-1:]
+    groups = [lag for lag in lags if lag >= LARGE_LAG], [lag for lag in lags if lag < LARGE_LAG]
+    return [group for group in groups if group]
 
 
-def planned(chosen: Sequence[Cell]) -> list[Contrast]:
-    """The planned contrasts: a run's accuracy at the method's rate for its lag, per seed the mean over the large lags.
+def comparisons(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Comparison]:
+    """The large lags first.
+
+    Args:
+        cells: at all rates.
+        chosen: one cell per method and lag.
+    """
+    return [Comparison(lags, planned(chosen, lags), over_rates(cells, lags)) for lags in lag_groups(chosen)]
+
+
+def planned(chosen: Sequence[Cell], lags: Sequence[int]) -> list[Contrast]:
+    """The planned contrasts: a run's accuracy at the method's rate for its lag, per seed the mean over these lags.
 
     Args:
         chosen: one cell per method and lag.
+        lags: a group of `lag_groups`.
     """
-    lags = large_lags(chosen)
     compared = {
         method: [at[lag] for lag in lags] for method, at in by_method(chosen).items() if all(lag in at for lag in lags)
     }
-    return _contrasts(compared, reference(chosen)) if lags else []
+    return _contrasts(compared, reference(chosen))
 
 
-def over_rates(cells: Sequence[Cell]) -> list[Contrast]:
-    """Robustness to the learning rate: per seed the mean over all rates, at the lags where the reference has several.
+def over_rates(cells: Sequence[Cell], lags: Sequence[int]) -> list[Contrast]:
+    """Robustness to the learning rate: per seed the mean over all rates, at those lags where the reference has several.
 
     Methods that were not run in all of the reference's cells are left out.
     """
     of: dict[str, dict[tuple[int, float], Cell]] = {}
     for cell in cells:
-        of.setdefault(cell.method, {})[cell.lag, cell.lr] = cell
+        if cell.lag in lags:
+            of.setdefault(cell.method, {})[cell.lag, cell.lr] = cell
     against = reference(cells)
-    lags = [lag for lag, _ in of.get(against or "", {}) if lag]
-    places = [place for place in of.get(against or "", {}) if lags.count(place[0]) > 1]
+    each = [lag for lag, _ in of.get(against or "", {})]
+    places = [place for place in of.get(against or "", {}) if each.count(place[0]) > 1]
     compared = {
         method: [at[place] for place in places] for method, at in of.items() if all(place in at for place in places)
     }

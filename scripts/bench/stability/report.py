@@ -12,7 +12,7 @@ import pandas as pd
 from recipe.lag_simulator.grid import difference
 from scripts.bench.stability import alarm, alarm_levels, tables
 from scripts.bench.stability.cells import RUN, Cell, summarise
-from scripts.bench.stability.contrasts import Contrast, over_rates, planned
+from scripts.bench.stability.contrasts import Comparison, comparisons
 from scripts.bench.stability.tables import Table
 from scripts.bench.stability.tuning import chosen_cells
 from vcpo.diagnostics import AlarmLevels
@@ -31,8 +31,8 @@ class Report:
     cells: list[Cell]
     chosen: list[Cell]
     """One per method and lag: of the learning rate chosen there."""
-    contrasts: list[Contrast]
-    robustness: list[Contrast]
+    comparisons: list[Comparison]
+    """By group of lags, the large ones first."""
     curves: pd.DataFrame
     """Steps of all runs, one below the other."""
     alarm: dict[str, list[alarm.AlarmRun]]
@@ -58,24 +58,24 @@ def make_report(curves: pd.DataFrame, steps: int) -> Report:
     """
     cells = summarise(curves, steps)
     chosen = chosen_cells(cells)
-    contrasts, robustness = planned(chosen), over_rates(cells)
+    compared = comparisons(cells, chosen)
     runs = alarm.alarm_runs(curves)
     choosing, telling = alarm_levels.halves(runs)
     sets = {"odd seeds: levels chosen": choosing, "even seeds: levels told": telling}
     levels = alarm_levels.choose_levels(choosing)
     synchronous = tables.synchronous_accuracy(curves, chosen, steps)
-    found = [tables.headline(chosen, contrasts, synchronous), tables.power(chosen, contrasts)]
-    if robustness:
-        found.insert(1, tables.robustness(robustness, cells))
+    found = [tables.headline(chosen, compared, synchronous)]
+    found += [tables.robustness(of, cells) for of in compared if of.robustness]
+    found.append(tables.power(chosen, compared))
     found += [alarm.scores_table(sets), alarm_levels.definitions_table(runs), alarm_levels.before_collapse_table(runs)]
     found.append(tables.all_numbers(cells, chosen))
-    return Report(steps, cells, chosen, contrasts, robustness, curves, sets, levels, found)
+    return Report(steps, cells, chosen, compared, curves, sets, levels, found)
 
 
 def show(report: Report) -> None:
     """Print."""
     show_tables(report.tables)
-    print(chosen_levels(report))
+    print(chosen_levels(report.levels))
 
 
 def show_tables(tables: Iterable[Table]) -> None:
@@ -111,31 +111,47 @@ def markdown(reports: Mapping[str, Report]) -> str:
     """All tables as a page."""
     sections = ["# All numbers of `python -m scripts.bench.stability_report`"]
     sections += [f"## {table.title}\n\n{table.markdown()}" for table in of_all_tasks(reports)]
+    if len(reports) > 1:
+        sections.append(f"On every task. {chosen_levels(alarm_levels.choose_levels(alarm_halves(reports)[0]))}")
     for task, report in reports.items():
         of = f"`{task}`: " if len(reports) > 1 else ""
         sections += [f"## {of}{table.title}\n\n{table.markdown()}" for table in report.tables]
-        sections.append(chosen_levels(report))
+        sections.append(chosen_levels(report.levels))
     return "\n\n".join(sections) + "\n"
 
 
 def of_all_tasks(reports: Mapping[str, Report]) -> list[Table]:
-    """Planned contrasts, the same over the learning rates, power and the alarm, task by task; nothing for one task."""
+    """By group of lags planned contrasts, the same over the rates and power, then the alarm; nothing for one task."""
     if len(reports) < 2:
         return []
-    planned = {task: report.contrasts for task, report in reports.items()}
-    robust = {task: report.robustness for task, report in reports.items() if report.robustness}
-    found = [tables.across("The planned contrast, on every task", planned)]
-    if robust:
-        found.append(tables.across("The mean over the learning rates, on every task", robust))
-    warned = alarm.scores_table(
-        {task.removesuffix("_lag"): [run for half in of.alarm.values() for run in half] for task, of in reports.items()}
-    )
-    return [*found, tables.power_across(planned), replace(warned, title=f"{warned.title}, on every task")]
+    groups: dict[str, dict[str, Comparison]] = {}
+    for task, report in reports.items():
+        for of in report.comparisons:
+            groups.setdefault(tables.at_lags(of.lags), {})[task] = of
+    found = []
+    for at, by_task in groups.items():
+        planned = {task: of.contrasts for task, of in by_task.items()}
+        robust = {task: of.robustness for task, of in by_task.items() if of.robustness}
+        found.append(tables.across(f"The planned contrast at {at}, on every task", planned))
+        if robust:
+            found.append(tables.across(f"The mean over the learning rates at {at}, on every task", robust))
+        found.append(tables.power_across(f"Power of the planned contrast at {at}, in points of accuracy", planned))
+    choosing, telling = alarm_halves(reports)
+    sets = {"all tasks, odd seeds: levels chosen": choosing}
+    sets |= {f"{task.removesuffix('_lag')}, even seeds: levels told": runs for task, runs in telling.items()}
+    every = [*choosing, *(run for runs in telling.values() for run in runs)]
+    shown = (alarm.scores_table(sets), alarm_levels.definitions_table(every), alarm_levels.before_collapse_table(every))
+    return [*found, *(replace(table, title=f"{table.title}, on every task") for table in shown)]
 
 
-def chosen_levels(report: Report) -> str:
+def alarm_halves(reports: Mapping[str, Report]) -> tuple[list[alarm.AlarmRun], dict[str, list[alarm.AlarmRun]]]:
+    """The runs of all tasks that levels are chosen on, and by task those that they are told about."""
+    halves = {task: tuple(report.alarm.values()) for task, report in reports.items()}
+    return [run for choosing, _ in halves.values() for run in choosing], {task: of[1] for task, of in halves.items()}
+
+
+def chosen_levels(found: AlarmLevels) -> str:
     """What the runs with odd seeds say about the alarm's levels."""
-    found = report.levels
     ess, kl = f"{found.ess_ratio:g} for {found.ess_steps} steps", f"{found.kl:g} for {found.kl_steps} steps"
     return f"Levels of the largest F1 on the odd seeds: ESS ratio below {ess}, KL above {kl}."
 
@@ -143,8 +159,9 @@ def chosen_levels(report: Report) -> str:
 def as_json(report: Report) -> str:
     """The same for programs, in one line."""
     scores = {name: asdict(alarm.score_alarm(runs)) for name, runs in report.alarm.items()}
-    parts = ("cells", "contrasts", "robustness")
-    rows: dict[str, Any] = {name: [asdict(row) for row in getattr(report, name)] for name in parts}
+    rows: dict[str, Any] = {
+        name: [asdict(row) for row in getattr(report, name)] for name in ("cells", "comparisons")
+    }
     chosen: dict[str, dict[int, float]] = {}
     for cell in report.chosen:
         chosen.setdefault(cell.method, {})[cell.lag] = cell.lr
@@ -160,18 +177,29 @@ def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_curves(files: Iterable[Path]) -> dict[str, pd.DataFrame]:
+def read_curves(files: Iterable[Path], lags: Sequence[int] | None = None) -> dict[str, pd.DataFrame]:
     """The runs of published tables by task, one below the other.
+
+    Args:
+        files: by scripts.bench.stability.
+        lags: leaves out the runs at others.
 
     Raises:
         ValueError: a file is not there or has no runs of the simulator, or two of them have the same run, or runs of
-            one task with other settings or another first policy.
+            one task with other settings or another first policy, or no run at one of `lags`.
     """
     of: dict[str, list[tuple[Path, pd.DataFrame]]] = {}
     for file in files:
         curves = _read(file)
         of.setdefault(_settings(curves).get("task", UNKNOWN_TASK), []).append((file, curves))
-    return {task: _joined(parts) for task, parts in of.items()}
+    joined = {task: _joined(parts) for task, parts in of.items()}
+    return joined if lags is None else {task: _at_lags(curves, lags) for task, curves in joined.items()}
+
+
+def _at_lags(curves: pd.DataFrame, lags: Sequence[int]) -> pd.DataFrame:
+    if lacking := set(lags) - (known := set(curves["lag"])):
+        raise ValueError(f"--lags {min(lacking)}: the files have runs at {', '.join(map(str, sorted(known)))} only")
+    return curves[curves["lag"].isin(lags)]
 
 
 def _joined(parts: Sequence[tuple[Path, pd.DataFrame]]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from recipe.lag_simulator.analysis import LAST_SAMPLES, accuracy_after
 from scripts.bench.stability.cells import Cell, by_method, pooled_deviation
-from scripts.bench.stability.contrasts import Contrast, large_lags, reference
+from scripts.bench.stability.contrasts import Comparison, Contrast, reference
 from scripts.bench.stability.inference import (
     LEVEL,
     Difference,
@@ -39,30 +39,44 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", r"\*")
 
 
-def headline(chosen: Sequence[Cell], contrasts: Sequence[Contrast], synchronous: dict[int, list[float]]) -> Table:
-    """A line per method, the best at the large lags first: accuracy by lag, and the planned contrast.
+def headline(chosen: Sequence[Cell], compared: Sequence[Comparison], synchronous: dict[int, list[float]]) -> Table:
+    """A line per method, the best at the large lags first: accuracy by lag, and the planned contrasts.
 
     Args:
         chosen: one cell per method and lag.
-        contrasts: the planned ones.
+        compared: by group of lags, the large ones first.
         synchronous: by lag, the accuracies of synchronous runs over the steps that a run at this lag is judged by.
     """
-    of, lags, large = by_method(chosen), sorted({cell.lag for cell in chosen}), large_lags(chosen)
-    judged = {row.method: row for row in contrasts}
-    name = _at(large)
+    of, lags = by_method(chosen), sorted({cell.lag for cell in chosen})
+    judged = [{row.method: row for row in group.contrasts} for group in compared]
     lines = []
-    if synchronous and large:
-        of_seeds = [statistics.mean(at) for at in zip(*(synchronous[lag] for lag in large), strict=True)]
-        ahead = "-"
-        if (against := judged.get(reference(chosen) or "")) and len(of_seeds) > 1 < len(against.by_seed):
-            ahead = points(welch(of_seeds, list(against.by_seed.values())))
-        each = (percent(statistics.mean(synchronous[lag])) for lag in lags)
-        lines.append([SYNCHRONOUS, *each, percent(statistics.mean(of_seeds)), ahead, "-", "-", "-"])
-    for method in sorted(of, key=lambda method: judged[method].accuracy if method in judged else -1.0, reverse=True):
-        cells = (percent(of[method][lag].accuracy) if lag in of[method] else "-" for lag in lags)
-        lines.append([f"`{method}`", *cells, *(_contrast(judged[method]) if method in judged else ["-"] * 5)])
-    columns = ["method", *(f"k = {lag}" for lag in lags), name, f"less `{reference(chosen)}`", "p (Holm)", "verdict"]
-    return Table("Accuracy after step k", [*columns, f"collapsed, {name}"], lines)
+    if synchronous and compared:
+        each = [percent(statistics.mean(synchronous[lag])) for lag in lags]
+        groups = (_synchronous(group, synchronous, reference(chosen)) for group in compared)
+        lines.append([SYNCHRONOUS, *each, *(text for group in groups for text in group)])
+
+    def best(method: str) -> list[float]:
+        return [rows[method].accuracy if method in rows else -1.0 for rows in judged]
+
+    for method in sorted(of, key=best, reverse=True):
+        cells = [percent(of[method][lag].accuracy) if lag in of[method] else "-" for lag in lags]
+        found = (_contrast(rows[method]) if method in rows else ["-"] * 5 for rows in judged)
+        lines.append([f"`{method}`", *cells, *(text for group in found for text in group)])
+    columns = ["method", *(f"k = {lag}" for lag in lags)]
+    for group in compared:
+        name = at_lags(group.lags)
+        columns += [name, f"less `{reference(chosen)}`", "p (Holm)", "verdict", f"collapsed, {name}"]
+    return Table("Accuracy after step k", columns, lines)
+
+
+def _synchronous(group: Comparison, synchronous: dict[int, list[float]], against: str | None) -> list[str]:
+    """The accuracy of synchronous runs over the steps that a group of lags is judged by, and less the reference's."""
+    of_seeds = [statistics.mean(at) for at in zip(*(synchronous[lag] for lag in group.lags), strict=True)]
+    ahead = "-"
+    found = next((row for row in group.contrasts if row.method == against), None)
+    if found and len(of_seeds) > 1 < len(found.by_seed):
+        ahead = points(welch(of_seeds, list(found.by_seed.values())))
+    return [percent(statistics.mean(of_seeds)), ahead, "-", "-", "-"]
 
 
 def across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
@@ -92,10 +106,10 @@ def _on_a_task(row: Contrast | None) -> list[str]:
     return [accuracy, difference, p]
 
 
-def robustness(contrasts: Sequence[Contrast], cells: Sequence[Cell]) -> Table:
-    """A line per method: the mean over the learning rates, and each rate by itself."""
+def robustness(compared: Comparison, cells: Sequence[Cell]) -> Table:
+    """A line per method: the mean over the learning rates at a group of lags, and each rate by itself."""
+    contrasts, lags = compared.robustness, compared.lags
     first = contrasts[0].method
-    lags = sorted({cell.lag for cell in cells if cell.lag})
     rates = {lag: sorted(cell.lr for cell in cells if cell.lag == lag and cell.method == first) for lag in lags}
     several = [lag for lag in lags if len(rates[lag]) > 1]
     of = {(cell.method, cell.lag, cell.lr): cell for cell in cells}
@@ -105,10 +119,11 @@ def robustness(contrasts: Sequence[Contrast], cells: Sequence[Cell]) -> Table:
         for row in contrasts
     ]
     columns = ["method", *(f"k = {lag}, {lr:g}" for lag, lr in places), "mean", f"less `{reference(cells)}`"]
-    return Table("Robustness: the mean over the learning rates", [*columns, "p (Holm)", "verdict", "collapsed"], lines)
+    title = f"Robustness at {at_lags(lags)}: the mean over the learning rates"
+    return Table(title, [*columns, "p (Holm)", "verdict", "collapsed"], lines)
 
 
-def power(cells: Sequence[Cell], contrasts: Sequence[Contrast]) -> Table:
+def power(cells: Sequence[Cell], compared: Sequence[Comparison]) -> Table:
     """How many seeds a method needs for a difference to be seen, from the spread of the runs that did not collapse."""
     steady = [cell for cell in cells if len(cell.runs) > 1 and not cell.collapse_steps]
     samples: list[tuple[str, list[list[float]]]] = []
@@ -116,20 +131,21 @@ def power(cells: Sequence[Cell], contrasts: Sequence[Contrast]) -> Table:
         at = [cell for cell in steady if cell.lag == lag]
         samples.append((f"k = {lag}", [cell.accuracies for cell in at]))
         samples.append((f"k = {lag}, last tenth only", [cell.finals for cell in at]))
-    samples.append((f"{_at(large_lags(cells))}: the contrast", _of_the_contrast(contrasts)))
+    contrasts = compared[0].contrasts if compared else []
+    samples += [(f"{at_lags(group.lags)}: the contrast", _of_the_contrast(group.contrasts)) for group in compared]
     lines = [(name, _power(values, contrasts)) for name, values in samples]
     columns = _power_columns("", contrasts)
     return Table("Power, in points of accuracy", columns, [[name, *line] for name, line in lines if line])
 
 
-def power_across(contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
+def power_across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
     """The power of the planned contrast: a line per task. All tasks have as many seeds as the first."""
     lines = [
         [task.removesuffix("_lag"), *(_power(_of_the_contrast(rows), rows) or ["-"])]
         for task, rows in contrasts.items()
     ]
     columns = _power_columns("task", next(iter(contrasts.values())))
-    return Table("Power of the planned contrast, in points of accuracy", columns, lines)
+    return Table(title, columns, lines)
 
 
 def _of_the_contrast(contrasts: Sequence[Contrast]) -> list[list[float]]:
@@ -221,5 +237,5 @@ def points(found: Difference) -> str:
     return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
-def _at(lags: Sequence[int]) -> str:
+def at_lags(lags: Sequence[int]) -> str:
     return f"k = {', '.join(map(str, lags))}"

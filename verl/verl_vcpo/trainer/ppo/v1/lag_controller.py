@@ -4,11 +4,9 @@ n batches on their way lead to a lag of n-1. The controller says how many there 
 KL of each step. It adds one at a time and halves, as TCP does with its window (V. Jacobson, "Congestion Avoidance and
 Control", 1988), and ignores the steps that train on what was registered before the number was last halved.
 
-    outside the band   ESS ratio below the alarm's level, or KL above it    half as many
+    outside the band   ESS ratio below `_ESS_RATIO`, or KL above `_KL`      half as many
     well inside        `_MARGIN` away from both levels, for `_CALM_STEPS`   one more
     in between                                                              as many as before
-
-The levels are those of the collapse alarm (vcpo/diagnostics.py:AlarmLevels).
 """
 
 import json
@@ -18,7 +16,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 from verl_vcpo.whole_file import write_whole
 
@@ -27,7 +24,7 @@ LAG_TARGET = "vcpo/async/lag_target"
 STATE_FILE = "lag_controller.json"
 """In a checkpoint."""
 
-_LEVELS = AlarmLevels()
+_ESS_RATIO, _KL = 0.3, 0.3  # KL in nats per token
 _MARGIN = 1.5
 _CALM_STEPS = 4
 _MOST_AT_A_STEP = 2  # batches: with one the number on their way stays, as a step trains on one
@@ -67,9 +64,9 @@ class LagController:
         """
         if self.hold_steps:
             self.hold_steps -= 1
-        elif not (ess_ratio >= _LEVELS.ess_ratio and kl <= _LEVELS.kl):
+        elif not (ess_ratio >= _ESS_RATIO and kl <= _KL):
             self.batches, self.calm_steps, self.hold_steps = max(1, self.batches // 2), 0, on_their_way
-        elif ess_ratio < _MARGIN * _LEVELS.ess_ratio or kl > _LEVELS.kl / _MARGIN:
+        elif ess_ratio < _MARGIN * _ESS_RATIO or kl > _KL / _MARGIN:
             self.calm_steps = 0
         elif self.calm_steps + 1 < _CALM_STEPS:
             self.calm_steps += 1
