@@ -39,7 +39,7 @@ class AlarmLevels:
     """... within `window` steps gradient norms are below this fraction of the same median ..."""
     vanish_steps: int = 3
     """... for this number of steps in a row: a single batch whose rewards are all equal has no gradient either."""
-    kl: float = 0.3
+    kl: float = 0.25
     """KL_GROWTH: KL, in nats per token, is above this value ..."""
     kl_steps: int = 5
     """... for this number of steps in a row."""

@@ -4,6 +4,7 @@ Makes no run. Without files: the published ones, docs/measurements/stability/*.p
 compared task by task.
 
 methods.png      accuracy over the steps at the largest lag, a panel per task
+lags.png         points ahead of `vcpo_ess` by lag, a panel per task
 predictors.png   accuracy, ESS ratio, KL and gradient norm of the first task: synchronous, TIS and VCPO at the largest
                  lag (the paper's)
 tables.md        all tables

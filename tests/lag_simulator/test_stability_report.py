@@ -11,7 +11,7 @@ from scripts.bench import stability_report
 from scripts.bench.stability import __main__ as comparison
 from scripts.bench.stability.figures import beside
 from scripts.bench.stability.real_stack import outcomes, table
-from scripts.bench.stability.report import as_json, make_report, markdown, read_curves, write
+from scripts.bench.stability.report import as_json, make_report, markdown, of_all_tasks, read_curves, write
 from scripts.bench.stability.tables import SYNCHRONOUS, across
 from tests.lag_simulator.curves import curve
 
@@ -72,8 +72,16 @@ def test_tasks_are_compared_one_by_one(
     assert page in markdown({task: make_report(of, STEPS) for task, of in read_curves(files).items()})
     assert "## The planned contrast at k = 32, on every task" in page and "| sort | 1.00 | 17 | 6 | 3 |" in page
     assert "## `countdown_lag`: Accuracy after step k" in page and "## `sort_lag`: All numbers" in page
-    table = across("both", {task: make_report(curves, STEPS).comparisons[0].contrasts for task in ("countdown_lag", "sort_lag")})
+    table = across(
+        "both", {task: make_report(curves, STEPS).comparisons[0].contrasts for task in ("countdown_lag", "sort_lag")}
+    )
     assert table.columns == ["method", *("countdown", "less `vcpo_ess`", "p (Holm)"), "sort", *table.columns[5:]]
+    ahead = {
+        row[0]: row[1:]
+        for row in of_all_tasks({"a": make_report(curves, STEPS), "b": make_report(curves, STEPS)})[0].rows
+    }
+    assert ahead["`vcpo_ess`"] == ["0", "0", "0 of 12"] and ahead["`vcpo`"] == ["(-1.0)", "(-1.0)", "0 of 12"]
+    assert ahead["`none`"][:2] == ["-45.0", "-45.0"] and ahead["`none`"][2] == "-", "no run at another rate"
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["`vcpo_ess`"] == ["47.0 %", "-", "-"] * 2 + ["0 of 6 (0 to 46 %)"]
     assert rows["`vcpo`"] == ["46.0 %", "-1.0 (-3.3 to +1.3)", "0.288"] * 2 + ["0 of 6 (0 to 46 %)"]
@@ -106,7 +114,7 @@ def test_one_method_is_reported_too(tmp_path: Path) -> None:
     runs = curve([0.2, 0.3, 0.4], lag=0)
     report = make_report(runs, 20)
     assert report.comparisons == []
-    assert list(report.tables[0].rows[0])== ["`tis_seq`", "35.0 %"]
+    assert list(report.tables[0].rows[0]) == ["`tis_seq`", "35.0 %"]
     assert write({"countdown_lag": report}, tmp_path)
 
 

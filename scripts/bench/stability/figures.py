@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from scripts.bench.stability.cells import by_method, summarise
+from scripts.bench.stability.contrasts import REFERENCES
+from scripts.bench.stability.inference import welch
+
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
     ("ess_ratio", "Effective sample size / batch size", False),
@@ -29,6 +33,7 @@ LINES = (
     _Line("tis_seq", "truncated weights (TIS)", "C0"),
     _Line("vcpo", "VCPO", "C1"),
     _Line("vcpo_minibatch", "VCPO, mini-batch baseline", "C5"),
+    _Line("topr", "TOPR", "C6"),
     _Line("ppo", "PPO", "C4"),
     _Line("none", "no correction", "C3"),
 )
@@ -44,7 +49,49 @@ def draw_all(curves: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     first = next(iter(curves.values()))
-    return [_save(methods(curves), folder / "methods.png"), _save(predictors(first), folder / "predictors.png")]
+    files = [_save(methods(curves), folder / "methods.png"), _save(predictors(first), folder / "predictors.png")]
+    if all(len(_lags(of)) > 1 for of in curves.values()):
+        files.append(_save(by_lag(curves), folder / "lags.png"))
+    return files
+
+
+def _lags(curves: pd.DataFrame) -> list[int]:
+    """Those of the reference above 0."""
+    return sorted({int(lag) for lag in curves.loc[curves["method"] == REFERENCES[0], "lag"]} - {0})
+
+
+def by_lag(curves: Mapping[str, pd.DataFrame]) -> Any:
+    """A panel per task: how many points each method is ahead of the reference at each lag, with 95 % intervals."""
+    figure, axes = _figure(1, len(curves), figsize=(9, 4.5) if len(curves) == 1 else (5.5 * len(curves), 4.2))
+    for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
+        _by_lag(axis, of)
+        axis.set_title(task.removesuffix("_lag"), loc="left")
+    axes[0, 0].set_ylabel("points ahead of VCPO's step size alone")
+    figure.suptitle("Held-out problems solved after step k, at lag k", x=0.01, ha="left")
+    return figure
+
+
+def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
+    lags = _lags(curves)
+    cells = by_method(summarise(curves, int(curves["step"].max())))
+    ends: list[tuple[float, _Line]] = [(0.0, _Line(REFERENCES[0], "VCPO, step size only", "0.4"))]
+    axis.axhline(0, color="0.4", linewidth=1)
+    shown = [line for line in LINES if line.method not in ("none", *REFERENCES[:1]) and line.method in cells]
+    for number, line in enumerate(shown):
+        at = [lag for lag in lags if lag in cells[line.method]]
+        found = [welch(cells[line.method][lag].accuracies, cells[REFERENCES[0]][lag].accuracies) for lag in at]
+        places = [lags.index(lag) + 0.08 * (number - (len(shown) - 1) / 2) for lag in at]
+        means = [100 * difference.mean for difference in found]
+        reach = [100 * (difference.high - difference.mean) for difference in found]
+        axis.errorbar(places, means, reach, color=line.color, marker="o", linewidth=1.5, elinewidth=0.8)
+        ends.append((means[-1], line))
+    axis.set(xlabel="lag k, in policy updates", xlim=(-0.4, len(lags) - 0.6))
+    axis.set_xticks(range(len(lags)), [str(lag) for lag in lags])
+    room = 0.06 * (axis.get_ylim()[1] - axis.get_ylim()[0])
+    for (_, line), height in zip(sorted(ends), _apart([end for end, _ in sorted(ends)], room), strict=True):
+        axis.annotate(f" {line.label}", (len(lags) - 0.6, height), color=line.color, va="center", annotation_clip=False)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
 
 
 def methods(curves: Mapping[str, pd.DataFrame]) -> Any:

@@ -128,7 +128,7 @@ def of_all_tasks(reports: Mapping[str, Report]) -> list[Table]:
     for task, report in reports.items():
         for of in report.comparisons:
             groups.setdefault(tables.at_lags(of.lags), {})[task] = of
-    found = []
+    found = [tables.overview(groups)]
     for at, by_task in groups.items():
         planned = {task: of.contrasts for task, of in by_task.items()}
         robust = {task: of.robustness for task, of in by_task.items() if of.robustness}
@@ -159,9 +159,7 @@ def chosen_levels(found: AlarmLevels) -> str:
 def as_json(report: Report) -> str:
     """The same for programs, in one line."""
     scores = {name: asdict(alarm.score_alarm(runs)) for name, runs in report.alarm.items()}
-    rows: dict[str, Any] = {
-        name: [asdict(row) for row in getattr(report, name)] for name in ("cells", "comparisons")
-    }
+    rows: dict[str, Any] = {name: [asdict(row) for row in getattr(report, name)] for name in ("cells", "comparisons")}
     chosen: dict[str, dict[int, float]] = {}
     for cell in report.chosen:
         chosen.setdefault(cell.method, {})[cell.lag] = cell.lr

@@ -1,7 +1,7 @@
 """How many runs does a core make in an hour? `python -m scripts.bench.stability.speed [--json]`.
 
 The same runs, seed by seed and side by side in one process: seconds of the processor's time, and whether the curves are
-the same. `python -m scripts.bench.stability --prepare` comes first.
+the same. 7 minutes of a core; `python -m scripts.bench.stability --prepare` comes first.
 """
 
 import json
@@ -15,7 +15,7 @@ from recipe.lag_simulator.grid import Folder, GridRun, config_of
 from recipe.lag_simulator.simulator import Row, Simulator
 from scripts.bench.stability.preset import METHODS, TASKS
 
-METHODS_MEASURED, LAG, LEARNING_RATE, FULL_RUN = ("vcpo", "vcpo_ess", "tis_seq"), 32, 3e-4, 300
+METHODS_MEASURED, LAG, LEARNING_RATE = ("vcpo", "vcpo_ess", "tis_seq"), 32, 3e-4
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Speed:
     side_by_side: int
     """Runs in one process."""
     alone_s: float
-    """Seconds of a core per run of `FULL_RUN` steps, one run after the other."""
+    """Seconds of a core per run, one run after the other."""
     together_s: float
     """The same, the runs side by side."""
     largest_difference: float
@@ -47,8 +47,7 @@ def measure(task: str, method: str, seeds: int, steps: int) -> Speed:
     middle = time.process_time()
     together = Simulator(configs).run()
     end = time.process_time()
-    part = seeds * steps / FULL_RUN
-    return Speed(method, seeds, (middle - start) / part, (end - middle) / part, difference(alone, together))
+    return Speed(method, seeds, (middle - start) / seeds, (end - middle) / seeds, difference(alone, together))
 
 
 def difference(alone: list[list[Row]], together: list[list[Row]]) -> float:
@@ -63,12 +62,12 @@ def difference(alone: list[list[Row]], together: list[list[Row]]) -> float:
     return max((abs(a - b) / max(abs(a), abs(b)) for a, b in different), default=0.0)
 
 
-def show(rows: list[Speed]) -> None:
+def show(rows: list[Speed], steps: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
     columns = ["method", "side by side", "alone, s/run", "together, s/run", "runs per core and hour", "difference"]
-    table = Table(*columns, title=f"Processor time of {FULL_RUN} steps at lag {LAG}")
+    table = Table(*columns, title=f"Processor time of {steps} steps at lag {LAG}")
     for row in rows:
         seconds = (f"{row.alone_s:.1f}", f"{row.together_s:.1f}", f"{row.runs_per_core_hour:.0f}")
         table.add_row(row.method, str(row.side_by_side), *seconds, f"{row.largest_difference:.1e}")
@@ -80,10 +79,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS_MEASURED, metavar="NAME")
     parser.add_argument(
-        "--seeds", type=whole_number(1), default=8, metavar="N", help="runs side by side (default: %(default)s)"
+        "--seeds", type=whole_number(1), default=4, metavar="N", help="runs side by side (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=whole_number(1), default=40, metavar="N", help="measured (default: %(default)s)"
+        "--steps", type=whole_number(1), default=300, metavar="N", help="of a run (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args(argv)
@@ -93,10 +92,10 @@ def main(argv: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     rows = [measure(arguments.task, method, arguments.seeds, arguments.steps) for method in arguments.methods]
-    show(rows)
+    show(rows, arguments.steps)
     if arguments.json:
         runs = [asdict(row) | {"runs_per_core_hour": row.runs_per_core_hour} for row in rows]
-        print(json.dumps({"task": arguments.task, "lag": LAG, "steps": FULL_RUN, "methods": runs}))
+        print(json.dumps({"task": arguments.task, "lag": LAG, "steps": arguments.steps, "methods": runs}))
     return 0
 
 

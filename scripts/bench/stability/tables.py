@@ -9,7 +9,7 @@ import pandas as pd
 
 from recipe.lag_simulator.analysis import LAST_SAMPLES, accuracy_after
 from scripts.bench.stability.cells import Cell, by_method, pooled_deviation
-from scripts.bench.stability.contrasts import Comparison, Contrast, reference
+from scripts.bench.stability.contrasts import SAME, Comparison, Contrast, reference
 from scripts.bench.stability.inference import (
     LEVEL,
     Difference,
@@ -97,6 +97,38 @@ def across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
         lines.append([f"`{method}`", *(text for cell in cells for text in cell), collapsed])
     columns = [text for task in of for text in (task.removesuffix("_lag"), f"less `{against}`", "p (Holm)")]
     return Table(title, ["method", *columns, "collapsed"], lines)
+
+
+def overview(groups: Mapping[str, Mapping[str, Comparison]]) -> Table:
+    """A line per method: points ahead of the reference on each task and group of lags, and all collapses at all rates.
+
+    Args:
+        groups: by the lags in words and by task.
+    """
+    tasks = list(dict.fromkeys(task for by_task in groups.values() for task in by_task))
+    places = [(task, at) for task in tasks for at in reversed(list(groups)) if task in groups[at]]
+    of = {(task, at): {row.method: row for row in groups[at][task].contrasts} for task, at in places}
+    tried = [row for by_task in groups.values() for compared in by_task.values() for row in compared.robustness]
+    lines = []
+    for method in dict.fromkeys(method for rows in of.values() for method in rows):
+        every = [row for row in tried if row.method == method]
+        runs = sum(row.runs for row in every)
+        collapsed = f"{sum(row.collapsed for row in every)} of {runs}" if runs else "-"
+        lines.append([f"`{method}`", *(_ahead(of[place].get(method)) for place in places), collapsed])
+    columns = [f"{task.removesuffix('_lag')}, {at}" for task, at in places]
+    return Table(
+        "Points ahead, at the method's best rates (in brackets: cannot be told apart)",
+        ["method", *columns, "collapsed, all rates"],
+        lines,
+    )
+
+
+def _ahead(row: Contrast | None) -> str:
+    """In brackets where the corrected test finds no difference."""
+    if row is None or math.isnan(row.corrected):
+        return "-" if row is None else "0"
+    points_ahead = f"{100 * row.difference.mean:+.1f}"
+    return f"({points_ahead})" if row.verdict == SAME else points_ahead
 
 
 def _on_a_task(row: Contrast | None) -> list[str]:
