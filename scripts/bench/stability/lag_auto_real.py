@@ -1,6 +1,5 @@
 """`async.lag=auto` and fixed lags on the real stack: what becomes of a run, and how long its trainer waits."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ import pandas as pd
 from tqdm import tqdm
 
 from recipe.lag_simulator.analysis import accuracy_after, collapse_step
-from scripts.bench.stability.preset import TASKS
+from scripts.bench.stability.real_stack import REAL, curve_of
 from scripts.bench.stability.tables import Table, percent
 from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
-from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
 METHOD, MAX_LAG, LAGS, LEARNING_RATE, STEPS = "none", 32, ("0", AUTO, "32"), 3e-4, 80
 """Without a correction: on the simulator every run collapses at this rate from lag 8 on."""
@@ -38,21 +36,12 @@ class RealRow:
     sampler_idle_share: float
 
 
-def curves(lag: str, run_dir: Path) -> pd.DataFrame:
-    """The steps of one run, which is made where it is missing.
-
-    Raises:
-        RuntimeError: the run failed.
-    """
-    if not (run_dir / "summary.json").is_file():
-        settings = [f"+task={TASKS['countdown'].preset}", f"method={METHOD}", f"async.lag={lag}"]
-        settings += [f"async.max_lag={MAX_LAG}"] if lag == AUTO else []
-        settings += ["async.exact_lag=false", f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}"]
-        settings += [f"trainer.total_training_steps={STEPS}", f"run_dir={run_dir}"]
-        command = [sys.executable, "-m", "recipe.fully_async_policy.main", *settings]
-        if code := subprocess.run(command, stdout=sys.stderr).returncode:
-            raise RuntimeError(f"{' '.join(command)}: exit code {code}")
-    return pd.DataFrame(read_metrics(run_dir)).assign(finite=1.0)  # the trainer stops at a parameter that is not
+def settings(lag: str) -> list[str]:
+    """Of a run at this lag."""
+    largest = [f"async.max_lag={MAX_LAG}"] if lag == AUTO else []
+    rate = f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}"
+    steps = f"trainer.total_training_steps={STEPS}"
+    return [f"method={METHOD}", f"async.lag={lag}", *largest, "async.exact_lag=false", rate, steps]
 
 
 def row(lag: str, curve: pd.DataFrame) -> RealRow:
@@ -76,9 +65,14 @@ def row(lag: str, curve: pd.DataFrame) -> RealRow:
 
 
 def measure(out: Path) -> list[RealRow]:
-    """One run at each lag; with those that `out` has from before."""
+    """One run at each lag; with those that `out` has from before.
+
+    Raises:
+        RuntimeError: a run failed.
+    """
     return [
-        row(lag, curves(lag, out / f"real-{METHOD}-{lag}")) for lag in tqdm(LAGS, desc="real stack", file=sys.stderr)
+        row(lag, curve_of(settings(lag), out / f"real-{METHOD}-{lag}"))
+        for lag in tqdm(LAGS, desc=REAL, file=sys.stderr)
     ]
 
 

@@ -21,25 +21,33 @@ LAG, STEPS, LEARNING_RATE = 32, 100, 3e-4
 REAL, SIMULATOR = "real stack", "simulator"
 
 
-def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
-    """The curve of one run of the real stack, made where it is missing.
+def curve_of(settings: Sequence[str], run_dir: Path) -> pd.DataFrame:
+    """The steps of one run of the real stack on `TASK`, which is made where it is missing.
 
     Raises:
         RuntimeError: the run failed.
     """
     if not (run_dir / "summary.json").is_file():
-        settings = [f"+task={TASK.preset}", f"method={run.method}", f"async.lag={run.lag}", f"data.seed={run.seed}"]
-        settings += [f"actor_rollout_ref.actor.optim.lr={run.lr}", f"trainer.total_training_steps={steps}"]
-        command = [sys.executable, "-m", "recipe.fully_async_policy.main", *settings, f"run_dir={run_dir}"]
-        if code := subprocess.run(command, stdout=sys.stderr).returncode:
-            raise RuntimeError(f"{' '.join(command)}: exit code {code}")
-    curve = pd.DataFrame(read_metrics(run_dir))
+        command = [sys.executable, "-m", "recipe.fully_async_policy.main", f"+task={TASK.preset}", *settings]
+        if code := subprocess.run([*command, f"run_dir={run_dir}"], stdout=sys.stderr).returncode:
+            raise RuntimeError(f"{' '.join(command)} run_dir={run_dir}: exit code {code}")
+    return pd.DataFrame(read_metrics(run_dir)).assign(finite=1.0)  # the trainer stops at a parameter that is not
+
+
+def run_real(run: GridRun, steps: int, run_dir: Path) -> pd.DataFrame:
+    """The curve of one run at an exact lag.
+
+    Raises:
+        RuntimeError: the run failed, or a batch was of another lag.
+    """
+    settings = [f"method={run.method}", f"async.lag={run.lag}", f"data.seed={run.seed}"]
+    settings += [f"actor_rollout_ref.actor.optim.lr={run.lr}", f"trainer.total_training_steps={steps}"]
+    curve = curve_of(settings, run_dir)
     wrong = set(curve.loc[curve["step"] > run.lag, "lag_max"]) - {run.lag}
     if wrong:
         raise RuntimeError(
             f"{run_dir / METRICS_FILE}: lags {sorted(wrong)} after step {run.lag}, not exactly {run.lag}"
         )
-    curve["finite"] = 1.0  # the trainer stops at a parameter that is not
     return curve
 
 
