@@ -86,7 +86,7 @@ class CollapseAlarm:
             steps, before = self._spike
             self._spike = (steps + 1, before) if steps < levels.window else None
         if full and not norm <= levels.spike * usual and self._spike is None:
-            self._spike, self._small_steps = (0, usual), 0
+            self._spike = (0, usual)
         if math.isfinite(norm):
             self._norms.append(norm)
         small = self._spike is not None and norm < levels.vanish * self._spike[1]

@@ -102,6 +102,22 @@ def test_runs_that_cannot_be_compared_are_refused(
         assert said in capsys.readouterr().err
 
 
+def test_some_lags_are_reported_by_themselves(
+    curves: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = published(curves, tmp_path / "both.parquet", task="countdown_lag")
+    assert set(read_curves([file], [32])["countdown_lag"]["lag"]) == {32}
+    assert stability_report.main([str(file), "--lags", "32", "64"]) == 2
+    assert "--lags 64: the files have runs at 0, 32 only" in capsys.readouterr().err
+
+
+def test_the_figure_by_lag_leaves_out_methods_that_were_run_at_lag_0_only(curves: pd.DataFrame, tmp_path: Path) -> None:
+    at_zero = curve([0.2, 0.3, 0.3, 0.3, *[0.4] * 5], method="topr", lag=0, seed=1, lr=1e-3)
+    smaller = curves[curves["lag"] == 32].assign(lag=8)
+    files = write({"countdown_lag": make_report(pd.concat([curves, smaller, at_zero]), STEPS)}, tmp_path)
+    assert (tmp_path / "lags.png") in files and (tmp_path / "lags.png").stat().st_size > 10_000
+
+
 def published(curves: pd.DataFrame, file: Path, **settings: object) -> Path:
     """As scripts.bench.stability writes them."""
     table = curves.copy()

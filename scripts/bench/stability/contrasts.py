@@ -16,17 +16,6 @@ SAME = "cannot be told apart"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All methods at one group of lags."""
-
-    lags: Sequence[int]
-    contrasts: list["Contrast"]
-    """Each method at the rate chosen for its lag."""
-    robustness: list["Contrast"]
-    """The mean over the rates; nothing where there is one."""
-
-
-@dataclass(frozen=True)
 class Contrast:
     """A method against the reference."""
 
@@ -52,6 +41,17 @@ class Contrast:
         if self.corrected >= 1 - LEVEL:
             return SAME
         return "better" if self.difference.mean > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods at one group of lags."""
+
+    lags: Sequence[int]
+    contrasts: list[Contrast]
+    """Each method at the rate chosen for its lag."""
+    robustness: list[Contrast]
+    """The mean over the rates; nothing where there is one."""
 
 
 def reference(cells: Sequence[Cell]) -> str | None:

@@ -56,7 +56,7 @@ def draw_all(curves: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
 
 
 def _lags(curves: pd.DataFrame) -> list[int]:
-    """Those of the reference above 0."""
+    """The lags above 0 that the reference was run at."""
     return sorted({int(lag) for lag in curves.loc[curves["method"] == REFERENCES[0], "lag"]} - {0})
 
 
@@ -76,7 +76,8 @@ def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
     cells = by_method(summarise(curves, int(curves["step"].max())))
     ends: list[tuple[float, _Line]] = [(0.0, _Line(REFERENCES[0], "VCPO, step size only", "0.4"))]
     axis.axhline(0, color="0.4", linewidth=1)
-    shown = [line for line in LINES if line.method not in ("none", *REFERENCES[:1]) and line.method in cells]
+    compared = {method for method, at in cells.items() if set(at) & set(lags)} - {"none", REFERENCES[0]}
+    shown = [line for line in LINES if line.method in compared]
     for number, line in enumerate(shown):
         at = [lag for lag in lags if lag in cells[line.method]]
         found = [welch(cells[line.method][lag].accuracies, cells[REFERENCES[0]][lag].accuracies) for lag in at]
@@ -87,11 +88,7 @@ def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
         ends.append((means[-1], line))
     axis.set(xlabel="lag k, in policy updates", xlim=(-0.4, len(lags) - 0.6))
     axis.set_xticks(range(len(lags)), [str(lag) for lag in lags])
-    room = 0.06 * (axis.get_ylim()[1] - axis.get_ylim()[0])
-    for (_, line), height in zip(sorted(ends), _apart([end for end, _ in sorted(ends)], room), strict=True):
-        axis.annotate(f" {line.label}", (len(lags) - 0.6, height), color=line.color, va="center", annotation_clip=False)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    _name_lines(axis, ends, len(lags) - 0.6)
 
 
 def methods(curves: Mapping[str, pd.DataFrame]) -> Any:
@@ -131,9 +128,21 @@ def _methods(axis: Any, curves: pd.DataFrame, with_note: bool) -> None:
             note = f" before: answers of the first policy only\n from step {lag + 2} on: of trained policies"
             axis.annotate(note, (lag, 1), color="0.4", va="bottom", fontsize="small")
     axis.set(xlim=(0, last), ylim=(0, None), xlabel="policy updates")
-    room = 0.06 * axis.get_ylim()[1]
-    for (_, line), height in zip(sorted(ends), _apart([end for end, _ in sorted(ends)], room), strict=True):
-        axis.annotate(f" {line.label}", (last, height), color=line.color, va="center", annotation_clip=False)
+    _name_lines(axis, ends, last)
+
+
+def _name_lines(axis: Any, ends: Sequence[tuple[float, _Line]], right: float) -> None:
+    """Each line's label beside its end, instead of a legend.
+
+    Args:
+        axis: with its limits set.
+        ends: the height at which each line ends.
+        right: where the axis ends.
+    """
+    low, high = axis.get_ylim()
+    heights = _apart([end for end, _ in sorted(ends)], 0.06 * (high - low))
+    for (_, line), height in zip(sorted(ends), heights, strict=True):
+        axis.annotate(f" {line.label}", (right, height), color=line.color, va="center", annotation_clip=False)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 
