@@ -62,6 +62,5 @@ class ActorCritic(LossMethod):
 
     def _values(self, batch: Batch) -> Tensor:
         """[B, T] before each response token; 0 outside the mask."""
-        prompt, prompt_mask = batch.distinct_prompts
-        values = self._critic.outputs(prompt[None], prompt_mask[None], batch.response[None])[0, ..., 0]
-        return torch.where(batch.mask, values, 0.0)
+        values = self._critic.outputs(batch.tree)[0, :, 0]  # [M - C]
+        return torch.where(batch.mask, values[batch.tree.parent[0]], 0.0)

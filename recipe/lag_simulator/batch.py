@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Generator, Tensor
@@ -9,6 +10,7 @@ from torch import Generator, Tensor
 from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.task import Task, TokenizedPrompts
+from recipe.lag_simulator.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,32 @@ class Batch:
     def __len__(self) -> int:
         return len(self.reward)
 
-    @property
-    def distinct_prompts(self) -> tuple[Tensor, Tensor]:
-        """[N, P] tokens and mask, adjacent repeats left out where there are as many of each; otherwise N = B."""
+    @cached_property
+    def tree(self) -> TokenTree:
+        """The sequences, common beginnings once."""
         _, counts = self.prompt.unique_consecutive(dim=0, return_counts=True)
         samples = int(counts[0]) if (counts == counts[0]).all() else 1
-        return self.prompt[::samples], self.prompt_mask[::samples]
+        return TokenTree.of(self.prompt[::samples], self.prompt_mask[::samples], self.response, self.mask)
+
+    @cached_property
+    def separate(self) -> TokenTree:
+        """The sequences, each by itself."""
+        return TokenTree.of(self.prompt, self.prompt_mask, self.response, self.mask, shared=False)
+
+    @cached_property
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """[D] one row of each of the D distinct sequences, and [B] which of them a row is."""
+        known: dict[tuple[int, ...], int] = {}
+        first, which = list[int](), list[int]()
+        lengths = self.mask.sum(dim=1).tolist()
+        for row, (prompt, response, length) in enumerate(
+            zip(self.prompt.tolist(), self.response.tolist(), lengths, strict=True)
+        ):
+            number = known.setdefault((*prompt, *response[:length]), len(first))
+            which.append(number)
+            if number == len(first):
+                first.append(row)
+        return torch.tensor(first), torch.tensor(which)
 
     def rows(self, rows: slice | Tensor) -> "Batch":
         """Some of the sequences."""
@@ -63,8 +85,7 @@ def roll_out(
         prompts: as many for each policy, equally wide.
         generators: of each policy; it makes the same draws as without the others.
     """
-    tokens, masks = torch.stack([p.tokens for p in prompts]), torch.stack([p.mask for p in prompts])
-    drawn = sample(Policy.together(policies), tokens, masks, samples, max_tokens, generators)
+    drawn = sample(Policy.together(policies), prompts, samples, max_tokens, generators)
     batches = []
     for own, response, log_prob, mask in zip(prompts, *drawn, strict=True):
         longest = int(mask.sum(dim=1).max())

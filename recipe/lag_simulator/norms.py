@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recipe.lag_simulator.policy import EMBEDDING, ParameterTap, Policy, Taps
+from recipe.lag_simulator.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,16 @@ class BlockGradient:
     """[B, S, d_out] row i: the gradient of score_i with respect to the outputs."""
 
 
-def block_gradients(score: Tensor, taps: Taps) -> dict[str, BlockGradient]:
+def block_gradients(score: Tensor, taps: Taps, tree: TokenTree) -> dict[str, BlockGradient]:
     """By block.
 
     Args:
         score: [B]; score_i depends on sequence i only.
         taps: of the forward pass that led to `score`.
+        tree: of that pass; every list is of one sequence.
     """
-    uses = [tap.given for tap in taps.values()]
-    flat = iter(torch.autograd.grad(score.sum(), [given for of in uses for given in of]))
-    return {name: _joined(tap, [next(flat)[0, :, 0] for _ in tap.given]) for name, tap in taps.items()}
+    given = torch.autograd.grad(score.sum(), [tap.given for tap in taps.values()])
+    return {name: _by_sequence(tap, of, tree) for (name, tap), of in zip(taps.items(), given, strict=True)}
 
 
 @torch.no_grad()
@@ -57,10 +58,18 @@ def weighted_gradient(coefficient: Tensor, gradients: dict[str, BlockGradient], 
     return policy.joined({name: _weighted(g, factor, tokens) for name, g in gradients.items()})
 
 
-def _joined(tap: ParameterTap, given: list[Tensor]) -> BlockGradient:
-    """All uses of a block, one after the other along S."""
-    taken = [part for part in tap.taken if part is not None]
-    return BlockGradient(tap.kind, torch.cat(taken, dim=1) if taken else None, torch.cat(given, dim=1))
+def _by_sequence(tap: ParameterTap, given: Tensor, tree: TokenTree) -> BlockGradient:
+    """From [1, M or M - C, ...] of nodes; `given` is 0 on padding."""
+    listed, filled = tree.listed[0], tree.filled[0]
+    if given.shape[1] < tree.token.shape[1]:
+        first = tree.prompt_length - 1
+        listed, filled = (listed[:, first:] - tree.context).clamp(min=0), filled[:, first:]
+
+    def spread(of_nodes: Tensor) -> Tensor:
+        return of_nodes[0].index_select(0, listed.flatten()).unflatten(0, listed.shape)
+
+    taken = None if tap.taken is None else spread(tap.taken)
+    return BlockGradient(tap.kind, taken, spread(given).mul_(filled[..., None]))
 
 
 def _squared_norm(gradient: BlockGradient) -> Tensor:

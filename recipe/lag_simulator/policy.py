@@ -1,15 +1,15 @@
 """The warm start's architecture (Qwen2: RMSNorm, rotary positions, grouped queries, SwiGLU) in plain torch.
 
-Static shapes: prompts are padded on the left to P tokens, responses on the right to T. All but the last token of a
-prompt are read once, whatever the number of samples, and of the last layer only their keys and values; what follows,
-the last token and the response, attends to them. R policies of one shape run side by side: tensors begin with [R].
+What is known beforehand is read as a tree of tokens: common beginnings once, and of the last layer only the keys and
+values of what nothing is predicted after. What is drawn goes on after it, token by token. R policies of one shape run
+side by side: tensors begin with [R].
 """
 
 import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from recipe.lag_simulator.tree import TokenTree
+
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 KeysValues = tuple[Tensor, Tensor]
-"""Of one layer, both [R, N, samples, kv_heads, L, d]."""
+"""Of one layer, both [G, kv_heads, L, d] of G lists of L tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,19 @@ class PolicyShape:
 
 @dataclass(frozen=True)
 class ParameterTap:
-    """What a block of parameters took in and gave out, each time it was used: all that its gradient is made of."""
+    """What a block of parameters took in and gave out: all that its gradient is made of."""
 
     kind: str
     """linear, bias, scale (RMSNorm's weight) or embedding."""
-    taken: list[Tensor | None] = field(default_factory=list)
-    """[B, S, d_in] inputs, detached; [B, S] token ids of an embedding; None for a bias."""
-    given: list[Tensor] = field(default_factory=list)
-    """Outputs [..., S, d_out], part of the graph."""
+    taken: Tensor | None
+    """[1, M, d_in] inputs, detached; [1, M] token ids of an embedding; None for a bias; of M - C nodes after the last
+    attention."""
+    given: Tensor
+    """[1, M, d_out] outputs, part of the graph; [1, M - C, d_out] after the last attention."""
 
 
 Taps = dict[str, ParameterTap]
-"""By block, of one policy and responses that share no prompt."""
+"""By block, of one policy."""
 
 
 def parameter_blocks(layers: int) -> dict[str, list[str]]:
@@ -133,27 +136,16 @@ class Policy:
         """[1, D] from what belongs to one policy's blocks."""
         return torch.cat([blocks[name].flatten() for name in self._blocks])[None]
 
-    def log_probs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: Taps | None = None) -> Tensor:
-        """[R, B, T, V] log-probabilities of every token at each response position; arguments as of `outputs`."""
-        return self.outputs(prompt, prompt_mask, response, taps).log_softmax(dim=-1)
-
-    def outputs(self, prompt: Tensor, prompt_mask: Tensor, response: Tensor, taps: Taps | None = None) -> Tensor:
-        """[R, B, T, V] what the head makes of the state before each response token.
+    def outputs(self, tree: TokenTree, taps: Taps | None = None) -> Tensor:
+        """[R, M - C, V] what the head makes of the states of those nodes that response tokens come after.
 
         Args:
-            prompt: [R, N, P] padded on the left; N divides B, the responses to a prompt are adjacent.
-            prompt_mask: [R, N, P] false on padding.
-            response: [R, B, T] padded on the right with any token; padding influences no earlier position.
-            taps: filled with every block's tap; N = B then.
+            tree: R trees.
+            taps: filled with every block's tap.
         """
         weights = self.weights()
-        before = self.read(weights, prompt[..., :-1], prompt_mask[..., :-1], taps)
-        response = response.unflatten(1, (prompt.shape[1], -1))  # [R, N, samples, T]
-        last = prompt[:, :, None, -1:].expand(*response.shape[:3], 1)
-        tokens = torch.cat([last, response[..., :-1]], dim=-1)  # the last token is predicted only
-        rotation = self.rotation(first_position(prompt_mask) + torch.arange(tokens.shape[-1]))
-        hidden, _ = self.extend(weights, tokens, rotation, before, padding_bias(prompt_mask), [], taps)
-        return self.head(weights, hidden, taps).flatten(1, 2)
+        hidden, _ = self.read(weights, tree, taps)
+        return self.head(weights, hidden, taps)
 
     def weights(self) -> dict[str, Tensor]:
         """The blocks, [R, rows, columns] or [R, entries], part of the graph of `flat`."""
@@ -163,110 +155,122 @@ class Policy:
         return {b: part.unflatten(1, (rows[b], *rest[b])) for b, part in zip(rows, parts, strict=True)}
 
     def read(
-        self, weights: dict[str, Tensor], tokens: Tensor, mask: Tensor, taps: Taps | None = None
-    ) -> list[KeysValues]:
-        """[R, N, P] -> each layer's keys and values, every position seeing itself and the unpadded ones before it."""
-        length = tokens.shape[-1]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        seen = (causal & mask[:, :, None]) | torch.eye(length, dtype=torch.bool)
-        unseen = _minus_infinity(seen)[:, :, None, None, None]  # [R, N, 1, 1, 1, P, P]
-        rotation = self.rotation((mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, :, None])
-        x = self._embed(weights, tokens[:, :, None], taps)
-        read: list[KeysValues] = []
+        self, weights: dict[str, Tensor], tree: TokenTree, taps: Taps | None = None
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """[R, M - C, H] the last hidden states of the nodes after C, and each layer's keys and values, G = R * N."""
+        listed, place = tree.listed.flatten(0, 1), tree.place
+        rotation, unseen = self.rotation(tree.position.flatten(0, 1)), ~tree.seen.flatten(0, 1)
+        x, bias, kept = self._embed(weights, tree.token, taps), self._bias(unseen), list[KeysValues]()
         for layer in range(self.shape.layers):
-            query, key, value = self._attention_inputs(weights, layer, x, rotation, taps)
-            read.append((key, value))
-            if layer + 1 < self.shape.layers:
-                mixed = _attend(query, [(key, value, unseen)])
-                x = self._after_attention(weights, layer, x, mixed, taps)
-        return read
+            query, key, value = self._attention_inputs(weights, layer, x, listed, rotation, taps)
+            kept.append((key, value))
+            if layer + 1 == self.shape.layers:
+                first = tree.prompt_length - 1
+                x, place, bias = x[:, tree.context :], tree.place_after, self._bias(unseen[:, first:])
+                query = query[..., first:, :]
+            x = self._after_attention(weights, layer, x, _attend(query, key, value, bias), place, taps)
+        return self._norm(weights, x, FINAL_NORM, taps), kept
 
     def extend(
         self,
         weights: dict[str, Tensor],
-        tokens: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        before: list[KeysValues],
-        padding: Tensor,
-        own: list[KeysValues],
-        taps: Taps | None = None,
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """Go on after the prompts.
+        token: Tensor,
+        listed: Tensor,
+        place: Tensor,
+        position: Tensor,
+        seen: Tensor,
+        kept: list[KeysValues],
+    ) -> Tensor:
+        """[R, W, H] the last hidden states of W more tokens of each policy, S in each of G lists.
 
         Args:
-            tokens: [R, N, samples, S] the next ones.
-            rotation: to their positions.
-            before: of the prompts but for their last tokens, [R, N, 1 or samples, kv_heads, P - 1, d].
-            padding: [R, N, 1, 1, 1, P - 1], -inf on the prompts' padding.
-            own: of the tokens between the prompts and `tokens`; empty where there are none.
-
-        Returns:
-            [R, N, samples, S, H] the last hidden states, and `own` with the keys and values of `tokens`.
+            token: [R, W] the next ones.
+            listed: [G, S] which of all R * W tokens; on padding any.
+            place: [R, W] where a token is listed, among all G * S places; on padding any.
+            position: [G, 1] of the tokens.
+            seen: [G, S, L] true for what comes before in its list, and itself.
+            kept: keys and values; the newest are written before L.
         """
-        length = tokens.shape[-1]
-        later = _minus_infinity(torch.ones(length, length, dtype=torch.bool).tril()) if length > 1 else None
-        x = self._embed(weights, tokens, taps)
-        grown: list[KeysValues] = []
+        rotation, bias = self.rotation(position), self._bias(~seen)
+        x, newest = self._embed(weights, token, None), slice(seen.shape[2] - seen.shape[1], seen.shape[2])
         for layer in range(self.shape.layers):
-            query, key, value = self._attention_inputs(weights, layer, x, rotation, taps)
-            if own:
-                key, value = (torch.cat(parts, dim=-2) for parts in zip(own[layer], (key, value), strict=True))
-            grown.append((key, value))
-            mixed = _attend(query, [(*before[layer], padding), (key, value, later)])
-            x = self._after_attention(weights, layer, x, mixed, taps)
-        return self._norm(weights, x, FINAL_NORM, taps), grown
+            query, *new = self._attention_inputs(weights, layer, x, listed, rotation, None)
+            for of, part in zip(kept[layer], new, strict=True):
+                of[:, :, newest] = part
+            key, value = (of[:, :, : newest.stop] for of in kept[layer])
+            x = self._after_attention(weights, layer, x, _attend(query, key, value, bias), place, None)
+        return self._norm(weights, x, FINAL_NORM, None)
 
     def head(self, weights: dict[str, Tensor], hidden: Tensor, taps: Taps | None = None) -> Tensor:
         """[..., S, V] of [..., S, H] hidden states."""
         return self._linear(weights, hidden, HEAD, taps)
 
     def rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., S] positions -> cosines and sines, [..., 1, S, d]."""
+        """[G, L] positions -> cosines and signed sines, [G, 1, L, d]."""
         half = self.shape.head_size // 2
         frequency = torch.exp(torch.arange(half) * (-math.log(self.shape.rope_theta) / half))
-        angle = (position[..., None] * frequency).repeat(*[1] * position.ndim, 2).unsqueeze(-3)
-        return angle.cos(), angle.sin()
+        angle = torch.arange(int(position.max()) + 1)[:, None] * frequency  # [positions, d / 2]
+        sine = angle.sin()
+        tables = angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)
+        cosine, sine = (F.embedding(position, table)[:, None] for table in tables)
+        return cosine, sine
+
+    def _bias(self, unseen: Tensor) -> Tensor:
+        """[G * kv_heads, heads per key * S, L] for scores: -inf where `unseen` [G, S, L], otherwise 0."""
+        shape = self.shape
+        bias = torch.zeros(unseen.shape).masked_fill_(unseen, -torch.inf)[:, None, None]
+        return bias.expand(-1, shape.kv_heads, shape.heads // shape.kv_heads, -1, -1).flatten(2, 3).flatten(0, 1)
 
     def _attention_inputs(
-        self, weights: dict[str, Tensor], layer: int, x: Tensor, rotation: tuple[Tensor, Tensor], taps: Taps | None
+        self,
+        weights: dict[str, Tensor],
+        layer: int,
+        x: Tensor,
+        listed: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        taps: Taps | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [..., kv_heads, heads per key, S, d]; rotated keys and values [..., kv_heads, S, d]."""
+        """Rotated queries [G, kv_heads, heads per key, L, d], rotated keys and values [G, kv_heads, L, d] of lists."""
         shape, prefix = self.shape, f"model.layers.{layer}"
         x = self._norm(weights, x, f"{prefix}.input_layernorm.weight", taps)
         mixed = self._linear(weights, x, f"{prefix}.self_attn.qkv.weight", taps, f"{prefix}.self_attn.qkv.bias")
-        mixed = mixed.unflatten(-1, (-1, shape.head_size)).transpose(-2, -3)  # [..., heads + 2 kv_heads, S, d]
-        turned, value = mixed.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=-3)
+        mixed = mixed.flatten(0, 1).index_select(0, listed.flatten())
+        mixed = mixed.view(*listed.shape, -1, shape.head_size).transpose(1, 2)  # [G, heads + 2 kv_heads, L, d]
+        turned, value = mixed.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=1)
         cosine, sine = rotation
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * cosine + torch.cat([-second, first], dim=-1) * sine
-        query, key = turned.split([shape.heads, shape.kv_heads], dim=-3)
-        return query.unflatten(-3, (shape.kv_heads, -1)), key, value
+        turned = torch.addcmul(turned * cosine, turned.roll(shape.head_size // 2, dims=-1), sine)
+        query, key = turned.split([shape.heads, shape.kv_heads], dim=1)
+        return query.unflatten(1, (shape.kv_heads, -1)), key, value
 
     def _after_attention(
-        self, weights: dict[str, Tensor], layer: int, x: Tensor, mixed: Tensor, taps: Taps | None
+        self,
+        weights: dict[str, Tensor],
+        layer: int,
+        x: Tensor,
+        attended: Tensor,
+        place: Tensor,
+        taps: Taps | None,
     ) -> Tensor:
-        """[..., S, H] after the layer; `mixed` [..., S, heads * d]."""
+        """[R, M, H] after the layer; `attended` [G, L, heads * d] of lists, `place` [R, M] in them."""
         prefix = f"model.layers.{layer}"
+        mixed = attended.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
         x = x + self._linear(weights, mixed, f"{prefix}.self_attn.o_proj.weight", taps)
         y = self._norm(weights, x, f"{prefix}.post_attention_layernorm.weight", taps)
         gate, up = self._linear(weights, y, f"{prefix}.mlp.gate_up.weight", taps).chunk(2, dim=-1)
         return x + self._linear(weights, F.silu(gate) * up, f"{prefix}.mlp.down_proj.weight", taps)
 
-    def _embed(self, weights: dict[str, Tensor], tokens: Tensor, taps: Taps | None) -> Tensor:
+    def _embed(self, weights: dict[str, Tensor], token: Tensor, taps: Taps | None) -> Tensor:
         table = weights[EMBEDDING]
-        runs, size = table.shape[:2]
-        offset = torch.arange(runs).view(-1, *[1] * (tokens.ndim - 1)) * size
-        x = F.embedding(tokens + offset, table.flatten(0, 1))
-        _tap(taps, EMBEDDING, "embedding", tokens, x)
+        first = torch.arange(len(table))[:, None] * table.shape[1]
+        x = F.embedding(token + first, table.flatten(0, 1))
+        _tap(taps, EMBEDDING, "embedding", token, x)
         return x
 
     def _linear(
         self, weights: dict[str, Tensor], x: Tensor, name: str, taps: Taps | None, bias: str | None = None
     ) -> Tensor:
-        rows = x.flatten(1, -2)  # [R, rows, d_in]
         weight = weights[name].mT
-        y = torch.baddbmm(weights[bias][:, None], rows, weight) if bias else torch.bmm(rows, weight)
-        y = y.unflatten(1, x.shape[1:-1])
+        y = torch.baddbmm(weights[bias][:, None], x, weight) if bias else torch.bmm(x, weight)
         _tap(taps, name, "linear", x.detach(), y)
         if bias:
             _tap(taps, bias, "bias", None, y)
@@ -274,52 +278,30 @@ class Policy:
 
     def _norm(self, weights: dict[str, Tensor], x: Tensor, name: str, taps: Taps | None) -> Tensor:
         unit = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.shape.norm_eps)
-        y = unit * weights[name].view(len(x), *[1] * (x.ndim - 2), -1)
+        y = unit * weights[name][:, None]
         _tap(taps, name, "scale", unit.detach(), y)
         return y
 
 
-def _attend(query: Tensor, parts: list[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
-    """Softmax attention over several stretches of keys and values.
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Softmax attention.
 
     Args:
-        query: [..., kv_heads, heads per key, S, d].
-        parts: keys and values [..., kv_heads, L, d], and what is added to the scores, [..., S, L] or None.
+        query: [G, kv_heads, heads per key, S, d].
+        key: [G, kv_heads, L, d].
+        value: the same.
+        bias: [G * kv_heads, heads per key * S, L] added to the scores.
 
     Returns:
-        [..., S, heads * d].
+        [G, S, heads * d].
     """
-    group, length, size = query.shape[-3:]
-    rows = query.flatten(-3, -2) * size**-0.5  # [..., kv_heads, group * S, d]
-    scores = []
-    for key, _, bias in parts:
-        score = (rows @ key.mT).unflatten(-2, (group, length))
-        scores.append(score if bias is None else score + bias)
-    weight = torch.cat(scores, dim=-1).softmax(dim=-1).flatten(-3, -2)
-    split = weight.split([key.shape[-2] for key, _, _ in parts], dim=-1)
-    mixed = [share @ value for share, (_, value, _) in zip(split, parts, strict=True)]
-    total = mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1]
-    return total.unflatten(-2, (group, length)).flatten(-4, -3).transpose(-2, -3).flatten(-2)
-
-
-def _minus_infinity(allowed: Tensor) -> Tensor:
-    """0 where allowed, otherwise -inf."""
-    return torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-
-
-def padding_bias(prompt_mask: Tensor) -> Tensor:
-    """[R, N, P] -> [R, N, 1, 1, 1, 1, P - 1] for the scores of keys before the prompts' last tokens."""
-    return _minus_infinity(prompt_mask[..., :-1])[:, :, None, None, None, None]
-
-
-def first_position(prompt_mask: Tensor) -> Tensor:
-    """[R, N, P] -> [R, N, 1, 1] positions of the prompts' last tokens."""
-    return prompt_mask.sum(dim=-1)[:, :, None, None] - 1
+    rows = query.flatten(2, 3).flatten(0, 1)  # [G * kv_heads, heads per key * S, d]
+    scores = torch.baddbmm(bias, rows, key.flatten(0, 1).mT, alpha=query.shape[-1] ** -0.5)
+    mixed = scores.softmax(dim=-1) @ value.flatten(0, 1)
+    return mixed.view(query.shape).flatten(1, 2).transpose(1, 2).flatten(2)
 
 
 def _tap(taps: Taps | None, name: str, kind: str, taken: Tensor | None, given: Tensor) -> None:
-    """Note one use of a block; `taken` [1, B, 1, S, d_in] or [1, B, 1, S], `given` [1, B, 1, S, d_out]."""
+    """Note the use of a block."""
     if taps is not None:
-        tap = taps.setdefault(name, ParameterTap(kind))
-        tap.taken.append(None if taken is None else taken[0, :, 0])
-        tap.given.append(given)
+        taps[name] = ParameterTap(kind, taken, given)

@@ -70,9 +70,8 @@ class Run:
     def _accuracy(self, samples: int, generator: torch.Generator | None) -> float:
         """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
         held_out, longest = self._task.held_out, self._config.data.max_response_length
-        tokens, mask = held_out.tokens[None], held_out.mask[None]
         generators = None if generator is None else [generator]
-        response, _, _ = sample(self.policy, tokens, mask, samples, longest, generators)
+        response, _, _ = sample(self.policy, [held_out], samples, longest, generators)
         return self._task.accuracy(response[0], held_out.problems)
 
     def wants(self, step: int) -> bool:

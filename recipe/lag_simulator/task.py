@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from recipe.lag_simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
+
+_READ_TOGETHER = 128
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,13 @@ class TokenizedPrompts:
     problems: list[Problem]
 
     def __len__(self) -> int:
-        return len(self.problems)
+        return len(self.tokens)
+
+    @cached_property
+    def trees(self) -> list[TokenTree]:
+        """The prompts, so many of them in each tree that their states fit the processor's caches."""
+        parts = zip(self.tokens.split(_READ_TOGETHER), self.mask.split(_READ_TOGETHER), strict=True)
+        return [TokenTree.of(tokens, mask, tokens[:, :1], torch.ones(len(tokens), 1).bool()) for tokens, mask in parts]
 
     def take(self, rows: list[int]) -> "TokenizedPrompts":
         """The problems of these rows."""

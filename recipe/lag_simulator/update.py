@@ -15,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from recipe.lag_simulator.batch import Batch
-from recipe.lag_simulator.norms import BlockGradient, block_gradients, squared_norms, weighted_gradient
-from recipe.lag_simulator.policy import ParameterTap, Policy, Taps
+from recipe.lag_simulator.norms import block_gradients, squared_norms, weighted_gradient
+from recipe.lag_simulator.policy import Policy, Taps
+from recipe.lag_simulator.tree import TokenTree
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
 from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
@@ -43,15 +44,19 @@ class Update:
     estimate: Estimate | None = None
 
 
-def all_log_probs(policy: Policy, batch: Batch, taps: Taps | None = None) -> Tensor:
-    """[B, T, V] log-probabilities of every token; with `taps` each sequence has its prompt to itself."""
-    prompt, mask = batch.distinct_prompts if taps is None else (batch.prompt, batch.prompt_mask)
-    return policy.log_probs(prompt[None], mask[None], batch.response[None], taps)[0]
+def node_log_probs(policy: Policy, tree: TokenTree, taps: Taps | None = None) -> Tensor:
+    """[M - C, V] log-probabilities of every token after the tree's nodes."""
+    return policy.outputs(tree, taps)[0].log_softmax(dim=-1)
 
 
-def sampled_log_probs(policy: Policy, batch: Batch, taps: Taps | None = None) -> Tensor:
-    """[B, T] log-probabilities of the sampled tokens; `taps` as of `all_log_probs`."""
-    return all_log_probs(policy, batch, taps).gather(2, batch.response[..., None])[..., 0]
+def of_tokens(log_probs: Tensor, tree: TokenTree, response: Tensor) -> Tensor:
+    """[B, T] of the response's tokens, from those of all, [M - C, V]."""
+    return log_probs.take(tree.parent[0] * log_probs.shape[1] + response)
+
+
+def sampled_log_probs(policy: Policy, batch: Batch) -> Tensor:
+    """[B, T] log-probabilities of the sampled tokens."""
+    return of_tokens(node_log_probs(policy, batch.tree), batch.tree, batch.response)
 
 
 def log_probs_of(policy: Policy, batch: Batch, rows: Tensor) -> Tensor:
@@ -135,23 +140,24 @@ class VCPOMethod:
         return log_prob.detach(), None, weighted
 
     def _with_norms(self, policy: Policy, batch: Batch) -> Measured:
-        """Of the sequences with a signal; the others only need their log-probs, their norms are 1."""
-        rows, taps, gradients = self._have_signal(batch), dict[str, ParameterTap](), dict[str, BlockGradient]()
-        log_prob = torch.empty_like(batch.rollout_log_prob)
-        norm = torch.ones(len(batch), dtype=torch.float64)
+        """Of the distinct sequences with a signal; the others only need their log-probs, their norms are 1."""
+        rows = self._have_signal(batch)
+        log_prob, norm = torch.empty_like(batch.rollout_log_prob), torch.ones(len(batch), dtype=torch.float64)
         if not rows.all():
             with torch.no_grad():
                 log_prob[~rows] = sampled_log_probs(policy, batch.rows(~rows))
-        if rows.any():
-            part = batch.rows(rows)
-            own = sampled_log_probs(policy, part, taps)
-            gradients = block_gradients(self._score(own, part), taps)
-            log_prob[rows], norm[rows] = own.detach(), squared_norms(gradients)
+        if not rows.any():
+            return log_prob, norm, lambda coefficient: torch.zeros_like(policy.flat)
+        part, taps = batch.rows(rows), Taps()
+        first, which = part.distinct
+        only = part.rows(first)
+        own = of_tokens(node_log_probs(policy, only.separate, taps), only.separate, only.response)
+        gradients = block_gradients(self._score(own, only), taps, only.separate)
+        log_prob[rows], norm[rows] = own.detach()[which], squared_norms(gradients)[which]
 
         def weighted(coefficient: Tensor) -> Tensor:
-            return (
-                weighted_gradient(coefficient[rows], gradients, policy) if gradients else torch.zeros_like(policy.flat)
-            )
+            total = coefficient.new_zeros(len(first)).index_add_(0, which, coefficient[rows])
+            return weighted_gradient(total, gradients, policy)
 
         return log_prob, norm, weighted
 
@@ -196,11 +202,11 @@ class LossMethod:
         extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
-                every = all_log_probs(policy, batch)
-            fields["old_log_probs"] = every.gather(2, batch.response[..., None])[..., 0]
+                every = node_log_probs(policy, batch.tree)
+            fields["old_log_probs"] = of_tokens(every, batch.tree, batch.response)
             fields |= self._correct(fields["old_log_probs"], batch)
             if self._actor.calculate_sum_pi_squared:
-                extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)  # [B, T]
+                extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)[batch.tree.parent[0]]  # [B, T]
                 extra["rollout_is_weights"] = fields.get("rollout_is_weights")
         fields["advantages"] = self._advantages(
             token_level_rewards=token_rewards(batch),

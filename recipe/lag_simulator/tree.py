@@ -1,0 +1,175 @@
+"""Sequences as a tree of tokens: a beginning that several of them share is there once, and computed once.
+
+Every response of a group begins with the same prompt, and of their own beginnings about half are distinct.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """R trees of M nodes, each a token after its ancestors; N lists of L nodes that attend to each other.
+
+    The first C nodes belong to prompts, and no response token comes next after them. A list is of one prompt: its nodes
+    but for the last, padded on the left to P - 1; then its last node and those of the responses, padded on the right.
+    """
+
+    token: Tensor
+    """[R, M]"""
+    context: int
+    """C."""
+    prompt_length: int
+    """P."""
+    listed: Tensor
+    """[R, N, L] which of all R * M nodes; on padding any."""
+    place: Tensor
+    """[R, M] where the node is listed, among all R * N * L places."""
+    position: Tensor
+    """[R, N, L] the number of a node's ancestors."""
+    filled: Tensor
+    """[R, N, L] false on padding."""
+    seen: Tensor
+    """[R, N, L, L] true for a node's ancestors and itself."""
+    parent: Tensor
+    """[R, B, T] after which of the M - C other nodes a response token comes; on padding any."""
+
+    @property
+    def place_after(self) -> Tensor:
+        """[R, M - C] where the nodes after C are listed, were there only the L - P + 1 last places of each list."""
+        place, length, first = self.place[:, self.context :], self.listed.shape[2], self.prompt_length - 1
+        return place - (place // length + 1) * first
+
+    @classmethod
+    def of(cls, prompt: Tensor, prompt_mask: Tensor, response: Tensor, mask: Tensor, shared: bool = True) -> "TokenTree":
+        """The tree of one policy's sequences, R = 1.
+
+        Args:
+            prompt: [N, P] padded on the left; N divides B, the responses to a prompt are adjacent.
+            prompt_mask: [N, P] false on padding.
+            response: [B, T] padded on the right; the last token of each is predicted only.
+            mask: [B, T] false on padding.
+            shared: whether prompts share their beginnings.
+        """
+        prompts = [row[-size:] for row, size in zip(prompt.tolist(), prompt_mask.sum(dim=1).tolist(), strict=True)]
+        responses = [row[: size - 1] for row, size in zip(response.tolist(), mask.sum(dim=1).tolist(), strict=True)]
+        samples = len(responses) // len(prompts)
+        context = _Branches.of([row[:-1] for row in prompts], shared)
+        groups = [
+            _Branches.of([row[-1:] + answer for answer in responses[n * samples : (n + 1) * samples]])
+            for n, row in enumerate(prompts)
+        ]
+        sizes = np.array([len(group.token) for group in groups])
+        before, after = prompt_mask[:, :-1].numpy(), np.arange(sizes.max()) < sizes[:, None]
+        own, filled = before.sum(axis=1), np.concatenate([before, after], axis=1)
+        path, depth, way = np.zeros(before.shape, int), np.zeros(after.shape, int), np.zeros(mask.shape, int)
+        path[before] = [node for row in context.ways for node in row]
+        depth[after] = [steps for group in groups for steps in group.depth]
+        way[mask.numpy()] = [node for group in groups for row in group.ways for node in row]
+        start = sizes.cumsum() - sizes  # of each group's nodes, after C
+        nodes = np.arange(sizes.sum())
+        after_nodes = np.zeros(after.shape, int)
+        after_nodes[after] = len(context.token) + nodes
+        listed = np.concatenate([path, after_nodes], axis=1)
+        place = np.zeros(len(context.token) + len(nodes), int)
+        place[listed[filled]] = filled.ravel().nonzero()[0]
+        position = np.concatenate([(before.cumsum(axis=1) - 1).clip(min=0), own[:, None] + depth], axis=1)
+        return cls(
+            token=torch.tensor([context.token + [token for group in groups for token in group.token]]),
+            context=len(context.token),
+            prompt_length=prompt.shape[1],
+            listed=torch.from_numpy(listed)[None],
+            place=torch.from_numpy(place)[None],
+            position=torch.from_numpy(position)[None],
+            filled=torch.from_numpy(filled)[None],
+            seen=torch.from_numpy(_seen(before, way, mask.numpy(), after.shape[1]))[None],
+            parent=torch.from_numpy(start.repeat(samples)[:, None] + way)[None],
+        )
+
+    @classmethod
+    def together(cls, trees: Sequence["TokenTree"]) -> "TokenTree":
+        """Trees of as many, equally long prompts side by side, filled up with nodes that nothing depends on."""
+        if len(trees) == 1:
+            return trees[0]
+        context = max(tree.context for tree in trees)
+        nodes = context + max(tree.token.shape[1] - tree.context for tree in trees)
+        lists, length = trees[0].listed.shape[1], max(tree.listed.shape[2] for tree in trees)
+        longest = max(tree.parent.shape[2] for tree in trees)
+
+        def spread(of_nodes: Tensor, tree: TokenTree, other: int = 0) -> Tensor:
+            first, rest = of_nodes.split([tree.context, of_nodes.shape[1] - tree.context], dim=1)
+            first = F.pad(first, (0, context - first.shape[1]), value=other)
+            return torch.cat([first, F.pad(rest, (0, nodes - context - rest.shape[1]), value=other)], dim=1)
+
+        def lengthened(of_lists: Tensor) -> Tensor:
+            return F.pad(of_lists, (0, length - of_lists.shape[2]))
+
+        def seen(tree: TokenTree) -> Tensor:
+            more = length - tree.listed.shape[2]
+            return F.pad(tree.seen, (0, more, 0, more)) | torch.eye(length, dtype=torch.bool)
+
+        places, listed = [], []
+        for run, tree in enumerate(trees):
+            row, column = tree.place // tree.listed.shape[2], tree.place % tree.listed.shape[2]
+            places.append(spread((run * lists + row) * length + column, tree, length - 1))
+            moved = torch.where(tree.listed < tree.context, tree.listed, tree.listed + context - tree.context)
+            listed.append(lengthened(run * nodes + moved))
+        return cls(
+            token=torch.cat([spread(tree.token, tree) for tree in trees]),
+            context=context,
+            prompt_length=trees[0].prompt_length,
+            listed=torch.cat(listed),
+            place=torch.cat(places),
+            position=torch.cat([lengthened(tree.position) for tree in trees]),
+            filled=torch.cat([lengthened(tree.filled) for tree in trees]),
+            seen=torch.cat([seen(tree) for tree in trees]),
+            parent=torch.cat([F.pad(tree.parent, (0, longest - tree.parent.shape[2])) for tree in trees]),
+        )
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """Rows of tokens by their distinct beginnings, each a node."""
+
+    token: list[int]
+    """The last one of each beginning."""
+    depth: list[int]
+    """How many come before it."""
+    ways: list[list[int]]
+    """Of each row, the nodes of its tokens."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], shared: bool = True) -> "_Branches":
+        branches, known = cls([], [], []), dict[tuple[int, int], int]()
+        for number, row in enumerate(rows):
+            node, way = -1 if shared else -1 - number, list[int]()
+            for token in row:
+                step = (node, token)
+                if step not in known:
+                    known[step] = len(branches.token)
+                    branches.token.append(token)
+                    branches.depth.append(len(way))
+                node = known[step]
+                way.append(node)
+            branches.ways.append(way)
+        return branches
+
+
+def _seen(before: np.ndarray, way: np.ndarray, mask: np.ndarray, width: int) -> np.ndarray:
+    """[N, L, L] of where prompts have nodes [N, P - 1], and which of `width` others responses go through [B, T]."""
+    prompts, context = before.shape
+    seen = np.zeros((prompts, context + width, context + width), bool)
+    diagonal = np.arange(context + width)
+    seen[:, :context, :context] = before[:, None] & np.tri(context, dtype=bool)
+    seen[:, context:, :context] = before[:, None]
+    seen[:, diagonal, diagonal] = True  # padding, too, has to see something
+    later, earlier = np.tril_indices(way.shape[1])
+    row, step = mask[:, later].nonzero()
+    samples = len(way) // prompts
+    seen[row // samples, context + way[row, later[step]], context + way[row, earlier[step]]] = True
+    return seen
