@@ -22,7 +22,7 @@ from torch import Tensor
 from recipe.lag_simulator.batch import Batch
 from recipe.lag_simulator.main import compose
 from recipe.lag_simulator.norms import block_gradients, squared_norms, weighted_gradient
-from recipe.lag_simulator.policy import ParameterTap, Policy
+from recipe.lag_simulator.policy import Policy, Taps
 from recipe.lag_simulator.simulator import Simulator
 from recipe.lag_simulator.update import Update, kl, sampled_log_probs
 from recipe.warm_start.train import main as warm_start
@@ -94,7 +94,7 @@ class Tutorial:
         return {}
 
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
-        taps: dict[str, ParameterTap] = {}
+        taps = Taps(batch.separate)  # common beginnings of sequences are not shared: each has a gradient of its own
         log_prob = sampled_log_probs(policy, batch, taps)  # [B, T]
         score = (log_prob * batch.mask).sum(dim=1) / batch.mask.sum(dim=1)  # [B]: the gradient of score_i is g_i
         gradients = block_gradients(score, taps)

@@ -5,12 +5,14 @@ Every run is one file, written under another name and renamed: it is whole or it
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +152,10 @@ def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridR
 
 
 def side_by_side(runs: list[GridRun], workers: int) -> list[list[GridRun]]:
-    """The seeds of a cell together, at most `TOGETHER`, and fewer where a worker would have nothing to do."""
-    cells: dict[tuple[str, int, float], list[GridRun]] = {}
-    for run in runs:
-        cells.setdefault((run.method, run.lag, run.lr), []).append(run)
-    most = max(1, min(TOGETHER, len(runs) // workers))
-    return [cell[first : first + most] for cell in cells.values() for first in range(0, len(cell), most)]
+    """Groups of at most `TOGETHER`, equally large, as many for each worker."""
+    groups = min(len(runs), math.ceil(len(runs) / (TOGETHER * workers)) * workers)
+    ends = [len(runs) * number // groups for number in range(groups + 1)]
+    return [runs[first:end] for first, end in pairwise(ends)]
 
 
 def _make(runs: list[GridRun], folder: Folder) -> None:

@@ -28,16 +28,16 @@ class BlockGradient:
     """[B, S, d_out] row i: the gradient of score_i with respect to the outputs."""
 
 
-def block_gradients(score: Tensor, taps: Taps, tree: TokenTree) -> dict[str, BlockGradient]:
+def block_gradients(score: Tensor, taps: Taps) -> dict[str, BlockGradient]:
     """By block.
 
     Args:
         score: [B]; score_i depends on sequence i only.
         taps: of the forward pass that led to `score`.
-        tree: of that pass; every list is of one sequence.
     """
-    given = torch.autograd.grad(score.sum(), [tap.given for tap in taps.values()])
-    return {name: _by_sequence(tap, of, tree) for (name, tap), of in zip(taps.items(), given, strict=True)}
+    given = torch.autograd.grad(score.sum(), [tap.given for tap in taps.blocks.values()])
+    blocks = zip(taps.blocks.items(), given, strict=True)
+    return {name: _by_sequence(tap, of, taps.tree) for (name, tap), of in blocks}
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -51,8 +51,13 @@ class ParameterTap:
     """[1, M, d_out] outputs, part of the graph; [1, M - C, d_out] after the last attention."""
 
 
-Taps = dict[str, ParameterTap]
-"""By block, of one policy."""
+@dataclass(frozen=True)
+class Taps:
+    """Of every block, in one pass of one policy."""
+
+    tree: TokenTree
+    """What is read; where norms are wanted, each of its lists is of one sequence."""
+    blocks: dict[str, ParameterTap] = field(default_factory=dict)
 
 
 def parameter_blocks(layers: int) -> dict[str, list[str]]:
@@ -141,7 +146,7 @@ class Policy:
 
         Args:
             tree: R trees.
-            taps: filled with every block's tap.
+            taps: of this tree; filled with every block's tap.
         """
         weights = self.weights()
         hidden, _ = self.read(weights, tree, taps)
@@ -304,4 +309,4 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 def _tap(taps: Taps | None, name: str, kind: str, taken: Tensor | None, given: Tensor) -> None:
     """Note the use of a block."""
     if taps is not None:
-        taps[name] = ParameterTap(kind, taken, given)
+        taps.blocks[name] = ParameterTap(kind, taken, given)

@@ -143,11 +143,13 @@ class _Lists:
             return group
         length, lists = self.seen.shape[2], torch.from_numpy(left)
         self.first = self.first[lists]
-        for layer, of in enumerate(self.kept):
-            fewer = tuple(torch.empty(len(left), *part.shape[1:]) for part in of)
-            for new, old in zip(fewer, of, strict=True):
-                new[:, :, :length] = old[:, :, :length].index_select(0, lists)
-            self.kept[layer] = fewer
+
+        def fewer(of: Tensor) -> Tensor:
+            new = torch.empty(len(left), *of.shape[1:])
+            new[:, :, :length] = of[:, :, :length].index_select(0, lists)
+            return new
+
+        self.kept = [(fewer(key), fewer(value)) for key, value in self.kept]
         return np.searchsorted(left, group)
 
 
@@ -169,9 +171,9 @@ def _begin(
 ) -> tuple[Tensor, _Lists]:
     """[R, N, H] the states that the first tokens are drawn from, and the prompts' lists."""
     runs, (count, length) = len(prompts), prompts[0].tokens.shape
-    shape, longest = policy.shape, length + (max_tokens - 1) * samples
-    kept = [
-        (torch.empty(runs, count, shape.kv_heads, longest, shape.head_size), torch.empty(runs, count, shape.kv_heads, longest, shape.head_size)) for _ in range(shape.layers)]
+    longest = length + (max_tokens - 1) * samples
+    size = (runs, count, policy.shape.kv_heads, longest, policy.shape.head_size)
+    kept = [(torch.empty(size), torch.empty(size)) for _ in range(policy.shape.layers)]
     hidden, first = list[Tensor](), 0
     for trees in zip(*(of.trees for of in prompts), strict=True):
         state, read = policy.read(weights, TokenTree.together(trees))

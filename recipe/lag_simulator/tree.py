@@ -46,7 +46,9 @@ class TokenTree:
         return place - (place // length + 1) * first
 
     @classmethod
-    def of(cls, prompt: Tensor, prompt_mask: Tensor, response: Tensor, mask: Tensor, shared: bool = True) -> "TokenTree":
+    def of(
+        cls, prompt: Tensor, prompt_mask: Tensor, response: Tensor, mask: Tensor, shared: bool = True
+    ) -> "TokenTree":
         """The tree of one policy's sequences, R = 1.
 
         Args:

@@ -44,6 +44,10 @@ class Update:
     estimate: Estimate | None = None
 
 
+_WORTH_A_PASS = 0.7
+"""Up to this share of sequences with a gradient the others are read apart, without one."""
+
+
 def node_log_probs(policy: Policy, tree: TokenTree, taps: Taps | None = None) -> Tensor:
     """[M - C, V] log-probabilities of every token after the tree's nodes."""
     return policy.outputs(tree, taps)[0].log_softmax(dim=-1)
@@ -54,17 +58,19 @@ def of_tokens(log_probs: Tensor, tree: TokenTree, response: Tensor) -> Tensor:
     return log_probs.take(tree.parent[0] * log_probs.shape[1] + response)
 
 
-def sampled_log_probs(policy: Policy, batch: Batch) -> Tensor:
-    """[B, T] log-probabilities of the sampled tokens."""
-    return of_tokens(node_log_probs(policy, batch.tree), batch.tree, batch.response)
+def sampled_log_probs(policy: Policy, batch: Batch, taps: Taps | None = None) -> Tensor:
+    """[B, T] log-probabilities of the sampled tokens; with `taps`, of the batch's tree that they name."""
+    tree = taps.tree if taps else batch.tree
+    return of_tokens(node_log_probs(policy, tree, taps), tree, batch.response)
 
 
 def log_probs_of(policy: Policy, batch: Batch, rows: Tensor) -> Tensor:
-    """[B, T] log-probabilities of the sampled tokens; a gradient is taken of `rows` [B] only."""
+    """[B, T] log-probabilities of the sampled tokens; a gradient is needed of `rows` [B] only."""
+    if rows.double().mean() > _WORTH_A_PASS:
+        return sampled_log_probs(policy, batch)
     log_prob = torch.empty_like(batch.rollout_log_prob)
-    if not rows.all():
-        with torch.no_grad():
-            log_prob[~rows] = sampled_log_probs(policy, batch.rows(~rows))
+    with torch.no_grad():
+        log_prob[~rows] = sampled_log_probs(policy, batch.rows(~rows))
     if rows.any():
         log_prob[rows] = sampled_log_probs(policy, batch.rows(rows))
     return log_prob
@@ -148,11 +154,12 @@ class VCPOMethod:
                 log_prob[~rows] = sampled_log_probs(policy, batch.rows(~rows))
         if not rows.any():
             return log_prob, norm, lambda coefficient: torch.zeros_like(policy.flat)
-        part, taps = batch.rows(rows), Taps()
+        part = batch.rows(rows)
         first, which = part.distinct
         only = part.rows(first)
-        own = of_tokens(node_log_probs(policy, only.separate, taps), only.separate, only.response)
-        gradients = block_gradients(self._score(own, only), taps, only.separate)
+        taps = Taps(only.separate)
+        own = sampled_log_probs(policy, only, taps)
+        gradients = block_gradients(self._score(own, only), taps)
         log_prob[rows], norm[rows] = own.detach()[which], squared_norms(gradients)[which]
 
         def weighted(coefficient: Tensor) -> Tensor:

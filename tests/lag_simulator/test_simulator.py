@@ -17,6 +17,7 @@ from recipe.lag_simulator.grid import Folder, GridRun, run_all, side_by_side, wr
 from recipe.lag_simulator.policy import Policy
 from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.simulator import Simulator
+from recipe.lag_simulator.task import TokenizedPrompts
 from scripts.bench.stability.preset import METHODS
 from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
 
@@ -85,9 +86,9 @@ def test_the_last_policy_is_evaluated_with_several_samples(
 ) -> None:
     evaluated: list[int] = []
 
-    def counted(policy: Policy, tokens: torch.Tensor, mask: torch.Tensor, samples: int, *more: Any) -> Any:
+    def counted(policy: Policy, prompts: list[TokenizedPrompts], samples: int, *more: Any) -> Any:
         evaluated.append(samples)
-        return sample(policy, tokens, mask, samples, *more)
+        return sample(policy, prompts, samples, *more)
 
     monkeypatch.setattr(simulator, "sample", counted)
     steps = rows(overrides, "trainer.total_training_steps=2", "trainer.test_freq=1")
@@ -191,11 +192,12 @@ def test_runs_side_by_side_share_their_task(overrides: list[str]) -> None:
         Simulator(configs)
 
 
-def test_the_seeds_of_a_cell_run_side_by_side() -> None:
-    runs = [GridRun(method, 8, seed, 1e-4) for seed in range(10) for method in ("vcpo", "none")]
-    assert sorted(map(len, side_by_side(runs, workers=2))) == [2, 2, 8, 8]
-    assert all(len({run.method for run in group}) == 1 for group in side_by_side(runs, workers=2))
-    assert len(side_by_side(runs[:4], workers=4)) == 4, "every worker has a run"
+@pytest.mark.parametrize("count, workers, sizes", [(20, 2, [5] * 4), (16, 2, [8, 8]), (4, 4, [1] * 4), (3, 8, [1] * 3)])
+def test_runs_are_shared_out_evenly(count: int, workers: int, sizes: list[int]) -> None:
+    """Every worker has some, and no process more than it should."""
+    runs = [GridRun("vcpo", 8, seed, 1e-4) for seed in range(count)]
+    groups = side_by_side(runs, workers)
+    assert [len(group) for group in groups] == sizes and [run for group in groups for run in group] == runs
 
 
 def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:

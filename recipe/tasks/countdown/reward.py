@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from numbers import Integral
 from typing import Any
 
@@ -69,7 +70,8 @@ def extract_answer(text: str) -> str | None:
     return text[start:end] if end - start <= MAX_ANSWER_CHARS else None
 
 
-def evaluate(expression: str) -> tuple[Fraction, list[int]]:
+@lru_cache(maxsize=2**14)  # of a group's answers many are the same
+def evaluate(expression: str) -> tuple[Fraction, tuple[int, ...]]:
     """The exact value of the expression and the integers it uses, left to right.
 
     Only integers, parentheses and the binary + - * / are allowed. Raises MalformedAnswer for anything else.
@@ -85,7 +87,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise MalformedAnswer("not an expression") from error
     used: list[int] = []
-    return _value(tree.body, used), used
+    return _value(tree.body, used), tuple(used)
 
 
 def parse_ground_truth(ground_truth: Mapping[str, Any]) -> tuple[int, list[int]]:
