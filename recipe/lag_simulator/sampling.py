@@ -20,7 +20,6 @@ _BLOCK = 32
 """Tokens whose chances are summed first when one is drawn."""
 
 
-@torch.no_grad()
 def sample(
     policy: Policy,
     prompts: Sequence[TokenizedPrompts],
@@ -41,6 +40,18 @@ def sample(
         response [R, B, T], log_prob [R, B, T], mask [R, B, T] (true up to and with the end token), of B = N * samples
         rows, those of a prompt adjacent; T is the longest response's.
     """
+    with torch.inference_mode():  # faster than no_grad; what comes out of it can be part of a loss if it is copied
+        response, log_prob, mask = _sample(policy, prompts, samples, max_tokens, generators)
+    return response.clone(), log_prob.clone(), mask.clone()
+
+
+def _sample(
+    policy: Policy,
+    prompts: Sequence[TokenizedPrompts],
+    samples: int,
+    max_tokens: int,
+    generators: Sequence[Generator] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     weights = policy.weights()
     hidden, lists = _begin(policy, weights, prompts, samples, max_tokens)
     count = len(prompts[0])

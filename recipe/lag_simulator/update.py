@@ -50,7 +50,7 @@ _WORTH_A_PASS = 0.7
 
 def node_log_probs(policy: Policy, tree: TokenTree, taps: Taps | None = None) -> Tensor:
     """[M - C, V] log-probabilities of every token after the tree's nodes."""
-    return policy.outputs(tree, taps)[0].log_softmax(dim=-1)
+    return policy.outputs(tree, taps).flatten(0, 1).log_softmax(dim=-1)
 
 
 def of_tokens(log_probs: Tensor, tree: TokenTree, response: Tensor) -> Tensor:
