@@ -165,7 +165,7 @@ class _Lists:
 
 
 def _number_within(of: np.ndarray, count: int) -> tuple[np.ndarray, int]:
-    """The how manieth of its kind each is, of kinds 0 to count - 1 in ascending order; the most of a kind."""
+    """Each one's number among those of its kind, of kinds 0 to count - 1 in ascending order; the most of a kind."""
     sizes = np.bincount(of, minlength=count)
     return np.arange(len(of)) - (sizes.cumsum() - sizes)[of], int(sizes.max())
 
