@@ -119,8 +119,8 @@ def show(task: str, remade: Iterable[Remade], totals: dict[str, float]) -> None:
     console.print(
         f"{totals['same']} of {totals['runs']} runs have every accuracy; the others differ by "
         f"{100 * totals['mean_difference']:+.1f} points, sd {100 * totals['sd_difference']:.1f} "
-        f"(seeds of one cell: sd {100 * totals['sd_of_seeds']:.1f}); "
-        f"{totals['collapsed_as_published']} collapse or not as published."
+        f"(seeds of one cell: sd {100 * totals['sd_of_seeds']:.1f}). "
+        f"Whether it collapses is as published in {totals['collapsed_as_published']} of {totals['runs']}."
     )
 
 

@@ -19,6 +19,9 @@ METHODS_MEASURED, LAG, LEARNING_RATE = ("vcpo", "vcpo_ess", "tis_seq"), 32, 3e-4
 COMPARED = 20
 """Steps whose numbers are compared: later ones show how fast training makes rounding larger."""
 
+SMALL = 1e-3
+"""The KL of the first steps is nothing but rounding."""
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -32,7 +35,8 @@ class Speed:
     together_s: float
     """The same, the runs side by side."""
     largest_difference: float
-    """Relative, over all numbers of the first `COMPARED` steps, between a run by itself and beside the others."""
+    """Relative, over all numbers of the first `COMPARED` steps, between a run by itself and beside the others; of
+    numbers below `SMALL` relative to that."""
 
     @property
     def runs_per_core_hour(self) -> float:
@@ -61,7 +65,7 @@ def difference(alone: list[list[Row]], together: list[list[Row]]) -> float:
         for name in one
     ]
     different = [(a, b) for a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
-    return max((abs(a - b) / max(abs(a), abs(b)) for a, b in different), default=0.0)
+    return max((abs(a - b) / max(abs(a), abs(b), SMALL) for a, b in different), default=0.0)
 
 
 def show(rows: list[Speed], steps: int) -> None:

@@ -47,7 +47,8 @@ def headline(chosen: Sequence[Cell], compared: Sequence[Comparison], synchronous
         compared: by group of lags, the large ones first.
         synchronous: by lag, the accuracies of synchronous runs over the steps that a run at this lag is judged by.
     """
-    of, lags = by_method(chosen), sorted({cell.lag for cell in chosen})
+    by_themselves = {group.lags[0] for group in compared if len(group.lags) == 1}  # the contrast has their accuracy
+    of, lags = by_method(chosen), sorted({cell.lag for cell in chosen} - by_themselves)
     judged = [{row.method: row for row in group.contrasts} for group in compared]
     lines = []
     if synchronous and compared:
