@@ -1,7 +1,7 @@
 """How many runs does a core make in an hour? `python -m scripts.bench.stability.speed [--json]`.
 
 The same runs, seed by seed and side by side in one process: seconds of the processor's time, and whether the curves
-begin the same. 11 minutes of a core; `python -m scripts.bench.stability --prepare` comes first.
+begin the same. 13 minutes of a core; `python -m scripts.bench.stability --prepare` comes first.
 """
 
 import json
