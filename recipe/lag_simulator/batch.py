@@ -46,7 +46,7 @@ class Batch:
 
     @cached_property
     def separate(self) -> TokenTree:
-        """The sequences, each by itself."""
+        """The sequences, nothing shared between them: each has a gradient of its own."""
         return TokenTree.of(self.prompt, self.prompt_mask, self.response, self.mask, shared=False)
 
     @cached_property

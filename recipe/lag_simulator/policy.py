@@ -53,7 +53,7 @@ class ParameterTap:
 
 @dataclass(frozen=True)
 class Taps:
-    """Of every block, in one pass of one policy."""
+    """What every block of one policy took in and gave out in one pass."""
 
     tree: TokenTree
     """What is read; where norms are wanted, each of its lists is of one sequence."""
@@ -164,7 +164,7 @@ class Policy:
     ) -> tuple[Tensor, list[KeysValues]]:
         """[R, M - C, H] the last hidden states of the nodes after C, and each layer's keys and values, G = R * N."""
         listed, place = tree.listed.flatten(0, 1), tree.place
-        rotation, unseen = self.rotation(tree.position.flatten(0, 1)), ~tree.seen.flatten(0, 1)
+        rotation, unseen = self._rotation(tree.position.flatten(0, 1)), ~tree.seen.flatten(0, 1)
         x, bias, kept = self._embed(weights, tree.token, taps), self._bias(unseen), list[KeysValues]()
         for layer in range(self.shape.layers):
             query, key, value = self._attention_inputs(weights, layer, x, listed, rotation, taps)
@@ -196,7 +196,7 @@ class Policy:
             seen: [G, S, L] true for what comes before in its list, and itself.
             kept: keys and values; the newest are written before L.
         """
-        rotation, bias = self.rotation(position), self._bias(~seen)
+        rotation, bias = self._rotation(position), self._bias(~seen)
         x, newest = self._embed(weights, token, None), slice(seen.shape[2] - seen.shape[1], seen.shape[2])
         for layer in range(self.shape.layers):
             query, *new = self._attention_inputs(weights, layer, x, listed, rotation, None)
@@ -207,10 +207,10 @@ class Policy:
         return self._norm(weights, x, FINAL_NORM, None)
 
     def head(self, weights: dict[str, Tensor], hidden: Tensor, taps: Taps | None = None) -> Tensor:
-        """[..., S, V] of [..., S, H] hidden states."""
+        """[R, M, V] of [R, M, H] hidden states."""
         return self._linear(weights, hidden, HEAD, taps)
 
-    def rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """[G, L] positions -> cosines and signed sines, [G, 1, L, d]."""
         half = self.shape.head_size // 2
         frequency = torch.exp(torch.arange(half) * (-math.log(self.shape.rope_theta) / half))

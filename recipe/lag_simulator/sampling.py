@@ -40,11 +40,11 @@ def sample(
         response [R, B, T], log_prob [R, B, T], mask [R, B, T] (true up to and with the end token), of B = N * samples
         rows, those of a prompt adjacent; T is the longest response's.
     """
-    with torch.inference_mode():  # faster than no_grad; what comes out of it can be part of a loss if it is copied
-        response, log_prob, mask = _sample(policy, prompts, samples, max_tokens, generators)
-    return response.clone(), log_prob.clone(), mask.clone()
+    response, log_prob, mask = _sample(policy, prompts, samples, max_tokens, generators)
+    return response.clone(), log_prob.clone(), mask.clone()  # a loss refuses what inference mode made, but not its copy
 
 
+@torch.inference_mode()  # faster than no_grad
 def _sample(
     policy: Policy,
     prompts: Sequence[TokenizedPrompts],
@@ -52,6 +52,7 @@ def _sample(
     max_tokens: int,
     generators: Sequence[Generator] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """What `sample` returns, as tensors of inference mode."""
     weights = policy.weights()
     hidden, lists = _begin(policy, weights, prompts, samples, max_tokens)
     count = len(prompts[0])

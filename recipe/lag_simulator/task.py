@@ -18,6 +18,7 @@ from recipe.lag_simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
 
 _READ_TOGETHER = 128
+"""Prompts whose hidden states fit the processor's caches."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class TokenizedPrompts:
     problems: list[Problem]
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.problems)
 
     @cached_property
     def trees(self) -> list[TokenTree]:
-        """The prompts, so many of them in each tree that their states fit the processor's caches."""
+        """The prompts, at most `_READ_TOGETHER` in each tree."""
         parts = zip(self.tokens.split(_READ_TOGETHER), self.mask.split(_READ_TOGETHER), strict=True)
         return [TokenTree.of(tokens, mask, tokens[:, :1], torch.ones(len(tokens), 1).bool()) for tokens, mask in parts]
 

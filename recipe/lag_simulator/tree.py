@@ -1,6 +1,6 @@
 """Sequences as a tree of tokens: a beginning that several of them share is there once, and computed once.
 
-Every response of a group begins with the same prompt, and of their own beginnings about half are distinct.
+The responses of a group begin with the same prompt, and many of them go on with the same tokens.
 """
 
 from collections.abc import Sequence

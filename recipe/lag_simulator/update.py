@@ -45,7 +45,7 @@ class Update:
 
 
 _WORTH_A_PASS = 0.7
-"""Up to this share of sequences with a gradient the others are read apart, without one."""
+"""Where no more than this share of the sequences needs a gradient, the rest is read in a pass without gradients."""
 
 
 def node_log_probs(policy: Policy, tree: TokenTree, taps: Taps | None = None) -> Tensor:

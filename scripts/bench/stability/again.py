@@ -22,7 +22,7 @@ from recipe.command_line import OneLineParser, run_command, whole_number
 from recipe.lag_simulator.analysis import accuracy_after, collapse_step
 from recipe.lag_simulator.grid import Folder, GridRun, difference
 from scripts.bench.stability.__main__ import STEPS, make
-from scripts.bench.stability.cells import RUN
+from scripts.bench.stability.cells import RUN, pooled_deviation, summarise
 from scripts.bench.stability.preset import PUBLISHED, TASKS
 
 APART = 0.01
@@ -87,17 +87,13 @@ def summary(remade: Iterable[Remade], published: pd.DataFrame) -> dict[str, floa
     """How many runs kept every accuracy; of the others, how far apart they are, beside seeds of one cell."""
     all_runs = list(remade)
     differences = [run.again - run.published for run in all_runs if run.same < run.evaluations]
-    seeds = []
-    for (_, lag, _), cell in published[published["lag"] > 0].groupby(["method", "lag", "lr"]):
-        accuracies = [accuracy_after(curve, int(lag), STEPS) for _, curve in cell.groupby("seed")]
-        if len(accuracies) > 1:
-            seeds.append(statistics.variance(accuracies))
+    cells = summarise(published[published["lag"] > 0], STEPS)
     return {
         "runs": len(all_runs),
         "same": sum(run.same == run.evaluations for run in all_runs),
         "mean_difference": statistics.mean(differences) if differences else math.nan,
         "sd_difference": statistics.stdev(differences) if len(differences) > 1 else math.nan,
-        "sd_of_seeds": math.sqrt(statistics.mean(seeds)),
+        "sd_of_seeds": pooled_deviation(cell.accuracies for cell in cells),
         "collapsed_as_published": sum(run.collapsed[0] == run.collapsed[1] for run in all_runs),
     }
 
