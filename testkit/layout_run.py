@@ -77,7 +77,6 @@ GRADIENTS = Method("packed, gradients", {"norms": {"keep": "gradients"}}, whole_
 GRADIENTS_MINI_BATCH = Method(
     "packed, gradients, mini-batch", {"norms": {"keep": "gradients"}, "opob_scope": "minibatch"}
 )
-SECOND_PASS = Method("packed, second pass", {"norms": {"keep": "nothing"}})
 
 
 def methods(layout: ParallelLayout) -> list[Method]:
@@ -85,7 +84,7 @@ def methods(layout: ParallelLayout) -> list[Method]:
     experts = layout.ep * (layout.tp if layout.etp is None else layout.etp)
     shared = layout.model == "moe" and experts > layout.tp * layout.cp  # by data-parallel ranks
     one_group_at_a_time = [GRADIENTS] if layout.vpp is None and not shared else []
-    return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH, SECOND_PASS]
+    return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH]
 
 
 @dataclass(frozen=True)

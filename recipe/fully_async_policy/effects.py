@@ -164,11 +164,6 @@ RULES: tuple[Rule, ...] = (
         "only vcpo.norms.how=packed with vcpo.norms.keep=activations or auto reads it",
     ),
     Rule(
-        ("vcpo.norms.buffer_dtype",),
-        lambda config: _packs(config) and config.vcpo.norms.keep in (NormsKeep.AUTO, NormsKeep.GRADIENTS),
-        "only vcpo.norms.how=packed with vcpo.norms.keep=gradients or auto reads it",
-    ),
-    Rule(
         ("vcpo.norms.keep",),
         lambda config: not _vcpo(config).needs_gradient_norms or config.vcpo.norms.how == NormsHow.PACKED,
         "only vcpo.norms.how=packed reads it",

@@ -5,7 +5,7 @@ Of the trainer (TP: tensor, CP: context, DP: data, EP: expert, ETP: expert-tenso
     weights              2 N: bfloat16; a pipeline stage's parameters / TP, those of experts / (EP ETP)
     gradients            4 N: Megatron's buffer; verl reduces in float32
     optimizer            12 N / (DP CP): Adam's float32 weights and two moments; of experts / (their data-parallel size)
-    second buffer        4 N (vcpo.norms.buffer_dtype=bfloat16: 2 N), with vcpo.norms.keep=gradients
+    second buffer        4 N, with vcpo.norms.keep=gradients; with optimizer_offload not while the optimizer steps
     kept for the update  with vcpo.norms.keep=activations: every linear layer's inputs and output gradients, of at most
                          vcpo.norms.tokens tokens, but at least of one prompt's samples (keep=auto: spread evenly).
                          keep=auto takes either; where it may choose, no more of these than a second buffer, or 2 GiB
@@ -37,7 +37,7 @@ from recipe.fully_async_policy.model_shape import ModelShape
 from recipe.fully_async_policy.norms_plan import obstacle
 from vcpo import OpobScope
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, BufferDtype, NormsKeep
+from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, NormsKeep
 
 GIB = 2**30
 GPU_MEMORY_GIB = 79.6
@@ -45,6 +45,7 @@ GPU_MEMORY_GIB = 79.6
 RUNTIME_GIB = 2.0
 LOGITS_BYTES, ENTROPY_BYTES = 8, 8
 """Per token and word of the vocabulary."""
+SECOND_BUFFER = "second buffer (OPOB)"
 _BY_LENGTH = ("activations", "logits", "recomputed layers", "kept for the update")
 """Uses that grow with the lengths of the sequences."""
 
@@ -188,7 +189,8 @@ def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: 
     state["CUDA, NCCL"] = RUNTIME_GIB * GIB
     moved = actor.megatron.optimizer_offload
     backward = state | ({} if moved else {"optimizer": optimizer}) | _activations(config, layout, shape, last)
-    step = {use: size for use, size in state.items() if use != "kept for the update"}
+    gone = ("kept for the update", SECOND_BUFFER) if moved else ("kept for the update",)
+    step = {use: size for use, size in state.items() if use not in gone}
     step |= {"optimizer": optimizer, "Adam's temporaries": 8 * shape.largest_matrix / layout.tp}
     return TrainerMemory(_in_gib(backward), _in_gib(step))
 
@@ -246,14 +248,13 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     """Bytes that a packed backward keeps until the baseline is known; where that is decided later, the more."""
     vcpo = VCPOSettings.of(config.vcpo)
     keep = vcpo.kept_with_experts if shape.experts else vcpo.norms.keep
-    if not vcpo.packs_gradient_norms or keep is NormsKeep.NOTHING or obstacle(config):
+    if not vcpo.packs_gradient_norms or obstacle(config):
         return {}
     whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
     samples = config.actor_rollout_ref.rollout.n
     of_rank = actor.ppo_mini_batch_size * samples / layout.dp
-    second = gradients / (2 if vcpo.norms.buffer_dtype is BufferDtype.BFLOAT16 else 1)
     groups = 1.0 if whole or shape.experts else of_rank / samples
-    buffer = {"second buffer (OPOB)": second * max(1, min(groups, ACTIVATIONS_OF_AUTO_BYTES // second))}
+    buffer = {SECOND_BUFFER: gradients * max(1, min(groups, ACTIVATIONS_OF_AUTO_BYTES // gradients))}
     certain = vcpo.fits_two_sums and (whole or layout.dp * layout.vpp == 1)
     if keep is NormsKeep.GRADIENTS:
         return buffer
@@ -333,7 +334,7 @@ def warning(config: DictConfig, trainer: TrainerMemory, gpu: float) -> str | Non
         name, size = "ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu
     fix = f"lower actor_rollout_ref.actor.{name}={size}"
     if "kept for the update" in trainer.backward:
-        fix += ", or set vcpo.norms.keep=nothing"
+        fix += ", or set vcpo.norms.keep=gradients"
     elif size == 1 and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
         fix = "set actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full"
     elif size == 1:

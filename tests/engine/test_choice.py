@@ -12,7 +12,7 @@ from tests.engine.conftest import ONE_PROCESS
 from tests.engine.test_vcpo_engine import train
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
-from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, BufferDtype
+from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES
 from verl_vcpo.workers.engine.megatron.packed.choice import Choice, Layers, choose
 from verl_vcpo.workers.engine.megatron.packed.plan import Experts
 
@@ -79,7 +79,7 @@ def test_the_faster_is_kept(seen: SequencesBeforeForward, layers: Layers, expect
 
 
 def test_what_is_set_is_kept() -> None:
-    for keep in ("gradients", "activations", "nothing"):
+    for keep in ("gradients", "activations"):
         choice = chosen(groups(16, 8, 40, 80), D128, norms=dict(keep=keep))
         assert (choice.keep, choice.why) == (keep, f"vcpo.norms.keep={keep}")
     whole = chosen(groups(16, 8, 40, 80), D128, norms=dict(keep="activations"))
@@ -95,7 +95,7 @@ def test_where_ranks_share_groups_there_is_no_choice() -> None:
 def test_auto_takes_no_more_memory_than_a_second_buffer() -> None:
     """Catches activations of many tokens on a GPU whose memory was planned for one more buffer."""
     whole = Layers((OF_7B * 28,), number_bytes=2, device="cuda")
-    fit = whole.tokens_that_fit(BufferDtype.FLOAT32)
+    fit = whole.tokens_that_fit
     numbers = 28 * sum(i * o for i, o in OF_7B), 28 * sum(i + o for i, o in OF_7B)
     assert 4 * numbers[0] > ACTIVATIONS_OF_AUTO_BYTES
     assert fit == 4 * numbers[0] // (2 * numbers[1])
@@ -128,8 +128,8 @@ def test_passes_of_several_groups() -> None:
     assert 2048 < max(lengths) <= 4096
     numbers = ACTIVATIONS_OF_AUTO_BYTES // 4 // 3
     large = replace(D512, trained=numbers)
-    assert [large.second_buffers_that_fit(dtype) for dtype in (BufferDtype.FLOAT32, BufferDtype.BFLOAT16)] == [3, 6]
-    assert replace(D512, trained=4 * numbers).second_buffers_that_fit(BufferDtype.FLOAT32) == 1
+    assert large.second_buffers_that_fit == 3
+    assert replace(D512, trained=4 * numbers).second_buffers_that_fit == 1
     assert max(len(rows) for (rows,) in chosen(seen, large).passes) <= 3 * 4
 
 
@@ -143,6 +143,6 @@ def test_the_layers_of_an_engine(make_engine: Callable[..., Any], model: str) ->
 def test_an_update_says_what_it_kept(make_engine: Callable[..., Any]) -> None:
     kept = {
         keep: train(make_engine(), make_batch(ONE_PROCESS), VCPOSettings(norms={"keep": keep}))["vcpo/activations_kept"]  # type: ignore[arg-type]  # it takes a mapping
-        for keep in ("auto", "activations", "gradients", "nothing")
+        for keep in ("auto", "activations", "gradients")
     }
-    assert kept == {"auto": [1], "activations": [1], "gradients": [0], "nothing": [0]}
+    assert kept == {"auto": [1], "activations": [1], "gradients": [0]}

@@ -18,8 +18,8 @@ def test_a_run_says_how_it_measures_and_why() -> None:
     assert kept == f"Gradient norms: packed, on {layers}, vcpo.norms.keep=gradients."
     slow = in_words(NormsHow.PACKED, layers, "fp8 is not supported")
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
-    experts = in_words(NormsHow.PACKED, layers, None, NormsKeep.NOTHING)
-    assert experts == f"Gradient norms: packed, on {layers}, a mixture of experts: vcpo.norms.keep=nothing."
+    experts = in_words(NormsHow.PACKED, layers, None, NormsKeep.ACTIVATIONS)
+    assert experts == f"Gradient norms: packed, on {layers}, a mixture of experts: vcpo.norms.keep=activations."
     asked = in_words(NormsHow.PER_TRAJECTORY, layers, "fp8 is not supported")
     assert "vcpo.norms.how=per_trajectory" in asked and "fp8" not in asked
 

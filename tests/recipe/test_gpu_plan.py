@@ -221,7 +221,7 @@ def test_memory_of_a_layout() -> None:
     ("settings", "expected"),
     [
         ({}, "ppo_micro_batch_size_per_gpu=8"),
-        ({"vcpo.norms.keep": "activations"}, "or set vcpo.norms.keep=nothing"),
+        ({"vcpo.norms.keep": "activations"}, "or set vcpo.norms.keep=gradients"),
     ],
     ids=str,
 )

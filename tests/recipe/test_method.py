@@ -119,7 +119,7 @@ IGNORED_BY_VCPO = (
     "distillation.enabled=true",
     "vcpo.baseline=mean vcpo.norms.keep=gradients",
     "vcpo.baseline=mean vcpo.norms.how=per_trajectory",
-    "vcpo.norms.keep=nothing vcpo.norms.tokens=100",
+    "vcpo.norms.keep=gradients vcpo.norms.tokens=100",
     "trainer.v1.sampler.max_off_policy_threshold=2",
     "trainer.v1.sampler.custom_sampler.path=sampler.py",
     "trainer.v1.separate_async.num_warmup_batches=3",

@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from vcpo.gradnorm import (
     Segments,
+    WeightedSums,
     add_weighted,
-    add_weighted_per_sequence,
     embedding_squared_norms,
     sequence_sums,
     squared_norms,
@@ -50,7 +51,8 @@ def test_linear(lengths: list[int], inputs: int, outputs: int, batched: bool) ->
     start = torch.randn(2, outputs, inputs)
     expected = start + torch.einsum("kn,noi->koi", coefficient, each)
     buffers = [buffer.clone() for buffer in start]
-    got = add_weighted_per_sequence(x, dy, segments, coefficient, buffers, batched=batched)
+    got = torch.zeros(len(lengths))
+    WeightedSums(segments, coefficient.tolist()).add(x, dy, buffers, got, batched=batched)
     torch.testing.assert_close(got, norms, rtol=1e-5, atol=0)
     torch.testing.assert_close(torch.stack(buffers), expected, rtol=1e-5, atol=1e-4)
     one = start[0].clone()
@@ -59,8 +61,8 @@ def test_linear(lengths: list[int], inputs: int, outputs: int, batched: bool) ->
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_spans_leave_out_what_has_no_coefficient(batched: bool) -> None:
-    """Catches a buffer that is given sequences beyond its span, or fewer than its span has."""
+def test_sequences_without_a_coefficient_are_left_out(batched: bool) -> None:
+    """Catches a buffer that is given sequences that have no coefficient for it, or fewer than have one."""
     lengths = [5, 9, 2, 7, 4, 6, 3]
     segments = Segments.of_lengths(lengths)
     x, dy = tokens(lengths, 16, 24)
@@ -70,7 +72,8 @@ def test_spans_leave_out_what_has_no_coefficient(batched: bool) -> None:
     for row, (first, end) in zip(coefficient, spans, strict=True):
         row[first:end] = torch.rand(max(0, end - first))
     buffers = list(torch.zeros(4, 24, 16))
-    norms = add_weighted_per_sequence(x, dy, segments, coefficient, buffers, spans=spans, batched=batched)
+    norms = torch.zeros(len(segments))
+    WeightedSums(segments, coefficient.tolist()).add(x, dy, buffers, norms, batched=batched)
     torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-5, atol=0)
     torch.testing.assert_close(torch.stack(buffers), torch.einsum("kn,noi->koi", coefficient, each))
 
@@ -88,7 +91,8 @@ def test_wide_buffers_take_narrow_products(batched: bool) -> None:
     coefficient = torch.tensor([[0.5, -2.0]])
     expected = torch.einsum("n,noi->oi", coefficient[0], each)
     buffers = [torch.zeros(24, 16)]
-    norms = add_weighted_per_sequence(x, dy, segments, coefficient, buffers, batched=batched)
+    norms = torch.zeros(len(segments))
+    WeightedSums(segments, coefficient.tolist()).add(x, dy, buffers, norms, batched=batched)
     torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-2, atol=0)
     assert (buffers[0] - expected).abs().max() < 1e-2 * expected.abs().max()
     torch.testing.assert_close(
@@ -131,20 +135,19 @@ def test_embedding_and_head_that_share_a_table(lengths: list[int], vocabulary: i
 
 
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("second", [torch.float32, torch.bfloat16])
-def test_two_sums_of_narrow_products_cancel_as_their_coefficients_do(second: torch.dtype, batched: bool) -> None:
+def test_two_sums_of_narrow_products_cancel_as_their_coefficients_do(batched: bool) -> None:
     lengths = [30, 17]
     segments = Segments.of_lengths(lengths)
     x, dy = tokens(lengths, 16, 24)
     dy[:30] *= 1e4  # a dominating weight
     x, dy = x.bfloat16(), dy.bfloat16()
     coefficient = torch.tensor([[0.3, -0.7], [1.1, 1.1]])
-    buffers = [torch.zeros(24, 16), torch.zeros(24, 16, dtype=second)]
-    add_weighted_per_sequence(x, dy, segments, coefficient, buffers, batched=batched)
+    buffers = [torch.zeros(24, 16), torch.zeros(24, 16)]
+    WeightedSums(segments, coefficient.tolist()).add(x, dy, buffers, torch.zeros(2), batched=batched)
     shift = coefficient[0, 0] / coefficient[1, 0]  # leaves nothing of the first sequence
     each = torch.stack([b.T @ a for a, b in zip(x.split(lengths), dy.split(lengths), strict=True)]).float()
     expected = (coefficient[0, 1] - shift * coefficient[1, 1]) * each[1]
-    lost = {torch.float32: 1e-6, torch.bfloat16: 2**-8}[second] * each[0].abs().max()
+    lost = 1e-6 * each[0].abs().max()
     assert (buffers[0] - shift * buffers[1].float() - expected).abs().max() <= lost
 
 
@@ -154,3 +157,37 @@ def test_a_coefficient_is_not_rounded_before_the_numbers_that_it_multiplies() ->
     add_weighted(x, dy, coefficient.expand(256), got)
     exact = coefficient * (dy.float().T @ x.float())
     assert ((got - exact) / exact).mean().abs() < 3e-4, "rounding products has no direction"
+
+
+def test_equal_coefficients_share_a_product_and_long_sequences_have_their_own() -> None:
+    """Catches a GPU's form that makes a product for each sequence, or one for each buffer."""
+    lengths = [60, 3000, 50, 70, 40, 80]
+    segments = Segments.of_lengths(lengths, "meta")
+    x, dy = (torch.empty(sum(lengths), size, device="meta") for size in (640, 960))
+    ones, rewards = [1.0] * 6, [1.0, 1.0, 0.0, 0.0, 1.0, 0.5]
+    sums = WeightedSums(segments, [rewards, ones])
+    with FlopCounterMode(display=False) as counter:
+        sums.add(x, dy, [torch.empty(960, 640, device="meta") for _ in range(2)], torch.empty(6, device="meta"))
+    products = 2 * sum(lengths) * 640 * 960
+    pairs = sum(n * longest**2 for n, longest in buckets_of(segments, [0, 2, 3, 4, 5]))
+    assert counter.get_total_flops() == products + 2 * pairs * (640 + 960) + 2 * pairs
+
+
+def buckets_of(segments: Segments, some: list[int]) -> list[tuple[int, int]]:
+    return [(len(bucket), bucket.longest) for bucket in segments.padded(tuple(some)).buckets]
+
+
+@given(lengths=st.lists(st.integers(0, 400), max_size=40))
+def test_buckets_hold_every_sequence_once_and_pad_little(lengths: list[int]) -> None:
+    segments = Segments.of_lengths(lengths)
+    buckets = segments.padded(tuple(range(len(lengths)))).buckets
+    held = [int(i) for bucket in buckets for i in bucket.sequences]
+    assert sorted(held) == [i for i, length in enumerate(lengths) if length]
+    assert len(buckets) <= 3
+    for bucket in buckets:
+        assert bucket.longest == max(lengths[i] for i in bucket.sequences)
+    if 0 < len(buckets) < 3:
+        for bucket in buckets:  # no split would spare a seventh of all pairs
+            own = sorted((lengths[i] for i in bucket.sequences), reverse=True)
+            best = max((len(own) - at) * (own[0] ** 2 - own[at] ** 2) for at in range(len(own)))
+            assert best <= 0.14 * sum(n * longest**2 for n, longest in buckets_of(segments, list(range(len(lengths)))))

@@ -30,17 +30,19 @@ class Rates:
     """How many sequences' gradients are added to a sum at a time."""
     call: float
     """Seconds that each sequence takes besides, in each layer and form."""
+    own_call: float
+    """The same of a sequence that has a product of its own, where others share one."""
     symmetric: bool
     """Whether only half of a long sequence's symmetric matrices is formed."""
 
 
-CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, added_at_once=4, call=8e-6, symmetric=True)
+CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, added_at_once=4, call=8e-6, own_call=8e-6, symmetric=True)
 """One thread of the machine that docs/measurements/step-cost.md was measured on (`scripts.bench.layer_overhead`)."""
 
-GPU_BFLOAT16 = Rates(500e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, symmetric=False)
+GPU_BFLOAT16 = Rates(500e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, own_call=15e-6, symmetric=False)
 """An H100: what large products reach and 90 % of its memory's rate. Estimated, not measured."""
 
-GPU_FLOAT32 = Rates(50e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, symmetric=False)
+GPU_FLOAT32 = Rates(50e12, 0.5, memory=3e12, nearby=3e12, added_at_once=8, call=0.0, own_call=15e-6, symmetric=False)
 """As above, without TF32."""
 
 
@@ -88,6 +90,17 @@ def two_sums(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, numbe
     additions = -(-len(lengths) // of.added_at_once)
     buffers = (4 * additions + 6) * weights * _FLOAT32 / of.memory
     return direct(lengths, inputs, outputs, of, number_bytes) + read + buffers
+
+
+def norm(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
+    """Seconds of norms, in the cheaper form."""
+    return min(gram(lengths, inputs, outputs, of), direct(lengths, inputs, outputs, of, number_bytes))
+
+
+def own_product(buffers: int, inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
+    """Seconds that a sequence's own product takes besides the operations of a shared one: its gradient is written, read
+    for the norm, and added to each buffer."""
+    return (2 * number_bytes + buffers * (number_bytes + 2 * _FLOAT32)) * inputs * outputs / of.memory + of.own_call
 
 
 def norm_then_sum(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vcpo.gradnorm import cost
-from vcpo.gradnorm.segments import Segments
+from vcpo.gradnorm.segments import Bucket, Segments
 
 # The size in bytes of the buffer that holds some rows of several sequences' dW_i until they are squared and added. On a
 # CPU the buffer has to stay in the cache: sizes from 1 to 16 MiB were measured, and 8 MiB chosen.
@@ -41,25 +41,82 @@ def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | 
         x: [T, in] inputs of the layer.
         dy: [T, out] gradients of its outputs.
         segments: n sequences.
-        batched: one product for many sequences, padded to one length. None: true on a GPU, false on a CPU, where one
-            product per sequence is as fast and needs no padding.
+        batched: one product for many sequences, padded to one length. None: false on a CPU, where one product per
+            sequence is as fast and needs no padding.
 
     Returns:
         [n] float32.
     """
-    gram = gram_costs_less(segments, x.shape[1], dy.shape[1], dy.element_size())
-    batched = _is_batched(x) if batched is None else batched
-    if not gram:
-        nothing = torch.empty(0, len(segments), device=x.device)
-        return add_weighted_per_sequence(x, dy, segments, nothing, [], batched=batched)
-    norms = torch.zeros(len(segments), device=x.device)
-    if batched:
-        for bucket in segments.buckets:
-            a, b = bucket.gather(x), bucket.gather(dy)
-            norms[bucket.sequences] = (a @ a.mT).float().mul_(b @ b.mT).sum((1, 2))
+    if batches(x) if batched is None else batched:
+        norms = torch.zeros(len(segments), device=x.device)
+        add_squared_norms(x, dy, segments, tuple(range(len(segments))), norms)
         return norms
+    if not gram_costs_less(segments, x.shape[1], dy.shape[1], dy.element_size()):
+        return add_weighted_per_sequence(x, dy, segments, torch.empty(0, len(segments), device=x.device), [])
     parts = zip(x.split(segments.lengths), dy.split(segments.lengths), strict=True)
-    return torch.stack([_gram_squared_norm(a, b) for a, b in parts]) if len(segments) else norms
+    return torch.stack([_gram_squared_norm(a, b) for a, b in parts]) if len(segments) else x.new_zeros(0).float()
+
+
+def add_squared_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, ...], norms: Tensor) -> None:
+    """norms[i] += ||dW_i||^2 of some sequences: one padded product, or two, for each bucket.
+
+    Args:
+        x, dy, segments: as of `squared_norms`.
+        some: numbers of sequences, ascending.
+        norms: [n] float32.
+    """
+    padded = segments.padded(some)
+    if not padded.buckets:
+        return
+    shape = x.shape[1], dy.shape[1], cost.rates(x.device.type, dy.element_size())
+    x, dy = x[padded.tokens], dy[padded.tokens]
+    direct = {
+        bucket.first
+        for bucket in padded.buckets
+        if cost.direct([bucket.longest] * len(bucket), *shape, dy.element_size())
+        <= cost.gram([bucket.longest] * len(bucket), *shape)
+    }
+    grams = _gram_squared_norms(x, dy, [bucket for bucket in padded.buckets if bucket.first not in direct])
+    parts = [
+        _direct_squared_norms(bucket.of(x), bucket.of(dy), bucket.padding) if bucket.first in direct else next(grams)
+        for bucket in padded.buckets
+    ]
+    norms.index_add_(0, padded.sequences, torch.cat(parts))
+
+
+def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket]) -> Iterator[Tensor]:
+    """Of each bucket [k] float32. The matrices of all buckets lie one after the other: few operations on large parts.
+
+    Args:
+        x, dy: [P, in], [P, out] the rows of all buckets.
+    """
+    sizes = [bucket.tokens.numel() * bucket.longest for bucket in buckets]
+    both = []
+    for rows in (x, dy):
+        memory = rows.new_empty(sum(sizes))
+        for bucket, part in zip(buckets, memory.split(sizes), strict=True):
+            some = bucket.of(rows)
+            torch.bmm(some, some.mT, out=part.view(len(bucket), bucket.longest, -1))
+        both.append(memory)
+    products = both[0].float().mul_(both[1])
+    for bucket, part in zip(buckets, products.split(sizes), strict=True):
+        yield (part.view(len(bucket), 1, -1) @ bucket.pairs)[:, 0, 0]
+
+
+def _direct_squared_norms(x: Tensor, dy: Tensor, padding: Tensor) -> Tensor:
+    """[k, L, in], [k, L, out] -> [k] float32, over as many rows of the weight at a time as the buffer holds.
+
+    Padding counts for nothing where one factor is zero: the narrower.
+    """
+    if len(x) > 1:
+        narrower = x if x.shape[2] < dy.shape[2] else dy
+        narrower.masked_fill_(padding[..., None], 0.0)  # a copy of the rows: a bucket of one sequence has no padding
+    height = max(1, _DEVICE_BYTES // (len(x) * x.shape[2] * _NUMBER))
+    parts = [
+        torch.linalg.vector_norm(rows.mT @ x, dim=(1, 2), dtype=torch.float32).square_()
+        for rows in dy.split(height, dim=2)
+    ]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def _gram_squared_norm(x: Tensor, dy: Tensor) -> Tensor:
@@ -111,7 +168,6 @@ def add_weighted_per_sequence(
     into: Sequence[Tensor],
     *,
     spans: Sequence[tuple[int, int]] | None = None,
-    batched: bool | None = None,
 ) -> Tensor:
     """into[j] += sum_i coefficient[j, i] dW_i for every j. Returns the norms of the dW_i from the same products.
 
@@ -123,18 +179,11 @@ def add_weighted_per_sequence(
         into: k buffers [out, in].
         spans: of each buffer (first, end): the coefficients of sequences outside of first <= i < end are 0, and their
             products are not added. None: no such limits.
-        batched: as in `squared_norms`.
 
     Returns:
         [n] float32 ||dW_i||^2.
     """
     norms = torch.zeros(len(segments), device=x.device)
-    if _is_batched(x) if batched is None else batched:
-        for sequences, rows, block in _padded_blocks(x, dy, segments):
-            norms[sequences] += _row_squares(block, x.shape[1])
-            for weights, buffer in zip(coefficient[:, sequences], into, strict=True):
-                _add_sum(block, weights, buffer[rows])
-        return norms
     spans = spans or [(0, len(segments))] * len(into)
     for first, end, rows, block in _blocks(x, dy, segments):
         norms[first:end] += _row_squares(block, x.shape[1])
@@ -160,8 +209,9 @@ def _add_sum(block: Tensor, weights: Tensor, into: Tensor) -> None:
         into.add_(weights[None] @ block)
 
 
-def _is_batched(x: Tensor) -> bool:
-    return x.is_cuda
+def batches(x: Tensor) -> bool:
+    """Whether few large products, padded, take less time than one for each sequence: on all devices but a CPU."""
+    return x.device.type != "cpu"
 
 
 def _row_squares(block: Tensor, inputs: int) -> Tensor:
@@ -185,7 +235,8 @@ def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[int, in
     """
     outputs, inputs = dy.shape[1], x.shape[1]
     bounds = list(_bounds(segments))
-    budget = _CPU_BYTES // (inputs * _NUMBER)  # rows that fit in the buffer, of all sequences together
+    size = _CPU_BYTES if x.device.type == "cpu" else _DEVICE_BYTES
+    budget = size // (inputs * _NUMBER)  # rows that fit in the buffer, of all sequences together
     together = max(1, min(len(bounds), _SUMMED_AT_ONCE, budget // _FEWEST_ROWS))
     height = min(outputs, max(_FEWEST_ROWS, budget // together))
     memory = x.new_empty(together * height * inputs)
@@ -198,15 +249,3 @@ def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[int, in
             for (start, stop), dw in zip(bounds[first:end], block, strict=True):
                 torch.mm(dy[start:stop, rows].T, x[start:stop], out=dw.view(-1, inputs))
             yield first, end, rows, block
-
-
-def _padded_blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[Tensor, slice, Tensor]]:
-    """([k] sequences, rows, block) as of `_blocks`, with one padded product for all sequences of a bucket."""
-    outputs, inputs = dy.shape[1], x.shape[1]
-    for bucket in segments.buckets:
-        a = bucket.gather(x)  # [k, L, in]
-        height = max(1, _DEVICE_BYTES // (len(bucket.sequences) * inputs * _NUMBER))
-        for top in range(0, outputs, height):
-            rows = slice(top, min(outputs, top + height))
-            dw = bucket.gather(dy[:, rows]).mT @ a  # [k, rows, in]
-            yield bucket.sequences, rows, dw.flatten(1)

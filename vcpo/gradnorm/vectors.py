@@ -63,11 +63,12 @@ def tied_rows(token: Tensor, x: Tensor, dy: Tensor, segments: Segments) -> Tenso
         [T, d] dH_i[token_u] for every token u of sequence i; 0 where the row is another rank's.
     """
     rows = torch.zeros(len(token), x.shape[1], dtype=torch.float32, device=x.device)
-    for bucket in segments.buckets:
+    for bucket in segments.padded(tuple(range(len(segments)))).buckets:
         tokens = token[bucket.tokens]  # [k, L]
-        columns = torch.where(bucket.real & (tokens >= 0), tokens, 0)
+        elsewhere = bucket.padding | (tokens < 0)
+        columns = torch.where(elsewhere, 0, tokens)
         at_tokens = dy[bucket.tokens[:, :, None], columns[:, None, :]]  # [k, L, L] d logit_t[token_u]
-        at_tokens = at_tokens.masked_fill_(~(bucket.real & (tokens >= 0))[:, None, :] | ~bucket.real[:, :, None], 0.0)
+        at_tokens = at_tokens.masked_fill_(elsewhere[:, None, :] | bucket.padding[:, :, None], 0.0)
         products = (at_tokens.mT @ bucket.gather(x)).float()  # [k, L, d]
-        rows.index_add_(0, bucket.tokens.flatten(), products.masked_fill_(~bucket.real[..., None], 0.0).flatten(0, 1))
+        rows.index_add_(0, bucket.tokens.flatten(), products.masked_fill_(bucket.padding[..., None], 0.0).flatten(0, 1))
     return rows

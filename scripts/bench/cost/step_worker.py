@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from scripts.bench.cost.steps import AUTO, METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWO_PASSES, Case
+from scripts.bench.cost.steps import ACTIVATIONS, AUTO, METHODS, PER_TRAJECTORY, PLAIN, SLOW, Case
 from testkit.layout_run import ParallelLayout
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.packed import update as packed_update
@@ -171,31 +171,27 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
     """Every method takes a step, to warm up and for its `errors`: of the packed ones, relative.
 
     norms: the largest of a squared norm, beside one backward per sequence.
-    gradient: of the whole gradient, beside a plain packed step with the coefficients that these norms lead to, which is
-        what the second of `two backward passes` is.
+    gradient: of the whole gradient, beside that of `PER_TRAJECTORY`: a plain packed step with the coefficients that
+        these norms lead to.
 
-    `noise` of the latter, in the same measures: how much it differs from itself with smaller micro-batches.
+    `noise` of `ACTIVATIONS`, in the same measures: how much it differs from itself with smaller micro-batches.
     """
-    step(PLAIN)
-    norms = step(PER_TRAJECTORY, lambda: _squared_norms(engine))
-    gradient: list[Tensor] = []
 
-    def keep_gradient() -> None:
-        gradient.extend(
-            parameter.main_grad.cpu().clone()  # type: ignore[attr-defined]
-            for parameter in _trained(engine)
-        )
+    def result() -> tuple[Tensor, list[Tensor]]:
+        gradient = [p.main_grad.cpu().clone() for p in _trained(engine)]  # type: ignore[attr-defined]
+        return _squared_norms(engine), gradient
 
-    def errors(expected: Tensor) -> dict[str, float]:
-        error = (_squared_norms(engine) / expected - 1).abs().max().item()
+    def errors(norms: Tensor, gradient: list[Tensor]) -> dict[str, float]:
+        error = (_squared_norms(engine) / norms - 1).abs().max().item()
         return {"norms": error, "gradient": _relative_difference(_trained(engine), gradient)}
 
-    step(TWO_PASSES, keep_gradient)
-    of_two_passes = _squared_norms(engine)
-    rows[TWO_PASSES]["noise"] = step(TWO_PASSES, lambda: errors(of_two_passes), micro_batches=4)
+    step(PLAIN)
+    of_itself = step(ACTIVATIONS, result)
+    rows[ACTIVATIONS]["noise"] = step(ACTIVATIONS, lambda: errors(*of_itself), micro_batches=4)
+    expected = step(PER_TRAJECTORY, result)
     for method in METHODS:
         if method.startswith("packed"):
-            rows[method]["errors"] = step(method, lambda: errors(norms))
+            rows[method]["errors"] = step(method, lambda: errors(*expected))
             _free(engine)
 
 

@@ -35,17 +35,13 @@ KEEPS: dict[str, dict[str, Any]] = {
     "gradients": {"norms": {"keep": "gradients"}},
     "gradients, mini-batch": {"norms": {"keep": "gradients"}, "opob_scope": "minibatch"},
     "activations": {"norms": {"keep": "activations"}},
-    "nothing": {"norms": {"keep": "nothing"}},
     "per trajectory": {"norms": {"how": "per_trajectory"}},
 }
 """Ways to form the gradient, as settings of VCPOSettings."""
 
-TWO_SUMS, NARROW = "two sums alone", "bfloat16 buffer"
-BESIDE: dict[str, dict[str, Any]] = {
-    TWO_SUMS: KEEPS["gradients"],
-    NARROW: {"norms": {"keep": "gradients", "buffer_dtype": "bfloat16"}},
-}
-"""Ways that are less exact, to be compared with: without a second backward, and with a narrow second buffer."""
+TWO_SUMS = "two sums alone"
+BESIDE: dict[str, dict[str, Any]] = {TWO_SUMS: KEEPS["gradients"]}
+"""A way that is less exact, to be compared with: without a second backward."""
 
 ONE, EACH_GROUP, ALL, RANDOM = "one above the rest", "one of each group above the rest", "all low", "random"
 SPREADS: dict[str, tuple[float, ...]] = {

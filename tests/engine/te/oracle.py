@@ -14,7 +14,7 @@ from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.layout import MicroBatch
 from verl_vcpo.workers.engine.megatron.packed.modules import Tap
-from verl_vcpo.workers.engine.megatron.packed.sums import Sums
+from verl_vcpo.workers.engine.megatron.packed.sums import SecondBuffers, Sums
 
 LENGTHS = [40, 3, 65, 20]
 TOKENS = sum(LENGTHS)
@@ -72,8 +72,7 @@ def errors(
     coefficient = COEFFICIENT[:n]
     scores = backward(every)
     _clear(model)
-    second = {p: torch.zeros(1, *p.shape) for p in trained(model).values()}
-    sums_of_pass = Sums(torch.stack([coefficient, coefficient * 0]), (0,) * n, second)
+    sums_of_pass = Sums(torch.stack([coefficient, coefficient * 0]), (0,) * n, SecondBuffers(trained(model).values()))
     collector = Collector(keep, n, tied=tied, device="cpu", sums=sums_of_pass)
     collector.micro_batch, tap.collector = layout, collector
     try:
@@ -81,11 +80,11 @@ def errors(
     finally:
         tap.collector = None
     _as_ddp(model)
+    squared = collector.squared_norms()
     if keep is NormsKeep.ACTIVATIONS:
         assert not any(p.main_grad.any() for p in trained(model).values()), "a gradient was formed in the backward"
         collector.add_weighted(coefficient)
     collected = {name: p.main_grad.clone() for name, p in trained(model).items()}
-    squared = collector.squared_norms()
     if dist.is_initialized():
         dist.all_reduce(squared, group=mpu.get_tensor_model_parallel_group())
     sums = 0.0

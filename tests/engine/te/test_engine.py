@@ -22,7 +22,6 @@ from verl_vcpo.workers.engine.megatron.packed import te_check, te_modules
     [
         ("untied", dict(norms=dict(keep="gradients"))),
         ("tied", dict(norms=dict(keep="activations"))),
-        ("untied", dict(norms=dict(keep="nothing"))),
         ("tied", dict(opob_scope="minibatch", norms=dict(keep="gradients"))),
         ("moe", dict()),
         ("moe", dict(norms=dict(keep="gradients"))),

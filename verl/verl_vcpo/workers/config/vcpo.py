@@ -66,9 +66,10 @@ class VCPOSettings(VCPOConfig):
     def kept_with_experts(self) -> NormsKeep:
         """What `norms.keep` is for a mixture of experts.
 
-        With `auto` no second buffer: two sums would take, for each expert and sequence, the time to read and write a
-        gradient of the expert's size; nor the activations of a whole mini-batch, which have no limit.
+        With `auto` no second buffer, because two sums would take, for each expert and sequence, the time to read and
+        write a gradient of the expert's size; but not the activations of a whole mini-batch, which have no limit.
         """
         if self.norms.keep is not NormsKeep.AUTO:
             return self.norms.keep
-        return NormsKeep.NOTHING if self.opob_scope is OpobScope.MINIBATCH else NormsKeep.ACTIVATIONS
+        whole = self.opob_scope is OpobScope.MINIBATCH and self.fits_two_sums
+        return NormsKeep.GRADIENTS if whole else NormsKeep.ACTIVATIONS

@@ -23,26 +23,14 @@ class NormsKeep(StrEnum):
 
     AUTO = "auto"
     """`gradients` or `activations`, whichever takes less time by operations and bytes for a mini-batch's lengths and
-    groups (packed/choice.py); `activations` where a baseline's sequences are not one pass of one rank. For a mixture of
-    experts `activations`; at the scope of a mini-batch `nothing`."""
+    groups (packed/choice.py); `activations` where a baseline's sequences are not one pass of one rank, and for a
+    mixture of experts."""
     GRADIENTS = "gradients"
     """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size, of which
     small models have several. Where their difference would lose its digits, because few sequences have almost all the
-    weight, a second backward."""
+    weight, a second backward. Of a mixture of experts at the scope of a mini-batch this is what `auto` keeps."""
     ACTIVATIONS = "activations"
     """Every layer's inputs and output gradients, from which gradients are formed later. Memory grows with tokens."""
-    NOTHING = "nothing"
-    """Nothing: a second forward and backward follows. Twice the time of a plain update, no memory."""
-
-
-class BufferDtype(StrEnum):
-    """The number format of the second gradient buffer."""
-
-    FLOAT32 = "float32"
-    """Exact."""
-    BFLOAT16 = "bfloat16"
-    """Half the memory; the gradient is right to 1e-2 only, and a second backward is needed at smaller spreads of the
-    weights."""
 
 
 ACTIVATIONS_OF_AUTO_BYTES = 2 << 30
@@ -64,14 +52,11 @@ class NormsConfig:
     keep: NormsKeep = NormsKeep.AUTO
     """With `how=packed`: what is kept of a backward until the baseline is known."""
 
-    buffer_dtype: BufferDtype = BufferDtype.FLOAT32
-    """With `keep=gradients`: the number format of the second buffer."""
-
     tokens: int = 16384
     """Where activations are kept: at most those of so many tokens of a rank at a time, but at least of one group."""
 
     def __post_init__(self) -> None:
-        for name, enum in (("how", NormsHow), ("keep", NormsKeep), ("buffer_dtype", BufferDtype)):
+        for name, enum in (("how", NormsHow), ("keep", NormsKeep)):
             object.__setattr__(self, name, choice(f"norms.{name}", getattr(self, name), enum))
         if not isinstance(self.tokens, int) or isinstance(self.tokens, bool) or self.tokens < 1:
             raise ValueError(f"vcpo.norms.tokens={self.tokens!r}: give a whole number of at least 1")

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
@@ -37,7 +36,7 @@ from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_length
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep, against_packing
 from verl_vcpo.workers.engine.megatron.packed import experts
 from verl_vcpo.workers.engine.megatron.packed.choice import Layers
-from verl_vcpo.workers.engine.megatron.packed.sums import second_buffers
+from verl_vcpo.workers.engine.megatron.packed.sums import SecondBuffers
 from verl_vcpo.workers.engine.megatron.packed.tapping import plug_in
 from verl_vcpo.workers.engine.megatron.packed.update import (
     PackedOutcome,
@@ -75,7 +74,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
         self.unpackable: str | None = None
         """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
-        self._second_buffers: dict[Tensor, Tensor] = {}
+        self._second_buffers = SecondBuffers()
         self._warned = False
         self._kept: NormsKeep | None = None
         self._batch_begins = True
@@ -178,20 +177,19 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
             return None
         update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
         if update.keep is not self._kept and dist.get_rank() == 0:
-            logger.info("packed norms keep %s in %d passes: %s", update.keep.value, len(update.passes), update.why)
+            logger.info("packed norms keep %s in %d passes: %s", update.keep, len(update.passes), update.why)
         self._kept = update.keep
         if update.keep is NormsKeep.GRADIENTS and self._slots < update.slots:
-            dtype = getattr(torch, vcpo.norms.buffer_dtype.value)
-            self._second_buffers.clear()
-            self._second_buffers.update(second_buffers(self.module, update.slots, dtype))
+            self._second_buffers.clear()  # first: both need not fit
+            self._second_buffers = update.second = SecondBuffers.of(self.module, update.slots)
         try:
             return update.run()
         except Unmeasured:
-            for second in self._second_buffers.values():
+            for _, second in self._second_buffers.blocks:
                 second.zero_()
         if update.keep is NormsKeep.GRADIENTS:  # gradients may be too large or small only with their weights
             with contextlib.suppress(Unmeasured):
-                return PackedUpdate(self, data, vcpo, aggregation, {}, in_place_of_gradients=True).run()
+                return PackedUpdate(self, data, vcpo, aggregation, SecondBuffers(), only_norms=True).run()
         logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
         return None
 
@@ -204,9 +202,11 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         super().to(device=device, model=model, optimizer=optimizer and not stays, grad=grad)
 
     def optimizer_step(self) -> Any:
-        """As verl's; with `optimizer_offload` the optimizer's state is on the GPU for the step only."""
+        """As verl's; with `optimizer_offload` the optimizer's state is on the GPU for the step only, and the second
+        buffers of `vcpo.norms.keep=gradients` are not."""
         if not self.is_optimizer_offload_enabled:
             return super().optimizer_step()
+        self._second_buffers.clear()
         load_megatron_optimizer(self.optimizer)
         try:
             return super().optimizer_step()

@@ -18,7 +18,7 @@ from vcpo import OpobScope
 from vcpo.gradnorm import cost
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
-from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, BufferDtype, NormsKeep
+from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, NormsKeep
 from verl_vcpo.workers.engine.megatron.packed.plan import (
     Experts,
     against_gradients,
@@ -86,23 +86,23 @@ class Layers:
             default=0.0,
         )
 
-    def second_buffers_that_fit(self, buffer: BufferDtype) -> int:
+    @property
+    def second_buffers_that_fit(self) -> int:
         """How many groups a pass of `gradients` may have on a rank: at least one.
 
         The second buffers of more groups take no more memory than ACTIVATIONS_OF_AUTO_BYTES.
         """
-        number = 2 if buffer is BufferDtype.BFLOAT16 else 4
-        return max(1, ACTIVATIONS_OF_AUTO_BYTES // (number * max(1, self.trained)))
+        return max(1, ACTIVATIONS_OF_AUTO_BYTES // (4 * max(1, self.trained)))
 
-    def tokens_that_fit(self, buffer: BufferDtype) -> int:
+    @property
+    def tokens_that_fit(self) -> int:
         """The most tokens of which `auto` keeps activations, or of one group, on a rank.
 
         They take no more memory than the second buffer would, or than ACTIVATIONS_OF_AUTO_BYTES.
         """
-        number = 2 if buffer is BufferDtype.BFLOAT16 else 4
         return min(
             (
-                int(max(ACTIVATIONS_OF_AUTO_BYTES, number * sum(i * o for i, o in stage)) / kept)
+                int(max(ACTIVATIONS_OF_AUTO_BYTES, 4 * sum(i * o for i, o in stage)) / kept)
                 for stage in self.stages
                 if (kept := self.number_bytes * sum(i + o for i, o in stage))
             ),
@@ -150,12 +150,12 @@ def choose(
     near = config.norms.tokens if staged or layers.device != "cpu" else min(_NEAR_TOKENS, config.norms.tokens)
     of_gradients: dict[str, Any] = dict(most_tokens=near, most_sequences=together)
     if experts is Experts.NONE:
-        of_gradients["most_groups"] = layers.second_buffers_that_fit(config.norms.buffer_dtype)
+        of_gradients["most_groups"] = layers.second_buffers_that_fit
     if config.norms.keep is not NormsKeep.AUTO or experts is not Experts.NONE:
         keep = what_to_keep(config, sequences, *limits)
         why = f"vcpo.norms.keep={config.norms.keep.value}"
         return plan(keep, why, **(of_gradients if keep is NormsKeep.GRADIENTS else {}))
-    fit = layers.tokens_that_fit(config.norms.buffer_dtype)
+    fit = layers.tokens_that_fit
     obstacle = against_gradients(config, sequences, *limits)
     if obstacle:
         return plan(NormsKeep.ACTIVATIONS, obstacle, most_sequences=together)

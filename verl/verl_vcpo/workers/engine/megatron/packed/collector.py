@@ -1,6 +1,6 @@
 """Computes per-sequence norms from every layer's inputs and output gradients, and keeps what the update needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,6 @@ class _Weight:
     x: Tensor
     dy: Tensor
 
-    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
-        """buffer += sum_i coefficient_i dW_i."""
-        add_weighted(self.x.to(self.dy.dtype), self.dy, coefficient[self.row], buffer)
-
 
 @dataclass(frozen=True)
 class _Vector:
@@ -47,15 +43,6 @@ class _Vector:
     sums: Tensor
     summed_over_tp: bool
     sharded: bool
-
-    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
-        """buffer += sum_i coefficient_i v_i."""
-        buffer.add_(coefficient[self.micro_batch.rows].float() @ self.sums)
-
-    def add_to_second(self, sums: Sums) -> None:
-        """Add each v_i to the second buffer of the baseline of the sequence."""
-        second = sums.of(self.parameter)
-        second.view(len(second), -1).add_(sums.weights[1:, self.micro_batch.rows] @ self.sums)
 
 
 @dataclass(frozen=True)
@@ -75,19 +62,20 @@ class _Rows:
         weighted = coefficient[self.micro_batch.row][:, None] * self.dy.float()
         buffer.index_add_(0, self.token, weighted.to(buffer.dtype))
 
-    def add_to_second(self, sums: Sums) -> None:
-        """Add each row to the second buffer of the baseline of the row's sequence."""
+    def add_to_sums(self, sums: Sums) -> None:
+        """Add to the main buffer, and each row to the second buffer of the baseline of the row's sequence."""
+        self.add_to(self.parameter.main_grad, sums.on_device[0])  # type: ignore[attr-defined]
         second = sums.of(self.parameter)  # [S, V, d]
-        weighted = sums.coefficient[1][self.micro_batch.row][:, None] * self.dy.float()
-        at = sums.slot_of[self.micro_batch.row] * second.shape[1] + self.token
-        second.flatten(0, 1).index_add_(0, at, weighted.to(second.dtype))
+        slot = sums.slot_on_device[self.micro_batch.row]
+        weighted = sums.on_device[1 + slot, self.micro_batch.row][:, None] * self.dy.float()
+        second.index_put_((slot, self.token), weighted, accumulate=True)
 
 
 class Collector:
     """The squared norms of one pass over a part of the mini-batch, and what is kept of the gradients of the pass.
 
     Args:
-        keep: besides the norms nothing, the layers' activations, or weighted sums in the main and a second buffer.
+        keep: the layers' activations, or weighted sums in the main and a second buffer; None: the norms only.
         size: N, the number of sequences of the pass, those of other data-parallel ranks included: a rank's experts may
             be given their tokens.
         tied: whether embedding and head share their weight.
@@ -97,7 +85,7 @@ class Collector:
 
     def __init__(
         self,
-        keep: NormsKeep,
+        keep: NormsKeep | None,
         size: int,
         *,
         tied: bool,
@@ -108,10 +96,12 @@ class Collector:
         self.micro_batch: MicroBatch | None = None
         """The micro-batch whose forward or backward is running."""
         self._sums = sums
-        self._shares: list[_Weight | _Vector | _Rows] = []
+        self._weights: list[_Weight] = []
+        self._rows: list[_Rows] = []
         self._vectors: list[_Vector] = []
         self._cross: dict[str, list[tuple[MicroBatch, Tensor]]] = {"head": [], "embedding": []}
         self._norms = torch.zeros(size, device=device)  # [N] this rank's part
+        self._of_micro_batch: dict[int, tuple[MicroBatch, Tensor]] = {}  # [n] this rank's part of its sequences' norms
         self._cp_rank, self._cp = mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()
         self._tp = mpu.get_tensor_model_parallel_world_size()
 
@@ -165,13 +155,11 @@ class Collector:
         if self.keep is NormsKeep.GRADIENTS:
             sums = self._given_sums()
             buffers = [kept.parameter.main_grad[mine], *sums.of(kept.parameter)[:, mine]]  # type: ignore[attr-defined]
-            weights, spans = sums.weights[:, micro_batch.rows], sums.spans(micro_batch.numbers)
-            norms = add_weighted_per_sequence(x, dy, micro_batch.whole, weights, buffers, spans=spans)
-        else:
-            norms = squared_norms(x, dy, micro_batch.whole)
-            if self.keep is NormsKeep.ACTIVATIONS:
-                self._shares.append(kept)
-        self._norms[micro_batch.rows] += norms
+            sums.in_micro_batch(micro_batch).add(x, dy, buffers, self._norms_of(micro_batch))
+            return
+        self._norms_of(micro_batch).add_(squared_norms(x, dy, micro_batch.whole))
+        if self.keep is NormsKeep.ACTIVATIONS:
+            self._weights.append(kept)
 
     def experts(self, weights: Sequence[Tensor], x: Tensor, dy: Tensor, rows: ExpertRows) -> None:
         """Take the inputs [R, in] and output gradients [R, out] of one linear layer of each of some experts.
@@ -186,7 +174,7 @@ class Collector:
                 weights, x.split(rows.splits), dy.split(rows.splits), rows.experts, strict=True
             ):
                 buffers = [weight.main_grad, *sums.of(weight)]  # type: ignore[attr-defined]
-                weights_of_runs = sums.weights[:, of_expert.sequence_of_run]
+                weights_of_runs = sums.on_device[:, of_expert.sequence_of_run]
                 norms = add_weighted_per_sequence(
                     a[of_expert.order], b[of_expert.order], of_expert.runs, weights_of_runs, buffers
                 )
@@ -196,7 +184,7 @@ class Collector:
         self._norms.index_add_(0, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
         if self.keep is NormsKeep.ACTIVATIONS:
             parts = (part.split(rows.splits) for part in (rows.sequence, x, dy))
-            self._shares += [_Weight(*of_expert) for of_expert in zip(weights, *parts, strict=True)]
+            self._weights += [_Weight(*of_expert) for of_expert in zip(weights, *parts, strict=True)]
 
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
         """Take the gradients [S, 1 or n, ..., d] of a parameter [d] or [1, d], one for each token.
@@ -206,22 +194,23 @@ class Collector:
             sharded: tensor-parallel ranks have different parts of the parameter.
         """
         micro_batch = self.current()
-        sequence = micro_batch.sequence_of(dy)
-        per_token = dy.reshape(len(sequence), -1, parameter.shape[-1]).sum(1)
-        sums = sequence_sums(per_token, sequence, len(micro_batch.rows))
-        share = _Vector(parameter, micro_batch, sums, summed_over_tp, sharded)
-        self._vectors.append(share)
-        self._keep(share)
+        per_token = dy.reshape(dy.shape[0] * dy.shape[1], -1, parameter.shape[-1])
+        per_token = per_token[:, 0] if per_token.shape[1] == 1 else per_token.sum(1)
+        sums = micro_batch.sums(per_token, dy)
+        self._vectors.append(_Vector(parameter, micro_batch, sums, summed_over_tp, sharded))
 
     def embedding(self, weight: Tensor, token: Tensor, dy: Tensor) -> None:
         """Take the gradients [B, S, d] of the looked-up rows `token` [B, S]; -1 where another rank has the row."""
         micro_batch = self.current()
         token, dy = token.flatten(), dy.flatten(0, 1).masked_fill(token.flatten()[:, None] < 0, 0.0)
         share = _Rows(weight, micro_batch, token.clamp(min=0), dy)
-        self._keep(share)
+        if self.keep is NormsKeep.ACTIVATIONS:
+            self._rows.append(share)
+        elif self.keep is NormsKeep.GRADIENTS:
+            share.add_to_sums(self._given_sums())
         token, dy = micro_batch.gathered(share.token), micro_batch.gathered(dy)
         if self._cp_rank == 0:
-            self._norms[micro_batch.rows] += embedding_squared_norms(token, dy, micro_batch.whole)
+            self._norms_of(micro_batch).add_(embedding_squared_norms(token, dy, micro_batch.whole))
         if self.tied:
             self._cross["embedding"].append((micro_batch, dy))
 
@@ -230,14 +219,6 @@ class Collector:
         token = micro_batch.token - first
         token = token.masked_fill((token < 0) | (token >= dy.shape[1]), -1)
         self._cross["head"].append((micro_batch, tied_rows(token, x, dy, micro_batch.whole)))
-
-    def _keep(self, share: _Vector | _Rows) -> None:
-        if self.keep is NormsKeep.ACTIVATIONS:
-            self._shares.append(share)
-        elif self.keep is NormsKeep.GRADIENTS:
-            sums = self._given_sums()
-            share.add_to(share.parameter.main_grad, sums.coefficient[0])  # type: ignore[attr-defined]
-            share.add_to_second(sums)
 
     def _given_sums(self) -> Sums:
         assert self._sums is not None, "keep=gradients without sums"
@@ -255,28 +236,65 @@ class Collector:
 
     @torch.no_grad()
     def squared_norms(self) -> Tensor:
-        """[N] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks."""
+        """[N] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks.
+
+        Ends the pass: with `keep=gradients` the sums are complete afterwards.
+        """
+        if self.keep is NormsKeep.GRADIENTS:
+            sums = self._given_sums()
+            self._add_vectors(sums.of_sequences, lambda p: [p.main_grad, *sums.of(p)])  # type: ignore[attr-defined]
         self._square_vectors()
         if self.tied:
             self._add_cross_terms()
+        for micro_batch, norms in self._of_micro_batch.values():
+            self._norms.index_add_(0, micro_batch.rows, norms)
+        self._of_micro_batch.clear()
         return self._norms.double()
+
+    def _norms_of(self, micro_batch: MicroBatch) -> Tensor:
+        """[n] this rank's part of the norms of a micro-batch's sequences."""
+        if id(micro_batch) not in self._of_micro_batch:
+            self._of_micro_batch[id(micro_batch)] = micro_batch, torch.zeros_like(micro_batch.rows, dtype=torch.float32)
+        return self._of_micro_batch[id(micro_batch)][1]
+
+    def _add_vectors(
+        self, of_buffers: Callable[[MicroBatch], Tensor], into: Callable[[Tensor], Sequence[Tensor]]
+    ) -> None:
+        """Add every bias's and norm weight's gradients to its buffers.
+
+        Args:
+            of_buffers: a micro-batch of n sequences -> [k, n] their coefficients in each of k buffers.
+            into: a parameter -> its k buffers.
+        """
+        totals: dict[tuple[int, ...], tuple[list[_Vector], Tensor]] = {}
+        for some, sums in _side_by_side(self._vectors):
+            product, key = of_buffers(some[0].micro_batch) @ sums, tuple(id(share.parameter) for share in some)
+            totals[key] = some, totals[key][1] + product if key in totals else product
+        for some, total in totals.values():
+            parts = total.split([share.sums.shape[1] for share in some], dim=1)
+            for share, part in zip(some, parts, strict=True):
+                for buffer, row in zip(into(share.parameter), part, strict=True):
+                    buffer.add_(row)
 
     def _square_vectors(self) -> None:
         tp_rank = mpu.get_tensor_model_parallel_rank()
         for summed_over_tp in (False, True):
-            shares = [share for share in self._vectors if share.summed_over_tp == summed_over_tp]
-            if not shares:
-                continue
-            flat = torch.cat([share.sums.flatten() for share in shares])
-            if self._cp > 1:
-                dist.all_reduce(flat, group=mpu.get_context_parallel_group())
+            vectors = _side_by_side([share for share in self._vectors if share.summed_over_tp == summed_over_tp])
+            shares, whole = [some for some, _ in vectors], [sums for _, sums in vectors]
             if summed_over_tp and self._tp > 1:
-                dist.all_reduce(flat, group=mpu.get_tensor_model_parallel_group())
+                whole = _summed(whole, mpu.get_tensor_model_parallel_group())
+            if self._cp > 1:
+                whole = _summed(whole, mpu.get_context_parallel_group())
             if self._cp_rank:
                 continue
-            for share, sums in zip(shares, flat.split([s.sums.numel() for s in shares]), strict=True):
-                if share.sharded or tp_rank == 0:
-                    self._norms[share.micro_batch.rows] += sums.view_as(share.sums).square().sum(1)
+            for some, sums in zip(shares, whole, strict=True):
+                if tp_rank:  # the others are rank 0's
+                    parts = sums.split([share.sums.shape[1] for share in some], dim=1)
+                    mine = [part for share, part in zip(some, parts, strict=True) if share.sharded]
+                    if not mine:
+                        continue
+                    sums = torch.cat(mine, dim=1)
+                self._norms_of(some[0].micro_batch).add_(sums.square().sum(1))
 
     def _add_cross_terms(self) -> None:
         """Add 2 <dE_i, dH_i>; with a pipeline the first stage has dE_i, and the last sends dH_i to the first."""
@@ -298,7 +316,7 @@ class Collector:
         for micro_batch, dy in embedding:
             products = (of_head[id(micro_batch)] * dy).sum(1, keepdim=True)
             sums = sequence_sums(products, micro_batch.whole.sequence, len(micro_batch.rows))
-            self._norms[micro_batch.rows] += 2 * sums[:, 0]
+            self._norms_of(micro_batch).add_(2 * sums[:, 0])
 
     @torch.no_grad()  # gradients that a pipeline stage receives have requires_grad=True
     def add_weighted(self, coefficient: Tensor) -> None:
@@ -307,9 +325,25 @@ class Collector:
         Args:
             coefficient: [N].
         """
-        for share in self._shares:
-            share.add_to(share.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
-        self._shares.clear()
+        of_tokens: dict[int, Tensor] = {}  # all layers of a micro-batch have the same tokens
+        for weight in self._weights:
+            if id(weight.row) not in of_tokens:
+                of_tokens[id(weight.row)] = coefficient[weight.row]
+            x = weight.x.to(weight.dy.dtype)
+            add_weighted(x, weight.dy, of_tokens[id(weight.row)], weight.parameter.main_grad)  # type: ignore[attr-defined]
+        for rows in self._rows:
+            rows.add_to(rows.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
+        self._add_vectors(lambda batch: coefficient[batch.rows][None], lambda p: [p.main_grad])  # type: ignore[attr-defined]
+        self._weights.clear()
+        self._rows.clear()
+
+
+def _side_by_side(vectors: list[_Vector]) -> list[tuple[list[_Vector], Tensor]]:
+    """Of each micro-batch its vectors, and [n, all their d] their sums."""
+    of_micro_batch: dict[int, list[_Vector]] = {}
+    for share in vectors:
+        of_micro_batch.setdefault(id(share.micro_batch), []).append(share)
+    return [(some, torch.cat([share.sums for share in some], dim=1)) for some in of_micro_batch.values()]
 
 
 def _gathered(part: Tensor, group: Any) -> Tensor:
@@ -319,6 +353,16 @@ def _gathered(part: Tensor, group: Any) -> Tensor:
     whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
     dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
     return whole
+
+
+def _summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
+    """Sums over the ranks of the group, by one reduction."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _share(rows: int, part: int, parts: int) -> slice:

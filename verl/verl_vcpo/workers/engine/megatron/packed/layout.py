@@ -10,7 +10,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from vcpo.gradnorm import Segments
+from vcpo.gradnorm import Segments, sequence_sums
+from vcpo.gradnorm.linear import batches
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,21 @@ class MicroBatch:
         out = flat.new_empty(ranks * len(flat), *flat.shape[1:])
         dist.all_gather_into_tensor(out, flat.contiguous(), group=mpu.get_context_parallel_group())
         return out[self.by_sequence]
+
+    def sums(self, value: Tensor, activation: Tensor) -> Tensor:
+        """[R, d] of the rows of an activation -> [n, d] float32: the sum over each sequence's tokens."""
+        sequence = self.sequence_of(activation)
+        if not batches(value) or value.element_size() > 2:
+            return sequence_sums(value, sequence, len(self.rows))
+        # On a GPU one product: it adds in float32, and rounds the sums as a plain backward rounds those of all tokens.
+        if len(sequence) not in self._members:
+            numbers = torch.arange(len(self.rows), device=sequence.device)[:, None]
+            self._members[len(sequence)] = (sequence == numbers).to(value.dtype)  # [n, R]
+        return (self._members[len(sequence)] @ value).float()
+
+    @cached_property
+    def _members(self) -> dict[int, Tensor]:
+        return {}
 
     def sequence_of(self, activation: Tensor) -> Tensor:
         """The sequence of each row of an activation [S or S / TP, 1 or n, ...], flattened."""

@@ -89,7 +89,7 @@ def _ranks(sequences: SequencesBeforeForward) -> int:
 
 def plan_passes(
     config: VCPOSettings,
-    keep: NormsKeep,
+    keep: NormsKeep | None,
     sequences: SequencesBeforeForward,
     interleaved: bool,
     micro_batch_tokens: int | None = None,
@@ -100,8 +100,9 @@ def plan_passes(
 ) -> list[list[list[int]]]:
     """Per pass and data-parallel rank the numbers of that rank's sequences. No rank has an empty pass.
 
-    All sequences of a baseline are in the same pass, on whichever ranks they are. Where experts are shared, all ranks
-    have as many micro-batches in a pass. With `keep=gradients` a rank's sequences are in the order of their groups.
+    All sequences of a baseline are in the same pass, on whichever ranks they are; without `keep` there is one pass.
+    Where experts are shared, all ranks have as many micro-batches in a pass. With `keep=gradients` a rank's sequences
+    are in the order of their groups, and a group's in that of their rewards: those of equal rewards share products.
 
     Args:
         most_tokens: of a rank in a pass, but at least one group; None: `config.norms.tokens`.
@@ -112,11 +113,15 @@ def plan_passes(
     ranks = _ranks(sequences)
     size = len(sequences.group) // ranks
     most = (config.norms.tokens if most_tokens is None else most_tokens), most_sequences
-    if keep is NormsKeep.NOTHING or config.opob_scope is OpobScope.MINIBATCH or interleaved:
+    if keep is None or config.opob_scope is OpobScope.MINIBATCH or interleaved:
         return [[list(range(size))] * ranks]
     if keep is NormsKeep.GRADIENTS:
         by_rank = sequences.group.view(ranks, size)
-        homes = [[(groups == group).nonzero().flatten().tolist() for group in groups.unique()] for groups in by_rank]
+        rewards = sequences.reward.view(ranks, size)
+        homes = [
+            [_by_reward(groups == group, of_rank) for group in groups.unique()]
+            for groups, of_rank in zip(by_rank, rewards, strict=True)
+        ]
         of_groups = [list(of_ranks) for of_ranks in zip(*homes, strict=True)]
         return _joined(of_groups, sequences, micro_batch_tokens, most, most_groups)
     alike = experts is Experts.SHARED and micro_batch_tokens is None
@@ -133,6 +138,12 @@ def plan_passes(
         last = passes.pop()
         passes[-1] |= last
     return [[mine.nonzero().flatten().tolist() for mine in rows.view(ranks, size)] for rows in passes]
+
+
+def _by_reward(rows: Tensor, reward: Tensor) -> list[int]:
+    """The numbers of these rows in the order of their rewards."""
+    numbers = rows.nonzero().flatten()
+    return numbers[reward[numbers].sort(stable=True).indices].tolist()
 
 
 def _joined(

@@ -68,7 +68,7 @@ class TwoSums:
 
 
 def predicted_rounding(
-    config: VCPOSettings, batch: MiniBatch, step: Estimate, mean: Tensor, scale: Tensor, sums: TwoSums
+    config: VCPOSettings, batch: MiniBatch, step: Estimate, common: Tensor, scale: Tensor, sums: TwoSums
 ) -> Rounding:
     """The errors of `keep=gradients` on one global mini-batch. On the host, the same on every rank.
 
@@ -76,7 +76,7 @@ def predicted_rounding(
         config: VCPO's settings, with `baseline=opob`.
         batch: B sequences, with the norms of g_i.
         step: the estimate of `batch`.
-        mean: [B] m of each sequence.
+        common: [B] m of each sequence, the commonest reward.
         scale: [B] 1 / (s B) of each sequence.
         sums: how they are stored.
     """
@@ -85,7 +85,7 @@ def predicted_rounding(
         return Rounding(0.0, 0.0)
     log_used = log_packed_weights(config, batch.log_weight[rows])
     squared, reward, baseline = batch.squared_norm[rows], batch.reward[rows], step.baseline[rows]
-    mean, scale = mean[rows], scale[rows]
+    common, scale = common[rows], scale[rows]
     weighted = squared * (2 * log_used).exp()  # [B] ||h_i||^2
     left = (step.coefficient[rows] * squared.sqrt()).norm().item()
     log_a = batch.log_weight[rows] if config.opob_weights is OpobWeights.PAPER else log_used
@@ -97,7 +97,7 @@ def predicted_rounding(
 
     size = scale * weighted.sqrt()  # [B] ||h_i|| / (s B)
     together = group_sum(torch.ones_like(size), group)
-    error = sums.errors((reward - mean).abs() * size, (baseline - mean).abs() * size, together)
+    error = sums.errors((reward - common).abs() * size, (baseline - common).abs() * size, together)
     unknown = _LOST / (weighted + _LOST)
     of_baseline = _weighted_sum(unknown * (reward - baseline).abs(), log_influence, group)
     return Rounding(

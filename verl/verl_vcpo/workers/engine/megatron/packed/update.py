@@ -6,12 +6,12 @@ the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the no
     activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
                   many groups as `vcpo.norms.tokens` allows, wherever their sequences lie; at scope `minibatch` all
     gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
-                  sum (R_i - m) / s h_i and sum h_i / s, m the mean reward; then main -= (b - m) second. At scope
+                  sum (R_i - m) / s h_i and sum h_i / s, m the commonest reward, of which nothing is added to the
+                  first; then main -= (b - m) second. At scope
                   `group` a pass is some groups of every data-parallel rank, with a second buffer for each of them; at
                   scope `minibatch` it is the mini-batch
-    nothing       the norms: a second forward and backward follows, with the coefficients in its loss
-
-Where rounding would spoil the difference of the two sums (packed/rounding.py), a second backward follows, too.
+Where rounding would spoil the difference of the two sums (packed/rounding.py), a second forward and backward follows,
+with the coefficients in its loss.
 
 A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches the stages are idle for a share of
 (P - 1) / (n + P - 1) of each pass.
@@ -32,7 +32,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from vcpo import Estimate, OpobScope, estimate
-from vcpo.baseline import group_mean
 from vcpo.estimator import log_packed_weights, log_reward_scale
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import (
@@ -42,13 +41,13 @@ from verl_vcpo.workers.engine.megatron.mini_batch import (
     gather_sequences,
 )
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
-from verl_vcpo.workers.engine.megatron.packed.choice import Choice, choose
+from verl_vcpo.workers.engine.megatron.packed.choice import choose
 from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.experts import are_shared
 from verl_vcpo.workers.engine.megatron.packed.layout import micro_batch
 from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes
 from verl_vcpo.workers.engine.megatron.packed.rounding import TwoSums, predicted_rounding
-from verl_vcpo.workers.engine.megatron.packed.sums import Sums
+from verl_vcpo.workers.engine.megatron.packed.sums import SecondBuffers, Sums
 from verl_vcpo.workers.utils.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
 
 
@@ -63,11 +62,11 @@ class PackedOutcome:
     batch: MiniBatch
     losses: list[float]
     has_gradient: bool
-    """False with `keep=nothing`, and where `rounded`: only the norms are known."""
+    """False where `rounded`: only the norms are known."""
     rounded: bool
     """Whether rounding would have spoiled what `keep=gradients` forms."""
-    keep: NormsKeep
-    """What was kept of the passes."""
+    keep: NormsKeep | None
+    """What was kept of the passes; None: the norms only."""
 
 
 class Pass:
@@ -116,7 +115,7 @@ class PackedUpdate:
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
         second: with `keep=gradients` `slots` second buffers of each parameter by the time of `run`, zero between
             updates.
-        in_place_of_gradients: keep nothing, because `keep=gradients` could not measure this mini-batch.
+        only_norms: keep nothing else, because `keep=gradients` could not measure this mini-batch.
     """
 
     def __init__(
@@ -125,22 +124,23 @@ class PackedUpdate:
         data: TensorDict,
         config: VCPOSettings,
         aggregation: dict[str, Any],
-        second: dict[Tensor, Tensor],
-        in_place_of_gradients: bool = False,
+        second: SecondBuffers,
+        only_norms: bool = False,
     ) -> None:
         self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
         self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
         self.sequences: SequencesBeforeForward = gather_sequences(data, self.rank)
         interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
-        self.in_place_of_gradients = in_place_of_gradients
         limits = interleaved, _micro_batch_tokens(data), _experts(engine)
-        if in_place_of_gradients:
-            choice = Choice(nothing := NormsKeep.NOTHING, plan_passes(config, nothing, self.sequences, *limits), "")
+        self.keep: NormsKeep | None = None
+        self.why = ""
+        if only_norms:
+            passes = plan_passes(config, None, self.sequences, *limits)
         else:
             staged = mpu.get_pipeline_model_parallel_world_size() > 1
             choice = choose(config, self.sequences, *limits, engine.linear_layers, staged)
-        self.keep, self.why = choice.keep, choice.why
-        self.passes = [Pass(rows, self.rank) for rows in choice.passes]
+            self.keep, self.why, passes = choice.keep, choice.why, choice.passes
+        self.passes = [Pass(rows, self.rank) for rows in passes]
         self.slots = max(max(self._slots(one)) for one in self.passes) + 1
         """The most second buffers that a pass needs with `keep=gradients`."""
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
@@ -159,11 +159,8 @@ class PackedUpdate:
             for one in self.passes:
                 self._one_pass(one)
         batch = self._whole_batch()
-        rounded = self.in_place_of_gradients
-        if self.keep is NormsKeep.GRADIENTS:
-            rounded = not self._two_sums_suffice(batch)
-        has_gradient = self.keep is not NormsKeep.NOTHING and not rounded
-        return PackedOutcome(batch, self.losses, has_gradient, rounded, self.keep)
+        rounded = self.keep is None or (self.keep is NormsKeep.GRADIENTS and not self._two_sums_suffice(batch))
+        return PackedOutcome(batch, self.losses, not rounded, rounded, self.keep)
 
     def _one_pass(self, one: Pass) -> None:
         engine = self.engine
@@ -187,7 +184,7 @@ class PackedUpdate:
         norms = collector.squared_norms().view(self.ranks, one.most) / factor**2
         for rank, rows in enumerate(one.rows):
             self.squared_norm[rank, rows] = norms[rank, : len(rows)]
-        if self.keep is not NormsKeep.NOTHING:
+        if self.keep is not None:
             batch = self._unweighted(gather_mini_batch(data, self.rank, log_prob, norms, equal=False))
             self._combine(collector, one, batch, sums)
 
@@ -228,10 +225,9 @@ class PackedUpdate:
 
     def _sums(self, one: Pass) -> Sums:
         """Of a_i g_i."""
-        reward, mean, scale = self._rewards
-        both = torch.stack([(reward - mean) * scale, scale])
-        coefficient = one.spread(self._of_pass(one, both)).float().to(get_device_id())
-        return Sums(coefficient, self._slots(one), self.second)
+        reward, common, scale = self._rewards
+        both = torch.stack([(reward - common) * scale, scale])
+        return Sums(one.spread(self._of_pass(one, both)).float(), self._slots(one), self.second)
 
     def _slots(self, one: Pass) -> tuple[int, ...]:
         """N numbers: which of its rank's baselines in the pass a sequence has."""
@@ -246,16 +242,16 @@ class PackedUpdate:
 
     @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
-        """[B] rewards, their mean over the baseline's scope, and 1 / (s B); 0 where a sequence is not usable."""
+        """[B] rewards, the commonest in the baseline's scope, and 1 / (s B); 0 where a sequence is not usable."""
         sequences, usable = self.sequences, self.sequences.usable
-        reward, mean, scale = (torch.zeros_like(sequences.reward) for _ in range(3))
+        reward, common, scale = (torch.zeros_like(sequences.reward) for _ in range(3))
         if usable.any():
             reward[usable] = sequences.reward[usable]
             group = sequences.group[usable]
             scale[usable] = log_reward_scale(self.config, reward[usable], group).exp() / usable.sum()
             whole = self.config.opob_scope is OpobScope.MINIBATCH
-            mean[usable] = group_mean(reward[usable], torch.zeros_like(group) if whole else group)
-        return reward, mean, scale
+            common[usable] = _commonest(reward[usable], torch.zeros_like(group) if whole else group)
+        return reward, common, scale
 
     def _unweighted(self, batch: MiniBatch) -> MiniBatch:
         """Replace norms of a_i g_i, which `keep=gradients` measures, by norms of g_i."""
@@ -287,8 +283,8 @@ class PackedUpdate:
     def _two_sums_suffice(self, batch: MiniBatch) -> bool:
         """Whether the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
         sums = TwoSums.of_buffers(self.second, self.slots)
-        _, mean, scale = self._rewards
-        rounding = predicted_rounding(self.config, batch, self._estimate(batch), mean, scale, sums)
+        _, common, scale = self._rewards
+        rounding = predicted_rounding(self.config, batch, self._estimate(batch), common, scale, sums)
         if rounding.underflow > sums.limit:
             raise Unmeasured
         return rounding.cancellation <= sums.limit
@@ -305,6 +301,17 @@ class PackedUpdate:
         if (self.sequences.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
             raise Unmeasured
         return batch
+
+
+def _commonest(reward: Tensor, group: Tensor) -> Tensor:
+    """[B] the reward that most sequences of the group have; of several such the nearest to the group's mean."""
+    out = torch.empty_like(reward)
+    for one in group.unique():
+        of_group = reward[group == one]
+        values, counts = of_group.unique(return_counts=True)
+        most = values[counts == counts.max()]
+        out[group == one] = most[(most - of_group.mean()).abs().argmin()]
+    return out
 
 
 def _micro_batch_tokens(data: TensorDict) -> int | None:

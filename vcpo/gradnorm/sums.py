@@ -1,0 +1,123 @@
+"""Weighted sums of the gradients of a micro-batch's sequences, known before the backward: sum_i c_ji dW_i in buffer j.
+
+On a CPU every dW_i is formed in blocks that stay in the cache (`linear.add_weighted_per_sequence`). On a GPU, where no
+cache holds them, every dW_i would be written and read several times; there
+
+    long sequences    have a product of their own, from which the norm comes as well
+    all others        share one product with all sequences of the same coefficients: a group's rewards have few values,
+                      so that two sums of a group take the operations of one packed product. Their norms come in the
+                      form that costs less
+
+All coefficients are known on the host, so that nothing waits for the GPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vcpo.gradnorm import cost
+from vcpo.gradnorm.linear import add_squared_norms, add_weighted_per_sequence, batches
+from vcpo.gradnorm.segments import Segments
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The sequences without a product of their own."""
+
+    sequences: tuple[int, ...]
+    order: Tensor | None
+    """The rows of the packed batch, coefficients after coefficients; None where they lie in this order already."""
+    products: tuple[tuple[slice, tuple[float, ...]], ...]
+    """Of each product its rows in that order, and what each buffer takes of it."""
+
+
+class WeightedSums:
+    """The weighted sums of one micro-batch, for all weights of linear layers.
+
+    Args:
+        segments: n sequences.
+        coefficient: k buffers, of each n numbers.
+    """
+
+    def __init__(self, segments: Segments, coefficient: Sequence[Sequence[float]]) -> None:
+        self.segments, self.coefficient = segments, coefficient
+        self._of_sequence = list(zip(*coefficient, strict=True)) or [()] * len(segments)
+        self._shared: dict[tuple[int, ...], _Shared] = {}
+
+    def add(self, x: Tensor, dy: Tensor, into: Sequence[Tensor], norms: Tensor, *, batched: bool | None = None) -> None:
+        """into[j] += sum_i coefficient[j][i] dW_i for every j, and norms[i] += ||dW_i||^2.
+
+        Args:
+            x: [T, in] inputs of the layer.
+            dy: [T, out] gradients of its outputs.
+            into: k buffers [out, in].
+            norms: [n] float32.
+            batched: the form for GPUs. None: on all devices but a CPU.
+        """
+        if not (batches(x) if batched is None else batched):
+            norms += add_weighted_per_sequence(x, dy, self.segments, self._on_device, into, spans=self._spans)
+            return
+        long = self._long(x, dy)
+        shared = self._shared_without(long)
+        add_squared_norms(x, dy, self.segments, shared.sequences, norms)
+        for i in long:
+            rows = slice(*self.segments.bounds[i : i + 2])
+            product = dy[rows].T @ x[rows]
+            norm = torch.linalg.vector_norm(product, dtype=torch.float32)
+            norms[i].addcmul_(norm, norm)
+            _add(product, self._of_sequence[i], into)
+        if shared.products and shared.order is not None:
+            x, dy = x[shared.order], dy[shared.order]
+        for rows, of_buffers in shared.products:
+            _add(dy[rows].T @ x[rows], of_buffers, into)
+
+    def _long(self, x: Tensor, dy: Tensor) -> tuple[int, ...]:
+        """The sequences whose own product costs less than the norm in another form."""
+        of, lengths = cost.rates(x.device.type, x.element_size()), self.segments.lengths
+        shape = x.shape[1], dy.shape[1], of, dy.element_size()
+        return tuple(
+            i
+            for i, length in enumerate(lengths)
+            if length and cost.own_product(sum(map(bool, self._of_sequence[i])), *shape) < cost.norm([length], *shape)
+        )
+
+    def _shared_without(self, long: tuple[int, ...]) -> _Shared:
+        if long not in self._shared:
+            self._shared[long] = self._share(tuple(i for i in range(len(self.segments)) if i not in long))
+        return self._shared[long]
+
+    def _share(self, sequences: tuple[int, ...]) -> _Shared:
+        bounds, of = self.segments.bounds, self._of_sequence
+        used = [i for i in sequences if any(of[i]) and bounds[i] < bounds[i + 1]]
+        kinds = list(dict.fromkeys(of[i] for i in used))
+        used.sort(key=lambda i: kinds.index(of[i]))  # stable: by first appearance
+        products, end = [], 0
+        for kind in kinds:
+            start, end = end, end + sum(self.segments.lengths[i] for i in used if of[i] == kind)
+            products.append((slice(start, end), kind))
+        rows = [row for i in used for row in range(bounds[i], bounds[i + 1])]
+        if rows == list(range(end)):
+            return _Shared(sequences, None, tuple(products))
+        order = torch.tensor(rows, dtype=torch.long).to(self.segments.device, non_blocking=True)
+        return _Shared(sequences, order, tuple(products))
+
+    @cached_property
+    def _on_device(self) -> Tensor:
+        """[k, n]"""
+        numbers = torch.tensor(self.coefficient).view(len(self.coefficient), len(self.segments))
+        return numbers.to(self.segments.device, non_blocking=True)
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Of each buffer (first, end): no sequence outside of first <= i < end has a coefficient."""
+        used = [[i for i, number in enumerate(of_buffer) if number] for of_buffer in self.coefficient]
+        return [(min(some), max(some) + 1) if some else (len(self.segments), 0) for some in used]
+
+
+def _add(product: Tensor, of_buffers: tuple[float, ...], into: Sequence[Tensor]) -> None:
+    for number, buffer in zip(of_buffers, into, strict=True):
+        if number:
+            buffer.add_(product, alpha=number)
