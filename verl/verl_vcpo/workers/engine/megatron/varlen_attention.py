@@ -1,4 +1,4 @@
-"""Attention over packed sequences in plain torch, for machines without Transformer Engine, among them all CPUs."""
+"""Attention over packed sequences with torch's kernels, where Transformer Engine is not installed, as on CPUs."""
 
 import math
 from typing import Any
@@ -11,13 +11,19 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
+
+# Without cuDNN, which builds a plan for every new shape, up to a second each: lengths make thousands of shapes.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class VarlenAttention(MegatronModule):
     """Causal grouped-query attention for padded ([S, B, H, D]) and packed ([T, H, D]) batches.
 
-    Sequences are padded on the right for one SDPA call. Under context parallelism every rank gathers the keys and
-    values of the group (Transformer Engine passes them around a ring), and computes attention for its queries.
+    On a GPU in half precision torch's FlashAttention takes packed sequences as they are. Elsewhere, and under context
+    parallelism, sequences are padded on the right for one SDPA call. Under context parallelism every rank gathers the
+    keys and values of the group (Transformer Engine passes them around a ring), and computes attention for its queries.
 
     Raises:
         NotImplementedError: the configuration has dropout or a sliding window.
@@ -56,14 +62,32 @@ class VarlenAttention(MegatronModule):
             offsets, ranks = packed_seq_params.cu_seqlens_q_padded, self.cp_group.size()
             if offsets is None:
                 offsets = packed_seq_params.cu_seqlens_q
-            return self._packed(query, key, value, offsets.diff() // ranks, packed_seq_params.max_seqlen_q // ranks)
+            return self._packed(query, key, value, offsets // ranks, packed_seq_params.max_seqlen_q // ranks)
         steps, batch = query.shape[:2]
         q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # [B*S, H, D]
-        out = self._packed(q, k, v, torch.full((batch,), steps, device=query.device), steps)
+        offsets = torch.arange(0, (batch + 1) * steps, steps, dtype=torch.int32, device=query.device)
+        out = self._packed(q, k, v, offsets, steps)
         return out.unflatten(0, (batch, steps)).transpose(0, 1)
 
-    def _packed(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor, longest: int) -> Tensor:
-        """Packed [T, H, D] -> [T, H*D]; `length` [B]: this rank's tokens of each sequence, at most `longest`."""
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int) -> Tensor:
+        """Packed [T, H, D] -> [T, H*D].
+
+        Args:
+            offsets: [B + 1] int32, where each sequence begins among this rank's tokens.
+            longest: the most tokens of a sequence on this rank.
+        """
+        if query.is_cuda and query.element_size() == 2 and self.cp_group.size() == 1:
+            shared = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (key, value))
+            causal = (-1, 0)  # the window: all keys before the query, none after
+            lengths = offsets, offsets, longest, longest
+            out = varlen_attn(query, key, value, *lengths, scale=self.scale, window_size=causal)
+            assert isinstance(out, Tensor)  # a tuple only where more is asked for
+            return out.flatten(1)
+        return self._padded(query, key, value, offsets.diff(), longest)
+
+    def _padded(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor, longest: int) -> Tensor:
+        """As `_packed`; `length` [B]: this rank's tokens of each sequence."""
         ranks, rank, device = self.cp_group.size(), self.cp_group.rank(), query.device
         # [T] the sequence of each token; `output_size` spares torch a copy of the size from the GPU
         sequence = torch.repeat_interleave(length, output_size=len(query))
@@ -81,15 +105,16 @@ class VarlenAttention(MegatronModule):
             at = torch.zeros(len(length), longest, dtype=torch.long, device=device)
             at[sequence, index] = positions.chunk(ranks)[rank]
             mask = (at[:, :, None] >= torch.arange(longest * ranks, device=device))[:, None]  # [B, 1, Sq, Sk]
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=True,
-        )
+        with sdpa_kernel(_KERNELS):
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self.scale,
+                enable_gqa=True,
+            )
         return out.transpose(1, 2)[sequence, index].flatten(1)
 
 
