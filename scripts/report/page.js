@@ -144,7 +144,7 @@ function fillSettings() {
   }));
 }
 
-const COLUMNS = ["weight", "reward", "lag", "step", "group", "prompt", "response"];
+const COLUMNS = ["weight", "log_weight", "reward", "lag", "step", "group", "prompt", "response"];
 function compare(a, b) {
   if (a === b) return 0;
   if (a === null || a === undefined) return -1;

@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import math
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,13 +10,15 @@ from typing import Any, NamedTuple
 from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 
 _NEWEST, _HEAVIEST = 500, 500
+# Weight, log-weight, number, sample: truncation makes the largest weights equal, and not their logarithms.
+_Entry = tuple[float, float, int, dict[str, Any]]
 
 
 class Samples(NamedTuple):
     """The newest samples and those of the largest weight.
 
-    rows: each with `step`, `group`, `reward`, `lag`, `weight` (importance ratio), `prompt` and `response`; None where
-        the run did not record it.
+    rows: each with `step`, `group`, `reward`, `lag`, `weight`, `log_weight` (before truncation), `prompt` and
+        `response`; None where the run did not record it.
     of: how many the run recorded.
     """
 
@@ -28,8 +31,8 @@ def read_samples(folder: Path) -> Samples | None:
     path = folder / SAMPLES_FILE
     if not path.is_file():
         return None
-    newest: deque[tuple[float, int, dict[str, Any]]] = deque(maxlen=_NEWEST)
-    heaviest: list[tuple[float, int, dict[str, Any]]] = []
+    newest: deque[_Entry] = deque(maxlen=_NEWEST)
+    heaviest: list[_Entry] = []
     number = -1
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file):
@@ -37,13 +40,17 @@ def read_samples(folder: Path) -> Samples | None:
                 number -= 1
                 break  # the run is writing this line
             sample = _row(json.loads(line))
-            entry = sample["weight"] or 0.0, number, sample
+            entry = sample["weight"] or 0.0, _or_least(sample["log_weight"]), number, sample
             newest.append(entry)
             (heapq.heappush if len(heaviest) < _HEAVIEST else heapq.heappushpop)(heaviest, entry)
-    kept = {number: sample for _, number, sample in [*heaviest, *newest]}
+    kept = {number: sample for *_, number, sample in [*heaviest, *newest]}
     return Samples([kept[number] for number in sorted(kept)], number + 1)
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:
-    row = {name: sample.get(name) for name in ("step", "reward", "lag", "weight", "prompt", "response")}
+    row = {name: sample.get(name) for name in ("step", "reward", "lag", "weight", "log_weight", "prompt", "response")}
     return row | {"group": sample.get("group", sample.get("uid"))}
+
+
+def _or_least(log_weight: float | None) -> float:
+    return -math.inf if log_weight is None else log_weight

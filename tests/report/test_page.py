@@ -1,6 +1,7 @@
 """report.html, opened and clicked in Chromium; and `--live`, which serves it."""
 
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -181,11 +182,13 @@ def test_a_port_or_a_folder_that_cannot_be_served(tmp_path: Path, capsys: pytest
 
 
 def test_the_newest_and_the_heaviest_samples_are_kept(tmp_path: Path) -> None:
-    """Of 2000 whose weight falls: the first 500 and the last 500. A line that is being written is no sample."""
+    """Of 2000 whose log-weight falls: the first 500 and the last 500. A line that is being written is no sample."""
     with open(tmp_path / SAMPLES_FILE, "w") as file:
         for i in range(2000):
-            weight = None if i == 1999 else 2000.0 - i
-            file.write(json.dumps({"step": i, "response": "x", "weight": weight, "uid": f"u{i}"}) + "\n")
+            log_weight = None if i == 1999 else 20.0 - i / 100
+            weight = None if log_weight is None else min(math.exp(log_weight), 8.0)
+            sample = {"step": i, "response": "x", "weight": weight, "log_weight": log_weight, "uid": f"u{i}"}
+            file.write(json.dumps(sample) + "\n")
         file.write('{"step": 2000, "resp')
     samples = read_samples(tmp_path)
     assert samples is not None and samples.of == 2000

@@ -1,5 +1,6 @@
 """What is read from, and kept in, a real TransferQueue: chosen tags, remembered groups, samples for the record."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
 from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, samples_of
 from verl_vcpo.trainer.ppo.v1.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import PARTITION, TBAReplay
+from verl_vcpo.workers.engine.megatron.sequence_weights import SequenceWeight
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +165,8 @@ def test_samples_for_the_record(queue: None) -> None:
     tags: list[dict[str, Any]] = [{"min_global_steps": i % 3} for i in range(len(keys))]
     tags[-1]["is_padding"] = True
     tq.kv_batch_put(keys=keys, partition_id="samples", fields=data, tags=tags)
-    weights = {session: float(i) for i, session in enumerate(sessions)} | {sessions[0]: float("inf")}
+    weights = {session: SequenceWeight(i / 8, float(i)) for i, session in enumerate(sessions)}
+    weights[sessions[0]] = SequenceWeight(math.nan, math.inf)
     del weights[sessions[1]]
 
     seen = set()
@@ -182,6 +185,7 @@ def test_samples_for_the_record(queue: None) -> None:
                 "reward": float(row) if row % 2 else 0.5,
                 "lag": step - 1 - row % 3,
                 "weight": float(row) if row > 1 else None,
+                "log_weight": row / 8 if row > 1 else None,
                 "data_source": "letters",
             }
     assert seen == set(range(12)), "any of them, and never padding"

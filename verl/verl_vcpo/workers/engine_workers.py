@@ -16,7 +16,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from verl_vcpo.workers.engine.base import ENGINES_OF
 from verl_vcpo.workers.engine.megatron.hugging_face import write_folder
-from verl_vcpo.workers.engine.megatron.sequence_weights import Session
+from verl_vcpo.workers.engine.megatron.sequence_weights import SequenceWeight, Session
 
 
 class VCPOActorWorker(DetachActorWorker):
@@ -34,7 +34,7 @@ class VCPOActorWorker(DetachActorWorker):
         return engine.tap.layers, engine.unpackable, bool(engine.tf_config.num_moe_experts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sequence_weights(self) -> dict[Session, float]:
+    def sequence_weights(self) -> dict[Session, SequenceWeight]:
         """The importance weights of this worker's sequences in the last batch."""
         return self.actor.engine.sequence_weights.of_sessions()
 

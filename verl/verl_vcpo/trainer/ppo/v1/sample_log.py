@@ -14,10 +14,12 @@ from verl.utils import tensordict_utils as tu
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
 from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 from verl_vcpo.whole_file import write_whole
+from verl_vcpo.workers.engine.megatron.sequence_weights import SequenceWeight, Session
 
 SAMPLES = 4
 """Lines of a step."""
 
+_UNKNOWN = SequenceWeight(math.nan, math.nan)
 _FIELDS = ["prompts", "responses", "uid", "session_id", "data_source", "extra_fields", "rm_scores"]
 
 
@@ -58,18 +60,18 @@ def read_samples(run_dir: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[tuple[str, int], float], tokenizer: Any) -> list[Any]:
+def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[Session, SequenceWeight], tokenizer: Any) -> list[Any]:
     """`SAMPLES` of the batch's trajectories, drawn with the same chance for each; `step` seeds the draw.
 
     Args:
         batch: what `step` was trained on, still in TransferQueue.
         step: the number of the step; the policy that it started from has version `step - 1`.
-        weights: (uid, session) -> the sequence's importance weight in the update; it may lack some.
+        weights: the sequences' importance weights in the update; it may lack some.
         tokenizer: the policy's.
 
     Returns:
         Dictionaries with `step`, `uid` (of the prompt), `prompt` and `response` (text), `tokens` (of the response),
-        `reward`, `lag`, `weight` (None where it is unknown or not finite) and `data_source`.
+        `reward`, `lag`, `weight`, `log_weight` (both None where unknown or not finite) and `data_source`.
     """
     trained = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
     rows = sorted(random.Random(step).sample(trained, min(SAMPLES, len(trained))))
@@ -80,7 +82,7 @@ def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[tuple[str, int], 
     for i, row in enumerate(rows):
         uid, response = str(stored["uid"][i]), stored["responses"][i]
         reward = stored["extra_fields"][i].get(RAW_REWARD)
-        weight = weights.get((uid, int(stored["session_id"][i])), math.nan)
+        weight = weights.get((uid, int(stored["session_id"][i])), _UNKNOWN)
         samples.append(
             {
                 "step": step,
@@ -90,11 +92,16 @@ def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[tuple[str, int], 
                 "tokens": len(response),
                 "reward": float(stored["rm_scores"][i].sum() if reward is None else reward),
                 "lag": step - 1 - batch.tags[row]["min_global_steps"],
-                "weight": weight if math.isfinite(weight) else None,
+                "weight": _finite(weight.weight),
+                "log_weight": _finite(weight.log_weight),
                 "data_source": str(stored["data_source"][i]),
             }
         )
     return samples
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _rows(data: Any, name: str) -> Iterable[Any]:

@@ -1,6 +1,7 @@
 """Which importance weight each sequence of a batch had in the update, for the record of sampled responses."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -10,31 +11,43 @@ Session = tuple[str, int]
 """A prompt's uid, and the number of the sample among those of the prompt."""
 
 
+class SequenceWeight(NamedTuple):
+    """The importance weight of one sequence.
+
+    log_weight: log w, before truncation; NaN or infinite where the sequence has none.
+    weight: what the sequence's gradient is multiplied by; 0 where the sequence is excluded.
+    """
+
+    log_weight: float
+    weight: float
+
+
 class SequenceWeights:
     """The weights of this data-parallel rank's sequences in the last batch. In later epochs the first one stands."""
 
     def __init__(self) -> None:
-        self._of: dict[Session, list[float]] = {}
+        self._of: dict[Session, list[SequenceWeight]] = {}
 
     def clear(self) -> None:
         """Forget the last batch."""
         self._of.clear()
 
-    def note(self, data: TensorDict, weight: Tensor) -> None:
+    def note(self, data: TensorDict, log_weight: Tensor, weight: Tensor) -> None:
         """Keep the weights of a mini-batch.
 
         Args:
             data: this rank's b sequences, with `uid`, and `session_id` where an agent loop has made them.
-            weight: [b]; NaN for a sequence without one.
+            log_weight: [b] log w; NaN for a sequence without one.
+            weight: [b] what the sequences' gradients are multiplied by.
         """
         if "session_id" not in data:
             return
-        of_mini_batch: dict[Session, list[float]] = {}
-        for session, value in zip(_sessions(data), weight.tolist(), strict=True):
-            of_mini_batch.setdefault(session, []).append(value)
+        of_mini_batch: dict[Session, list[SequenceWeight]] = {}
+        for session, *pair in zip(_sessions(data), log_weight.tolist(), weight.tolist(), strict=True):
+            of_mini_batch.setdefault(session, []).append(SequenceWeight(*pair))
         self._of = of_mini_batch | self._of
 
-    def of_sessions(self) -> dict[Session, float]:
+    def of_sessions(self) -> dict[Session, SequenceWeight]:
         """The weights, without those of sessions that have several trajectories: the fields of these are the same."""
         return {session: weights[0] for session, weights in self._of.items() if len(weights) == 1}
 

@@ -116,7 +116,8 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         if not vcpo.enable:
             outputs = super().train_batch(data, loss_function)
             batch = self._gather(data, outputs)
-            self.sequence_weights.note(data, batch.log_weight[batch.mine].exp())
+            log_weight = batch.log_weight[batch.mine]
+            self.sequence_weights.note(data, log_weight, log_weight.exp())
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
         note_longest_response(data)
@@ -126,7 +127,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         batch = packed.batch if packed else self._measure(data, vcpo, loss)
         step = self._estimate(vcpo, batch)
         self.last_update = (batch, step)
-        self.sequence_weights.note(data, step.weight[batch.mine])
+        self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
         if batch_begins:  # later mini-batches of a batch are stale: the earlier have moved the policy
             self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
         if not step.usable.any():
