@@ -100,7 +100,8 @@ def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: 
     ],
 )
 def test_a_reward_that_fails(good: dict[str, str], capfd: pytest.CaptureFixture[str], name: str, expected: str) -> None:
-    wrong = {f"{REWARD}.path": str(REWARDS), f"{REWARD}.name": name, "async.reward_timeout_s": "1"}
+    limit_s = "1" if name == "hangs" else "60"
+    wrong = {f"{REWARD}.path": str(REWARDS), f"{REWARD}.name": name, "async.reward_timeout_s": limit_s}
     assert expected in run({**good, **wrong}, capfd)
 
 

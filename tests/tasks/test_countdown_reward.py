@@ -161,10 +161,6 @@ HOSTILE = {
 @pytest.mark.parametrize("wrapper", ["{}", "<answer>{}</answer>", "\\boxed{{{}}}"], ids=["bare", "tags", "box"])
 def test_hostile_text_is_cheap(text: str, wrapper: str) -> None:
     response = wrapper.format(text)
-    times = []
-    # The best of several: another process on the same machine must not fail this test.
-    for _ in range(5):
-        start = time.perf_counter()
-        assert compute_score("countdown", response, TRUTH)["score"] == 0.0
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.010
+    start = time.thread_time()  # other processes on the same machine take nothing of it
+    assert compute_score("countdown", response, TRUTH)["score"] == 0.0
+    assert time.thread_time() - start < 0.2, "where time grows with the square of the length it is seconds"

@@ -121,7 +121,8 @@ def test_a_prompt_that_is_cancelled_gives_its_places_back(monkeypatch: pytest.Mo
 
     async def scenario() -> None:
         running = [asyncio.ensure_future(run_prompts(worker, [(False, step)])) for step in (1, 2)]
-        await asyncio.sleep(0.01)
+        for _ in range(50):
+            await asyncio.sleep(0)
         running[1].cancel()  # it waits at the gate
         running[0].cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -209,7 +210,9 @@ def test_a_late_prompt_begins_again_once_the_trajectories_of_its_stopped_attempt
             trajectory = {"validate": False, "step": 1, "sample_index": 0}
             prompt = {"uid": uid, "global_steps": 1, "__rollout_n__": 3}
             first.append(asyncio.create_task(worker._run_prompt(prompt, {}, trajectory)))
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while "late_0_1" not in queue.tags["train"]:
+                await asyncio.sleep(0.001)
         assert [key for key in queue.tags["train"] if "_" in key] == ["late_0_0", "late_0_1"]
         assert await worker.stop(["late", "waits"]) == ["late", "waits"]
         stored_before.clear()

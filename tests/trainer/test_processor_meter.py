@@ -11,7 +11,14 @@ import pytest
 from verl_vcpo.run_id import RUN_ID_VARIABLE
 from verl_vcpo.trainer.ppo.v1.processor_meter import CORES, ProcessorMeter, Role
 
-_BUSY = "import os, sys\nprint(flush=True)\nwhile os.times().user + os.times().system < 0.2: pass\nsys.stdin.read()"
+_BUSY = """
+import sys, time
+print(flush=True)
+sys.stdin.readline()
+end = time.process_time() + 0.2
+while time.process_time() < end: pass
+sys.stdin.read()
+"""
 
 
 Start = Callable[[str, str], "subprocess.Popen[str]"]
@@ -19,7 +26,7 @@ Start = Callable[[str, str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a process that takes 0.2 s of the processor."""
+    """Starts a process that takes 0.2 s of the processor once it is sent a line."""
     monkeypatch.setenv(RUN_ID_VARIABLE, "this run")
     started = []
 
@@ -35,15 +42,20 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def test_what_processes_take_is_counted_by_their_work(start: Start) -> None:
-    meter = ProcessorMeter()
+    meter, begun = ProcessorMeter(), []
     work = {"VLLM::EngineCore": "this run", "VLLM::Worker": "this run", "gcs_server": "this run"}
     for title, run_id in (work | {"ray::WorkerDict": "another"}).items():
         process = start(title, run_id)
         assert process.stdout
         process.stdout.readline()
+        begun.append(process)
     assert meter.take() == {}
-    spent, deadline = dict.fromkeys(Role, 0.0), time.monotonic() + 30
-    while spent[Role.ENGINES] < 0.2 or spent[Role.OTHERS] < 0.1:
+    for process in begun:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    spent, deadline = dict.fromkeys(Role, 0.0), time.monotonic() + 120
+    while spent[Role.ENGINES] < 0.35 or spent[Role.OTHERS] < 0.15:
         assert time.monotonic() < deadline
         time.sleep(0.05)
         taken = meter.take()

@@ -196,11 +196,14 @@ def test_requests_that_nobody_waits_for_are_ended_at_their_servers_in_one_call_o
         pool = Pool(lambda: CountingServer(seconds=60.0), count=2)
         llm = client(pool)
         requests = [asyncio.ensure_future(ask(llm, number)) for number in range(6)]
-        await asyncio.sleep(0.05)
-        for request in requests:
-            request.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while sum(server.requests for server in pool.servers) < len(requests):
+                await asyncio.sleep(0.001)
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+            while not (pool.releases and all(server.dropped for server in pool.servers)):
+                await asyncio.sleep(0.001)
         assert [[len(call) for call in server.dropped] for server in pool.servers] == [[3], [3]]
         assert pool.get_total_inflight() == 0
         assert pool.releases == 1
