@@ -24,7 +24,7 @@ from verl_vcpo.cpu.weight_file import WeightFileCheckpointEngine
 
 pytestmark = pytest.mark.slow
 
-BACKEND, LIMIT_S = "actors that do nothing", 1.0
+BACKEND, LIMIT_S = "actors that do nothing", 3.0
 
 
 def _actor_class() -> Any:
@@ -145,7 +145,7 @@ def test_a_sampler_that_hangs(manager: BoundedCheckpointEngineManager, actors: l
     assert LIMIT_S <= time.monotonic() - start < LIMIT_S + 10
     assert not isinstance(error.value, ray.exceptions.RayError), "the trainer replaces samplers after one of these"
     line = str(error.value)
-    assert line.startswith("async.weight_update_timeout_s=1: in the weight update to version 7 sampler 1 ")
+    assert line.startswith("async.weight_update_timeout_s=3: in the weight update to version 7 sampler 1 ")
     assert "sampler 0" not in line and "trainer" not in line and "\n" not in line
     assert not set(threading.enumerate()) - threads, "a thread is left, for which Python would wait at its end"
 

@@ -128,7 +128,7 @@ def test_death_after_death(engines: SimpleNamespace, run: Any) -> None:
 
 def test_verls_engine_refuses_or_waits_for_ever(engines: SimpleNamespace, run: Any, tmp_path: Path) -> None:
     """The tests above can fail: with verl's engine the same deaths end in an assertion, or in a wait without end."""
-    driver = run(engines.verls, limit_s=3.0)
+    driver = run(engines.verls)
     driver.update(1)
     driver.samplers[0].kill()
     driver.replace(FIRST)
@@ -137,19 +137,21 @@ def test_verls_engine_refuses_or_waits_for_ever(engines: SimpleNamespace, run: A
 
 
 def test_verls_engine_waits_for_ever_for_the_last(engines: SimpleNamespace, run: Any) -> None:
-    driver = run(engines.verls, limit_s=3.0)
+    driver = run(engines.verls)
     driver.update(1)
     driver.samplers[2].kill()
     driver.replace(LAST)
+    driver.limit_s = 3.0
     with pytest.raises(NoAnswer, match="another sampler 2"):
         driver.update(2)
 
 
 def test_verls_trainer_stays_in_a_broadcast_to_the_dead(engines: SimpleNamespace, run: Any) -> None:
-    driver = run(engines.verls, limit_s=3.0)
+    driver = run(engines.verls)
     driver.update(1)
     with pytest.raises(Died):
         driver.update(2, dying=FIRST)
     driver.replace(FIRST)
+    driver.limit_s = 3.0
     with pytest.raises(NoAnswer, match="trainer 0"):
         driver.update(2)

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 import torch
+import zmq
 from ray.util.collective import collective
 from ray.util.collective.backend_registry import register_collective_backend
 from torch import distributed
@@ -54,7 +55,7 @@ class Process:
         number = next(self._numbers)
         try:
             self.answers.send((number, method, args, kwargs))
-        except BrokenPipeError:
+        except ConnectionError:
             raise Died(self.name) from None
         return number
 
@@ -76,7 +77,7 @@ def answers(calls: dict[Process, int], limit_s: float) -> list[Any]:
             process = waiting[pipe]
             try:
                 number, error, answer = pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, ConnectionError):
                 raise Died(process.name) from None
             if number == calls[process]:  # others are of an update that failed
                 if error is not None:
@@ -88,8 +89,9 @@ def answers(calls: dict[Process, int], limit_s: float) -> list[Any]:
 class Driver:
     """Trainers and samplers of one run; `update` makes the calls of verl's `CheckpointEngineManager.update_weights`."""
 
-    def __init__(self, engine: Any, folder: Path, samplers: int = 3, limit_s: float = 15.0, **settings: Any) -> None:
-        self._engine, self._folder, self._limit_s, self._settings = engine, folder, limit_s, settings
+    def __init__(self, engine: Any, folder: Path, samplers: int = 3, **settings: Any) -> None:
+        self._engine, self._folder, self._settings = engine, folder, settings
+        self.limit_s = 120.0
         self.trainers = [self._started(f"trainer {rank}", rank) for rank in range(TRAINERS)]
         self.samplers = [self._started(f"sampler {rank}") for rank in range(samplers)]
 
@@ -107,7 +109,7 @@ class Driver:
         return [*self.trainers, *self.samplers]
 
     def each(self, method: str) -> list[Any]:
-        return answers({process: process.call(method) for process in self._all}, self._limit_s)
+        return answers({process: process.call(method) for process in self._all}, self.limit_s)
 
     def prepare_update(self) -> None:
         metadata = self.each("prepare")
@@ -117,15 +119,16 @@ class Driver:
             for i, process in enumerate(processes):
                 of_process = {name: values[i] for name, values in kwargs.items()}
                 calls[process] = process.call("init_process_group", **of_process)
-        answers(calls, self._limit_s)
-        time.sleep(0.1)  # subscriptions reach the sender while Ray carries the next calls
+        answers(calls, self.limit_s)
+        # What is published before the subscriptions are there is lost.
+        answers({self.trainers[0]: self.trainers[0].call("take_subscriptions", len(self.samplers))}, self.limit_s)
 
     def transfer(self, version: int, dying: tuple[int, ...] = ()) -> None:
         """`dying`: samplers that are killed when they have received one weight of several."""
         calls = {trainer: trainer.call("send", version) for trainer in self.trainers}
         for rank, sampler in enumerate(self.samplers):
             calls[sampler] = sampler.call("receive", version, dies=rank in dying)
-        answers(calls, self._limit_s)
+        answers(calls, self.limit_s)
 
     def update(self, version: int, dying: tuple[int, ...] = ()) -> None:
         self.prepare_update()
@@ -178,12 +181,19 @@ class _Served:
 
     def __init__(self, engine: Any, trainers: Any) -> None:
         self._engine, self._trainers = engine, trainers
+        if engine.is_master:
+            engine.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # it sees every subscription, not only the first to a topic
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def formed(self) -> int:
         return stand_in.formed()
+
+    def take_subscriptions(self, count: int) -> None:
+        """Wait until `count` more subscriptions have come."""
+        while count:
+            count -= self._engine.socket.recv().startswith(b"\1")
 
     async def send(self, version: int) -> None:
         await self._engine.send_weights(self._gathered(version), global_steps=version)
@@ -214,6 +224,7 @@ def _put_in_place(folder: Path) -> None:
     zeros = torch.zeros
     for owner, name, value in (
         (torch, "zeros", lambda *args, device=None, **kwargs: zeros(*args, **kwargs)),
+        (zmq, "PUB", zmq.XPUB),  # publishes as PUB does, and tells who has subscribed
         (torch.cuda, "synchronize", stand_in.synchronize),
         (ray, "get_actor", _no_actor),
         (ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the only node")),
