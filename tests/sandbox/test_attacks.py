@@ -26,20 +26,28 @@ REAL = (
     *("request: the origin of another site", "request: a body in chunks"),
 )
 
+NAMES = {attack.name for attack in (*ATTACKS, *REQUESTS)}
+TRIES = 3
+"""At most so many times what degraded is tried again: what a sandbox lets through degrades each time."""
+
 
 def worse(mode: Mode, trial: Trial) -> dict[str, list[str]]:
     """Attack -> what it did, of those that did not fail.
 
-    A busy machine makes a neighbour late too: what degraded is tried once more, nothing beside it. What escaped is not.
+    A busy machine makes a neighbour late too: what degraded is tried again, without the others. What escaped is not.
+    What degraded after many attacks at once, or at the end of the server, is of no single attack: all are tried again.
     """
     found = {verdict.name: verdict for verdict in trial.verdicts if verdict.outcome != HELD}
-    degraded = {name for name, verdict in found.items() if verdict.outcome == DEGRADED}
-    attacks, requests = ([a for a in all_of_them if a.name in degraded] for all_of_them in (ATTACKS, REQUESTS))
-    if attacks or requests:
-        again = run_attacks(mode, attacks, requests, show=False).verdicts
-        tried = {attack.name for attack in (*attacks, *requests)}
-        found = {name: verdict for name, verdict in found.items() if name not in tried}
-        found |= {verdict.name: verdict for verdict in again if verdict.outcome != HELD}
+    tried = {verdict.name for verdict in trial.verdicts}
+    for _ in range(TRIES):
+        degraded = {name for name, verdict in found.items() if verdict.outcome == DEGRADED}
+        if not degraded:
+            break
+        again = degraded if degraded <= NAMES else tried
+        attacks, requests = ([a for a in all_of_them if a.name in again] for all_of_them in (ATTACKS, REQUESTS))
+        verdicts = run_attacks(mode, attacks, requests, show=False).verdicts
+        found = {name: verdict for name, verdict in found.items() if verdict.outcome != DEGRADED}
+        found = {verdict.name: verdict for verdict in verdicts if verdict.outcome != HELD} | found
     return {name: verdict.reasons for name, verdict in found.items()}
 
 

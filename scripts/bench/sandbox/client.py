@@ -17,6 +17,7 @@ from scripts.bench.sandbox.health import Target
 from testkit import ROOT
 from testkit.sandbox_server import Mode, free_port
 
+_NAIVE_START_S = 60.0
 Act = Callable[[Target], Awaitable[str]]
 OwnAct = Callable[[Mode, bool], Awaitable[str]]
 
@@ -147,10 +148,13 @@ def _naive() -> Any:
     command = [sys.executable, "-m", "scripts.bench.sandbox.naive", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
+        deadline = time.monotonic() + _NAIVE_START_S
+        while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/stats", timeout=5).close()
                 break
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the server without a defence did not start in {_NAIVE_START_S:g} s")
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port}", process.pid
     finally:

@@ -129,9 +129,12 @@ attack(
         if os.fork() == 0:
             s = socket.socket(socket.AF_UNIX); s.bind("\\0left" + BAIT["mark"]); s.listen()
             for fd in range(3): os.close(fd)
-            time.sleep(5)
+            time.sleep(30)
         os._exit(0)
-    time.sleep(0.3)
+    for _ in range(40):
+        time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            socket.socket(socket.AF_UNIX).connect("\\0left" + BAIT["mark"]); break
     """,
 )
 attack(
