@@ -21,6 +21,9 @@ from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 from verl_vcpo.workers.rollout.engine_processes import shared_memory_of
 
 BATCH = 4
+SEED = os.environ.get("VCPO_TEST_SEED")
+"""Of all that a run draws; None: the seeds of the product's settings."""
+_TAUGHT = ["--steps", "20", *(["--seed", SEED] if SEED else [])]
 _TIMEOUT_S = 900
 _WEIGHTS = re.compile(r"vcpo-([0-9a-f]+)-weights-")
 
@@ -29,10 +32,17 @@ def make_assets(folder: Path, train: int = 64) -> Path:
     """data/{train,val}.parquet, `train` prompts, and model/, a warm start of a few steps, by the project's commands."""
     for command in (
         ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", str(train), "--val", "16"],
-        ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", "--steps", "20"],
+        ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", *_TAUGHT],
     ):
         subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, capture_output=True)
     return folder
+
+
+def seeds() -> list[str]:
+    """The settings that `VCPO_TEST_SEED` stands for: the order of prompts, the samplers and the trainer."""
+    actor = "actor_rollout_ref.actor"
+    names = "data.seed", "actor_rollout_ref.rollout.seed", f"{actor}.megatron.seed", f"{actor}.data_loader_seed"
+    return [f"{name}={SEED}" for name in names] if SEED else []
 
 
 def small_task(assets: Path, run_dir: Path) -> list[str]:
@@ -50,6 +60,7 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
         "trainer.total_training_steps=3",
         # of 128 tokens each: a tenth of the memory that vLLM would fill with keys and values
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=256",
+        *seeds(),
     ]
 
 
