@@ -1,6 +1,7 @@
 """A dense reward, so that three steps of a random model have something to learn: the share of digits."""
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -40,6 +41,26 @@ def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) ->
         Path(marks, "validating").touch()
         time.sleep(0.3)
     return compute_score(**kwargs)
+
+
+def waits(marks: str, calls: int, **kwargs: Any) -> dict[str, float]:
+    """The same; but each call after so many waits until the folder `marks`, which counts them, has a file `go`."""
+    if kwargs["solution_str"] != _MADE_UP and _number_of_call(marks) >= calls:
+        deadline = time.monotonic() + _LONGER_THAN_A_RUN_S
+        while not Path(marks, "go").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{marks}/go did not come")
+            time.sleep(0.05)
+    return compute_score(**kwargs)
+
+
+def _number_of_call(marks: str) -> int:
+    """From 0 on, over all processes."""
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{marks}/call-{number}", os.O_CREAT | os.O_EXCL))
+            return number
+    raise AssertionError
 
 
 def straggles_once(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:

@@ -28,7 +28,7 @@ def tried(case: Case, assets: Path, folder: Path, one_node: Callable[[], Path] =
 def test_trainer_and_sampler_on_different_nodes(assets: Path, tmp_path: Path) -> None:
     verdict = tried(CASES[0], assets, tmp_path)
     assert [verdict.trainer] != verdict.samplers
-    assert verdict.steps == STEPS and verdict.lag_max == LAG
+    assert verdict.steps == STEPS and 0 < verdict.lag_max <= LAG
     assert verdict.network_mb > WEIGHTS_MB * verdict.steps
 
 

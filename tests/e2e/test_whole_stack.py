@@ -27,8 +27,9 @@ from recipe.warm_start.model import build_model
 from recipe.warm_start.tokenizer import train_tokenizer
 from recipe.warm_start.train import Settings, examples, fit, load_held_out
 from testkit.sandbox_server import free_port, served
-from testkit.small_run import BATCH, Listener, listening, small_task
+from testkit.small_run import BATCH, SEED, Listener, listening, small_task
 from tests.e2e.conftest import prepared
+from tests.e2e.held_answers import held_answers, updates_meet_calls
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
 from vcpo.ess import ess_ratio
 from verl_vcpo.trainer.ppo.v1 import sample_log
@@ -39,11 +40,15 @@ from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 pytestmark = pytest.mark.e2e
 
-STEPS, LAG = 5, 2  # what is submitted from step 2 on meets an update while its program runs
+STEPS, LAG = 5, 2
+MEETING = 2, 3  # the steps whose weight update meets running programs, which belong to batches up to the last
 SAMPLES_EVERY, SAMPLES = 2, 16  # every trajectory of a recorded step: BATCH prompts with four each
+TRUNCATION = 1.0  # so that some weights of every draw are truncated
 SYNC_VERSION = 1000  # a version that no training step reaches
-PROGRAM = "```python\nimport time\ntime.sleep(3)\nprint(6 * 7)\n```\n"
+PROGRAM = "```python\nprint(6 * 7)\n```\n"
 """One token of the model's vocabulary: learning to write it takes seconds."""
+TOKENS_64 = {"max_tokens": 64, "ignore_eos": True}
+"""Of a response that is as long whatever is drawn."""
 
 
 def conversations(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -55,11 +60,12 @@ def conversations(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]
 def model(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has learned to run the program."""
     data = load_held_out(assets / "data")
-    torch.manual_seed(0)
+    seed = int(SEED or 0)
+    torch.manual_seed(seed)
     tokenizer = train_tokenizer(data.difficulty)
     tokenizer.add_tokens([AddedToken(PROGRAM, special=False, normalized=False)])
     model = build_model(tokenizer)
-    pairs = conversations(examples(data.difficulty, data.keys, 0.2, random.Random(0)))
+    pairs = conversations(examples(data.difficulty, data.keys, 0.2, random.Random(seed)))
     fit(model, tokenizer, pairs, Settings(steps=30, batch_size=16))
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
@@ -99,11 +105,12 @@ def stack(
     with contextlib.ExitStack() as session:
         session.enter_context(pytest.MonkeyPatch.context()).setattr(sample_log, "SAMPLES", SAMPLES)
         url, _ = session.enter_context(served("--concurrency", "48"))
+        held = session.enter_context(held_answers(url))
         run_id, config = prepared(
             [
                 *small_task(assets, run_dir),
                 "+agent=simpletir",
-                f"tool_use.sandbox_url={url}",
+                f"tool_use.sandbox_url={held.url}",
                 "tool_use.max_turns=3",
                 "tool_use.call_timeout_s=30",
                 f"actor_rollout_ref.model.path={model}",
@@ -114,6 +121,7 @@ def stack(
                 f"trainer.total_training_steps={STEPS}",
                 f"trainer.test_freq={STEPS}",
                 f"samples_every={SAMPLES_EVERY}",
+                f"vcpo.truncation={TRUNCATION}",
                 "trainer.logger=[tensorboard,file]",
             ]
         )
@@ -122,7 +130,8 @@ def stack(
         listeners: list[Listener] = []
         session.enter_context(main.ray_session(config, run_id))
         runner = LagKTaskRunner()
-        runner.run(config, lambda: listeners.extend(listening([psutil.Process(), *processes_of(run_id)])))
+        with updates_meet_calls(held, MEETING):
+            runner.run(config, lambda: listeners.extend(listening([psutil.Process(), *processes_of(run_id)])))
         stats = requests.get(f"{url}/stats", timeout=10).json()
         response, log_probs_served = served_response(runner.trainer, prompt_ids(model))
         zero, *steps = read_metrics(run_dir)
@@ -148,7 +157,7 @@ def served_response(trainer: Any, prompt: list[int]) -> tuple[list[int], list[fl
     """Tokens that vLLM samples now, and the log-probabilities it reports for them."""
     output = asyncio.run(
         trainer.get_llm_client().generate(
-            "check", prompt_ids=prompt, sampling_params={"temperature": 1.0, "max_tokens": 16, "logprobs": True}
+            "check", prompt_ids=prompt, sampling_params={"temperature": 1.0, "logprobs": True, **TOKENS_64}
         )
     )
     return output.token_ids, output.log_probs
@@ -215,13 +224,15 @@ def test_what_the_run_logs(stack: Stack) -> None:
     assert stack.zero["step"] == 0 and 0 <= stack.zero["val_accuracy"] <= 1
     assert stack.steps[-1]["val_accuracy"] is not None
     for line in stack.steps:
-        assert 1 / 16 <= line["ess_ratio"] <= 1
+        usable = SAMPLES - line["tool_use/dropped_trajectories"]
+        assert (1 / usable if usable else 0) <= line["ess_ratio"] <= 1
         assert line["lr_multiplier"] == pytest.approx(math.sqrt(line["ess_ratio"]), rel=1e-6)
         assert line["kl"] >= 0 and math.isfinite(line["grad_norm"])
         assert 0 <= line["lag_min"] <= line["lag_mean"] <= line["lag_max"]
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
-    assert all(stack.steps[-1][role] > 0 for role in Role), "processes are known by their titles"
+    for role in Role:
+        assert sum(line[role] for line in stack.steps[1:]) > 0, "processes are known by their titles"
     assert list((stack.run_dir / "tensorboard").iterdir())
     logged = [json.loads(line) for line in (stack.run_dir / "verl_metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in logged] == list(range(STEPS + 1)), "verl's file logger"
@@ -235,9 +246,8 @@ def test_sampled_responses_are_kept(stack: Stack) -> None:
         line = lines[sample["step"]]
         assert line["lag_min"] <= sample["lag"] <= line["lag_max"]
         assert sample["data_source"] == "countdown" and "write an expression" in sample["prompt"]
-        assert 0 <= sample["weight"] <= 8 and 0 <= sample["reward"] <= 1
+        assert 0 <= sample["weight"] <= TRUNCATION and 0 <= sample["reward"] <= 1
         assert 0 < sample["tokens"] <= 96
-        assert sample["response"] or sample["tokens"] == 1, "without text it is the end token alone"
     assert any(PROGRAM in sample["response"] for sample in samples)
     for sample in samples[:SAMPLES]:
         assert sample["weight"] == 0 or sample["weight"] == pytest.approx(1, rel=1e-2), "on policy"
@@ -246,11 +256,14 @@ def test_sampled_responses_are_kept(stack: Stack) -> None:
 def test_weights_of_samples_are_those_of_the_update(stack: Stack) -> None:
     samples, lines = read_samples(stack.run_dir), {line["step"]: line for line in stack.steps}
     for step in (1, 2, 4):
-        weights = [sample["weight"] for sample in samples if sample["step"] == step]
-        assert weights.count(0) == lines[step]["tool_use/void_trajectories"], "0: the agent loop has excluded it"
-        used = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
-        assert used.max().item() == pytest.approx(lines[step]["actor/vcpo/weight/max"])
-        assert ess_ratio(used.log()) == pytest.approx(lines[step]["ess_ratio"])
+        weights = [(sample["log_weight"], sample["weight"]) for sample in samples if sample["step"] == step]
+        excluded = sum(log_weight is None for log_weight, _ in weights)
+        assert excluded == lines[step]["tool_use/void_trajectories"], "by the agent loop"
+        for log_weight, weight in weights:
+            assert weight == pytest.approx(0.0 if log_weight is None else min(math.exp(log_weight), TRUNCATION))
+        assert max(weight for _, weight in weights) == pytest.approx(lines[step]["actor/vcpo/weight/max"])
+        used = torch.tensor([log_weight for log_weight, _ in weights if log_weight is not None], dtype=torch.float64)
+        assert ess_ratio(used) == pytest.approx(lines[step]["ess_ratio"]), "of untruncated weights"
 
 
 def test_the_run_leaves_its_model(stack: Stack, model: Path) -> None:
@@ -277,8 +290,10 @@ def test_observations_have_no_part_in_the_weights(stack: Stack) -> None:
 
 def test_the_lag_is_bounded_and_no_prompt_is_lost(stack: Stack) -> None:
     assert [line["step"] for line in stack.steps] == list(range(1, STEPS + 1))
-    lags = [line["lag_max"] for line in stack.steps]
-    assert lags == [0, 1, 2, 2, 2], "the samplers run ahead exactly as far as allowed"
+    for line in stack.steps:
+        assert line["lag_max"] <= min(line["step"] - 1, LAG)
+        assert sum(line["buffer_ages"].values()) == LAG * BATCH, "submitted ahead, exactly as far as allowed"
+    assert max(line["lag_max"] for line in stack.steps) > 0, "no batch was sampled ahead"
     rows = [row for line in stack.steps for row in line["trained_rows"]]
     assert len(rows) == len(set(rows)) == STEPS * BATCH, "every prompt is trained on once"
 
@@ -308,7 +323,7 @@ def test_vllm_serves_the_model_that_the_run_left(stack: Stack) -> None:
     folder = stack.run_dir / MODEL_FOLDER
     prompt = prompt_ids(folder)
     with served_by_vllm(folder) as url:
-        question = {"model": str(folder), "max_tokens": 16, "temperature": 1.0}
+        question = {"model": str(folder), "temperature": 1.0, "skip_special_tokens": False, **TOKENS_64}
         completion = requests.post(
             f"{url}/v1/completions",
             json={**question, "prompt": prompt, "logprobs": 0, "return_token_ids": True},

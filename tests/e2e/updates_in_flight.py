@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
 PROMPT = "Using the numbers 3, 5 and 7, write an expression that equals 22."
-OLD, NEW, TOKENS, TRIES = 2007, 2008, 64, 20  # versions that no training step reaches
+OLD, NEW = 2007, 2008  # versions that no training step reaches
+TOKENS, EACH = 64, 8  # of a response, and at least from each of the versions
+TRIES, FIRST_WAIT_S = 60, 0.1
+SAME = 1e-3
 
 
 def prompt_ids(model: Path) -> list[int]:
@@ -75,23 +79,31 @@ class Sampler:
         await self.update_weights(NEW)
         return await response
 
+    def tokens_before_update(self, output: Any) -> int:
+        """How many of a response's first tokens have the log-probs of the old version."""
+        old = log_probs(self.models[OLD], self.prompt, output.token_ids)
+        return int(((torch.tensor(output.log_probs) - old).abs() < SAME).long().cumprod(0).sum())
+
     def spanning_response(self) -> Any:
-        """A response whose tokens come from both versions: when the update hits it is a matter of milliseconds."""
-        for i in range(TRIES):
-            output = asyncio.run(self.response_across_an_update(wait_s=0.02 * (i + 1)))
-            if (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (OLD, NEW):
+        """A response with `EACH` tokens or more from each version. How long a token takes here is found by trying."""
+        wait_s, seen = FIRST_WAIT_S, []
+        for _ in range(TRIES):
+            output = asyncio.run(self.response_across_an_update(wait_s))
+            seen.append((round(wait_s, 4), before := self.tokens_before_update(output)))
+            if EACH <= before <= TOKENS - EACH:
                 return output
-        raise AssertionError(f"no response out of {TRIES} spanned the update")
+            wait_s *= random.uniform(1, 2) if before < EACH else random.uniform(0.5, 1)
+        raise AssertionError(f"(wait in s, tokens before the update): {seen}")
 
 
 def check_log_probs_around_an_update(sampler: Sampler, kv_cache: KVCache) -> None:
     output = sampler.spanning_response()
     assert len(output.token_ids) == len(output.log_probs) == TOKENS
     recorded = torch.tensor(output.log_probs)
-    of = {version: log_probs(model, sampler.prompt, output.token_ids) for version, model in sampler.models.items()}
-    old, new = ((recorded - of[version]).abs() < 1e-3 for version in (OLD, NEW))
-    assert not old.all() and old[0] and not new[0], "it starts with the old policy and ends with another"
-    switch = int(old.long().cumprod(0).sum())
+    new = (recorded - log_probs(sampler.models[NEW], sampler.prompt, output.token_ids)).abs() < SAME
+    switch = sampler.tokens_before_update(output)
+    versions = output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]
+    assert versions == (OLD, NEW) and not new[:switch].all(), "it starts with the old policy and ends with another"
     if kv_cache == KVCache.RECOMPUTE:
         assert new[switch:].all(), "after the update every log-prob is the new policy's"
     else:

@@ -22,7 +22,7 @@ from scripts.bench.reliability.moments import (
     while_saving,
     while_validating,
 )
-from testkit.small_run import BATCH, TrainerRun, abandoned_memory
+from testkit.small_run import BATCH, SEED, TrainerRun, abandoned_memory
 
 LAG, STEPS = 2, 7
 ENGINE = "VLLM::EngineCore"
@@ -217,7 +217,7 @@ def order_of_rows(assets: Path, rows: int) -> list[int]:
     from verl.trainer.ppo.utils import create_rl_sampler
 
     indices = [info["index"] for info in pq.read_table(assets / "data/train.parquet")["extra_info"].to_pylist()]
-    sampler = create_rl_sampler(OmegaConf.create({"shuffle": True, "seed": 1}), indices)
+    sampler = create_rl_sampler(OmegaConf.create({"shuffle": True, "seed": int(SEED or 1)}), indices)
     return [indices[i] for i, _ in zip(sampler, range(rows), strict=False)]
 
 
@@ -254,9 +254,11 @@ def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:
     found = []
     if processes := processes_of(run_id):
         found.append(f"processes left: {[p.name() for p in processes]}")
-    while abandoned_memory() - abandoned_before and time.monotonic() < start + _OTHER_RUN_S:
+    memory = abandoned_memory() - abandoned_before
+    while memory and time.monotonic() < start + _OTHER_RUN_S:
         time.sleep(0.5)
-    if memory := abandoned_memory() - abandoned_before:
+        memory &= abandoned_memory()  # another run's files come and go: what this run has left stays
+    if memory:
         found.append(f"shared memory left: {sorted(memory)}")
     return found
 
