@@ -49,7 +49,7 @@ def tensor_parallel_processes() -> Iterator[Callable[[], dict[str, Errors]]]:
 
         def results() -> dict[str, Errors]:
             for process in processes:
-                process.join(timeout=120)
+                process.join(timeout=400)
             assert [process.exitcode for process in processes] == [0, 0]
             return {name: Errors(*values) for name, values in torch.load(Path(folder) / "result").items()}
 
