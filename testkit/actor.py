@@ -1,4 +1,4 @@
-"""The patched Megatron actor, alone, for a measurement or a test: on CPU, or where there is one on a GPU.
+"""The patched Megatron actor, or the critic, alone, for a measurement or a test: on CPU, or on a GPU if there is one.
 
 Importing it applies the environment of a CPU run, if it is one, and imports the whole training stack. On a GPU it takes
 PyTorch and packages without kernels where the layers are Megatron's own; attention is torch's where Transformer Engine
@@ -34,7 +34,9 @@ from verl_vcpo.workers.config.vcpo import VCPOSettings  # noqa: E402
 if ON_GPU:
     from verl_vcpo.workers.engine.megatron import bridge as bridge  # registers the bridge of local layers
     from verl_vcpo.workers.engine.megatron.transformer_impl import VCPOMegatronEngine as Engine
+    from verl_vcpo.workers.engine.megatron.value_engine import ValueEngine as Critic
 else:
+    from verl_vcpo.cpu.engine import CPUValueEngine as Critic
     from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine as Engine
 
 
@@ -52,9 +54,14 @@ def adamw(learning_rate: float = LEARNING_RATE) -> McoreOptimizerConfig:
 
 
 def engine_settings(
-    layout: ParallelLayout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32"
+    layout: ParallelLayout,
+    checkpoint: Path,
+    optimizer: McoreOptimizerConfig,
+    dtype: str = "float32",
+    model_type: str = "language_model",
+    **engine: Any,
 ) -> dict[str, Any]:
-    """The engine's configurations, under the names that verl gives them."""
+    """The engine's configurations, under the names that verl gives them; `engine`: more of verl's engine settings."""
     transformer: dict[str, Any] = {"attention_backend": "auto"}
     if ON_GPU:
         implementation = {"local": "local", "te": "transformer_engine"}[layout.layers]
@@ -64,7 +71,7 @@ def engine_settings(
     if layout.recompute:
         transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return dict(
-        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True),
+        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True, model_type=model_type),
         engine_config=CPUMcoreEngineConfig(  # verl's own refuses float32, which exactness is checked in
             dtype=dtype,
             vanilla_mbridge=True,
@@ -78,6 +85,7 @@ def engine_settings(
             expert_model_parallel_size=layout.ep,
             expert_tensor_parallel_size=layout.etp,
             override_transformer_config=transformer,
+            **engine,
         ),
         optimizer_config=optimizer,
         checkpoint_config=McoreCheckpointConfig(),
@@ -85,12 +93,18 @@ def engine_settings(
 
 
 def build_engine(
-    layout: ParallelLayout, checkpoint: Path, optimizer: McoreOptimizerConfig, dtype: str = "float32"
+    layout: ParallelLayout,
+    checkpoint: Path,
+    optimizer: McoreOptimizerConfig,
+    dtype: str = "float32",
+    model_type: str = "language_model",
+    **engine: Any,
 ) -> Any:
-    """The patched actor, loaded."""
-    engine = Engine(**engine_settings(layout, checkpoint, optimizer, dtype))
-    engine.initialize()
-    return engine
+    """The patched actor, loaded; the critic where `model_type` is value_model."""
+    engine_class = {"language_model": Engine, "value_model": Critic}[model_type]
+    built = engine_class(**engine_settings(layout, checkpoint, optimizer, dtype, model_type, **engine))
+    built.initialize()
+    return built
 
 
 def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:

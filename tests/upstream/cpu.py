@@ -88,26 +88,13 @@ SHIMS = Place(
 
 ENGINES_ON_CPU = Place(
     "verl/verl_vcpo/cpu/engine.py",
-    "Methods of the engine that have come to touch the device, and what Megatron's optimizer loads from a checkpoint.",
+    "Methods of the engine that have come to touch the device.",
     (
         Reach("_OnCPU", How.SUBCLASSES, f"{ENGINES}:MegatronEngineWithLMHead", "", "mixed in before the engine"),
-        Reach("CPUValueEngine", How.SUBCLASSES, f"{ENGINES}:MegatronEngineWithValueHead", "", "the critic"),
         *(
             Reach(f"_OnCPU.{name}", How.OVERRIDES, f"{ENGINE}.{name}", "", "inside the shims")
-            for name in (
-                *("__init__", "initialize", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
-                *("save_checkpoint", "load_checkpoint", "get_per_tensor_param"),
-            )
+            for name in ("__init__", "initialize", "optimizer_step")
         ),
-        Reach("load_checkpoint", How.USES, "megatron.core.optimizer:DistributedOptimizer", "", "torch's Adam inside"),
-        Reach(
-            "load_checkpoint",
-            How.CALLS,
-            "megatron.core.optimizer:DistributedOptimizer._init_optimizer_states_with_dummy_values",
-            "",
-            "Adam has no state before its first step",
-        ),
-        Reach("load_checkpoint", How.NAMES, "megatron.core.optimizer.optimizer", "chained_optimizers", "of experts"),
         Reach("_OnCPU", How.SETTING, "actor_rollout_ref.actor.megatron.vanilla_mbridge", "= False", "must be true"),
         Reach(
             "_OnCPU",

@@ -6,6 +6,7 @@ ENGINES = "verl.workers.engine.megatron.transformer_impl"
 ENGINE, HEAD = f"{ENGINES}:MegatronEngine", f"{ENGINES}:MegatronEngineWithLMHead"
 WORKERS = "verl.workers.engine_workers"
 TU = "verl.utils.tensordict_utils"
+DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer"
 AGENT = "verl.experimental.agent_loop.agent_loop"
 
 ACTOR = Place(
@@ -72,15 +73,6 @@ ACTOR = Place(
         Reach("_why_not_packed", How.USES, f"{ENGINE}.model_config", "", "as above; whether weights are tied"),
         Reach("_why_not_packed", How.USES, f"{ENGINE}.tf_config", "", "as above"),
         Reach("_why_not_packed", How.USES, f"{ENGINE}.peft_cls", "", "as above"),
-        Reach("load_checkpoint", How.USES, f"{ENGINE}.checkpoint_mananager", "", "verl's spelling"),
-        Reach(
-            "load_checkpoint",
-            How.USES,
-            "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
-            ".use_checkpoint_opt_param_scheduler",
-            "",
-            "the schedule goes on at the checkpoint's step",
-        ),
         Reach(
             "train_batch",
             How.NAMES,
@@ -103,6 +95,47 @@ ACTOR = Place(
         ),
         Reach(
             "_pass", How.NAMES, f"{ENGINE}.forward_backward_batch", "tu.assign_non_tensor(micro_batch", "micro-batches"
+        ),
+    ),
+)
+
+RESUME = Place(
+    "verl/verl_vcpo/workers/engine/megatron/resume.py",
+    "Where `DistributedOptimizer` takes the step from without Transformer Engine, and where it puts the step.",
+    (
+        Reach("Resumable", How.SUBCLASSES, HEAD, "", "mixed in before the engine"),
+        *(
+            Reach(f"Resumable.{name}", How.OVERRIDES, f"{ENGINE}.{name}", "", "torch's Adam")
+            for name in ("save_checkpoint", "load_checkpoint")
+        ),
+        Reach("load_checkpoint", How.USES, f"{ENGINE}.checkpoint_mananager", "", "verl's spelling"),
+        Reach(
+            "load_checkpoint",
+            How.USES,
+            "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
+            ".use_checkpoint_opt_param_scheduler",
+            "",
+            "the schedule goes on at the checkpoint's step",
+        ),
+        Reach("_adams", How.USES, "megatron.core.optimizer:DistributedOptimizer", "", "torch's Adam inside"),
+        Reach("_adams", How.NAMES, "megatron.core.optimizer.optimizer", "chained_optimizers", "of experts"),
+        Reach("load_checkpoint", How.NAMES, DISTRIBUTED, 'param_group["step"] = step', "where the step is loaded"),
+        Reach("_begin_states", How.NAMES, DISTRIBUTED, "assert len(steps) == 1", "why Adam needs a state before"),
+        Reach("_begin_states", How.NAMES, "torch.optim.adam", 'state["exp_avg_sq"]', "Adam's state: a name"),
+    ),
+)
+
+CRITIC = Place(
+    "verl/verl_vcpo/workers/engine/megatron/value_engine.py",
+    "Nothing: the class has no code.",
+    (
+        Reach("ValueEngine", How.SUBCLASSES, f"{ENGINES}:MegatronEngineWithValueHead", "", "the critic"),
+        Reach(
+            "ValueEngine",
+            How.REGISTERS,
+            "verl.workers.engine:EngineRegistry.register",
+            "model_type, backend, device='cuda', vendor",
+            "chosen by VERL_ENGINE_VENDOR",
         ),
     ),
 )
@@ -227,8 +260,16 @@ CONFIG = Place(
         Reach(
             "config/*.yaml", How.CALLS, "verl.utils.config:omega_conf_to_dataclass", "config", "`_target_` of a setting"
         ),
-        Reach("testkit/actor", How.CALLS, "verl.workers.config:HFModelConfig", "path, load_tokenizer", ""),
+        Reach("testkit/actor", How.CALLS, "verl.workers.config:HFModelConfig", "path, model_type, load_tokenizer", ""),
         Reach("testkit/actor", How.CALLS, "verl.workers.config:McoreCheckpointConfig", "", ""),
+        Reach(
+            "testkit/resumption",
+            How.CALLS,
+            "verl.workers.config:McoreCriticConfig",
+            "ppo_micro_batch_size_per_gpu, cliprange_value",
+            "",
+        ),
+        Reach("testkit/resumption", How.NAMES, "verl.workers.utils.losses:value_loss", '"returns"', "a field"),
         Reach(
             "testkit/actor",
             How.CALLS,
@@ -239,4 +280,4 @@ CONFIG = Place(
     ),
 )
 
-PLACES = (ACTOR, BATCH, WORKER, CONFIG)
+PLACES = (ACTOR, RESUME, CRITIC, BATCH, WORKER, CONFIG)

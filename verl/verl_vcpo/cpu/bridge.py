@@ -12,6 +12,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from verl_vcpo.cpu.layer_spec import block_spec
 from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames
 
+DEVICE_REASONS = {
+    "_UnfusedLayers._get_transformer_layer_spec": "attention and experts without CUDA kernels",
+    "CPUQwen3MoEBridge._build_config": "grouped products of experts are CUDA kernels",
+}
+
 
 class _UnfusedLayers(UnfusedNames):
     """Mixin of all bridges on CPU: they build the layers of `layer_spec`."""

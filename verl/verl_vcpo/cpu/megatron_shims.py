@@ -1,9 +1,9 @@
 """Megatron-Core's hard-coded CUDA calls, redirected to the CPU.
 
 In order of preference: configuration flags (no patching); process-wide stubs for calls that take no device; a
-`TorchFunctionMode` for the literals `device="cuda"`, entered around initialisation, optimizer steps and checkpoints.
-The mode adds work to every torch call, so it is not entered in forward and backward passes: the literals there, in the
-pipeline schedules and in rotary embeddings, are redirected by replacing the name `torch` in those modules.
+`TorchFunctionMode` for the literals `device="cuda"`, entered around initialisation and optimizer steps. The mode adds
+work to every torch call, so it is not entered in forward and backward passes: the literals there, in the pipeline
+schedules and in rotary embeddings, are redirected by replacing the name `torch` in those modules.
 """
 
 import contextlib

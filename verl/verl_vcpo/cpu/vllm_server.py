@@ -9,6 +9,12 @@ from verl_vcpo.workers.rollout import vllm_server
 # of its own can have OpenMP threads that are bound to cores. In a run nothing is bound (environment.py).
 _WORKER_IN_THE_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
+DEVICE_REASONS = {
+    "CPUvLLMHttpServer._get_worker_extension_cls": "vLLM's CPU worker loads weights in another way (vllm_worker.py)",
+    "CPUvLLMHttpServer._preprocess_engine_kwargs": "vLLM would give its CPU worker a process of its own",
+    "CPUvLLMReplica.server": "starts the server above",
+}
+
 
 class CPUvLLMHttpServer(vllm_server.LagKvLLMHttpServer):
     """Serves the policy with vLLM's CPU worker, in the engine's process where the model is in one piece.

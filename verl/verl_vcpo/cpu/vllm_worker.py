@@ -17,6 +17,10 @@ from verl_vcpo.workers.rollout.vllm_worker import LagKWorkerExtension
 
 _RECEIVE_TIMEOUT_MS = 300_000
 
+DEVICE_REASONS = {
+    "CPUWorkerExtension.update_weights_from_ipc": "vLLM's CPU kernels repack weights; CUDA IPC needs a GPU",
+}
+
 
 class _Receiver(BucketedWeightReceiver):
     """verl's receiver with a limit on the wait for the next weights, in case their sender has died."""

@@ -55,7 +55,7 @@ class VCPOActorWorker(DetachActorWorker):
 
 
 class VCPOCriticWorker(TrainingWorker):
-    """verl's critic (`critic.enable=true`); on CPU in its CPU form."""
+    """verl's critic (`critic.enable=true`): builds `ValueEngine`, on CPU its CPU form."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         _choose_engines()
@@ -65,5 +65,5 @@ class VCPOCriticWorker(TrainingWorker):
 def _choose_engines() -> None:
     """Register our engines with verl and our models with mbridge, by importing the modules that have them."""
     importlib.import_module(ENGINES_OF[get_device_name()])
-    engine = importlib.import_module("verl_vcpo.workers.engine.megatron.transformer_impl")
-    os.environ["VERL_ENGINE_VENDOR"] = engine.ENGINE_VENDOR
+    engines = importlib.import_module("verl_vcpo.workers.engine.megatron.value_engine")  # imports the actor's too
+    os.environ["VERL_ENGINE_VENDOR"] = engines.ENGINE_VENDOR

@@ -45,6 +45,7 @@ from verl_vcpo.workers.engine.megatron.packed.update import (
     forward_step,
 )
 from verl_vcpo.workers.engine.megatron.per_trajectory import score_gradients
+from verl_vcpo.workers.engine.megatron.resume import Resumable
 from verl_vcpo.workers.engine.megatron.sequence_weights import SequenceWeights
 from verl_vcpo.workers.utils.losses import note_longest_response, padded_responses, weighted_score_loss
 
@@ -52,9 +53,6 @@ logger = logging.getLogger(__name__)
 
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
 ENGINE_VENDOR = "vcpo"
-
-# What a checkpoint must not replace in each group of the optimizer: what Megatron's scheduler reads, and how to step.
-_NOT_FROM_CHECKPOINT = ("max_lr", "min_lr", "foreach")
 
 # In a checkpoint's folder, beside Megatron's files.
 STATE_FILE = "vcpo.json"
@@ -64,7 +62,7 @@ _WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
-class VCPOMegatronEngine(MegatronEngineWithLMHead):
+class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
     """verl's Megatron actor with the VCPO update; with another method verl's update, plus VCPO's diagnostics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -299,18 +297,7 @@ class VCPOMegatronEngine(MegatronEngineWithLMHead):
         """Load a checkpoint of this engine, or of verl's."""
         state_file = Path(local_path or "") / STATE_FILE
         state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
-        # Resume at the checkpoint's step count, but follow the schedule of the current settings: verl takes both from
-        # the checkpoint, or starts a warm-up anew. The rates are in the optimizer's groups, which the checkpoint
-        # replaces.
-        self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
-        rates = [
-            {name: group[name] for name in _NOT_FROM_CHECKPOINT if name in group}
-            for group in self.optimizer.param_groups
-        ]
         super().load_checkpoint(local_path, *args, **kwargs)
-        for group, of_settings in zip(self.optimizer.param_groups, rates, strict=True):
-            group.update(of_settings)
-        self.lr_scheduler.step(0)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
 

@@ -1,0 +1,64 @@
+"""How a Megatron engine, an actor or a critic, goes on from a checkpoint: at its step, with the settings of now.
+
+Without Transformer Engine the optimizer is Megatron's distributed one around torch's Adam. Megatron writes one step
+count into a checkpoint, which it reads from Adam's state; torch makes that state in Adam's first step. Megatron loads
+the count into Adam's parameter groups; torch counts in the state of each parameter.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.optimizer import DistributedOptimizer
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+
+# What a checkpoint must not replace in each group of the optimizer: what Megatron's scheduler reads, and how to step.
+_NOT_FROM_CHECKPOINT = ("max_lr", "min_lr", "foreach")
+
+
+class Resumable(MegatronEngineWithLMHead):
+    """Mixin of Megatron engines, before verl's class."""
+
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """As verl's; also before the optimizer's first step."""
+        self._begin_states()
+        super().save_checkpoint(local_path, *args, **kwargs)
+
+    @torch.no_grad()  # of float32 parameters the optimizer loads views, which are leaves of autograd
+    def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """Load a checkpoint of this engine, or of verl's; the optimizer and the schedule go on at its step."""
+        # The rates follow the schedule of the current settings: verl takes step and schedule from the checkpoint, or
+        # starts a warm-up anew. The rates are in the optimizer's groups, which the checkpoint replaces.
+        self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
+        groups = self.optimizer.param_groups
+        rates = [{name: group[name] for name in _NOT_FROM_CHECKPOINT if name in group} for group in groups]
+        self._begin_states()
+        super().load_checkpoint(local_path, *args, **kwargs)
+        self._put_steps_into_states()
+        for group, of_settings in zip(self.optimizer.param_groups, rates, strict=True):
+            group.update(of_settings)
+        self.lr_scheduler.step(0)
+
+    def _adams(self) -> Iterator[torch.optim.Adam]:
+        """torch's part of each distributed optimizer: of the dense parameters, and of the experts'."""
+        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            if isinstance(optimizer, DistributedOptimizer) and isinstance(optimizer.optimizer, torch.optim.Adam):
+                yield optimizer.optimizer
+
+    def _begin_states(self) -> None:
+        """Before torch's Adam has made a step: the state that it would make then, as of step 0."""
+        for adam in self._adams():
+            if adam.state:
+                continue
+            for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                adam.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+    def _put_steps_into_states(self) -> None:
+        for adam in self._adams():
+            for group in adam.param_groups:
+                step = group.pop("step", None)
+                if step is None:
+                    continue  # the checkpoint's optimizer was not to be loaded
+                for parameter in group["params"]:
+                    adam.state[parameter]["step"] = torch.tensor(float(step))
