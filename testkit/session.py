@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import psutil
 
@@ -52,6 +53,8 @@ def end_all(session: str) -> None:
             with contextlib.suppress(psutil.Error):
                 ask(process)
         psutil.wait_procs(left, timeout=_GRACE_S)
+    for left_by_the_killed in Path("/dev/shm").glob(f"vcpo-fake-nccl-{session}-*"):  # testkit/fake_cuda/nccl.c
+        left_by_the_killed.unlink(missing_ok=True)
 
 
 def main(arguments: list[str]) -> int:

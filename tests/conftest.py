@@ -1,4 +1,7 @@
-"""Tests run on CPU: the environment has to be set before anything imports verl, vLLM or Ray."""
+"""Tests run on CPU: the environment has to be set before anything imports verl, vLLM or Ray.
+
+Those of gpu_rehearsal/ run CUDA builds on stand-ins (testkit/fake_cuda), in processes that have them, and only there.
+"""
 
 import os
 from pathlib import Path
@@ -6,8 +9,11 @@ from pathlib import Path
 from verl_vcpo import start_up
 from verl_vcpo.cpu import environment
 
+REHEARSAL = "VCPO_FAKE_CUDA" in os.environ
+
 start_up.collect_rarely()
-environment.apply()
+if not REHEARSAL:
+    environment.apply()
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a test that calls Ray without starting it fails, and starts none
 
 import pytest  # noqa: E402
@@ -15,6 +21,8 @@ import torch.distributed as dist  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from testkit import session  # noqa: E402
+
+collect_ignore = [] if REHEARSAL else ["gpu_rehearsal"]
 
 # Timings are no verdict (a deadline would be one), and a run can be repeated.
 settings.register_profile("project", deadline=None, derandomize=True, database=None)
