@@ -5,12 +5,14 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-bash scripts/test.sh [--quick | --nightly] [pytest arguments]
+bash scripts/test.sh [--quick | --nightly | --gpu-rehearsal] [pytest arguments]
 
   --quick     ruff, mypy, the import contracts, and the tests that take seconds
   (default)   and all other tests: parallel layouts, attacks on the sandbox, the whole stack. What CI runs
   --nightly   and all repetitions: 100,000 schedules, every fault, every layout with every method, every attack in
-              every mode of the sandbox
+              every mode of the sandbox; and the rehearsal
+  --gpu-rehearsal   instead: the classes that GPUs run, on torch's CUDA build, without a GPU (testkit/fake_cuda). It
+              installs the GPU's packages (11 GB) into .venv-gpu; VCPO_GPU_VENV=FOLDER has an environment that has them
 
 What follows goes to pytest, for example -m "not e2e", -k resume or tests/vcpo. Tests run in several processes (-n 0:
 in one, as --pdb needs it), those of the whole stack and the attacks on the sandbox after the others. CONTRIBUTING.md
@@ -21,6 +23,7 @@ TEXT
 tier=default
 case "${1:-}" in
   --quick | --nightly) tier=${1#--} && shift ;;
+  --gpu-rehearsal) shift && exec bash scripts/gpu_rehearsal.sh "$@" ;;
   -h | --help) usage && exit 0 ;;
 esac
 
@@ -56,6 +59,7 @@ if [[ $tier == nightly ]]; then
     # shellcheck disable=SC2086 # a name and its arguments
     setpriv --pdeathsig TERM python -m testkit.session python -m scripts.bench.$benchmark || failed+=("$benchmark")
   done
+  setpriv --pdeathsig TERM bash scripts/gpu_rehearsal.sh || failed+=("gpu_rehearsal")
   [[ ${#failed[@]} == 0 ]] || { printf 'failed: %s\n' "${failed[@]}" >&2; exit 1; }
 fi
 ((worst == 0)) || exit "$worst"

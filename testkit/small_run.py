@@ -28,13 +28,19 @@ _TIMEOUT_S = 900
 _WEIGHTS = re.compile(r"vcpo-([0-9a-f]+)-weights-")
 
 
-def make_assets(folder: Path, train: int = 64) -> Path:
-    """data/{train,val}.parquet, `train` prompts, and model/, a warm start of a few steps, by the project's commands."""
+def make_assets(folder: Path, train: int = 64, environment: dict[str, str] | None = None) -> Path:
+    """data/{train,val}.parquet, `train` prompts, and model/, a warm start of a few steps, by the project's commands.
+
+    Args:
+        folder: where to put them.
+        train: prompts.
+        environment: of the commands' processes; None: this process's.
+    """
     for command in (
         ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", str(train), "--val", "16"],
         ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", *_TAUGHT],
     ):
-        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, check=True, capture_output=True)
     return folder
 
 

@@ -1,0 +1,49 @@
+"""A run without samplers' GPUs: `python -m testkit.counting_run setting=value ...`, as recipe.fully_async_policy.main.
+
+All is the run's own (Ray, TransferQueue, agent loops, the trainer and its processes), except that samplers count tokens
+(counting_engine.py), so that no weights travel to them.
+"""
+
+import sys
+from typing import Any
+
+from recipe.fully_async_policy import main as launcher
+
+TOKEN_S, MEAN_TOKENS, TRANSFER_S = 0.005, 12, 0.1
+
+
+def main(overrides: list[str]) -> int:
+    """Train; the exit code is 0, or an exception is raised."""
+    from omegaconf import open_dict
+
+    from recipe.fully_async_policy.processes import new_run_id
+
+    run_id = new_run_id()
+    launcher.prepare_environment(overrides)
+    config = launcher.compose(overrides)
+    launcher.check(config)
+
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    from testkit import counting_engine
+    from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+    from verl_vcpo.trainer.ppo.v1.trainer_lag_k import TRAINER_MODE, LagKTrainer
+
+    class Trainer(LagKTrainer):
+        def _setup(self) -> None:
+            super()._setup()
+            replicas: list[Any] = self.standalone_server_manager.get_replicas()
+            self.standalone_checkpoint_manager = counting_engine.CountingWeights(replicas, TRANSFER_S)
+
+    rollout = config.actor_rollout_ref.rollout
+    with open_dict(rollout):
+        rollout.custom = {**(rollout.custom or {}), "token_s": TOKEN_S, "mean_tokens": MEAN_TOKENS}
+    TRAINER_REGISTRY[TRAINER_MODE] = Trainer
+    with launcher.ray_session(config, run_id) as run:
+        counting_engine.register_engine()
+        LagKTaskRunner().run(config, observe_processes=run.observe)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""The GPU's actor on two GPUs, over the stand-in for NCCL, computes what it computes on one."""
+
+from pathlib import Path
+
+import pytest
+
+from testkit.layout_run import Method, ParallelLayout, Result, run_layout
+from testkit.resumption import largest_difference
+from verl_vcpo.workers.engine.megatron.norms import NormsHow, NormsKeep
+
+WAYS = [{"how": NormsHow.PER_TRAJECTORY}, *({"how": NormsHow.PACKED, "keep": keep} for keep in NormsKeep)]
+METHODS = [Method(" ".join(way.values()), {"norms": way}, whole_groups=True) for way in WAYS]
+TOLERANCE = 1e-6  # of each norm, and of each parameter (absolute; the largest are about 1)
+LAYOUTS = [
+    ParallelLayout("TP2 SP", tp=2, sequence_parallel=True),
+    ParallelLayout("TP2 SP, recompute", tp=2, sequence_parallel=True, recompute=True),
+    ParallelLayout("DP2", dp=2),
+    ParallelLayout("PP2", pp=2),
+    ParallelLayout("CP2", cp=2),
+]
+
+
+@pytest.fixture(scope="module")
+def one_gpu(model: Path) -> dict[str, Result]:
+    return run_layout(ParallelLayout("one GPU"), model, METHODS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_two_gpus_are_one(layout: ParallelLayout, model: Path, one_gpu: dict[str, Result]) -> None:
+    for name, result in run_layout(layout, model, METHODS).items():
+        wanted = one_gpu[name]
+        assert ((result.squared_norm - wanted.squared_norm).abs() / wanted.squared_norm).max() < TOLERANCE, name
+        assert largest_difference(result.parameters, wanted.parameters) < TOLERANCE, name
