@@ -8,7 +8,7 @@ usage() {
 bash scripts/install_gpu.sh [--te]
 
   (default)  the extra `gpu`: wheels only, nothing is compiled. The trainer has Megatron's own layers and torch's
-             attention (Qwen2, Qwen2.5, dense Qwen3)
+             attention
   --te       the extra `te` too: Transformer Engine and flash-attn, for every dense model. Both are compiled against
              torch, which takes an hour and the CUDA 13.0 toolkit: CUDA_HOME, MAX_JOBS (8)
 

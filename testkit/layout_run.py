@@ -24,7 +24,7 @@ class ParallelLayout:
 
     name: str
     model: str = "untied"
-    """untied, tied (output layer = embedding), qk_norms (of queries and keys) or moe."""
+    """untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama or llama_tied."""
     dp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
@@ -106,8 +106,10 @@ class Result:
 def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     """A small random Qwen2 (qk_norms: Qwen3, moe: Qwen3-MoE) checkpoint with a tokenizer of one token per character.
 
+    A Llama has the scaled positions of Llama 3.1, and frequencies so low that the scaling changes most of them.
+
     Args:
-        model: untied, tied, qk_norms or moe.
+        model: untied, tied, qk_norms, moe, llama or llama_tied.
         folder: where to put it.
         of_shape: settings of transformers' configuration to change.
     """
@@ -125,7 +127,7 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
         eos_token_id=VOCABULARY - 2,
         pad_token_id=VOCABULARY - 1,
         initializer_range=0.1,
-        tie_word_embeddings=model == "tied",
+        tie_word_embeddings=model in ("tied", "llama_tied"),
     )
     shape |= of_shape
     torch.manual_seed(0)
@@ -134,6 +136,10 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
         network: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
     elif model == "qk_norms":
         network = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=16))
+    elif model.startswith("llama"):
+        scaled: dict[str, Any] = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0)
+        scaled |= dict(high_freq_factor=4.0, original_max_position_embeddings=8192)
+        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, rope_parameters=scaled))
     else:
         network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
     for name, parameter in network.named_parameters():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.checks.trainable import needs_transformer_engine
 from recipe.fully_async_policy.gpu_memory import (
     GPU_MEMORY_GIB,
     Layout,
@@ -19,6 +20,7 @@ from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.norms_plan import norms_line
 from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
+from verl_vcpo.workers.engine.megatron.models import Install
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,6 +141,8 @@ def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
     shape = read_shape(path)
     if line := norms_line(config):  # read_shape has refused a config.json that is not JSON
         console.print(line)
+    if model := needs_transformer_engine(path):  # check_trainable has refused it where that is known to be missing
+        console.print(f"{model} needs Transformer Engine: scripts/{Install.TRANSFORMER_ENGINE}, on every node.")
     if shape is None:
         console.print(f"Memory is not estimated: {path} has no config.json here, or is a model of another kind.")
     else:

@@ -6,9 +6,15 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.engine.megatron.models import Install, install_here
 from verl_vcpo.workers.engine.megatron.norms import NormsHow, against_packing, against_packing_experts, in_words
 
-_OF_TE = "the layers of Transformer Engine, where that is installed, else Megatron's own"
+_LAYERS = {
+    None: "the layers of Transformer Engine, where that is installed, else Megatron's own",
+    Install.GPU: "Megatron's own layers (Transformer Engine is not installed)",
+    Install.TRANSFORMER_ENGINE: "the layers of Transformer Engine",
+}
+"""Of a run on GPUs, by the installation of this machine."""
 
 
 def norms_line(config: DictConfig) -> str | None:
@@ -17,8 +23,9 @@ def norms_line(config: DictConfig) -> str | None:
     if not vcpo.needs_gradient_norms:
         return None
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
-    own = settings.get("transformer_impl") == "local"
-    layers = "Megatron's own layers (transformer_impl=local)" if own else _OF_TE
+    asked, install = settings.get("transformer_impl") == "local", install_here("cuda")
+    own = asked or install is Install.GPU
+    layers = "Megatron's own layers (transformer_impl=local)" if asked else _LAYERS[install]
     experts, reason = _has_experts(config), obstacle(config)
     line = in_words(vcpo.norms.how, layers, reason, vcpo.kept_with_experts if experts else None, vcpo.norms.keep)
     checked = vcpo.norms.how is NormsHow.PACKED and not reason and (experts or not own)

@@ -15,11 +15,13 @@ from recipe.fully_async_policy.checks.model import check_model
 from recipe.fully_async_policy.checks.run_folder import check_checkpoint, check_folders, check_nothing_replaced
 from recipe.fully_async_policy.checks.settings import check_types
 from recipe.fully_async_policy.checks.tool_use import check_tool_use
+from recipe.fully_async_policy.checks.trainable import check_trainable
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 
 def validate(config: DictConfig, files: bool = True) -> list[Sample]:
-    """Check the composed configuration; `files=False`: all but the data, the model, the run's folder and the sandbox.
+    """Check the composed configuration; `files=False`: all but the data, the run's folder, the sandbox, and of the
+    model all but its kind.
 
     Returns:
         With `files`, a row of every data source.
@@ -35,6 +37,7 @@ def validate(config: DictConfig, files: bool = True) -> list[Sample]:
     check_logger(config)
     check_agent_loop(config.actor_rollout_ref.rollout, files)
     check_tool_use(config, vcpo, files)
+    check_trainable(config)
     if not files:
         return []
     check_folders(config)

@@ -14,6 +14,8 @@ LAYOUTS = [
     ParallelLayout("one process"),
     ParallelLayout("TP2 SP x PP2, tied", model="tied", tp=2, sequence_parallel=True, pp=2),
     ParallelLayout("MoE EP2", model="moe", dp=2, ep=2),
+    ParallelLayout("Llama, TP2 SP x PP2", model="llama", tp=2, sequence_parallel=True, pp=2),
+    ParallelLayout("Llama, tied", model="llama_tied"),
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from mbridge.core import bridge as registry
-from mbridge.models.qwen2 import Qwen2Bridge
+from mbridge.core.llm_bridge import LLMBridge
 from megatron.core.tensor_parallel import layers
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -13,14 +13,14 @@ from verl_vcpo.workers.engine.megatron.local_layers import RMSNorm
 from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
 
 
-@pytest.fixture
-def bridge_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+@pytest.fixture(params=["LocalQwen2Bridge", "LocalQwen3Bridge", "LocalLlamaBridge"])
+def bridge_with(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Builds the bridge; its registration does not outlast the test."""
     monkeypatch.setattr(registry, "_MODEL_REGISTRY", dict(registry._MODEL_REGISTRY))
-    from verl_vcpo.workers.engine.megatron.bridge import LocalQwen2Bridge
+    from verl_vcpo.workers.engine.megatron import bridge as ours
 
     def make(**settings: Any) -> Any:
-        bridge = object.__new__(LocalQwen2Bridge)  # its constructor wants a GPU
+        bridge = object.__new__(getattr(ours, request.param))  # its constructor wants a GPU
         bridge.config = TransformerConfig(
             num_layers=2, hidden_size=64, num_attention_heads=2, normalization="RMSNorm", **settings
         )
@@ -50,5 +50,5 @@ def test_local_layers_can_be_tapped(
 def test_otherwise_the_layers_are_mbridges(monkeypatch: pytest.MonkeyPatch, bridge_with: Callable[..., Any]) -> None:
     bridge = bridge_with()
     monkeypatch.setattr("verl_vcpo.workers.engine.megatron.bridge.HAVE_TE", True)
-    monkeypatch.setattr(Qwen2Bridge, "_get_transformer_layer_spec", lambda self, vp_stage: ("upstream's", vp_stage))
+    monkeypatch.setattr(LLMBridge, "_get_transformer_layer_spec", lambda self, vp_stage: ("upstream's", vp_stage))
     assert bridge._get_transformer_layer_spec(1) == ("upstream's", 1)

@@ -146,10 +146,16 @@ BRIDGES_ON_CPU = Place(
     (
         Reach("CPUQwen2Bridge", How.SUBCLASSES, _QWEN2, "", "Qwen2"),
         Reach("CPUQwen3Bridge", How.SUBCLASSES, _QWEN3, "", "Qwen3, dense"),
+        Reach("CPULlamaBridge", How.SUBCLASSES, "mbridge.models.llama:LLaMABridge", "", "Llama"),
         Reach("CPUQwen3MoEBridge", How.SUBCLASSES, _QWEN3_MOE, "", "Qwen3-MoE"),
         *(
             Reach(f"{ours}.{name}", How.OVERRIDES, f"{theirs}.{name}", "", "as on a GPU with local layers")
-            for ours, of_tied in (("CPUQwen2Bridge", _QWEN2), ("CPUQwen3Bridge", _QWEN3), ("CPUQwen3MoEBridge", BRIDGE))
+            for ours, of_tied in (
+                ("CPUQwen2Bridge", _QWEN2),
+                ("CPUQwen3Bridge", _QWEN3),
+                ("CPULlamaBridge", BRIDGE),
+                ("CPUQwen3MoEBridge", BRIDGE),
+            )
             for name, theirs in (
                 ("_get_transformer_layer_spec", LLM_BRIDGE),
                 ("_adjust_mapping_for_shared_weights", of_tied),

@@ -9,6 +9,7 @@ CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
 RANDOM = "megatron.core.tensor_parallel.random"
 DISPATCHER = "megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher"
 BRIDGE, LLM_BRIDGE = "mbridge.core.bridge:Bridge", "mbridge.core.llm_bridge:LLMBridge"
+LLAMA = "mbridge.models.llama"
 
 GROUPS = tuple(
     Reach("(several files)", How.CALLS, f"{MPU}:{name}", "", "parallel groups, sizes and ranks")
@@ -281,7 +282,11 @@ ATTENTION = Place(
 
 NAMES_OF_WEIGHTS = tuple(
     Reach(f"{ours}.{name}", How.OVERRIDES, f"{theirs}.{name}", "", why)
-    for ours, base in (("LocalQwen2Bridge", "mbridge.models.qwen2:Qwen2Bridge"), ("LocalQwen3Bridge", BRIDGE))
+    for ours, base in (
+        ("LocalQwen2Bridge", "mbridge.models.qwen2:Qwen2Bridge"),
+        ("LocalQwen3Bridge", BRIDGE),
+        ("LocalLlamaBridge", BRIDGE),
+    )
     for name, theirs, why in (
         ("_adjust_mapping_for_shared_weights", base, "theirs changes a dictionary of the class"),
         ("_weight_name_mapping_mcore_to_hf", BRIDGE, "theirs takes `pre_mlp_layernorm` for an MLP's weight"),
@@ -296,6 +301,7 @@ BRIDGES = Place(
     (
         Reach("LocalQwen2Bridge", How.SUBCLASSES, "mbridge.models.qwen2:Qwen2Bridge", "", "Qwen2, Qwen2.5"),
         Reach("LocalQwen3Bridge", How.SUBCLASSES, "mbridge.models.qwen3:Qwen3Bridge", "", "Qwen3, dense"),
+        Reach("LocalLlamaBridge", How.SUBCLASSES, f"{LLAMA}:LLaMABridge", "", "Llama; LlamaBridge is between them"),
         Reach("LocalQwen2Bridge", How.REGISTERS, "mbridge.core:register_model", "model_types", "in place of mbridge's"),
         *NAMES_OF_WEIGHTS,
         Reach("UnfusedNames", How.CALLS, f"{BRIDGE}._weight_name_mapping_other", "name", "of norms"),
@@ -317,4 +323,42 @@ BRIDGES = Place(
     ),
 )
 
-PLACES = (GRADIENTS, MODULES, TAPPING, EXPERTS, LOCAL, ATTENTION, BRIDGES)
+LLAMA_BRIDGE = Place(
+    "verl/verl_vcpo/workers/engine/megatron/llama.py",
+    "Whether mbridge builds the scaled positions of Llama 3.1 by itself; the constants of Megatron's scaling.",
+    (
+        Reach("LlamaBridge", How.SUBCLASSES, f"{LLAMA}:LLaMABridge", "", "with scaled positions"),
+        Reach(
+            "LlamaBridge._get_gptmodel_args",
+            How.OVERRIDES,
+            f"{LLAMA}:LLaMABridge._get_gptmodel_args",
+            "",
+            "the scaling",
+        ),
+        Reach("LlamaBridge", How.USES, f"{BRIDGE}.hf_config", "", "rope_parameters"),
+    ),
+)
+
+POSITIONS = Place(
+    "verl/verl_vcpo/workers/engine/megatron/rotary.py",
+    "Constants of Megatron's scaling of rotary positions.",
+    (
+        Reach(
+            "scaling",
+            How.CALLS,
+            "megatron.core.models.gpt.gpt_model:GPTModel",
+            "config, transformer_layer_spec, vocab_size, max_sequence_length, rope_scaling, rope_scaling_factor, "
+            "seq_len_interpolation_factor",
+            "through mbridge, which gives the first four",
+        ),
+        Reach(
+            "_OF_MEGATRON",
+            How.CALLS,
+            "megatron.core.models.common.embeddings.rotary_pos_embedding:RotaryEmbedding._apply_scaling",
+            "freqs, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=8192",
+            "defaults that nobody changes",
+        ),
+    ),
+)
+
+PLACES = (GRADIENTS, MODULES, TAPPING, EXPERTS, LOCAL, ATTENTION, BRIDGES, LLAMA_BRIDGE, POSITIONS)

@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from verl_vcpo.cpu.layer_spec import block_spec
+from verl_vcpo.workers.engine.megatron.llama import LlamaBridge
 from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames
 
 DEVICE_REASONS = {
@@ -34,6 +35,11 @@ class CPUQwen2Bridge(_UnfusedLayers, Qwen2Bridge):
 @register_model("qwen3")
 class CPUQwen3Bridge(_UnfusedLayers, Qwen3Bridge):
     """Qwen3, dense: as Qwen2, with norms of queries and keys."""
+
+
+@register_model("llama")
+class CPULlamaBridge(_UnfusedLayers, LlamaBridge):
+    """Llama, SmolLM2."""
 
 
 @register_model("qwen3_moe")

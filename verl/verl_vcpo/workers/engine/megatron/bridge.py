@@ -12,6 +12,7 @@ from mbridge.models.qwen3 import Qwen3Bridge
 from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from verl_vcpo.workers.engine.megatron.llama import LlamaBridge
 from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames, block_spec, layer_spec
 from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
 
@@ -36,3 +37,8 @@ class LocalQwen2Bridge(_LocalLayers, Qwen2Bridge):
 @register_model("qwen3")
 class LocalQwen3Bridge(_LocalLayers, Qwen3Bridge):
     """Qwen3, dense."""
+
+
+@register_model("llama")
+class LocalLlamaBridge(_LocalLayers, LlamaBridge):
+    """Llama, SmolLM2."""

@@ -1,0 +1,152 @@
+"""A model that the trainer cannot build is refused by its config.json, before anything starts and in the dry run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.checks.trainable import check_trainable
+from recipe.fully_async_policy.norms_plan import norms_line
+from tests.recipe.refused import MODEL, run
+from verl_vcpo.workers.engine.megatron import models
+from verl_vcpo.workers.engine.megatron.models import MODELS, Install, trained_with
+
+LLAMA_3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def write(good: dict[str, str], **settings: Any) -> None:
+    Path(good[f"{MODEL}.path"], "config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("options", [[], ["--dry-run"]], ids=["start", "dry run"])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"model_type": "mixtral"},
+            "model_type=mixtral needs Transformer Engine, which is not installed here; take a model of type llama, "
+            "qwen2, qwen3, qwen3_moe",
+        ),
+        ({"model_type": "gpt2"}, "model_type=gpt2 has no bridge in mbridge; take a model of type llama"),
+        (
+            {"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "the trainer has no rotary positions of type yarn for model_type=qwen2",
+        ),
+        (
+            {"model_type": "llama", "rope_parameters": LLAMA_3 | {"original_max_position_embeddings": 4096}},
+            "Megatron does not scale rotary positions by",
+        ),
+        ({"model_type": "llama", "attention_bias": True}, "leave out the biases that attention_bias=true"),
+        ({"model_type": "llama", "mlp_bias": True}, "leave out the biases that mlp_bias=true"),
+    ],
+    ids=str,
+)
+def test_refused(
+    good: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    expected: str,
+    options: list[str],
+) -> None:
+    write(good, **settings)
+    line = run(good, capsys, *options)
+    assert f"error: {MODEL}.path={good[f'{MODEL}.path']}: " in line and expected in line
+
+
+def check(tmp_path: Path, device: str = "cuda", **settings: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    model = {"actor_rollout_ref": {"model": {"path": str(tmp_path)}}, "critic": {"enable": False}}
+    check_trainable(OmegaConf.create(model | {"trainer": {"device": device}}))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes this environment one for GPUs, as far as the check sees."""
+
+    def of(transformer_engine: bool) -> None:
+        find = models.importlib.util.find_spec
+        answer = models.importlib.util.find_spec("torch") if transformer_engine else None
+        monkeypatch.setattr("torch.version.cuda", "13.0")
+        monkeypatch.setattr(
+            models.importlib.util,
+            "find_spec",
+            lambda name, *more: answer if name == "transformer_engine" else find(name, *more),
+        )
+
+    return of
+
+
+def test_gpus_without_transformer_engine(tmp_path: Path, installed: Any) -> None:
+    installed(transformer_engine=False)
+    for kind in ("llama", "qwen2", "qwen3"):
+        check(tmp_path, model_type=kind)
+    check(tmp_path, model_type="llama", rope_parameters=LLAMA_3 | {"original_max_position_embeddings": 8192})
+    for kind in ("qwen3_moe", "mixtral"):
+        with pytest.raises(SettingError, match=r"install it \(scripts/install_gpu.sh --te\), or take"):
+            check(tmp_path, model_type=kind)
+
+
+def test_gpus_with_transformer_engine(tmp_path: Path, installed: Any) -> None:
+    installed(transformer_engine=True)
+    for kind in MODELS:
+        check(tmp_path, model_type=kind)
+    with pytest.raises(SettingError, match="model_type=gpt2 has no bridge"):
+        check(tmp_path, model_type="gpt2")
+
+
+def test_a_plan_for_gpus_on_a_laptop_tells_what_the_model_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment for CPUs cannot say what the cluster has installed."""
+    monkeypatch.setenv("VCPO_HARDWARE", "gpu")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
+    given = ["+task=math", "hardware=gpu", "trainer.n_gpus_per_node=4", f"{MODEL}.path={tmp_path}", "--dry-run"]
+    assert main.main(given) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "DeepSeek-V3 needs Transformer Engine: scripts/install_gpu.sh --te, on every node." in printed
+
+
+@pytest.mark.parametrize(
+    ("transformer_engine", "expected"),
+    [
+        (False, "packed, on Megatron's own layers (Transformer Engine is not installed), vcpo"),
+        (True, "packed, on the layers of Transformer Engine, vcpo"),
+    ],
+)
+def test_the_plan_names_the_layers_that_are_installed(
+    tmp_path: Path, installed: Any, transformer_engine: bool, expected: str
+) -> None:
+    installed(transformer_engine)
+    actor = {"megatron": {"override_transformer_config": {}}}
+    config = OmegaConf.create({"vcpo": {}, "actor_rollout_ref": {"model": {"path": str(tmp_path)}, "actor": actor}})
+    line = norms_line(config) or ""
+    assert expected in line
+    assert ("checks the installed version" in line) is transformer_engine
+
+
+@pytest.mark.parametrize(
+    ("module", "install"),
+    [
+        ("verl_vcpo.cpu.bridge", Install.CPU),
+        ("verl_vcpo.workers.engine.megatron.bridge", Install.GPU),
+    ],
+)
+def test_the_table_names_the_bridges_that_there_are(module: str, install: Install) -> None:
+    """In a process of its own: registering a bridge replaces that of mbridge."""
+    program = f"""
+import {module}
+from mbridge.core import bridge
+print(*(f"{{kind}}={{made.__module__}}" for kind, made in bridge._MODEL_REGISTRY.items()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    registered = dict(pair.split("=") for pair in done.stdout.split("\n")[-2].split())
+    assert {kind for kind, owner in registered.items() if owner == module} == set(trained_with(install))
+    assert set(registered) == set(MODELS) == set(trained_with(Install.TRANSFORMER_ENGINE))

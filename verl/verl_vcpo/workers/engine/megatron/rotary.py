@@ -1,0 +1,27 @@
+"""Scaled rotary positions, as transformers describes them and as Megatron takes them."""
+
+from typing import Any
+
+_OF_MEGATRON = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Constants of the scaling `llama3` in Megatron, which are those of Llama 3.1, 3.2 and 3.3."""
+
+
+def kind_of(positions: dict[str, Any]) -> str:
+    """The kind of scaling, of transformers' `rope_parameters` or of the older `rope_scaling`."""
+    return str(positions.get("rope_type", positions.get("type", "default")))
+
+
+def scaling(positions: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of Megatron's GPTModel for transformers' `rope_parameters`.
+
+    Raises:
+        ValueError: Megatron has no such scaling.
+    """
+    kind = kind_of(positions)
+    if kind == "default":
+        return {}
+    if kind == "linear":
+        return {"seq_len_interpolation_factor": positions["factor"]}
+    if kind == "llama3" and all(positions.get(name) == value for name, value in _OF_MEGATRON.items()):
+        return {"rope_scaling": True, "rope_scaling_factor": positions["factor"]}
+    raise ValueError(f"Megatron does not scale rotary positions by {positions}; llama3 needs {_OF_MEGATRON}")
