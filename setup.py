@@ -14,7 +14,7 @@ ROOT = find_namespace_packages(
 PATCH = find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
 
 # torch, vllm, transformers and flash-attn are the versions that verl 0.9.1's own extras pin; torch 2.11.0 is a
-# CUDA 13 build, hence the cu13/13x variants.
+# CUDA 13 build, hence the cu13/13x variants. requirements/gpu.lock has these and all that they ask for.
 GPU = [
     "torch==2.11.0",
     "vllm==0.24.0",
@@ -42,8 +42,9 @@ GPU = [
     "pyseccomp==0.1.2",  # its filter of system calls
 ]
 # Both compile against an installed torch: scripts/install_gpu.sh. megatron-core 0.16.1 asks for transformer-engine
-# >=2.9,<2.12; that transformer-engine for flash-attn <=2.8.3.
-TE = ["flash-attn==2.8.3", "transformer-engine[core_cu13,pytorch]==2.11.0"]
+# >=2.9,<2.12; that transformer-engine uses flash-attn <=2.8.3 where it is installed, and else cuDNN's attention.
+TE = ["transformer-engine[core_cu13,pytorch]==2.11.0"]
+FLASH_ATTN = ["flash-attn==2.8.3"]
 DEV = [
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",
@@ -87,7 +88,7 @@ setup(
     },
     entry_points={"verl.plugins": ["vcpo = verl_vcpo.plugin"]},
     # What `import vcpo` needs, at the oldest version that a stack here pins. CPU installs come from
-    # requirements/cpu.lock (scripts/install.sh), GPU installs from the extra `gpu` (scripts/install_gpu.sh).
+    # requirements/cpu.lock (scripts/install.sh), GPU installs from requirements/gpu.lock (scripts/install_gpu.sh).
     install_requires=["torch>=2.11"],
-    extras_require={"gpu": GPU, "te": TE, "wandb": ["wandb==0.31.0"], "dev": DEV},
+    extras_require={"gpu": GPU, "te": TE, "flash-attn": FLASH_ATTN, "wandb": ["wandb==0.31.0"], "dev": DEV},
 )

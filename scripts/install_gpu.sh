@@ -5,41 +5,68 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'TEXT'
-bash scripts/install_gpu.sh [--te]
+bash scripts/install_gpu.sh [--te [--flash-attn]]
 
-  (default)  the extra `gpu`: wheels only, nothing is compiled. The trainer has Megatron's own layers and torch's
-             attention
-  --te       the extra `te` too: Transformer Engine and flash-attn, for every dense model. Both are compiled against
-             torch, which takes an hour and the CUDA 13.0 toolkit: CUDA_HOME, MAX_JOBS (8)
+  (default)     requirements/gpu.lock: wheels only. The trainer has Megatron's own layers and torch's attention
+  --te          Transformer Engine too, for every model of mbridge, with cuDNN's attention. Its torch bindings are 28
+                C++ files and no CUDA file: they take g++, and CUDA's headers from CUDA_HOME, CPATH or the wheels
+  --flash-attn  with --te: flash-attn too, whose kernels are compiled by nvcc 13.0 (CUDA_HOME) in an hour or more
 
-VENV=FOLDER chooses the environment (.venv), PYTHON=... the interpreter that makes it. Some 11 GB.
+VENV=FOLDER chooses the environment (.venv), PYTHON=... the interpreter that makes it, MAX_JOBS=8 how many files are
+compiled at a time, each with several GB. Some 11 GB of disk. Runs need a C compiler and Python's headers on every node.
 TEXT
 }
 
-te=0
-case "${1:-}" in
-  "") ;;
-  --te) te=1 ;;
-  -h | --help) usage && exit 0 ;;
-  *) usage >&2 && exit 2 ;;
-esac
+te=0 flash=0
+while (($#)); do
+  case "$1" in
+    --te) te=1 ;;
+    --flash-attn) flash=1 ;;
+    -h | --help) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+  shift
+done
 
 VENV=${VENV:-.venv}
+LOCK=requirements/gpu.lock
 LOG=$(mktemp "${TMPDIR:-/tmp}/vcpo-install-gpu.XXXXXX")
 source scripts/install_steps.sh
 
-if [[ $(uname -sm) != "Linux x86_64" ]]; then
-  echo "install_gpu: this is $(uname -sm); the packages of the extra gpu exist for Linux x86_64" >&2
+refuse() {
+  echo "install_gpu: $1" >&2
+  rm -f "$LOG"
   exit 2
+}
+
+# in_folders FILE FOLDERS: the first of the folders, separated by colons, that has the file.
+in_folders() {
+  local folder folders
+  IFS=: read -ra folders <<<"$2"
+  for folder in "${folders[@]}"; do
+    if [[ -n $folder && -f $folder/$1 ]]; then echo "$folder" && return 0; fi
+  done
+  return 1
+}
+
+# What the user's CUDA has: CUDA_HOME, or the toolkit of the nvcc on PATH.
+toolkit=${CUDA_HOME:-$(dirname "$(dirname "$(command -v nvcc || echo /none/bin/nvcc)")")}
+HEADER=cuda_runtime_api.h
+
+[[ $(uname -sm) == "Linux x86_64" ]] || refuse "this is $(uname -sm); the packages of $LOCK exist for Linux x86_64"
+[[ ! -f "$VENV/vcpo-install.sha256" ]] || refuse "$VENV has the CPU environment of scripts/install.sh: set VENV to another folder"
+if ((flash && !te)); then refuse "--flash-attn is for the attention of Transformer Engine's layers: give --te too"; fi
+python=$VENV/bin/python
+fits "$python" || python=$(find_python)
+missing=$("$python" -m recipe.fully_async_policy.checks.compiler 2>&1) || refuse "$missing"
+if ((te)); then
+  command -v "${CXX:-g++}" >/dev/null || refuse "--te compiles C++, and there is no ${CXX:-g++}: apt install g++"
 fi
-if [[ -f "$VENV/vcpo-install.sha256" ]]; then
-  echo "install_gpu: $VENV has the CPU environment of scripts/install.sh: set VENV to another folder" >&2
-  exit 2
-fi
-nvcc=${CUDA_HOME:+$CUDA_HOME/bin/}nvcc
-if ((te)) && ! "$nvcc" --version 2>/dev/null | grep -q "release 13\.0"; then
-  echo "install_gpu: --te compiles with CUDA 13.0, and $nvcc is not there or another version: install the toolkit and set CUDA_HOME, or leave --te out" >&2
-  exit 2
+if ((flash)); then
+  "$toolkit/bin/nvcc" --version 2>/dev/null | grep -q "release 13\.0" ||
+    refuse "--flash-attn compiles with CUDA 13.0, and $toolkit/bin/nvcc is not there or another version: install the toolkit and set CUDA_HOME, or leave it out"
+  in_folders "$HEADER" "$toolkit/include:${CPATH:-}" >/dev/null ||
+    refuse "--flash-attn needs CUDA's headers, and $toolkit/include has no $HEADER: set CUDA_HOME to the toolkit's folder, or leave it out"
 fi
 
 install() { phase "$1" "$VENV/bin/python" -m pip install --disable-pip-version-check "${@:2}"; }
@@ -47,15 +74,25 @@ install() { phase "$1" "$VENV/bin/python" -m pip install --disable-pip-version-c
 environment "$VENV"
 # The pip of Python 3.11.7 misses the extra core_cu13 of transformer-engine.
 install "tools" --upgrade pip "setuptools>=77,<82" wheel
+install "packages of $LOCK" --no-deps -r "$LOCK"
+install "this project, editable" --no-deps --no-build-isolation -e .
 if ((te)); then
-  # Both packages compile against the installed torch, so it comes first, and no isolated environment is made for them.
-  install "torch, and what compiling needs" torch==2.11.0 packaging ninja psutil pybind11
-  MAX_JOBS=${MAX_JOBS:-8} install "the extras gpu and te, editable" --no-build-isolation -e '.[gpu,te]'
-else
-  install "the extra gpu, editable" --no-build-isolation -e '.[gpu]'
+  wheels=$(echo "$VENV"/lib/python3.*/site-packages/nvidia)
+  [[ $wheels == /* ]] || wheels=$PWD/$wheels
+  if ! in_folders "$HEADER" "$toolkit/include:${CPATH:-}" >/dev/null; then
+    export CUDA_HOME=$wheels/cu13
+    in_folders "$HEADER" "$CUDA_HOME/include" >/dev/null || refuse "--te needs CUDA's headers, and neither CUDA_HOME, CPATH nor $CUDA_HOME/include has $HEADER"
+  fi
+  export CPATH=${CPATH:+$CPATH:}$wheels/cudnn/include:$wheels/nccl/include
+  extras=te
+  if ((flash)); then extras+=,flash-attn; fi
+  # Both compile against the installed torch, so no isolated environment is made for them.
+  MAX_JOBS=${MAX_JOBS:-8} install "the extras $extras, compiled" --no-build-isolation --constraint "$LOCK" -e ".[$extras]"
 fi
+phase "the versions agree" "$VENV/bin/python" -m pip check
 modules="torch vllm verl megatron.core mbridge ray transfer_queue cupy verl_vcpo.plugin"
-((te)) && modules+=" flash_attn transformer_engine.pytorch"
+if ((te)); then modules+=" transformer_engine.pytorch"; fi
+if ((flash)); then modules+=" flash_attn"; fi
 # shellcheck disable=SC2086 # a list of names
 phase "every package can be imported" "$VENV/bin/python" -c 'import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]' $modules
 rm -f "$LOG"

@@ -40,6 +40,29 @@ def test_transformer_engines_python_is_tested_at_the_version_of_gpus() -> None:
     assert f'"transformer-engine[core_cu13,pytorch]=={version}"' in (ROOT / "setup.py").read_text()
 
 
+def pins(name: str) -> dict[str, str]:
+    """The list of this name in setup.py: package, without extras of its own, and version."""
+    lists = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / "setup.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+    ]
+    (pinned,) = lists
+    return {re.sub(r"\[.*\]", "", package): version for package, version in (pin.split("==") for pin in pinned)}
+
+
+def test_the_lock_of_gpus_has_the_pins_of_the_extra() -> None:
+    """And pins alone: no path, no address, no tool that the installation brings itself."""
+    lines = (ROOT / "requirements" / "gpu.lock").read_text().splitlines()
+    packages = [line for line in lines if line and not line.startswith("#")]
+    assert [line for line in packages if not re.fullmatch(r"[\w.-]+==\d[\w.+!]*", line)] == []
+    locked = dict(line.split("==") for line in packages)
+    assert len(locked) == len(packages)
+    extra = pins("GPU")
+    assert {name: locked.get(name) for name in extra} == extra
+    assert not {"pip", "setuptools", "wheel", "vcpo", *pins("TE"), *pins("FLASH_ATTN")} & set(locked)
+
+
 def test_vcpo_imports_only_torch_and_the_standard_library() -> None:
     allowed = set(sys.stdlib_module_names) | {"torch", "vcpo"}
     foreign = [

@@ -9,6 +9,7 @@ PAGE = (ROOT / "docs/reference/commands.md").read_text()
 INTERNAL = {
     "recipe.tasks.verifier_process",
     "recipe.code_sandbox.interpreter",
+    "recipe.fully_async_policy.checks.compiler",
     "recipe.fully_async_policy.processes",
     "scripts.bench.sandbox.naive",
     "scripts.bench.sandbox.attacks.warm",

@@ -1,6 +1,5 @@
 """deploy/: the manifests have KubeRay's and Kubernetes' fields, the GPUs of their command, and the extra's versions."""
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from ray._private import ray_constants
 from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
 from recipe.fully_async_policy.validate import validate
 from testkit.launch_script import arguments
+from tests.test_packaging import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
@@ -212,18 +212,6 @@ def gib(quantity: str) -> float:
     return float(quantity.removesuffix("Gi"))
 
 
-def pins() -> dict[str, str]:
-    """What the extras `gpu` and `te` pin: name, without extras of its own, and version."""
-    lists = [
-        ast.literal_eval(node.value)
-        for node in ast.parse((ROOT / "setup.py").read_text()).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("GPU", "TE")
-    ]
-    assert len(lists) == 2
-    named = dict(pin.split("==") for pins_of_one in lists for pin in pins_of_one)
-    return {re.sub(r"\[.*\]", "", name): version for name, version in named.items()}
-
-
 def test_the_workers_have_the_gpus_that_the_command_uses(cluster: Cluster, config: DictConfig) -> None:
     validate(config, files=False)
     layout = gpu_memory.read_layout(config)
@@ -309,7 +297,7 @@ def test_shared_memory_holds_rays_object_store(cluster: Cluster) -> None:
 
 
 def test_the_image_has_the_versions_of_the_extra(cluster: Cluster) -> None:
-    extra = pins()
+    extra = pins("GPU") | pins("TE") | pins("FLASH_ATTN")
     expected = {"torch": extra["torch"], "flash-attn": extra["flash-attn"]}
     expected["transformer-engine-torch"] = extra["transformer-engine"]  # its bindings, which are compiled
     named = dict(re.findall(r"([\w-]+)==([\w.]+)", DOCKERFILE))
@@ -334,7 +322,7 @@ def test_the_image_takes_the_packages_and_what_names_them_and_nothing_else() -> 
     ignored, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert ignored == "*"
     taken = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE"}
+    setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE", "requirements/gpu.lock"}
     assert taken == setup | {"recipe", "scripts", "testkit", "vcpo", "verl"}
     for copied in re.findall(r"^COPY ((?!--from).+) \./$", DOCKERFILE, re.MULTILINE):
         assert set(copied.split()) == setup

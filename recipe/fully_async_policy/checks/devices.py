@@ -2,17 +2,19 @@
 
 from omegaconf import DictConfig
 
+from recipe.fully_async_policy.checks.compiler import missing_for_triton
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.ray_access import cluster_address
 
 
 def check_gpus(config: DictConfig) -> None:
-    """Refuse several nodes without a cluster to join, and GPUs on a machine without any.
+    """Refuse several nodes without a cluster to join, GPUs on a machine without any, and GPUs without a C compiler.
 
     Raises:
-        SettingError: there are none.
+        SettingError: the first of them.
     """
     if cluster_address(config.ray_kwargs.ray_init):
+        _check_compiler(config)
         return
     for setting, nodes in (
         ("trainer.nnodes", config.trainer.nnodes),
@@ -32,3 +34,12 @@ def check_gpus(config: DictConfig) -> None:
             "hardware=gpu: torch finds no GPU on this machine; give hardware=cpu, join a cluster that has some "
             "(ray_kwargs.ray_init.address), or see the plan alone with --dry-run"
         )
+    _check_compiler(config)
+
+
+def _check_compiler(config: DictConfig) -> None:
+    """Of this machine, where it has GPUs: a head without any compiles nothing."""
+    import torch
+
+    if config.trainer.device == "cuda" and torch.cuda.is_available() and (missing := missing_for_triton()):
+        raise SettingError(f"hardware=gpu: {missing}")
