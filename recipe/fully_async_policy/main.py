@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from recipe.fully_async_policy.processes import Run
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
 
 
@@ -168,6 +169,8 @@ def prepare_environment(overrides: list[str]) -> None:
 
 def environment_of_workers() -> dict[str, str]:
     """What the run's processes need of this process's environment, also those of a Ray that was running before."""
+    import torch
+
     from verl_vcpo.run_id import RUN_ID_VARIABLE
 
     defaults = dict(_LOG_LEVELS)
@@ -175,6 +178,9 @@ def environment_of_workers() -> dict[str, str]:
         from verl_vcpo.cpu import environment
 
         defaults |= environment.ENVIRONMENT
+    elif _CONNECTIONS in os.environ or not torch.cuda.is_available():
+        # For Megatron's overlap of communication. verl goes by the driver's GPU, and a cluster's head may have none.
+        defaults[_CONNECTIONS] = "1"
     # A package that has been imported here may have removed its variable.
     given = {name: os.environ.get(name, value) for name, value in defaults.items()}
     return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}

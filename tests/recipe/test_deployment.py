@@ -283,6 +283,24 @@ def test_ray_asks_for_a_token_that_is_in_no_file(cluster: Cluster) -> None:
         assert "RAY_AUTH_TOKEN" not in settings  # of the operator, from the Secret that it makes
 
 
+def test_every_node_lets_megatron_overlap_communication(
+    cluster: Cluster, config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl sets the variable by the driver's GPU, and the head has none."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    for pod in pods(cluster):
+        assert [env.value for container in pod.containers for env in container.env if env.name == name] == ["1"]
+    guide = (ROOT / "docs/guide/cluster.md").read_text()
+    (job,) = re.findall(r"^#SBATCH(?:.|\n)*?^```", guide, re.MULTILINE)
+    assert re.search(rf"^export .*\b{name}=1\b", job, re.MULTILINE)
+    monkeypatch.delenv(name, raising=False)
+    assert main.environment_of_workers()[name] == "1"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert name not in main.environment_of_workers()  # then verl knows what the GPU needs
+    monkeypatch.setenv(name, "8")
+    assert main.environment_of_workers()[name] == "8"
+
+
 def test_the_head_can_run_what_is_pinned_to_it(cluster: Cluster) -> None:
     """TransferQueue puts a storage process that asks for a CPU on every node."""
     assert cluster.headGroupSpec.rayStartParams.get("num-cpus") != "0"
