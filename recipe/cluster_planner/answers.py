@@ -122,10 +122,16 @@ def _order(row: Forecast) -> tuple[int, float]:
     return row.trainer_gpus, row.lag
 
 
-def forecast(rates: Rates, layout: Layout, steps: int, budget: int = _RESPONSES_OF_ONE) -> Forecast:
-    """One split and lag, of `budget` responses at most, as far as a fraction of the samplers can stand for all."""
+def forecast(
+    rates: Rates, layout: Layout, steps: int, budget: int = _RESPONSES_OF_ONE, fewest: int = _MEASURED
+) -> Forecast:
+    """One split and lag, of `budget` responses at most, as far as a fraction of the samplers can stand for all.
+
+    Args:
+        fewest: steps that are averaged, if the lag is not larger.
+    """
     warm_up = 2 * (layout.bound + 1)
-    simulated = warm_up + max(_MEASURED, layout.bound)
+    simulated = warm_up + max(fewest, layout.bound)
     work, samplers = rates.workload, layout.sampler_gpus // rates.sampler.gpus
     wanted = budget / (work.responses * simulated)
     share = min(1.0, max(wanted, 1 / max(samplers, 1), min(1.0, _FEWEST_PROMPTS / work.prompts)))

@@ -40,8 +40,6 @@ from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import ACTIVATIONS_OF_AUTO_BYTES, NormsKeep
 
 GIB = 2**30
-GPU_MEMORY_GIB = 79.6
-"""What an H100 or A100 of 80 GB has: 81,559 MiB."""
 RUNTIME_GIB = 2.0
 LOGITS_BYTES, ENTROPY_BYTES = 8, 8
 """Per token and word of the vocabulary."""

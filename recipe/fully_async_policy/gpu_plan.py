@@ -1,5 +1,10 @@
-"""What a launch would do, without starting it: which GPU does what, and what fills its memory (gpu_memory.py)."""
+"""What a launch would do, without starting it.
 
+Which GPU does what, what fills its memory (gpu_memory.py), how long a step takes by a guess
+(recipe/cluster_planner/expected.py), and what this machine lacks.
+"""
+
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -7,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.checks.trainable import needs_transformer_engine
 from recipe.fully_async_policy.gpu_memory import (
-    GPU_MEMORY_GIB,
     Layout,
     check_memory,
     kv_tokens,
@@ -19,8 +23,10 @@ from recipe.fully_async_policy.gpu_memory import (
 from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.norms_plan import norms_line
+from recipe.fully_async_policy.ray_access import cluster_address
 from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
 from verl_vcpo.workers.engine.megatron.models import Install
+from verl_vcpo.workers.rollout.admission import slots_of_sampler
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,7 +119,7 @@ def place(layout: Layout) -> list[tuple[str, str]]:
     return rows
 
 
-def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
+def print_plan(config: DictConfig) -> None:
     """The settings that matter, and the GPU plan, as tables. The configuration is validated.
 
     Raises SettingError for a layout that cannot hold the model.
@@ -130,7 +136,8 @@ def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
         settings.add_row(name, f"{value}: {description(value)}" if name == "method" else value)
     console.print(settings)
     if config.trainer.device == "cpu":
-        console.print("hardware=cpu: no GPU takes part. DRY_RUN: nothing was started.")
+        console.print("hardware=cpu: no GPU takes part.")
+        _print_end(console, config)
         return
     layout, path = read_layout(config), config.actor_rollout_ref.model.path
     places = Table("GPU", "work", title=f"Who does what: {layout.total} GPUs", title_justify="left")
@@ -147,13 +154,15 @@ def print_plan(config: DictConfig, gpu_gib: float = GPU_MEMORY_GIB) -> None:
         console.print(f"Memory is not estimated: {path} has no config.json here, or is a model of another kind.")
     else:
         check_shape(layout, shape)
-        _print_memory(console, config, layout, shape, gpu_gib)
-    console.print("DRY_RUN: nothing was started.")
+        _print_memory(console, config, layout, shape)
+        _print_time(console, config, shape)
+    _print_end(console, config)
 
 
-def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape: ModelShape, gpu_gib: float) -> None:
+def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape: ModelShape) -> None:
     from rich.table import Table
 
+    gpu_gib = float(config.gpu_memory_gib)
     trainer, sampler = trainer_memory(config, layout, shape), sampler_memory(config, layout, shape, gpu_gib)
     tokens = kv_tokens(layout, shape, sampler["KV cache"])
     check_memory(config, trainer, sampler, tokens, gpu_gib)
@@ -170,7 +179,39 @@ def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape:
     length = config.data.max_prompt_length + config.data.max_response_length
     console.print(
         f"For {gpu_gib:.1f} GiB on each GPU (--gpu-memory) and {shape.parameters / 1e9:.2f} billion parameters.\n"
-        f"A sampler's KV cache holds {tokens} tokens: {tokens // length} sequences of full length at once."
+        f"A sampler's KV cache holds {tokens} tokens: {tokens // length} sequences of full length at once. It runs "
+        f"{slots_of_sampler(config.actor_rollout_ref.rollout)} (actor_rollout_ref.rollout.max_num_seqs)."
     )
-    if text := warning(config, trainer, gpu_gib):
-        console.print(text)
+    console.print(
+        warning(config, trainer, gpu_gib)
+        or f"It fits: the trainer needs {trainer.peak:.1f} GiB of a GPU at most, a sampler {sum(sampler.values()):.1f}."
+    )
+
+
+def _print_time(console: "Console", config: DictConfig, shape: ModelShape) -> None:
+    from recipe.cluster_planner.expected import expected
+
+    try:
+        console.print(expected(config, shape).in_words(config.trainer.total_training_steps))
+    except SettingError as error:
+        console.print(f"Time is not estimated: {error}.")
+
+
+def missing_here(config: DictConfig) -> list[str]:
+    """What the launch would need of this machine, and does not find: files, and of a Ray of its own, GPUs."""
+    named = [config.actor_rollout_ref.model.path]
+    for files in (config.data.train_files, config.data.val_files):
+        named += [files] if isinstance(files, str) else list(files or ())
+    missing = [name for name in dict.fromkeys(named) if not Path(name).exists()]
+    if config.trainer.device == "cuda" and cluster_address(config.ray_kwargs.ray_init) is None:
+        import torch
+
+        here, needed = torch.cuda.device_count(), read_layout(config).total
+        missing += [f"{needed} GPUs ({here} here)"] if here < needed else []
+    return missing
+
+
+def _print_end(console: "Console", config: DictConfig) -> None:
+    missing = missing_here(config)
+    console.print(f"Not on this machine: {', '.join(missing)}." if missing else "All that it needs is on this machine.")
+    console.print("DRY_RUN: nothing was started.")

@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
             from recipe.fully_async_policy import gpu_plan
 
             check(config, files=False)
-            gpu_plan.print_plan(config, args.gpu_memory or gpu_plan.GPU_MEMORY_GIB)
+            if args.gpu_memory is not None:
+                config.gpu_memory_gib = args.gpu_memory
+            gpu_plan.print_plan(config)
             if args.forecast:
                 from recipe.cluster_planner.like import print_forecast
 
@@ -84,7 +86,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
     )
     parser.add_argument(
-        "--gpu-memory", type=positive_number, metavar="GIB", help="of one GPU, for --dry-run (default: 79.6, of 80 GB)"
+        "--gpu-memory",
+        type=positive_number,
+        metavar="GIB",
+        help="of one GPU, for --dry-run: gpu_memory_gib",
     )
     parser.add_argument(
         "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"
@@ -245,7 +250,8 @@ def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> "
     import hydra
 
     with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return hydra.compose(CONFIG_NAME, [*overrides, *_search_path(config_dir)])
+        ordered = sorted(overrides, key=lambda given: given.startswith("+gpus="))  # a task's sizes give way to it
+        return hydra.compose(CONFIG_NAME, [*ordered, *_search_path(config_dir)])
 
 
 def _search_path(config_dir: Path | None) -> list[str]:

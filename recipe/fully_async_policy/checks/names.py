@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.checks.errors import SettingError, choices, closest
 
-_GROUPS = ("task", "method", "hardware", "model_engine", "agent")
+_GROUPS = ("task", "method", "hardware", "model_engine", "agent", "gpus")
 _FIXED_SECTIONS = (
     *("async", "vcpo", "data", "trainer", "algorithm", "reward"),
     *(f"actor_rollout_ref.{name}" for name in ("actor", "actor.optim", "actor.megatron", "rollout", "model")),
@@ -108,7 +108,7 @@ def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
 def _no_choice(missing: str, options: list[Any]) -> SettingError:
     group, _, given = missing.rpartition("/")
     group = "hardware" if group == "scale" else group
-    sign = "+" if group in ("task", "agent") else ""
+    sign = "+" if group in ("task", "agent", "gpus") else ""
     return SettingError(f"{sign}{group}={given}: there is no such {group}; {choices(given, sorted(map(str, options)))}")
 
 

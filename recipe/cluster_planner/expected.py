@@ -1,0 +1,103 @@
+"""What a step of a launch would take, from counted operations and a data sheet: a guess, for a dry run.
+
+The trainer's operations for N parameters and T tokens:
+
+    forward and backward      6 N T
+    full recomputation        2 N T more, in every pass
+    gradient norms            half a pass more (NORMS_SHARE); vcpo.norms.keep=nothing a whole second pass besides
+    critic                    its own 6 N T
+"""
+
+from dataclasses import dataclass, replace
+
+from omegaconf import DictConfig
+
+from recipe.cluster_planner.answers import Forecast, forecast
+from recipe.cluster_planner.device import DEVICES, TRAINER_SHARE, guess
+from recipe.cluster_planner.like import of_config
+from recipe.cluster_planner.rates import Layout, Rates
+from recipe.fully_async_policy.model_shape import ModelShape
+from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.engine.megatron.norms import NormsKeep
+
+NORMS_SHARE = 0.5
+"""Of a pass: between +39 % and +119 % by operations counted at Qwen2.5-7B's shapes, in the way that is chosen."""
+_PROMPT_TOKENS = 200
+_SHARE_OF_LONGEST = 4  # a mean response has a quarter of the longest one's tokens
+_RECOMPUTATION = 4 / 3
+_RESPONSES, _STEPS, _LAG = 20_000, 4, 16
+"""That are simulated, in a second or two: a larger lag hardly changes a step's time."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The guess, and what it is made of."""
+
+    device: str
+    response_tokens: float
+    """Of a mean response."""
+    rates: Rates
+    row: Forecast
+
+    def in_words(self, steps: int) -> str:
+        """Some lines for a terminal."""
+        row, sampler = self.row, self.rates.sampler
+        trained = self.rates.workload.tokens / self.rates.trainer.seconds(self.rates.workload.tokens, row.trainer_gpus)
+        sampled = sampler.most_tokens_per_s * row.sampler_gpus / sampler.gpus
+        return (
+            f"Time, a guess and no measurement: {_seconds(row.step_s)} a step, {row.step_s * steps / 3600:.1f} h for "
+            f"{steps} steps. It takes responses to have {self.response_tokens:.0f} tokens on average (a quarter of the "
+            f"longest), tools no time, and the trainer to reach {TRAINER_SHARE:.0%} of the operations of an "
+            f"{self.device}. The trainer trains on {trained:,.0f} tokens a second, the samplers give {sampled:,.0f} at "
+            f"most; the trainer waits {row.trainer_idle:.0%} of the time, the samplers {row.sampler_idle:.0%}.\n"
+            f"What binds: {row.binds}."
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 180 else f"{seconds / 60:.0f} min"
+
+
+def expected(config: DictConfig, shape: ModelShape) -> Expectation:
+    """What a step of this launch takes on GPUs of `gpu_memory_gib`.
+
+    Raises:
+        PlanError: a sampler does not hold the model and one response.
+    """
+    layout, rollout = of_config(config), config.actor_rollout_ref.rollout
+    device = device_of(config.gpu_memory_gib)
+    response = config.data.max_response_length / _SHARE_OF_LONGEST
+    rates = guess(
+        shape,
+        device,
+        batch=layout.batch,
+        samples=layout.samples,
+        prompt_tokens=min(_PROMPT_TOKENS, config.data.max_prompt_length),
+        response_tokens=response,
+        longest=config.data.max_response_length,
+        trainer_unit=layout.trainer_unit,
+        sampler_gpus=layout.gpus_of_sampler,
+        slots=layout.slots,
+    )
+    rates = replace(
+        rates,
+        trainer=replace(rates.trainer, token_s=rates.trainer.token_s * passes(config)),
+        recompute=rollout.custom.kv_cache == "recompute",
+    )
+    split = Layout(layout.trainer_gpus, layout.sampler_gpus, min(layout.lag, _LAG))
+    return Expectation(device, response, rates, forecast(rates, split, layout.steps, _RESPONSES, _STEPS))
+
+
+def device_of(gib: float) -> str:
+    """The device whose memory is closest; of two with the same, the newer."""
+    return min(reversed(DEVICES), key=lambda name: abs(DEVICES[name].memory / 2**30 - gib))
+
+
+def passes(config: DictConfig) -> float:
+    """The trainer's operations for a token, in units of a forward and a backward without recomputation."""
+    vcpo, actor = VCPOSettings.of(config.vcpo), config.actor_rollout_ref.actor
+    one = _RECOMPUTATION if actor.megatron.override_transformer_config.get("recompute_granularity") == "full" else 1.0
+    times = one + (1.0 if config.critic.enable else 0.0)
+    if not vcpo.packs_gradient_norms:
+        return times
+    return times + NORMS_SHARE + (one if vcpo.norms.keep is NormsKeep.NOTHING else 0.0)
