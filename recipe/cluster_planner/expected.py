@@ -4,7 +4,7 @@ The trainer's operations for N parameters and T tokens:
 
     forward and backward      6 N T
     full recomputation        2 N T more, in every pass
-    gradient norms            half a pass more (NORMS_SHARE); vcpo.norms.keep=nothing a whole second pass besides
+    gradient norms            0.4 of a pass more (NORMS_SHARE: what `scripts.bench.update_operations` counts)
     critic                    its own 6 N T
 """
 
@@ -18,9 +18,8 @@ from recipe.cluster_planner.like import of_config
 from recipe.cluster_planner.rates import Layout, Rates
 from recipe.fully_async_policy.model_shape import ModelShape
 from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
-NORMS_SHARE = 0.5
+NORMS_SHARE = 0.4
 """Of a pass: between +39 % and +119 % by operations counted at Qwen2.5-7B's shapes, in the way that is chosen."""
 _PROMPT_TOKENS = 200
 _SHARE_OF_LONGEST = 4  # a mean response has a quarter of the longest one's tokens
@@ -100,4 +99,4 @@ def passes(config: DictConfig) -> float:
     times = one + (1.0 if config.critic.enable else 0.0)
     if not vcpo.packs_gradient_norms:
         return times
-    return times + NORMS_SHARE + (one if vcpo.norms.keep is NormsKeep.NOTHING else 0.0)
+    return times + NORMS_SHARE

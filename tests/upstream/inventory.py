@@ -16,7 +16,17 @@ ROOT = Path(__file__).parents[2]
 UPSTREAM = ("verl", "megatron", "vllm", "mbridge", "ray", "transfer_queue", "transformer_engine")
 _BASES, _OURS = (*UPSTREAM, "torch"), ("verl_vcpo", "recipe", "scripts", "testkit")
 # Settings of ours among verl's, in our yaml files.
-_OUR_SETTINGS = ("run_dir", "samples_every", "save_model", "async", "vcpo", "tool_use", "method", "sandbox")
+_OUR_SETTINGS = (
+    "gpu_memory_gib",
+    "run_dir",
+    "samples_every",
+    "save_model",
+    "async",
+    "vcpo",
+    "tool_use",
+    "method",
+    "sandbox",
+)
 _OUR_SETTINGS_INSIDE = ("actor_rollout_ref.actor.vcpo", "actor_rollout_ref.actor.stabilizer")
 
 
