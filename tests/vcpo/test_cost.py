@@ -1,10 +1,13 @@
 """The cost model of norms and sums, against the operations that are counted while norms are computed."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vcpo.gradnorm import Segments, add_weighted_per_sequence, cost, squared_norms
+from vcpo.gradnorm import Segments, WeightedSums, add_weighted_per_sequence, cost, squared_norms
 from vcpo.gradnorm.linear import gram_costs_less
 
 SHORT, LONG = [50, 60, 70, 80], [600, 400]
@@ -32,7 +35,7 @@ def operations(lengths: list[int], inputs: int, outputs: int) -> dict[str, int]:
 @pytest.mark.parametrize("lengths", [SHORT, LONG, [130, 20, 300]])
 def test_the_model_counts_the_operations_that_are_done(lengths: list[int], inputs: int, outputs: int) -> None:
     """Catches a form that does something else than the model says, and a model that prefers the form with far more."""
-    only_operations = cost.Rates(1.0, 1.0, float("inf"), float("inf"), 4, 0.0, symmetric=True)
+    only_operations = cost.Rates(1.0, 1.0, float("inf"), float("inf"), 4, 0.0, 0.0, symmetric=True)
     counted = operations(lengths, inputs, outputs)
     expected = {form: getattr(cost, form)(lengths, inputs, outputs, only_operations) for form in ("gram", "direct")}
     assert counted["direct"] == expected["direct"]
@@ -47,15 +50,35 @@ def test_both_forms_are_among_the_cases() -> None:
 
 
 def test_bytes_count() -> None:
-    """Catches a choice by operations alone: two sums take fewest of them, and on a GPU most of the time."""
+    """Catches a choice by operations alone: two sums take fewest of them, and for short sequences most of the time."""
     short, wide = [160] * 16, (3584, 9472)
-    for of in (cost.GPU_BFLOAT16, cost.CPU):
-        assert cost.two_sums([2048] * 4, *wide, of, 2) < cost.norm_then_sum([2048] * 4, *wide, of, 2)
-    assert cost.two_sums(short, *wide, cost.GPU_BFLOAT16, 2) > 1.5 * cost.norm_then_sum(
-        short, *wide, cost.GPU_BFLOAT16, 2
-    )
-    plain = cost.plain(sum(short), *wide, cost.GPU_BFLOAT16)
-    assert cost.two_sums(short, *wide, cost.GPU_BFLOAT16, 2) > 2 * plain
+    assert cost.two_sums([2048] * 4, *wide, cost.CPU, 2) < cost.norm_then_sum([2048] * 4, *wide, cost.CPU, 2)
+    gpu = cost.GPU_BFLOAT16
+    assert cost.two_sums([8192] * 4, *wide, gpu, 2) < cost.norm_then_sum([8192] * 4, *wide, gpu, 2)
+    assert cost.two_sums(short, *wide, gpu, 2) > 1.2 * cost.norm_then_sum(short, *wide, gpu, 2)
+    of_rewards = [cost.two_sums(short, *wide, gpu, 2, rewards) for rewards in (1, 2, 3, 16, 17)]
+    assert of_rewards[0] < of_rewards[1] < of_rewards[2] < of_rewards[3] == of_rewards[4]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(640, 960), (64, 96)])
+@pytest.mark.parametrize("length", [50, 3000])
+def test_the_model_counts_a_gpus_products(length: int, inputs: int, outputs: int) -> None:
+    """Catches a model of other products than those of `WeightedSums`; sequences of one length have no padding."""
+    lengths, rewards = [length] * 6, [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    x, dy = (torch.empty(sum(lengths), size, device="meta") for size in (inputs, outputs))
+    sums = WeightedSums(Segments.of_lengths(lengths, "meta"), [rewards, [1.0] * 6])
+    with FlopCounterMode(display=False) as counter:
+        sums.add(x, dy, [torch.empty(outputs, inputs, device="meta")] * 2, torch.empty(6, device="meta"))
+    gpu = cost.GPU_FLOAT32
+    only_operations = replace(gpu, operations=1.0, of_one_sequence=1.0, memory=math.inf, nearby=math.inf, own_call=0.0)
+    own = cost.own_product(2, inputs, outputs, gpu) < cost.norm([length], inputs, outputs, gpu)
+    expected = cost.plain(sum(lengths), inputs, outputs, only_operations)
+    if not own:
+        gram = cost.gram([length], inputs, outputs, gpu) < cost.direct([length], inputs, outputs, gpu)
+        form = cost.gram if gram else cost.direct
+        expected += form(lengths, inputs, outputs, only_operations)
+        expected += 2 * 6 * length**2 if gram else 0  # pairs of real tokens
+    assert counter.get_total_flops() == expected
 
 
 def test_kinds_of_devices() -> None:

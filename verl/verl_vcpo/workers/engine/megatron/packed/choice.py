@@ -74,16 +74,21 @@ class Layers:
         number_bytes, device = max(set().union(*all_kinds), default=(4, "cpu"))
         return cls(tuple(sorted(set(stages))), number_bytes, device, max(numbers))
 
-    def seconds(self, keep: NormsKeep, lengths: list[int]) -> float:
-        """Of norms and sums of sequences of these lengths, with `gradients` of one baseline, on the slowest rank."""
+    def seconds(self, keep: NormsKeep, lengths: list[int], rewards: int = 2) -> float:
+        """Of norms and sums of sequences of these lengths, with `gradients` of one baseline, on the slowest rank.
+
+        Args:
+            rewards: how many values the rewards of these sequences have.
+        """
         of = cost.rates(self.device, self.number_bytes)
-        form = cost.two_sums if keep is NormsKeep.GRADIENTS else cost.norm_then_sum
+
+        def of_layer(inputs: int, outputs: int) -> float:
+            if keep is NormsKeep.GRADIENTS:
+                return cost.two_sums(lengths, inputs, outputs, of, self.number_bytes, rewards)
+            return cost.norm_then_sum(lengths, inputs, outputs, of, self.number_bytes)
+
         return max(
-            (
-                sum(n * form(lengths, *shape, of, self.number_bytes) for shape, n in Counter(stage).items())
-                for stage in self.stages
-            ),
-            default=0.0,
+            (sum(n * of_layer(*shape) for shape, n in Counter(stage).items()) for stage in self.stages), default=0.0
         )
 
     @property
@@ -181,12 +186,18 @@ def _of_mini_batch(rows: list[list[int]], sequences: SequencesBeforeForward) -> 
     return [rank * size + torch.tensor(mine) for rank, mine in enumerate(rows)]
 
 
-def _of_baselines(rows: Tensor, choice: Choice, scope: OpobScope, sequences: SequencesBeforeForward) -> list[list[int]]:
-    """The lengths of these sequences, of each baseline; with `activations` they need not be told apart."""
-    if choice.keep is not NormsKeep.GRADIENTS or scope is OpobScope.MINIBATCH:
-        return [sequences.length[rows].tolist()]
-    groups = sequences.group[rows]
-    return [sequences.length[rows[groups == group]].tolist() for group in groups.unique()]
+def _of_baselines(
+    rows: Tensor, choice: Choice, scope: OpobScope, sequences: SequencesBeforeForward
+) -> list[tuple[list[int], int]]:
+    """The lengths of these sequences, and how many values their rewards have, of each baseline.
+
+    With `activations` baselines need not be told apart.
+    """
+    of_baselines = [rows]
+    if choice.keep is NormsKeep.GRADIENTS and scope is not OpobScope.MINIBATCH:
+        groups = sequences.group[rows]
+        of_baselines = [rows[groups == group] for group in groups.unique()]
+    return [(sequences.length[some].tolist(), len(sequences.reward[some].unique())) for some in of_baselines]
 
 
 def _seconds(
@@ -200,7 +211,8 @@ def _seconds(
 
     def of_rank(rows: Tensor) -> float:
         norms_and_sums = sum(
-            layers.seconds(choice.keep, lengths) for lengths in _of_baselines(rows, choice, scope, sequences)
+            layers.seconds(choice.keep, lengths, rewards)
+            for lengths, rewards in _of_baselines(rows, choice, scope, sequences)
         )
         return norms_and_sums + _host_seconds(sequences.length[rows].tolist(), micro_batch_tokens)
 
