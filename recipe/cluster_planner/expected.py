@@ -44,7 +44,7 @@ class Expectation:
         trained = self.rates.workload.tokens / self.rates.trainer.seconds(self.rates.workload.tokens, row.trainer_gpus)
         sampled = sampler.most_tokens_per_s * row.sampler_gpus / sampler.gpus
         return (
-            f"Time, a guess and no measurement: {_seconds(row.step_s)} a step, {row.step_s * steps / 3600:.1f} h for "
+            f"Time, a guess and no measurement: {_duration(row.step_s)} a step, {_duration(row.step_s * steps)} for "
             f"{steps} steps. It takes responses to have {self.response_tokens:.0f} tokens on average (a quarter of the "
             f"longest), tools no time, and the trainer to reach {TRAINER_SHARE:.0%} of the operations of an "
             f"{self.device}. The trainer trains on {trained:,.0f} tokens a second, the samplers give {sampled:,.0f} at "
@@ -53,8 +53,10 @@ class Expectation:
         )
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 180 else f"{seconds / 60:.0f} min"
+def _duration(seconds: float) -> str:
+    if seconds < 180:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.0f} h"
 
 
 def expected(config: DictConfig, shape: ModelShape) -> Expectation:

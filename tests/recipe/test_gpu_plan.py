@@ -284,7 +284,7 @@ def test_the_plan_ends_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed = " ".join(capsys.readouterr().out.split())
     memory = re.search(r"It fits: the trainer needs ([\d.]+) GiB of a GPU at most, a sampler ([\d.]+)\.", printed)
     assert memory and all(0 < float(gib) < 79.6 for gib in memory.groups())
-    assert re.search(r"Time, a guess and no measurement: \d+ s a step, [\d.]+ h for 500 steps", printed)
+    assert re.search(r"Time, a guess and no measurement: \d+ s a step, \d+ (min|h) for 500 steps", printed)
     assert "What binds: the trainer." in printed
     missing = "Not on this machine: Qwen/Qwen2.5-7B, data/math/train.parquet, data/math/val.parquet, 8 GPUs (0 here)."
     assert missing in printed
