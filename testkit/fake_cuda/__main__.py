@@ -26,6 +26,8 @@ def environment(folder: Path, devices: int) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        # the processes share the cores: more threads would only wait for each other
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 
 

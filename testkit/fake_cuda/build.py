@@ -54,8 +54,12 @@ def build() -> Path:
 
 
 def _functions_that_packages_name() -> set[str]:
-    """All functions that the binaries of torch and vLLM take from other libraries."""
-    binaries = [*(SITE / "torch" / "lib").glob("*.so"), *(SITE / "vllm").rglob("*.so")]
+    """All functions that the binaries of torch, vLLM and cupy take from other libraries."""
+    packages = ("vllm", "cupy", "cupy_backends")
+    binaries = [
+        *(SITE / "torch" / "lib").glob("*.so"),
+        *(file for name in packages for file in (SITE / name).rglob("*.so")),
+    ]
     listed = _run(["nm", "--dynamic", "--undefined-only", *map(str, binaries)])
     return set(re.findall(r" U (\w+)", listed))
 

@@ -15,6 +15,7 @@ INTERNAL = {
     "scripts.bench.sandbox.attacks.warm",
     "scripts.bench.reliability.scale_run",
     "scripts/install_steps.sh",
+    "scripts/gpu_rehearsal.sh",
 }
 
 
