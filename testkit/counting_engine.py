@@ -2,7 +2,8 @@
 
 The engine works on `max_num_seqs` requests at a time; the others wait in the order of their arrival. A running request
 gets a token every `rollout.custom.token_s` seconds; lengths are drawn with mean `rollout.custom.mean_tokens`, without
-memory, so that a response that a weight update has interrupted needs as many tokens more as a new one.
+memory, so that a response that a weight update has interrupted needs as many tokens more as a new one. All tokens
+are the same one, of log-prob `rollout.custom.log_prob` (-1).
 """
 
 import asyncio
@@ -16,13 +17,13 @@ from verl_vcpo.workers.rollout import replica
 from verl_vcpo.workers.rollout.vllm_server import LagKvLLMHttpServer, LagKvLLMReplica, keeps_kv_cache
 
 _TOKEN = 5
-_LOG_PROBS = {_TOKEN: SimpleNamespace(logprob=-1.0)}
 
 
-def _output(tokens: int, finish_reason: str | None) -> Any:
+def _output(tokens: int, finish_reason: str | None, log_prob: float) -> Any:
     """What vLLM's engine yields, as far as verl's server reads it."""
+    log_probs = {_TOKEN: SimpleNamespace(logprob=log_prob)}
     response = SimpleNamespace(
-        token_ids=[_TOKEN] * tokens, logprobs=[_LOG_PROBS] * tokens, finish_reason=finish_reason, num_preempted=0
+        token_ids=[_TOKEN] * tokens, logprobs=[log_probs] * tokens, finish_reason=finish_reason, num_preempted=0
     )
     return SimpleNamespace(outputs=[response], num_cached_tokens=0, metrics=None)
 
@@ -30,7 +31,8 @@ def _output(tokens: int, finish_reason: str | None) -> Any:
 class TokenCountingEngine:
     """Takes the calls that verl's server makes of vLLM's AsyncLLM."""
 
-    def __init__(self, slots: int, token_s: float, mean_tokens: float, seed: int) -> None:
+    def __init__(self, slots: int, token_s: float, mean_tokens: float, seed: int, log_prob: float = -1.0) -> None:
+        self._log_prob = log_prob  # of each token
         self._slots, self._token_s, self._mean_tokens = asyncio.Semaphore(slots), token_s, mean_tokens
         self._rng = random.Random(seed)
         self.output_processor = SimpleNamespace(request_states={})  # request -> set when the request is aborted
@@ -46,17 +48,17 @@ class TokenCountingEngine:
         aborted = await self.add_request(request_id)
         try:
             if not await self._slot(aborted):
-                yield _output(0, "abort")
+                yield _output(0, "abort", self._log_prob)
                 return
             try:
-                yield _output(1, None)
+                yield _output(1, None, self._log_prob)
                 length = min(1 + int(self._rng.expovariate(1 / self._mean_tokens)), sampling_params.max_tokens)
                 start = time.monotonic()
                 try:
                     await asyncio.wait_for(aborted.wait(), length * self._token_s)
-                    yield _output(min(length, int((time.monotonic() - start) / self._token_s)), "abort")
+                    yield _output(min(length, int((time.monotonic() - start) / self._token_s)), "abort", self._log_prob)
                 except TimeoutError:
-                    yield _output(length, "stop")
+                    yield _output(length, "stop", self._log_prob)
             finally:
                 self._slots.release()
         finally:
@@ -103,7 +105,11 @@ class TokenCountingvLLMHttpServer(LagKvLLMHttpServer):
             raise ValueError("async.kv_cache=keep: the counting engine aborts requests, and cannot pause them")
         custom = self.config.custom
         self.engine = TokenCountingEngine(
-            self.config.max_num_seqs, custom["token_s"], custom["mean_tokens"], self.replica_rank
+            self.config.max_num_seqs,
+            custom["token_s"],
+            custom["mean_tokens"],
+            self.replica_rank,
+            custom.get("log_prob", -1.0),
         )
         self._extend(self.engine)
         self._server_port = self._master_port

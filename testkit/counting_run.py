@@ -9,7 +9,13 @@ from typing import Any
 
 from recipe.fully_async_policy import main as launcher
 
-TOKEN_S, MEAN_TOKENS, TRANSFER_S = 0.005, 12, 0.1
+TRANSFER_S = 0.1
+SAMPLERS = {
+    "token_s": 0.005,
+    "mean_tokens": 12,
+    # about that of the token in the small model (small_run.py), or all weights, and gradients, would be 0
+    "log_prob": -9.3,
+}
 
 
 def main(overrides: list[str]) -> int:
@@ -37,7 +43,7 @@ def main(overrides: list[str]) -> int:
 
     rollout = config.actor_rollout_ref.rollout
     with open_dict(rollout):
-        rollout.custom = {**(rollout.custom or {}), "token_s": TOKEN_S, "mean_tokens": MEAN_TOKENS}
+        rollout.custom = {**(rollout.custom or {}), **SAMPLERS}
     TRAINER_REGISTRY[TRAINER_MODE] = Trainer
     with launcher.ray_session(config, run_id) as run:
         counting_engine.register_engine()

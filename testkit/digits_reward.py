@@ -19,6 +19,11 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwar
     return {"score": share, "acc": share}
 
 
+def of_length(solution_str: str, **kwargs: Any) -> dict[str, float]:
+    """More for a longer response: what tells responses of one and the same token apart."""
+    return {"score": min(1.0, len(solution_str) / 64), "acc": 0.0}
+
+
 def fails_twice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
     """The same; but its first call holds the interpreter's lock for ever, and its second ends the process.
 

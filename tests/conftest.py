@@ -22,7 +22,8 @@ from hypothesis import settings  # noqa: E402
 
 from testkit import session  # noqa: E402
 
-collect_ignore = [] if REHEARSAL else ["gpu_rehearsal"]
+ONLY_REHEARSED = ["gpu_rehearsal"]
+collect_ignore = [] if REHEARSAL else ONLY_REHEARSED
 
 # Timings are no verdict (a deadline would be one), and a run can be repeated.
 settings.register_profile("project", deadline=None, derandomize=True, database=None)
@@ -60,6 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         parts = {PARTS[name] for name in (marks | {item.path.stem}) & PARTS.keys()} or {OTHERS}
         wanted = not (marks | {folder}) & TIERS[tier] and (part is None or part in parts)
+        wanted &= REHEARSAL or folder not in ONLY_REHEARSED  # also where the folder is named on the command line
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -25,6 +25,7 @@ SETTINGS = [
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
     "reward.num_workers=1",
+    "reward.custom_reward_function.name=of_length",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     # the devices are no devices for Ray, which asks the driver's tools
     "+ray_kwargs.ray_init.num_gpus=2",
