@@ -157,6 +157,16 @@ RULES: tuple[Rule, ...] = (
     Rule(("distillation",), _updates_by_loss, "VCPO's update has no distillation loss"),
     Rule(("algorithm.filter_groups.max_num_gen_batches",), _never, "the lag-k trainer has no limit of batches"),
     Rule(("algorithm.filter_groups.max_inflight_gen_batches",), _never, "async.lag says how many are in flight"),
+    Rule(
+        (f"{_ACTOR}.ppo_micro_batch_size_per_gpu",),
+        lambda config: not config.actor_rollout_ref.actor.use_dynamic_bsz,
+        f"{_ACTOR}.use_dynamic_bsz=true makes micro-batches by {_ACTOR}.ppo_max_token_len_per_gpu",
+    ),
+    Rule(
+        (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
+        lambda config: config.actor_rollout_ref.actor.use_dynamic_bsz,
+        f"{_ACTOR}.use_dynamic_bsz=false makes micro-batches by {_ACTOR}.ppo_micro_batch_size_per_gpu",
+    ),
     # VCPO
     Rule(
         ("vcpo.norms.tokens",),

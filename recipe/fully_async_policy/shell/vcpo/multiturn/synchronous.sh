@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Multi-turn tool use (DAPO, AIME 2025), synchronous GRPO: Qwen2.5-7B on 4 GPUs of one node.
 # VCPO's estimator without VCPO's two controls: the baseline is the group's mean, the step size constant.
-# The published GPUs are B200 of 180 GB. These settings are for 80 GB; +gpus=141gb is for cards of 141 GB and more.
+# The published GPUs are B200 of 180 GB. These settings are for 80 GB; +gpus=141gb and +gpus=180gb are for larger cards.
 # CPU=1, DRY_RUN=1 and further settings: see launch.sh.
 # shellcheck source=recipe/fully_async_policy/shell/vcpo/launch.sh
 source "$(dirname "$0")/../launch.sh" || exit
