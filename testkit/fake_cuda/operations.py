@@ -1,4 +1,4 @@
-"""Which of torch's operations go to the CPU, and the two that only CUDA has kernels for."""
+"""Which of torch's operations go to the CPU, and those that only CUDA has kernels for."""
 
 import importlib.util
 import os
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from testkit.fake_cuda import flash_attention
 from testkit.fake_cuda.build import REDIRECT
 
 # What torch's CUDA build does itself on the stand-in's memory: allocations, views, copies of numbers to the host.
@@ -41,6 +42,8 @@ def install() -> None:
     library = torch.library.Library("aten", "IMPL")
     library.impl("_fused_rms_norm", _rms_norm, "CPU")
     library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
+    library.impl("_flash_attention_forward", flash_attention.forward, "CPU")
+    library.impl("_flash_attention_backward", flash_attention.backward, "CPU")
     _kept.append(library)  # which would take back its kernels with its end
 
 
