@@ -1,4 +1,4 @@
-"""FlashAttention of packed sequences, which only CUDA has a kernel for, in plain torch: one sequence after the other."""
+"""FlashAttention of packed sequences, which only CUDA has a kernel for, in plain torch: sequence by sequence."""
 
 import math
 from collections import Counter
@@ -30,7 +30,7 @@ def forward(
     alibi_slopes: Tensor | None = None,
     **of_later_versions: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `aten::_flash_attention_forward` of packed [T, H, D]: (output, logsumexp [H, T], and three that nobody reads)."""
+    """As `aten::_flash_attention_forward` of packed [T, H, D]: (output, logsumexp [H, T], three not read)."""
     _check(query, key, dropout, begins, longest, causal, window_size_left, window_size_right, **of_later_versions)
     calls["forward"] += 1
     output, sums = torch.empty_like(query), query.new_empty(query.shape[1], len(query), dtype=torch.float32)
@@ -65,7 +65,7 @@ def backward(
     """As `aten::_flash_attention_backward`: the gradients of query, key and value."""
     _check(query, key, dropout, begins, longest, causal, window_size_left, window_size_right)
     calls["backward"] += 1
-    gradients = tuple(torch.empty_like(x) for x in (query, key, value))
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     for rows in _sequences(begins):
         q, k, v, upstream = (x[rows].float().transpose(0, 1) for x in (query, key, value, of_output))  # [H, L, D]
