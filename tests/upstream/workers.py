@@ -182,6 +182,7 @@ BATCH = Place(
         Reach("(several files)", How.CALLS, f"{TU}:index_select_tensor_dict", "batch, indices", ""),
         Reach("_select", How.CALLS, f"{TU}:nested_tensor_from_tensor_list", "tensors, ragged_idx", "rows of a pass"),
         Reach("testkit", How.CALLS, f"{TU}:get_tensordict", "tensor_dict, non_tensor_dict", "batches for one engine"),
+        Reach("scripts/bench", How.CALLS, "megatron.core.parallel_state:initialize_model_parallel", "", "one process"),
         Reach("scripts/bench", How.CALLS, f"{TU}:concat_tensordict", "data", ""),
         Reach(
             "(several files)", How.CALLS, "verl.utils.device:get_device_id", "", "the device's number; `cpu` on a CPU"

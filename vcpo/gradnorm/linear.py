@@ -76,7 +76,8 @@ def add_squared_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int
         if cost.direct([bucket.longest] * len(bucket), *shape, dy.element_size())
         <= cost.gram([bucket.longest] * len(bucket), *shape)
     }
-    grams = _gram_squared_norms(x, dy, [bucket for bucket in padded.buckets if bucket.first not in direct])
+    of_gram = tuple(bucket for bucket in padded.buckets if bucket.first not in direct)
+    grams = _gram_squared_norms(x, dy, of_gram, padded.pairs(of_gram))
     parts = [
         _direct_squared_norms(bucket.of(x), bucket.of(dy), bucket.padding) if bucket.first in direct else next(grams)
         for bucket in padded.buckets
@@ -84,11 +85,12 @@ def add_squared_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int
     norms.index_add_(0, padded.sequences, torch.cat(parts))
 
 
-def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket]) -> Iterator[Tensor]:
+def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket], pairs: Tensor) -> Iterator[Tensor]:
     """Of each bucket [k] float32. The matrices of all buckets lie one after the other: few operations on large parts.
 
     Args:
         x, dy: [P, in], [P, out] the rows of all buckets.
+        pairs: 1 for each pair of real tokens of these buckets, else 0.
     """
     sizes = [bucket.tokens.numel() * bucket.longest for bucket in buckets]
     both = []
@@ -98,9 +100,9 @@ def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket]) -> Ite
             some = bucket.of(rows)
             torch.bmm(some, some.mT, out=part.view(len(bucket), bucket.longest, -1))
         both.append(memory)
-    products = both[0].float().mul_(both[1])
+    products = both[0].float().mul_(both[1].mul_(pairs))
     for bucket, part in zip(buckets, products.split(sizes), strict=True):
-        yield (part.view(len(bucket), 1, -1) @ bucket.pairs)[:, 0, 0]
+        yield part.view(len(bucket), -1).sum(1)
 
 
 def _direct_squared_norms(x: Tensor, dy: Tensor, padding: Tensor) -> Tensor:

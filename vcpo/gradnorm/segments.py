@@ -40,12 +40,6 @@ class Bucket:
         """[T, d] -> [k, L, d], zero on padding."""
         return packed[self.tokens].masked_fill_(self.padding[..., None], 0.0)
 
-    @cached_property
-    def pairs(self) -> Tensor:
-        """[k, L * L, 1] float32: 1 for two real tokens, else 0."""
-        real = (~self.padding).float()
-        return (real[:, :, None] * real[:, None, :]).flatten(1)[..., None]
-
 
 @dataclass(frozen=True)
 class Padded:
@@ -56,6 +50,22 @@ class Padded:
     """[n] their numbers, bucket after bucket."""
     tokens: Tensor | slice
     """[P] the rows of the packed batch that the buckets hold; of one sequence a slice."""
+
+    def pairs(self, some: tuple[Bucket, ...]) -> Tensor:
+        """[sum of k L L] of some buckets one after the other: 1 for two real tokens of a sequence, else 0.
+
+        Computed once for all layers that ask for the same buckets.
+        """
+        key = tuple(bucket.first for bucket in some)
+        if key not in self._pairs:
+            real = [~bucket.padding for bucket in some]
+            parts = [(one[:, :, None] & one[:, None, :]).flatten() for one in real]
+            self._pairs[key] = torch.cat(parts) if parts else self.sequences.new_empty(0, dtype=torch.bool)
+        return self._pairs[key]
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[int, ...], Tensor]:
+        return {}
 
 
 @dataclass(frozen=True)
