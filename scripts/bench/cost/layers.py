@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo.gradnorm import Segments, add_weighted, add_weighted_per_sequence, squared_norms
+from vcpo.gradnorm import Segments, WeightedSums, add_weighted, squared_norms
 from vcpo.gradnorm.linear import gram_costs_less
 
 # (in, out) of the linear layers of Qwen2.5-1.5B and -7B, and of a model for a CPU
@@ -31,19 +31,26 @@ def _now(device: torch.device) -> float:
 def _forms(x: Tensor, dy: Tensor, segments: Segments) -> dict[str, Callable[[], Tensor | None]]:
     shape = dy.shape[1], x.shape[1]
     main, second = torch.zeros(2, *shape, device=x.device).unbind()
-    coefficient = torch.rand(2, len(segments), device=x.device)
+    coefficient = torch.rand(len(segments), device=x.device)
+    of_rewards = [float(i % 2) for i in range(len(segments))]  # two values, as most rewards have
+    sums = WeightedSums(segments, [of_rewards, [1.0] * len(segments)])
 
     def plain() -> None:
         main.add_(dy.T @ x)
 
     def norms_then_sum() -> Tensor:
         norms = squared_norms(x, dy, segments)
-        add_weighted(x, dy, coefficient[0][segments.sequence], main)
+        add_weighted(x, dy, coefficient[segments.sequence], main)
+        return norms
+
+    def norms_and_two_sums() -> Tensor:
+        norms = torch.zeros(len(segments), device=x.device)
+        sums.add(x, dy, [main, second], norms)
         return norms
 
     return {
         "plain": plain,
-        "norms and two sums": lambda: add_weighted_per_sequence(x, dy, segments, coefficient, [main, second]),
+        "norms and two sums": norms_and_two_sums,
         "norms, then one sum": norms_then_sum,
     }
 

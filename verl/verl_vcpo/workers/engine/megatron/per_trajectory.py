@@ -94,7 +94,9 @@ def _squared_norms(modules: list[torch.nn.Module]) -> tuple[Tensor | float, Tens
             ):
                 continue
             gradient: Tensor = parameter.main_grad  # type: ignore[attr-defined]
-            squared = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+            # Row by row in float32: a float64 copy of the gradient would take twice its memory.
+            of_rows = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float32)
+            squared = of_rows.double().square().sum()
             if _is_expert(parameter):
                 expert = expert + squared
             else:
