@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 ROOT = find_namespace_packages(
-    include=["vcpo", "vcpo.*", "recipe", "recipe.*", "scripts", "scripts.*", "testkit"],
+    include=["vcpo", "vcpo.*", "recipe", "recipe.*", "scripts", "scripts.*", "testkit", "testkit.*"],
     exclude=["*.__pycache__", "*.__pycache__.*"],
 )
 PATCH = find_namespace_packages("verl", exclude=["__pycache__", "*.__pycache__"])
@@ -81,6 +81,7 @@ setup(
     package_dir={"verl_vcpo": "verl/verl_vcpo"},
     packages=ROOT + PATCH,
     package_data={
+        "testkit.fake_cuda": ["*.c", "*.cpp"],
         "vcpo": ["py.typed"],
         "recipe": ["**/*.yaml", "**/*.sh"],
         "scripts": ["**/*.sh", "**/*.yaml", "**/*.html", "**/*.css", "**/*.js"],
