@@ -10,7 +10,10 @@ VENV=${VCPO_GPU_VENV:-.venv-gpu}
 STAMP=$VENV/vcpo-rehearsal.sha256
 TOOLS=build/gpu_rehearsal_tools
 
-digest() { { pwd -P; cat setup.py pyproject.toml scripts/install_gpu.sh scripts/install_steps.sh; } | sha256sum | cut -d' ' -f1; }
+digest() {
+  { pwd -P; cat requirements/gpu.lock setup.py pyproject.toml scripts/install_gpu.sh scripts/install_steps.sh; } |
+    sha256sum | cut -d' ' -f1
+}
 
 complete() {
   "$VENV/bin/python" -c '
