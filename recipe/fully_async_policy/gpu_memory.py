@@ -327,15 +327,17 @@ def warning(config: DictConfig, trainer: TrainerMemory, gpu: float) -> str | Non
     if trainer.peak <= gpu:
         return None
     actor: Any = config.actor_rollout_ref.actor
-    name, size = ("ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu)
+    name, size = "ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu
+    alone = size <= _length(config)  # a micro-batch has one sequence at least
     if not actor.use_dynamic_bsz:
         name, size = "ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu
+        alone = size == 1
     fix = f"lower actor_rollout_ref.actor.{name}={size}"
     if "kept for the update" in trainer.backward:
         fix += ", or set vcpo.norms.keep=gradients"
-    elif size == 1 and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
+    elif alone and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
         fix = "set actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full"
-    elif size == 1:
+    elif alone:
         fix = "set actor_rollout_ref.actor.megatron.optimizer_offload=true, or give the trainer more GPUs"
     return (
         f"Warning: a micro-batch in which all sequences have the full length needs {trainer.peak:.1f} GiB on each "

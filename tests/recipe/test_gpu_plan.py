@@ -16,6 +16,7 @@ from recipe.fully_async_policy.norms_plan import norms_line
 
 MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
 ACTOR_SEQUENCES = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+ACTOR_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 MATH = {
     "+task": "math",
@@ -227,6 +228,8 @@ def test_memory_of_a_layout() -> None:
     [
         ({}, "ppo_max_token_len_per_gpu=24576"),
         ({ACTOR_SEQUENCES: "8", DYNAMIC: "false"}, "ppo_micro_batch_size_per_gpu=8"),
+        ({ACTOR_TOKENS: "3072", "gpu_memory_gib": "50"}, "recompute_granularity=full"),
+        ({ACTOR_SEQUENCES: "1", DYNAMIC: "false", "gpu_memory_gib": "50"}, "recompute_granularity=full"),
         ({"vcpo.norms.keep": "activations"}, "or set vcpo.norms.keep=gradients"),
     ],
     ids=str,
@@ -235,7 +238,7 @@ def test_what_fits_only_shorter_sequences_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, str], expected: str
 ) -> None:
     """Catches a launch that is refused although typical responses fit, and one that is not told of the longest."""
-    given = {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "24576"} if DYNAMIC not in settings else {}
+    given = {ACTOR_TOKENS: "24576"} if DYNAMIC not in settings else {}
     given |= settings
     assert dry_run(tmp_path, given) == 0
     printed = " ".join(capsys.readouterr().out.split())
