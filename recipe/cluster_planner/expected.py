@@ -4,7 +4,7 @@ The trainer's operations for N parameters and T tokens:
 
     forward and backward      6 N T
     full recomputation        2 N T more, in every pass
-    gradient norms            0.4 of a pass more (NORMS_SHARE: what `scripts.bench.update_operations` counts)
+    gradient norms            0.4 of a pass more (NORMS_SHARE)
     critic                    its own 6 N T
 """
 
@@ -20,7 +20,7 @@ from recipe.fully_async_policy.model_shape import ModelShape
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 NORMS_SHARE = 0.4
-"""Of a pass: between +39 % and +119 % by operations counted at Qwen2.5-7B's shapes, in the way that is chosen."""
+"""Of a pass. Counted are 0.05 to 0.6, by task (docs/explanation/packed-norms.md); 0.3 for MATH and Countdown."""
 _PROMPT_TOKENS = 200
 _SHARE_OF_LONGEST = 4  # a mean response has a quarter of the longest one's tokens
 _RECOMPUTATION = 4 / 3

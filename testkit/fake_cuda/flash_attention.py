@@ -66,7 +66,7 @@ def backward(
     _check(query, key, dropout, begins, longest, causal, window_size_left, window_size_right)
     calls["backward"] += 1
     gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = _factor(query, scale)
     for rows in _sequences(begins):
         q, k, v, upstream = (x[rows].float().transpose(0, 1) for x in (query, key, value, of_output))  # [H, L, D]
         weights = _scores(query[rows], key[rows], scale).softmax(-1)  # [H, L, L]
@@ -82,10 +82,13 @@ def _sequences(begins: Tensor) -> list[slice]:
     return [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
+def _factor(query: Tensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
 def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
     """[L, H, D] -> [H, L, L] float32; -inf for keys after the query."""
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = factor * (query.float().transpose(0, 1) @ key.float().permute(1, 2, 0))
+    scores = _factor(query, scale) * (query.float().transpose(0, 1) @ key.float().permute(1, 2, 0))
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(later, -torch.inf)
 

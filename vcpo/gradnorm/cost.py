@@ -126,6 +126,6 @@ def norm_then_sum(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, 
     The sum is the plain product, of factors one of which is multiplied by the coefficients, the narrower.
     """
     tokens = sum(lengths)
-    norms = min(gram(lengths, inputs, outputs, of), direct(lengths, inputs, outputs, of, number_bytes))
+    norms = norm(lengths, inputs, outputs, of, number_bytes)
     scaled = 2 * tokens * min(inputs, outputs) * number_bytes / of.memory
     return norms + scaled + plain(tokens, inputs, outputs, of)

@@ -14,6 +14,7 @@ All coefficients are known on the host, so that nothing waits for the GPU.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class WeightedSums:
     def __init__(self, segments: Segments, coefficient: Sequence[Sequence[float]]) -> None:
         self.segments, self.coefficient = segments, coefficient
         self._of_sequence = list(zip(*coefficient, strict=True)) or [()] * len(segments)
+        self._longs: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._shared: dict[tuple[int, ...], _Shared] = {}
 
     def add(self, x: Tensor, dy: Tensor, into: Sequence[Tensor], norms: Tensor, *, batched: bool | None = None) -> None:
@@ -75,14 +77,17 @@ class WeightedSums:
             _add(dy[rows].T @ x[rows], of_buffers, into)
 
     def _long(self, x: Tensor, dy: Tensor) -> tuple[int, ...]:
-        """The sequences whose own product costs less than the norm in another form."""
-        of, lengths = cost.rates(x.device.type, x.element_size()), self.segments.lengths
+        """The sequences whose own product costs less than the norm in another form; computed once for equal layers."""
+        of = cost.rates(x.device.type, x.element_size())
         shape = x.shape[1], dy.shape[1], of, dy.element_size()
-        return tuple(
-            i
-            for i, length in enumerate(lengths)
-            if length and cost.own_product(sum(map(bool, self._of_sequence[i])), *shape) < cost.norm([length], *shape)
-        )
+        if shape not in self._longs:
+            self._longs[shape] = tuple(
+                i
+                for i, length in enumerate(self.segments.lengths)
+                if length
+                and cost.own_product(sum(map(bool, self._of_sequence[i])), *shape) < cost.norm([length], *shape)
+            )
+        return self._longs[shape]
 
     def _shared_without(self, long: tuple[int, ...]) -> _Shared:
         if long not in self._shared:

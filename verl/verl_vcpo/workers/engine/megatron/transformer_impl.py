@@ -130,7 +130,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
             self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
         if not step.usable.any():
             return self._skipped(batch, step)
-        if packed and packed.has_gradient:
+        if packed and not packed.rounded:
             outputs = self._outputs(packed.losses)
         else:
             data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]

@@ -39,16 +39,16 @@ class Sums:
 
     @cached_property
     def on_device(self) -> Tensor:
-        """[1 + S, N] `weights`."""
+        """[1 + S, N] `weights`, on the device."""
         return self.weights.to(next(iter(self.second.values())).device, non_blocking=True)
 
     @cached_property
     def slot_on_device(self) -> Tensor:
-        """[N] `slot`."""
+        """[N] `slot`, on the device."""
         return torch.tensor(self.slot).to(self.on_device.device, non_blocking=True)
 
     def of_sequences(self, micro_batch: MicroBatch) -> Tensor:
-        """[1 + S, n] `on_device` of the sequences of a micro-batch; computed once for all layers."""
+        """[1 + S, n] the weights of a micro-batch's sequences, on the device; computed once for all layers."""
         numbers = micro_batch.numbers
         if numbers not in self._of_sequences:
             self._of_sequences[numbers] = self.on_device[:, micro_batch.rows]
@@ -59,7 +59,7 @@ class Sums:
         return {}
 
     def in_micro_batch(self, micro_batch: MicroBatch) -> WeightedSums:
-        """Those of the sequences of a micro-batch, for its linear layers; computed once for all layers."""
+        """The weighted sums of a micro-batch's sequences, for linear layers; made once for all layers."""
         numbers = micro_batch.numbers
         if numbers not in self._in_micro_batch:
             of_numbers = self.weights[:, list(numbers)].tolist()

@@ -6,10 +6,10 @@ the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the no
     activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
                   many groups as `vcpo.norms.tokens` allows, wherever their sequences lie; at scope `minibatch` all
     gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
-                  sum (R_i - m) / s h_i and sum h_i / s, m the commonest reward, of which nothing is added to the
-                  first; then main -= (b - m) second. At scope
-                  `group` a pass is some groups of every data-parallel rank, with a second buffer for each of them; at
-                  scope `minibatch` it is the mini-batch
+                  sum (R_i - m) / s h_i and sum h_i / s; then main -= (b - m) second. m is the commonest reward, so
+                  that most sequences are in the second sum only. At scope `group` a pass is some groups of every
+                  data-parallel rank, with a second buffer for each of them; at scope `minibatch` it is the mini-batch
+
 Where rounding would spoil the difference of the two sums (packed/rounding.py), a second forward and backward follows,
 with the coefficients in its loss.
 
@@ -57,14 +57,12 @@ class Unmeasured(ArithmeticError):
 
 @dataclass(frozen=True)
 class PackedOutcome:
-    """The result of the passes over a mini-batch, without the gradient, which is in Megatron's gradient buffers."""
+    """The result of the passes over a mini-batch. Unless `rounded`, the gradient is in Megatron's gradient buffers."""
 
     batch: MiniBatch
     losses: list[float]
-    has_gradient: bool
-    """False where `rounded`: only the norms are known."""
     rounded: bool
-    """Whether rounding would have spoiled what `keep=gradients` forms."""
+    """Whether only the norms are known, because rounding would have spoiled the gradient of `keep=gradients`."""
     keep: NormsKeep | None
     """What was kept of the passes; None: the norms only."""
 
@@ -160,7 +158,7 @@ class PackedUpdate:
                 self._one_pass(one)
         batch = self._whole_batch()
         rounded = self.keep is None or (self.keep is NormsKeep.GRADIENTS and not self._two_sums_suffice(batch))
-        return PackedOutcome(batch, self.losses, not rounded, rounded, self.keep)
+        return PackedOutcome(batch, self.losses, rounded, self.keep)
 
     def _one_pass(self, one: Pass) -> None:
         engine = self.engine
