@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
     run_id = new_run_id()
     prepare_environment(args.overrides)
+    from recipe.fully_async_policy.checks import own_files
     from recipe.fully_async_policy.checks.run_folder import taken
     from recipe.fully_async_policy.validate import SettingError
 
@@ -54,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             from recipe.fully_async_policy import gpu_plan
 
-            check(config, files=False)
+            with own_files.located(args.overrides, args.config_dir):
+                check(config, files=False)
             if args.gpu_memory is not None:
                 config.gpu_memory_gib = args.gpu_memory
             gpu_plan.print_plan(config)
@@ -63,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
 
                 print_forecast(config, args.forecast)
             return 0
-        check(config)
+        with own_files.located(args.overrides, args.config_dir):
+            check(config)
         in_its_folder = taken(config.run_dir)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -217,21 +220,25 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     from recipe.fully_async_policy import ray_access
-    from recipe.fully_async_policy.checks import names
+    from recipe.fully_async_policy.checks import known, names, own_files
     from recipe.fully_async_policy.checks.data_file import expanded
     from recipe.fully_async_policy.method import check_overrides, given_settings
 
+    def of_the_package() -> "DictConfig":
+        return compose_unchecked(names.of_groups(own_files.without_own_files(overrides, config_dir)))
+
+    _check_folder(config_dir)
+    own = own_files.written(overrides, config_dir)
     try:
         config = compose_unchecked(overrides, config_dir)
-    except (HydraException, OmegaConfBaseException) as error:
-        groups = names.of_groups(overrides)
-        raise names.refused(
-            error, overrides, lambda: list(names.all_names(compose_unchecked(groups, config_dir)))
-        ) from None
-    names.check_names(config, overrides)
-    check_overrides(config, overrides)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise names.refused(error, overrides, lambda: list(names.all_names(of_the_package()))) from None
+    with own_files.located(overrides, config_dir):
+        known.check_known(config, overrides, config_dir, own, of_the_package)
+        check_overrides(config, overrides, own)
     for files in ("train_files", "val_files"):
         config.data[files] = expanded(config.data[files])
     ray_access.without_own_nodes(config.ray_kwargs.ray_init, given_settings(overrides))
@@ -254,19 +261,25 @@ def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> "
         return hydra.compose(CONFIG_NAME, [*ordered, *_search_path(config_dir)])
 
 
-def _search_path(config_dir: Path | None) -> list[str]:
-    """The override with which Hydra looks for presets in `config_dir` too, after the package's own and verl's."""
-    from omegaconf import OmegaConf
-
+def _check_folder(config_dir: Path | None) -> None:
+    """Raises SettingError where presets cannot be looked for there, or would hide one of the package's."""
     from recipe.fully_async_policy.validate import SettingError
 
     if config_dir is None:
-        return []
+        return
     if not config_dir.is_dir():
         raise SettingError(f"--config-dir {config_dir}: no such folder")
     names = sorted(file.relative_to(config_dir) for file in config_dir.rglob("*.yaml"))
     if hidden := next((name for name in names if (CONFIG_DIR / name).is_file()), None):
         raise SettingError(f"--config-dir {config_dir}: {hidden} has the name of a preset of ours; rename it")
+
+
+def _search_path(config_dir: Path | None) -> list[str]:
+    """The override with which Hydra looks for presets in `config_dir` too, after the package's own and verl's."""
+    from omegaconf import OmegaConf
+
+    if config_dir is None:
+        return []
     usual = OmegaConf.load(CONFIG_DIR / f"{CONFIG_NAME}.yaml").hydra.searchpath
     folder = str(config_dir.resolve()).replace("'", "\\'")
     quoted = f"'file://{folder}'"
@@ -297,7 +310,7 @@ def check(config: "DictConfig", files: bool = True) -> None:
     """Our checks, then verl's; `files=False`: data, model, sandbox and Ray cluster need not be there.
 
     Raises:
-        SettingError: the first thing that is wrong.
+        SettingError: a line for each thing that is wrong.
     """
     import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
@@ -309,11 +322,13 @@ def check(config: "DictConfig", files: bool = True) -> None:
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
-    samples = validate(config, files=files)
-    check_lag(config)
-    check_access(config.ray_kwargs.ray_init, connect=files)
-    if files:
-        check_gpus(config)
+    samples = validate(
+        config,
+        lambda: check_lag(config),
+        lambda: check_access(config.ray_kwargs.ray_init, connect=files),
+        lambda: check_gpus(config) if files else None,
+        files=files,
+    )
 
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

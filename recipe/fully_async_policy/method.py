@@ -7,7 +7,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.checks.errors import SettingError, shown
+from recipe.fully_async_policy.checks.errors import SettingError, all_that_is_wrong, shown
+from recipe.fully_async_policy.checks.own_files import Written
 from recipe.fully_async_policy.effects import without_effect
 
 FOLDER = Path(__file__).resolve().parent / "config" / "method"
@@ -43,29 +44,39 @@ def decided_by(name: str) -> dict[str, Any]:
     }
 
 
-def check_overrides(config: DictConfig, overrides: list[str]) -> None:
-    """Refuse what contradicts the method, and what has no effect with it, of the settings given on the command line.
+def check_overrides(config: DictConfig, overrides: list[str], files: list[Written]) -> None:
+    """Refuse what contradicts the method; of the command line also what has no effect with it.
+
+    A preset is for many methods: not each reads all of it.
 
     Args:
         config: composed from `overrides`.
         overrides: Hydra's.
+        files: what the user's own files set.
 
     Raises:
-        SettingError: the first of them.
+        SettingError: a line for each of them.
     """
-    decided = decided_by(config.method)
-    for setting in given_settings(overrides):
+    decided, given = decided_by(config.method), given_settings(overrides)
+    errors = []
+    for setting in dict.fromkeys([*given, *(one.name for one in files if not one.is_section)]):
         value = OmegaConf.select(config, setting)
-        if setting in decided and value != decided[setting]:
-            raise SettingError(
-                f"{setting}={shown(value)}: contradicts method={config.method}, which sets it to "
-                f"{shown(decided[setting])}; choose another method by method=NAME, or leave it out"
+        if setting in decided:
+            if value != decided[setting]:
+                errors.append(
+                    SettingError(
+                        f"{setting}={shown(value)}: contradicts method={config.method}, which sets it to "
+                        f"{shown(decided[setting])}; choose another method by method=NAME, or leave it out"
+                    )
+                )
+        elif setting in given and (why := without_effect(config, setting)):
+            errors.append(
+                SettingError(
+                    f"{setting}={shown(value)}: has no effect with method={config.method}: {why}; leave it out"
+                )
             )
-        why = None if setting in decided else without_effect(config, setting)
-        if why:
-            raise SettingError(
-                f"{setting}={shown(value)}: has no effect with method={config.method}: {why}; leave it out"
-            )
+    if errors:
+        raise all_that_is_wrong(errors)
 
 
 def given_settings(overrides: list[str]) -> list[str]:

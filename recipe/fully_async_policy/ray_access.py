@@ -62,8 +62,8 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
             f"ray_kwargs.ray_init._temp_dir={folder}: Ray would let every user change its sockets there; give a folder "
             "inside one of mode 0700"
         )
+    _check_names(ray_init)
     if connect:
-        _check_names(ray_init)
         try:
             private_folder()
         except OSError as error:

@@ -3,12 +3,15 @@
 Each kind of input has a file in `checks/`.
 """
 
+from collections.abc import Callable
+
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.agent_loop import check_agent_loop
-from recipe.fully_async_policy.checks.consistency import check_consistency
+from recipe.fully_async_policy.checks.consistency import consistency_checks
 from recipe.fully_async_policy.checks.data import Sample, check_data, check_given
 from recipe.fully_async_policy.checks.errors import SettingError as SettingError
+from recipe.fully_async_policy.checks.errors import check_each
 from recipe.fully_async_policy.checks.layout import check_layout
 from recipe.fully_async_policy.checks.logger import check_logger
 from recipe.fully_async_policy.checks.model import check_model
@@ -19,31 +22,39 @@ from recipe.fully_async_policy.checks.trainable import check_trainable
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 
-def validate(config: DictConfig, files: bool = True) -> list[Sample]:
+def validate(config: DictConfig, *more: Callable[[], object], files: bool = True) -> list[Sample]:
     """Check the composed configuration; `files=False`: all but the data, the run's folder, the sandbox, and of the
     model all but its kind.
+
+    Args:
+        more: checks of the caller's own, made where all values are of their types.
 
     Returns:
         With `files`, a row of every data source.
 
     Raises:
-        SettingError: the first thing that is wrong.
+        SettingError: a line for each thing that is wrong, as far as it can be told before the others are mended.
     """
-    check_given(config.data)
-    check_types(config)
+    check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: _vcpo(config.vcpo))
     vcpo = _vcpo(config.vcpo)
-    check_consistency(config, vcpo)
-    check_layout(config)
-    check_logger(config)
-    check_agent_loop(config.actor_rollout_ref.rollout, files)
-    check_tool_use(config, vcpo, files)
-    check_trainable(config)
-    if not files:
-        return []
-    check_folders(config)
-    check_nothing_replaced(config)
-    check_checkpoint(config.trainer)
-    return check_data(config, check_model(config))
+    samples: list[Sample] = []
+    of_files: list[Callable[[], object]] = [
+        lambda: check_folders(config),
+        lambda: check_nothing_replaced(config),
+        lambda: check_checkpoint(config.trainer),
+        lambda: samples.extend(check_data(config, check_model(config))),
+    ]
+    check_each(
+        *consistency_checks(config, vcpo),
+        lambda: check_layout(config),
+        lambda: check_logger(config),
+        lambda: check_agent_loop(config.actor_rollout_ref.rollout, files),
+        lambda: check_tool_use(config, vcpo, files),
+        lambda: check_trainable(config),
+        *(of_files if files else []),
+        *more,
+    )
+    return samples
 
 
 def _vcpo(settings: DictConfig) -> VCPOSettings:

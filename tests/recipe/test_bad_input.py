@@ -30,7 +30,7 @@ WRONG = [
     ("rollout.n=abc", "did you mean actor_rollout_ref.rollout.n?"),
     ("vcpo.truncate=1", "did you mean vcpo.truncation?"),
     ("+async.lag=1", "+async.lag=1: the setting is there already; leave the + out"),
-    ("method=vcop", "method=vcop: there is no such method; did you mean vcpo? choose one of a2c, bapo"),
+    ("method=vcop", "method=vcop: there is no such method; did you mean vcpo or vcpo_opob? docs/reference/methods.md"),
     ("hardware=tpu", "hardware=tpu: there is no such hardware"),
     ("trainer.test_freq", "trainer.test_freq: a setting needs a value"),
     ("data.train_files=a.parquet,b.parquet", "give a list, data.train_files=[a.parquet,b.parquet]"),

@@ -298,9 +298,3 @@ def test_the_token_baseline_needs_probabilities(good: dict[str, str], setting: s
         composed(good, "method=otb", setting)
     with pytest.raises(SettingError, match=r"adv_estimator=optimal_token_baseline: needs .*; set .*bypass_mode=false"):
         main.check(composed(good, "method=none", "algorithm.adv_estimator=optimal_token_baseline"))
-
-
-def test_an_unknown_method_names_those_there_are(good: dict[str, str]) -> None:
-    with pytest.raises(SettingError, match="magic") as error:
-        composed(good, "method=magic")
-    assert "m2po" in str(error.value)

@@ -1,5 +1,7 @@
 """Settings that are right each for itself and wrong together."""
 
+from collections.abc import Callable
+
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.errors import SettingError, choices, shown
@@ -16,19 +18,21 @@ _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.checkpoint_engine.nccl_c
 _AFTER_THE_FORWARD = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-def check_consistency(config: DictConfig, vcpo: VCPOSettings) -> None:
-    """Refuse what contradicts itself, apart from sizes (`layout.py`).
+def consistency_checks(config: DictConfig, vcpo: VCPOSettings) -> list[Callable[[], None]]:
+    """The checks that refuse what contradicts itself, apart from sizes (`layout.py`). Each raises SettingError."""
+    return [
+        lambda: _check_async(config),
+        lambda: _check_groups(config, vcpo),
+        lambda: _check_log_probs(config.actor_rollout_ref.rollout),
+        lambda: check_length(config),
+        lambda: _check_schedule(config),
+        lambda: _check_weights_backend(config),
+        lambda: _check_estimator(config),
+        lambda: _check_rewards(config, vcpo),
+    ]
 
-    Raises:
-        SettingError: the first of them.
-    """
-    _check_async(config)
-    _check_groups(config, vcpo)
-    _check_log_probs(config.actor_rollout_ref.rollout)
-    check_length(config)
-    _check_schedule(config)
-    _check_weights_backend(config)
-    _check_estimator(config)
+
+def _check_rewards(config: DictConfig, vcpo: VCPOSettings) -> None:
     if config.reward.custom_reward_function.path and config.reward.reward_manager.name == "remote":
         raise SettingError(
             "reward.reward_manager.name=remote: a custom reward function has processes of its own already, which end "
@@ -47,7 +51,7 @@ def check_lag(config: DictConfig) -> None:
         SettingError: the lag is larger than the number of steps.
     """
     lag, steps = lag_bound(config["async"]), config.trainer.total_training_steps
-    if steps is not None and lag > steps and not config.trainer.val_only:
+    if None not in (lag, steps) and lag > steps and not config.trainer.val_only:
         name = bound_setting(config["async"])
         raise SettingError(
             f"{name}={lag}: more than trainer.total_training_steps={steps}, so that batches are "

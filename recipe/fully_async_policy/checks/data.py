@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VERLS_DEFAULT = "~/data/rlhf/"
+NO_DATA = "data.train_files: not given; begin with +task=NAME, or give a file"
 MESSAGES = "a list of messages, [{'role': 'user', 'content': TEXT}]"
 _OF_THE_REWARD = ["data_source", "reward_model", "extra_info"]
 _SAMPLE = 256
@@ -85,11 +86,13 @@ def check_given(data: DictConfig) -> None:
         data: the settings `data`.
 
     Raises:
-        SettingError: no files were given.
+        SettingError: files were not given.
     """
-    for setting in ("train_files", "val_files"):
-        if str(data[setting]).startswith(VERLS_DEFAULT):
-            raise SettingError(f"data.{setting}: not given; begin with +task=NAME, or give a file")
+    missing = [f"data.{part}" for part in ("train_files", "val_files") if str(data[part]).startswith(VERLS_DEFAULT)]
+    if len(missing) == 1:
+        raise SettingError(f"{missing[0]}: not given; give a file, in the preset or as {missing[0]}=FILE")
+    if missing:
+        raise SettingError(NO_DATA)
 
 
 def _files(config: DictConfig, setting: str) -> Iterator[DataFile]:

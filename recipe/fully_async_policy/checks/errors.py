@@ -1,12 +1,50 @@
 """The error of every check, and the words that all of them use."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+_MOST = 10
+"""Lines of what is wrong: more are not read at once."""
 
 
 class SettingError(ValueError):
-    """A setting is wrong. The message is one line: the setting, its value, and what to set instead."""
+    """A setting is wrong. The message is one line: the setting, its value, and what to set instead.
+
+    Several settings that are wrong have a line each, and `error: ` before every line but the first.
+    """
+
+    @property
+    def lines(self) -> list[str]:
+        """One for each thing that is wrong."""
+        return str(self).split(_BETWEEN)
+
+
+_BETWEEN = "\nerror: "
+
+
+def all_that_is_wrong(errors: Iterable[SettingError]) -> SettingError:
+    """One error that says the first ten of them, each once; not what another says with more words."""
+    lines = list(dict.fromkeys(line for error in errors for line in error.lines))
+    lines = [line for line in lines if not any(other != line and other.startswith(line) for other in lines)]
+    more = [f"and {len(lines) - _MOST + 1} more"] if len(lines) > _MOST else []
+    return SettingError(_BETWEEN.join([*lines[: _MOST - len(more)], *more]))
+
+
+def check_each(*checks: Callable[[], object]) -> None:
+    """Make all of the checks, and say what every one of them found.
+
+    Raises:
+        SettingError: one of them did.
+    """
+    errors = []
+    for check in checks:
+        try:
+            check()
+        except SettingError as error:
+            errors.append(error)
+    if errors:
+        raise all_that_is_wrong(errors)
 
 
 def shown(value: Any) -> str:

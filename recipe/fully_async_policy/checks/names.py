@@ -1,24 +1,42 @@
-"""The names of settings: those that the command line gives and the configuration does not have."""
+"""What the command line chooses: presets and methods that do not exist, and what Hydra cannot read."""
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.checks.errors import SettingError, choices, closest
 
 _GROUPS = ("task", "method", "hardware", "model_engine", "agent", "gpus")
-_FIXED_SECTIONS = (
-    *("async", "vcpo", "data", "trainer", "algorithm", "reward"),
-    *(f"actor_rollout_ref.{name}" for name in ("actor", "actor.optim", "actor.megatron", "rollout", "model")),
-)
-"""Sections to which + adds few names: one that is like a name which is there is a slip."""
-_OLD = ("custom_reward_function", "reward_model", "sandbox_fusion")
-"""verl's former sections, which nothing reads any more: they are below `reward` now."""
+_KNOWN_ELSEWHERE = {
+    "grpo": "its gradient is method=none (no correction), tis_seq or tis_token (truncated weights), or ppo (its clip)",
+    "rloo": "give method=none algorithm.adv_estimator=rloo",
+    "reinforce": "it is method=none",
+    "reinforce++": "give method=none algorithm.adv_estimator=reinforce_plus_plus",
+    "reinforce_plus_plus": "give method=none algorithm.adv_estimator=reinforce_plus_plus",
+    "dr_grpo": "give method=none algorithm.norm_adv_by_std_in_grpo=false",
+    "dapo": "give method=ppo actor_rollout_ref.actor.clip_ratio_high=0.28 algorithm.filter_groups.enable=true",
+    "tis": "it is method=tis_seq (weights of sequences) or tis_token (of tokens)",
+    "is": "it is method=tis_seq (weights of sequences) or tis_token (of tokens)",
+    "areal": "it is method=decoupled_ppo",
+    "opob": "it is method=vcpo_opob",
+    "ess": "it is method=vcpo_ess",
+}
+"""Names of methods in the field, and what gives them here."""
+_OTHER_WORDS = {
+    "learning_rate": "lr",
+    "batch_size": "train_batch_size",
+    "max_steps": "total_training_steps",
+    "num_train_epochs": "total_epochs",
+    "num_generations": "n",
+    "max_new_tokens": "max_response_length",
+    "max_completion_length": "max_response_length",
+}
+"""What other trainers call a setting."""
 _LONG_DASHES = ("–", "—")  # noqa: RUF001  # which word processors make of --
 _GRAMMAR = "has characters that Hydra keeps for itself"
 
@@ -52,6 +70,8 @@ def refused(error: Exception, overrides: list[str], names: Callable[[], list[str
     if found := re.match(r"(?:Multiple values for (\w+)\.|(\w+) appears more than once in the final defaults)", text):
         name = found[1] or found[2]
         given = _override(name, list(reversed(overrides)))
+        if given == name:
+            return SettingError(f"{name}: two presets choose one, `/{name}: ...` of their defaults; leave one out")
         return SettingError(f"{given}: {name} is chosen already; leave it out, or give {given.lstrip('+')}")
     if found := re.match(r"Could not append to config. An item is already at '(.*?)'", text):
         return SettingError(f"{_override(found[1], overrides)}: the setting is there already; leave the + out")
@@ -63,38 +83,22 @@ def refused(error: Exception, overrides: list[str], names: Callable[[], list[str
 def unknown(name: str, names: list[str]) -> str:
     """That there is no such setting, and which one may be meant."""
     ends = [known for known in names if known.endswith(f".{name}")]
-    last = name.rpartition(".")[2]
+    above, _, last = name.rpartition(".")
+    last = _OTHER_WORDS.get(last, last)
+    if f"{above}.{last}" in names:
+        return f"there is no such setting; did you mean {above}.{last}?"
     same_last = [known for known in names if known.rpartition(".")[2] == last]
-    near = closest(name, names, 0.8)
+    near = None if same_last else closest(name, names, 0.8)
     if not near:  # the section is missing or wrong, or the last part is misspelt
         lasts = {known.rpartition(".")[2]: known for known in reversed(names)}
         near_last = closest(last, lasts, 0.8)
-        near = next(iter(ends or same_last), None) or (lasts[near_last] if near_last else closest(name, names))
+        near = (
+            next(iter(ends), None)
+            or closest(name, same_last, 0.0)
+            or (lasts[near_last] if near_last else closest(name, names))
+        )
     fix = f"did you mean {near}?" if near else "--print-config prints all settings"
     return f"there is no such setting; {fix}"
-
-
-def check_names(config: DictConfig, overrides: list[str]) -> None:
-    """Refuse settings that the configuration takes and nothing reads.
-
-    Raises:
-        SettingError: a section that verl has moved, or a name added with + that is a slip of one that is there.
-    """
-    for override in OverridesParser.create().parse_overrides(overrides):
-        above, _, last = override.key_or_group.rpartition(".")
-        old = override.key_or_group.partition(".")[0]
-        if old in _OLD:
-            raise SettingError(
-                f"{override.input_line}: nothing reads it; give reward.{override.input_line.lstrip('+')}"
-            )
-        if (
-            override.is_add()
-            and above in _FIXED_SECTIONS
-            and isinstance(below := OmegaConf.select(config, above), DictConfig)
-        ):
-            near = closest(last, [str(name) for name in below if name != last], cutoff=0.85)
-            if near:
-                raise SettingError(f"{override.input_line}: there is no such setting; did you mean {above}.{near}?")
 
 
 def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
@@ -108,8 +112,21 @@ def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
 def _no_choice(missing: str, options: list[Any]) -> SettingError:
     group, _, given = missing.rpartition("/")
     group = "hardware" if group == "scale" else group
+    if group == "method":
+        return SettingError(f"method={given}: {_no_method(given, sorted(map(str, options)))}")
     sign = "+" if group in ("task", "agent", "gpus") else ""
     return SettingError(f"{sign}{group}={given}: there is no such {group}; {choices(given, sorted(map(str, options)))}")
+
+
+def _no_method(given: str, methods: list[str]) -> str:
+    name = re.sub(r"[-. ]", "_", given.lower())
+    if name in methods:
+        return f"names are in small letters; give method={name}"
+    if name in _KNOWN_ELSEWHERE:
+        return f"there is no method of this name; {_KNOWN_ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, methods, n=3)
+    fix = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"there is no such method; {fix}docs/reference/methods.md has all {len(methods)}"
 
 
 def _unreadable(override: str) -> str:

@@ -63,7 +63,7 @@ def check_checkpoint(trainer: DictConfig) -> None:
     Raises:
         SettingError: what is wrong with it.
     """
-    if trainer.resume_mode == "resume_path":
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         wrong = damage(Path(trainer.resume_from_path), contents=False)
         if wrong:
             raise SettingError(

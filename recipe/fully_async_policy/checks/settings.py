@@ -1,12 +1,12 @@
 """The settings that decide a run, each with its type: what verl's configuration accepts of them without a word."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, ValidationError
 
-from recipe.fully_async_policy.checks.errors import SettingError, closest, first_line, shown
+from recipe.fully_async_policy.checks.errors import SettingError, all_that_is_wrong, closest, first_line, shown
 from recipe.fully_async_policy.checks.types import (
     Count,
     Flag,
@@ -24,6 +24,9 @@ from recipe.fully_async_policy.checks.types import (
 from recipe.fully_async_policy.effects import LOSS_SETTINGS
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.workers.rollout.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 TOOL_FORMATS = ("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4")
 """How verl reads the calls of tools that a model writes."""
@@ -148,7 +151,7 @@ class Lora(Section):
 class Model(Section):
     """`actor_rollout_ref.model`. LoRA: the trainer's bridge of weight names (mbridge) makes no adapters."""
 
-    path: Text
+    path: Annotated[str, Field(min_length=1), says("give the folder of a Hugging Face model")]
     trust_remote_code: Flag
     lora_rank: Annotated[int, one_of(0, why=_NO_LORA)]
     lora_adapter_path: Annotated[Any, one_of(None, why=_NO_LORA)]
@@ -303,17 +306,33 @@ class Settings(Section):
 
 
 def check_types(config: DictConfig) -> None:
-    """Refuse a value that its setting cannot have.
+    """Refuse values that their settings cannot have.
 
     Raises:
-        SettingError: the first of them, in the order of the classes above.
+        SettingError: a line for each of them, in the order of the classes above.
     """
     try:
         Settings.model_validate(_read(config, Settings))
     except ValidationError as wrong:
-        error = wrong.errors(include_url=False)[0]
-        place = [str(part) for part in error["loc"] if isinstance(part, str) and not part.startswith("function-")]
-        raise SettingError(_message(place, error["type"], error["input"], error["msg"])) from None
+        errors = [_refused(error) for error in wrong.errors(include_url=False)]
+        of_engine = [error for error in errors if str(error).startswith("model_engine=")]
+        raise all_that_is_wrong(of_engine or errors) from None  # another engine has other settings
+
+
+def is_typed(name: str) -> bool:
+    """Whether `check_types` knows the setting."""
+    section: Any = Settings
+    for part in name.split("."):
+        fields = {field.alias or n: field.annotation for n, field in getattr(section, "model_fields", {}).items()}
+        if part not in fields:
+            return False
+        section = fields[part]
+    return True
+
+
+def _refused(error: "ErrorDetails") -> SettingError:
+    place = [str(part) for part in error["loc"] if isinstance(part, str) and not part.startswith("function-")]
+    return SettingError(_message(place, error["type"], error["input"], error["msg"]))
 
 
 def _message(place: list[str], kind: str, given: Any, words: str) -> str:
