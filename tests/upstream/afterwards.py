@@ -124,12 +124,12 @@ COMMAND = Place(
     (
         Reach("_options_of_vllm", How.CALLS, "vllm.entrypoints.cli.serve:cmd_init", "", "the options of `vllm serve`"),
         Reach("_options_of_vllm", How.CALLS, "vllm.utils.argparse_utils:FlexibleArgumentParser", "", "as verl does"),
-        Reach("_names_of", How.NAMES, "vllm.engine.arg_utils:AsyncEngineArgs", "", "engine_kwargs.vllm"),
-        Reach("_names_of", How.NAMES, "megatron.core.transformer:TransformerConfig", "", "override_transformer_config"),
+        Reach("_names_of", How.USES, "vllm.engine.arg_utils:AsyncEngineArgs", "", "engine_kwargs.vllm"),
+        Reach("_names_of", How.USES, "megatron.core.transformer:TransformerConfig", "", "override_transformer_config"),
         Reach(
-            "_names_of", How.NAMES, "megatron.core.distributed:DistributedDataParallelConfig", "", "override_ddp_config"
+            "_names_of", How.USES, "megatron.core.distributed:DistributedDataParallelConfig", "", "override_ddp_config"
         ),
-        Reach("_names_of", How.NAMES, "megatron.core.optimizer:OptimizerConfig", "", "override_optimizer_config"),
+        Reach("_names_of", How.USES, "megatron.core.optimizer:OptimizerConfig", "", "override_optimizer_config"),
         Reach("main", How.CALLS, "vllm.entrypoints.cli.main:main", "", "the command"),
         Reach("ray_session", How.NAMES, "verl.utils.tracking", "VERL_FILE_LOGGER_PATH", "trainer.logger=[file]"),
         Reach("ray_session", How.NAMES, "verl.utils.tracking", "TENSORBOARD_DIR", "trainer.logger=[tensorboard]"),
