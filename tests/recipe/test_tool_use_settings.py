@@ -38,7 +38,7 @@ def test_a_sandbox_with_a_token(tool_use: dict[str, str], tmp_path: Path, capsys
 
 def test_a_wrong_setting(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "tool_use.max_turns=0: give a whole number" in run({**tool_use, "tool_use.max_turns": "0"}, capsys)
-    assert "tool_use.turns: no such setting" in run({**tool_use, "+tool_use.turns": "2"}, capsys)
+    assert "tool_use.turns=2: there is no such setting" in run({**tool_use, "+tool_use.turns": "2"}, capsys)
 
 
 def test_an_agent_without_its_settings(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
