@@ -93,14 +93,15 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     from recipe.fully_async_policy.checks.errors import SettingError
     from recipe.fully_async_policy.checks.reward import MADE_UP, arguments, reward_of
     from recipe.tasks.gold import gold_responses
-    from verl_vcpo.trainer.ppo.reward import RewardError, RewardPool
+    from verl_vcpo.trainer.ppo.reward import RewardPool
+    from verl_vcpo.trainer.ppo.reward_result import RewardError, score_of
 
     pool = RewardPool(reward_of(config), quiet=True)
 
     async def score(sample: "Sample") -> Scores:
         try:
             responses = [MADE_UP, *gold_responses(sample.data_source, sample.ground_truth)]
-            given = [float(_number(await pool.score(arguments(sample, text)))) for text in responses]
+            given = [score_of(await pool.score(arguments(sample, text))) for text in responses]
         except (RewardError, ValueError) as error:
             raise SettingError(f"{sample.place}: the reward {error}") from None
         return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])
@@ -120,10 +121,6 @@ def _chunks(file: "DataFile") -> Iterator[list["Sample"]]:
     samples = list(all_samples(file))
     for first in range(0, len(samples), _AT_A_TIME):
         yield samples[first : first + _AT_A_TIME]
-
-
-def _number(result: Any) -> Any:
-    return result["score"] if isinstance(result, dict) else result
 
 
 def describe_scores(scores: list[Scores]) -> str:

@@ -2,9 +2,11 @@
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ def of_length(solution_str: str, **kwargs: Any) -> dict[str, float]:
     return {"score": min(1.0, len(solution_str) / 64), "acc": 0.0}
 
 
-def fails_twice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
-    """The same; but its first call holds the interpreter's lock for ever, and its second ends the process.
+def fails_thrice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+    """The same; but its first call holds the interpreter's lock for ever, its second ends the process, and its third
+    returns NaN.
 
     That in a validation, and again in training.
 
@@ -33,10 +36,15 @@ def fails_twice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[s
     """
     if kwargs["solution_str"] == _MADE_UP:
         return compute_score(**kwargs)
-    for name, fail in (("hang", lambda: re.fullmatch("(a|aa)+", "a" * 99 + "!")), ("die", lambda: os._exit(1))):
+    faults: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("hang", lambda: re.fullmatch("(a|aa)+", "a" * 99 + "!")),
+        ("die", lambda: os._exit(1)),
+        ("nan", lambda: {"score": math.nan, "acc": 0.0}),
+    )
+    for name, fail in faults:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(f"{marks}/{extra_info['split']}-{name}", os.O_CREAT | os.O_EXCL))
-            fail()
+            return fail()
     return compute_score(**kwargs)
 
 

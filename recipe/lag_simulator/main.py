@@ -17,35 +17,45 @@ from recipe.command_line import OneLineParser, run_command
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from recipe.fully_async_policy.checks.data import Sample
     from recipe.lag_simulator.simulator import Row, Simulator
 
 EXACT_LAG = "async.exact_lag"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compose the configuration, check it, run. Returns the exit code: 2 where a setting is wrong."""
+    """Compose the configuration, check it, run. Returns the exit code: 2 where a setting is wrong, 1 where the reward
+    fails in the run."""
     parser = OneLineParser(
         prog="python -m recipe.lag_simulator.main",
         description=__doc__,
     )
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
+    from recipe.fully_async_policy.checks.reward import check_reward
     from recipe.fully_async_policy.main import add_config_dir, composed_of
     from recipe.fully_async_policy.validate import SettingError
+    from verl_vcpo.trainer.ppo.reward_result import RewardError
 
     add_config_dir(parser)
     arguments = parser.parse_intermixed_args(argv)
     try:
-        config = compose(arguments.overrides, arguments.config_dir)
+        config, samples = _composed(arguments.overrides, arguments.config_dir)
+        check_reward(config, samples)
         simulator = prepare(config)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run(config, simulator, composed_of(arguments))
+    try:
+        run(config, simulator, composed_of(arguments))
+    except RewardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
-    """The real stack's configuration for these overrides at an exact lag, checked as far as the simulator uses it.
+    """The real stack's configuration for these overrides at an exact lag, checked as far as the simulator uses it, but
+    for the reward.
 
     Args:
         overrides: Hydra's.
@@ -54,6 +64,11 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     Raises:
         SettingError: the first thing that is wrong.
     """
+    return _composed(overrides, config_dir)[0]
+
+
+def _composed(overrides: list[str], config_dir: Path | None) -> "tuple[DictConfig, list[Sample]]":
+    """What `compose` returns, and a row of every data source."""
     from recipe.fully_async_policy import main as real
     from recipe.fully_async_policy.validate import validate
     from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
@@ -62,9 +77,9 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     config = real.compose(overrides, config_dir)
     if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
         config["async"].exact_lag = config["async"].lag != AUTO
-    validate(config)
+    samples = validate(config)
     check(config)
-    return config
+    return config, samples
 
 
 def check(config: "DictConfig") -> None:
@@ -99,6 +114,10 @@ def check(config: "DictConfig") -> None:
             raise SettingError(
                 f"{name}={value}: the simulator knows {str(wanted).lower()} only; set it, or leave it out"
             )
+    if not config.reward.custom_reward_function.path:
+        raise SettingError(
+            "reward.custom_reward_function.path=null: the simulator needs a reward of the run's own; name one"
+        )
 
 
 def prepare(config: "DictConfig") -> "Simulator":
@@ -128,8 +147,15 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
-    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound, lag_in_words
-    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, write_command, write_summary
+    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
+    from verl_vcpo.trainer.ppo.v1.run_log import (
+        CONFIG_FILE,
+        METRICS_FILE,
+        SUMMARY_FILE,
+        in_words,
+        write_command,
+        write_summary,
+    )
 
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,11 +178,9 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
                 progress.update()
                 progress.set_postfix(reward=f"{row['reward']:.2f}", ess=f"{row['ess_ratio']:.3f}", refresh=False)
 
-        (rows,) = simulator.run(on_step)
+        simulator.run(on_step)
     summary = write_summary(folder, config.method, lag_bound(config["async"]), time.perf_counter() - start)
-    before, after = summary["base_accuracy"], summary["final_accuracy"]
-    lag = lag_in_words(config["async"])
-    print(f"{folder}: accuracy {before:.1%} -> {after:.1%} in {len(rows) - 1} steps at lag {lag}")
+    print(f"{folder}: {in_words(summary)}")
 
 
 def metrics_line(row: "Row", wall_clock_s: float, step_s: float) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fully_async_policy.checks.reward import reward_of
 from recipe.lag_simulator.analysis import LAST_SAMPLES
 from recipe.lag_simulator.batch import Batch, roll_out
 from recipe.lag_simulator.memory import keep_freed_memory
@@ -160,7 +161,7 @@ class Simulator:
             raise ValueError(f"{', '.join(different)}: must be the same in runs side by side")
         first, model = configs[0], configs[0].actor_rollout_ref.model.path
         self._samples, self._longest = first.actor_rollout_ref.rollout.n, first.data.max_response_length
-        self.task = Task(first.data, first.reward, model)
+        self.task = Task(first.data, reward_of(first), model)
         policy = Policy.load(model)
         self.runs = [Run(config, self.task, policy) for config in configs]
 

@@ -2,20 +2,20 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from recipe.lag_simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
+from verl_vcpo.trainer.ppo.reward_process import Reward
+from verl_vcpo.trainer.ppo.reward_result import RewardError, checked, of_response, raised, score_of, with_prompt
 
 _READ_TOGETHER = 128
 """Prompts whose hidden states fit the processor's caches."""
@@ -28,6 +28,8 @@ class Problem:
     data_source: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    prompt: list[dict[str, Any]] = field(default_factory=list)
+    """Its messages."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,13 @@ def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) ->
         )
     tokens = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])
-    return TokenizedPrompts(tokens, mask, [_problem(row) for row in table.to_dict("records")])
+    return TokenizedPrompts(tokens, mask, [_problem(row, data.prompt_key) for row in table.to_dict("records")])
 
 
-def _problem(row: dict[str, Any]) -> Problem:
+def _problem(row: dict[str, Any], prompt_key: str) -> Problem:
     extra_info = row.get("extra_info")
     extra_info = extra_info if isinstance(extra_info, dict) else {}
-    return Problem(row["data_source"], row["reward_model"]["ground_truth"], extra_info)
+    return Problem(row["data_source"], row["reward_model"]["ground_truth"], extra_info, list(row[prompt_key]))
 
 
 class Task:
@@ -117,15 +119,16 @@ class Task:
 
     Args:
         data: the `data` settings of the run.
-        reward: the `reward` settings; their custom reward function is used.
+        reward: the function that scores responses. It runs in this process, without a limit of time.
         model_path: the folder with the tokenizer.
 
     Raises:
-        ValueError: there is no custom reward function, or a file does not fit `data`.
+        RewardLoadError: the reward function cannot be loaded.
+        ValueError: a file does not fit `data`.
     """
 
-    def __init__(self, data: Any, reward: Any, model_path: str) -> None:
-        self._compute_score = _reward_function(reward.custom_reward_function)
+    def __init__(self, data: Any, reward: Reward, model_path: str) -> None:
+        self._reward, self._compute_score = reward, reward.load()
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.train = load_prompts("train", data, self._tokenizer)
         self.held_out = load_prompts("val", data, self._tokenizer)
@@ -151,33 +154,28 @@ class Task:
         return sum(means) / len(means)
 
     def _score(self, problem: Problem, text: str) -> tuple[float, float]:
-        """(score, accuracy) of one response."""
-        result: Any = self._compute_score(
-            data_source=problem.data_source,
-            solution_str=text,
-            ground_truth=problem.ground_truth,
-            extra_info=dict(problem.extra_info),  # a reward may write into it
-        )
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
-        if isinstance(result, dict):
-            score: Any = result["score"]
-            return float(score), float(result.get("acc", score))
-        return float(result), float(result)
+        """(score, accuracy) of one response. Raises RewardError: there is no score."""
+        try:
+            result = self._compute_score(
+                data_source=problem.data_source,
+                solution_str=text,
+                ground_truth=problem.ground_truth,
+                extra_info=dict(problem.extra_info),  # a reward may write into it
+                **self._reward.fixed,
+            )
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+        except (Exception, SystemExit) as error:
+            raise self._of_response(raised(error), problem, text) from error
+        try:
+            result = checked(result)
+        except RewardError as error:
+            raise self._of_response(error, problem, text) from None
+        score = score_of(result)
+        return score, result.get("acc", score) if isinstance(result, dict) else score
 
-
-def _reward_function(custom: DictConfig) -> Callable[..., Any]:
-    """The custom reward function, with its fixed arguments. Raises ValueError where there is none."""
-    from verl.utils.import_utils import load_extern_object
-
-    if not custom.path:
-        raise ValueError(
-            "reward.custom_reward_function.path=null: the simulator needs a reward of the run's own; name one"
-        )
-    try:
-        function = load_extern_object(custom.path, custom.name)
-    except (OSError, ImportError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"reward.custom_reward_function.path={custom.path}: does not load ({reason})") from None
-    fixed = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create({}), resolve=True)
-    return lambda **arguments: function(**arguments, **fixed)
+    def _of_response(self, error: RewardError, problem: Problem, text: str) -> RewardError:
+        """The same error, with what was to be scored."""
+        reward, row = f"{self._reward.path}:{self._reward.name}", problem.extra_info.get("index")
+        error = of_response(error, reward, row, problem.data_source, text)
+        return RewardError(error.what, with_prompt(error.fix, problem.prompt))

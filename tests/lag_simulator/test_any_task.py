@@ -1,6 +1,7 @@
 """A task of the user's own: its rows and its reward are asked, the lag is exact unasked, the report reads the run."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -70,6 +71,43 @@ def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: 
     assert len(Simulator([main.compose([*own_task, *settings])]).task.train) == 3
 
 
+@pytest.mark.parametrize("method", ["none", "vcpo"])
+@pytest.mark.parametrize("spoilt", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_not_finite_one_time_in_ten_ends_the_run(
+    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, spoilt: str
+) -> None:
+    """Of the rows 9, 19 and 29. Nothing is trained on it, whatever the method."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        f"    return float('{spoilt}') if extra_info['index'] % 10 == 9 else len(solution_str) / 10\n"
+    )
+    own = [f"method={method}", f"reward.custom_reward_function.path={reward}", "trainer.total_training_steps=15"]
+    assert main.main([*overrides, "async.lag=0", *own]) == 1
+    line = capsys.readouterr().err
+    said = (
+        rf"error: the reward {reward}:compute_score returned {spoilt}, on row [12]?9 of 'countdown', for the response "
+    )
+    assert re.match(said + r"that starts with '.*'; return a finite .* \(the prompt: '.*'\)\n", line), line
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(len(lines))) and 1 < len(lines) < 15
+    assert all(line["reward"] is not None and line["finite"] for line in lines[1:])
+    assert lines[0]["val_accuracy"] is not None and not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_reward_that_raises_in_the_run_is_one_line(
+    own_task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(solution_str, ground_truth, **_):\n"
+        "    return 0.0 if solution_str == 'I do not know.' else int('x')\n"
+    )
+    assert main.main([*own_task, "~reward.custom_reward_function.reward_kwargs.worth"]) == 1
+    line = capsys.readouterr().err
+    assert "raises ValueError: invalid literal" in line and "(reward.py:2), on row 0 of 'short'" in line
+    assert "(the prompt: '21')" in line and line.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "setting, message",
     [
@@ -78,7 +116,7 @@ def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: 
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
         ("data.max_prompt_length=8", "data.max_prompt_length=8: "),
         ("reward.custom_reward_function.path=null", "the simulator needs a reward of the run's own"),
-        ("reward.custom_reward_function.name=no", "does not load (Object not found in module"),
+        ("reward.custom_reward_function.name=no", "does not load: there is no function no, but compute_score"),
         ("data.train_batch_size=16", "data.train_batch_size=16: "),
     ],
 )

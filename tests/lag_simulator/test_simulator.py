@@ -211,6 +211,14 @@ def test_the_command_writes_its_curve(overrides: list[str], tmp_path: Path) -> N
     assert [line["step"] for line in lines] == list(range(7)) and lines[0]["val_accuracy"] is not None
 
 
+def test_the_command_ends_well_where_a_run_breaks(
+    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([*overrides, "method=none", "actor_rollout_ref.actor.optim.lr=1e30"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/run: " in out and "0.0% after" in out and "mean ESS ratio" in out
+
+
 @pytest.mark.parametrize(
     "setting, message",
     [

@@ -1,7 +1,9 @@
 """Bad data, models, rewards and folders end before a process starts: exit code 2, one line that says where."""
 
+import asyncio
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.checks import run_folder
+from recipe.fully_async_policy.checks.data import Sample
 from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.checks.reward import arguments, check_reward, reward_of
 from recipe.fully_async_policy.validate import validate
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
+from tests.recipe.rewards_that_fail import RIGHT, WRONG
+from verl_vcpo.trainer.ppo.reward import RewardPool
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
 REWARDS = Path(__file__).parent / "rewards_that_fail.py"
@@ -93,16 +99,50 @@ def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: 
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("raises", ".name=raises: it raises KeyError: 'answer', for a made-up response to data.train_files="),
-        ("gives_no_score", ".name=gives_no_score: it raises KeyError: 'score'"),
-        ("exits", ".name=exits: it gave no score: its process ended with exit code 3"),
-        ("hangs", ".name=hangs: it took longer than 1 s"),
+        (
+            "raises",
+            r"raises KeyError: 'answer' \(rewards_that_fail.py:\d+\), for a made-up response to data.train",
+        ),
+        ("exits", "gave no score: its process ended with exit code 3, for .*; mend the function"),
+        ("hangs", "took longer than 1 s, for .*; raise async.reward_timeout_s"),
+        ("of_another_library", "cannot be called with .*: missing a required argument: 'completions'; give it these"),
+        ("no_function", "does not load: there is no function no_function, but .*raises, .*; name the function"),
     ],
 )
 def test_a_reward_that_fails(good: dict[str, str], capfd: pytest.CaptureFixture[str], name: str, expected: str) -> None:
     limit_s = "1" if name == "hangs" else "60"
     wrong = {f"{REWARD}.path": str(REWARDS), f"{REWARD}.name": name, "async.reward_timeout_s": limit_s}
-    assert expected in run({**good, **wrong}, capfd)
+    assert re.search(rf"\.name={name}: it {expected}", run({**good, **wrong}, capfd))
+
+
+def sample(truth: str) -> Sample:
+    return Sample("FILE: row 3", "source", truth, {})
+
+
+def test_what_no_reward_may_return(good: dict[str, str]) -> None:
+    config = composed({**good, f"{REWARD}.path": str(REWARDS), f"{REWARD}.name": "by_truth"})
+    for name, (_, expected) in WRONG.items():
+        with pytest.raises(SettingError) as refused:
+            check_reward(config, [sample(name)])
+        line = str(refused.value)
+        assert re.search(".*".join(map(re.escape, expected.split("*"))), line), line
+        assert "for a made-up response to FILE: row 3 ('source')" in line and "\n" not in line
+        assert "raises" not in line and "mend" not in line, "the function has raised nothing"
+
+
+def test_what_a_reward_may_return(good: dict[str, str]) -> None:
+    config = composed({**good, f"{REWARD}.path": str(REWARDS), f"{REWARD}.name": "by_truth"})
+    check_reward(config, [sample(name) for name in RIGHT])
+
+    async def results() -> list[Any]:
+        pool = RewardPool(reward_of(config))
+        try:
+            return [await pool.score(arguments(sample(name), "")) for name in RIGHT]
+        finally:
+            pool.close()
+
+    expected = [value for _, value in RIGHT.values()]
+    assert repr(asyncio.run(results())) == repr(expected), "Python's own numbers"
 
 
 def test_a_reward_of_a_broken_file(good: dict[str, str], capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -204,13 +204,14 @@ WRONG = [
     ),
     ("run_dir=~/run", f"run_dir=~/run: ~ is not replaced here; give run_dir={Path.home()}/run"),
     ("run_dir='~/run'", f"run_dir=~/run: ~ is not replaced here; give {Path.home()}/run"),
-    (f"{REWARD}.path=no.py", f"{REWARD}.path=no.py .name=compute_score: it does not load: it raises FileNotFoundError"),
-    (f"{REWARD}.path=pkg://no.reward", "it does not load: it raises ModuleNotFoundError"),
-    (f"{REWARD}.path=/etc/hostname", "it does not load"),
+    (f"{REWARD}.path=no.py", "it does not load: there is no file no.py; give the function's file"),
+    (f"{REWARD}.path=/etc", "it does not load: there is no file /etc; give the function's file"),
+    (f"{REWARD}.path=pkg://no.reward", "it does not load: it raises ModuleNotFoundError: No module named 'no'; mend"),
+    (f"{REWARD}.path=/etc/hostname", "it does not load: /etc/hostname is no Python file; give the function's file"),
     (
         f"{REWARD}.name=compute",
-        f"{REWARD}.path=pkg://recipe.tasks.reward .name=compute: it does not load: it raises AttributeError: no "
-        "function compute, but compute_score",
+        f"{REWARD}.path=pkg://recipe.tasks.reward .name=compute: it does not load: there is no function "
+        "compute, but compute_score; name the function",
     ),
     (f"{REWARD}.name=null", f"{REWARD}.name=null: give the function's name"),
 ]

@@ -19,7 +19,7 @@ class Own:
 
 def sync(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], bonus: int = 1
-) -> dict[str, Any] | Own | None:
+) -> dict[str, Any] | float | None:
     match solution_str:
         case "sleep":
             time.sleep(600)
@@ -40,8 +40,10 @@ def sync(
             raise ValueError("no number\nwith details")
         case "none":
             return None
+        case "nan":
+            return float("nan")
         case "own class":
-            return Own()
+            return {"score": 1.0, "own": Own()}
         case "child":
             subprocess.run(["sleep", "86399"])
     number = int(solution_str.split()[-1]) if solution_str.startswith("text") else 0
@@ -49,7 +51,7 @@ def sync(
     return {"score": score, "acc": 0.5, "truth": ground_truth}
 
 
-async def coroutine(solution_str: str, **kwargs: Any) -> dict[str, Any] | Own | None:
+async def coroutine(solution_str: str, **kwargs: Any) -> dict[str, Any] | float | None:
     if solution_str == "sleep":
         await asyncio.sleep(600)
     return sync(solution_str=solution_str, **kwargs)

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from transfer_queue import BatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils import tensordict_utils as tu
 
@@ -52,6 +53,36 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
     return statuses
+
+
+@pytest.mark.parametrize("reward, reason", [(0.5, None), (float("nan"), "nan"), (float("inf"), "inf")])
+def test_a_reward_of_no_function_is_finite_too(
+    monkeypatch: pytest.MonkeyPatch, reward: float, reason: str | None
+) -> None:
+    """One that the agent loop itself gives, as an own one may."""
+    reasons: list[str] = []
+
+    async def put(key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        reasons.extend(tag[name] for name in tag if name == agent_loop.REASON)
+
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], **kwargs: Any) -> None:
+        output = AgentLoopOutput(
+            prompt_ids=[1], response_ids=[2], response_mask=[1], reward_score=reward, metrics=AgentLoopMetrics()
+        )
+        await self._compute_score([output], kwargs)
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(1)
+    worker.reward_loop_worker_handles, worker.distillation_enabled = None, False
+    worker.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: f"token {ids}")
+    row = {"index": 7, "data_source": "toy", "raw_prompt": [{"role": "user", "content": "1 + 1?"}]}
+    prompt = {"uid": "u", **row}
+    asyncio.run(worker._run_prompt(prompt, {}, {"validate": False, "step": 1, "sample_index": 7}))
+    assert reasons == [] if reason is None else len(reasons) == 1
+    for said in reasons:
+        assert f"the reward of this run returned {reason}, on row 7 of 'toy'" in said
+        assert "starts with 'token [2]'" in said and "(the prompt: '1 + 1?')" in said
 
 
 @pytest.mark.usefixtures("stored")

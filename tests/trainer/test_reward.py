@@ -76,9 +76,10 @@ def test_scores_are_those_of_the_function(name: str) -> None:
         ("os._exit", "its process ended with exit code 3"),
         ("segfault", "its process ended with SIGSEGV"),
         ("sys.exit", "raises SystemExit: bye"),
-        ("raise", "raises ValueError: no number"),
-        ("none", "raises TypeError"),
-        ("own class", "returns what cannot be sent"),
+        ("raise", r"raises ValueError: no number \(rewards_that_fail.py:\d+\)"),
+        ("none", "returned None, on row 7 .*; return a finite number"),
+        ("nan", "returned nan, on row 7 .*; return a finite number"),
+        ("own class", "returned what cannot be sent"),
     ],
 )
 def test_a_failure_names_the_reward_and_its_prompt(
@@ -97,6 +98,19 @@ def test_a_failure_names_the_reward_and_its_prompt(
 
     limit_s = 3 * SHORT_S if "took longer" in complaint else LIMIT_S  # the next call has to end in time
     assert run(work, name, limit_s)["score"] == 1.0, "it goes on"
+
+
+@pytest.mark.parametrize("name", ["sync", "coroutine"])
+def test_a_reward_that_is_nan_one_time_in_ten_is_refused_these_times(name: str) -> None:
+    async def work(scored: Any) -> list[Any]:
+        texts = ["nan" if i % 10 == 9 else f"text {i}" for i in range(100)]
+        return await asyncio.gather(*[scored(text, i) for i, text in enumerate(texts)], return_exceptions=True)
+
+    for i, result in enumerate(run(work, name)):
+        if i % 10 == 9:
+            assert isinstance(result, RewardError) and f"returned nan, on row {i} of 'toy'" in str(result)
+        else:
+            assert result["score"] == i + 1
 
 
 def test_a_call_that_hangs_takes_no_other_with_it() -> None:

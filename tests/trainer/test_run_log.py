@@ -65,6 +65,11 @@ def test_the_summary_in_words(tmp_path: Path) -> None:
     ]
 
 
+def test_the_summary_of_a_run_without_a_finite_ratio(tmp_path: Path) -> None:
+    RunLog(tmp_path).write(1, step_metrics(2, float("nan")))
+    assert "mean ESS ratio not measured" in in_words(summary_of(tmp_path))
+
+
 def summary_of(run_dir: Path) -> dict:
     return write_summary(run_dir, "vcpo", lag=4, wall_clock_s=12.34)
 

@@ -22,6 +22,14 @@ LOOPS = Place(
             "random seeds; why a prompt failed",
         ),
         Reach(
+            "LagKAgentLoopWorker._run_agent_loop",
+            How.NAMES,
+            "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run",
+            'kwargs["raw_prompt"]',
+            "the prompt, where it failed",
+        ),
+        Reach("LagKAgentLoopWorker._check_score", How.USES, f"{LOOP}:AgentLoopWorkerTQ.tokenizer", "", "the response"),
+        Reach(
             "LagKAgentLoopWorker._compute_score",
             How.OVERRIDES,
             f"{LOOP}:AgentLoopWorkerTQ._compute_score",

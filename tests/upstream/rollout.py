@@ -273,9 +273,6 @@ SIMULATOR = Place(
             "method a2c",
         ),
         Reach(
-            "Task", How.CALLS, "verl.utils.import_utils:load_extern_object", "module_path, object_name", "the reward"
-        ),
-        Reach(
             "order_of_rows",
             How.CALLS,
             "verl.trainer.ppo.utils:create_rl_sampler",

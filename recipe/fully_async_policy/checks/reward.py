@@ -7,8 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.checks.data import Sample
 from recipe.fully_async_policy.checks.errors import SettingError, shown
-from verl_vcpo.trainer.ppo.reward import RewardError, RewardPool
+from verl_vcpo.trainer.ppo.reward import RewardPool
 from verl_vcpo.trainer.ppo.reward_process import Reward
+from verl_vcpo.trainer.ppo.reward_result import RewardError, RewardLoadError
 
 MADE_UP = "I do not know."
 _VERLS = ("pkg://verl.utils.reward_score", "default_compute_score")
@@ -56,10 +57,8 @@ async def _score_all(reward: Reward, samples: list[Sample], setting: str) -> Non
             try:
                 await pool.score(arguments(sample, MADE_UP))
             except RewardError as error:
-                loads = str(error).startswith("does not load")
-                where = "" if loads else f", for a made-up response to {sample.place} ({sample.data_source!r})"
-                raise SettingError(
-                    f"{setting}: it {error}{where}; mend the function{'' if loads else ', or the row'}"
-                ) from None
+                of_file = isinstance(error, RewardLoadError)
+                where = "" if of_file else f", for a made-up response to {sample.place} ({sample.data_source!r})"
+                raise SettingError(f"{setting}: it {error.what}{where}; {error.fix}") from None
     finally:
         pool.close()

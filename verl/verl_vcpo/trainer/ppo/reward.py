@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_vcpo.trainer.ppo import reward_process
 from verl_vcpo.trainer.ppo.reward_process import LENGTH, Reward, packed
+from verl_vcpo.trainer.ppo.reward_result import RewardError, RewardLoadError, of_response, took_too_long
 
 _START_LIMIT_S = 300.0  # a reward may load a model
 # Another process is started when no process has become free for so long: a reward of milliseconds then needs one
@@ -30,14 +31,7 @@ _FREE_PROCESS_WAIT_S = 0.2
 _MOST_PROCESSES = min(32, (os.cpu_count() or 1) + 4)
 _MOST_COROUTINES = 1024  # in one process
 _GRACE_S = 5.0  # beyond the limit at which a process ends its coroutines: then one of them blocks the process
-_SHOWN_CHARS = 80
-
-
-class RewardError(RuntimeError):
-    """A reward function gave no score: the call hung or raised, the process died, or the function did not load.
-
-    The message is one line.
-    """
+_MEND = "mend the function"
 
 
 def bound_custom_reward(config: DictConfig) -> None:
@@ -90,11 +84,8 @@ async def compute_score(
     try:
         return await _pools[key].score(arguments)
     except RewardError as error:
-        row = (extra_info or {}).get("index")
-        raise RewardError(
-            f"the reward {reward_path}:{reward_name} {error}, on row {row} of {str(data_source)!r}, for the response "
-            f"that starts with {solution_str[:_SHOWN_CHARS]!r}"
-        ) from None
+        row, reward_itself = (extra_info or {}).get("index"), f"{reward_path}:{reward_name}"
+        raise of_response(error, reward_itself, row, data_source, solution_str) from None
 
 
 class RewardPool:
@@ -110,7 +101,7 @@ class RewardPool:
         self._slots: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
         self._growing = asyncio.Lock()
         self._processes: list[_Process] = []
-        self._does_not_load = ""
+        self._does_not_load: RewardError | None = None
 
     async def score(self, arguments: dict[str, Any]) -> Any:
         """The reward's result. The wait for a free process has no limit; the time limit begins with the call.
@@ -147,12 +138,12 @@ class RewardPool:
             if not self._slots.empty() or len(self._processes) >= self._most:
                 return
             if self._does_not_load:
-                raise RewardError(self._does_not_load)
+                raise RewardLoadError(*self._does_not_load.args)
             try:
                 process = await _Process.started(self._reward, self._quiet)
             except RewardError as error:
                 if not self._processes:  # remembered, or every waiting call would try to start a process
-                    self._does_not_load = str(error)
+                    self._does_not_load = error
                 raise
             self._processes.append(process)
             for _ in range(process.room):
@@ -193,15 +184,15 @@ class _Process:
                 is_async = await self._message()
         except TimeoutError:
             self.kill()
-            raise RewardError(f"does not load: it takes longer than {_START_LIMIT_S:g} s") from None
+            raise RewardLoadError(f"does not load: it takes longer than {_START_LIMIT_S:g} s", _MEND) from None
         except (OSError, asyncio.IncompleteReadError):
-            raise RewardError(f"does not load: its process {await self._end()}") from None
+            raise RewardLoadError(f"does not load: its process {await self._end()}", _MEND) from None
         except BaseException:
             self.kill()
             raise
-        if isinstance(is_async, str):
+        if isinstance(is_async, RewardLoadError):
             self.kill()
-            raise RewardError(f"does not load: it {is_async}")
+            raise is_async
         if is_async:
             self.room, self._limit_s = _MOST_COROUTINES, self._limit_s + _GRACE_S
         self._listener = asyncio.create_task(self._listen())
@@ -217,7 +208,7 @@ class _Process:
                 result, complaint = await answer
         except TimeoutError:
             self.kill()
-            raise RewardError(f"took longer than {self._timeout_s:g} s{self._company()}") from None
+            raise took_too_long(self._timeout_s, self._company()) from None
         except asyncio.CancelledError:
             if self.room == 1:
                 self.kill()  # the call would go on, with no caller left
@@ -225,11 +216,11 @@ class _Process:
         finally:
             self._answers.pop(number, None)
         if complaint:
-            raise RewardError(complaint)
+            raise complaint
         try:
             return pickle.loads(result)
         except Exception as error:  # e.g. an object of a class in the reward's module, which is not loaded here
-            raise RewardError(f"returns what cannot be sent to another process: {error}") from None
+            raise RewardError(f"returned what cannot be sent to another process: {error}", _MEND) from None
 
     async def _listen(self) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -242,7 +233,7 @@ class _Process:
         ended = await self._end() if was_alive else "was killed, because another call in it did not return"
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_result((None, f"gave no score: its process {ended}{self._company()}"))
+                answer.set_result((None, RewardError(f"gave no score: its process {ended}{self._company()}", _MEND)))
 
     async def _message(self) -> Any:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))

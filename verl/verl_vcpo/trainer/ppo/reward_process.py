@@ -1,7 +1,7 @@
 """The process in which a reward function runs and can be killed: started by `verl_vcpo.trainer.ppo.reward` only.
 
 Messages are pickles on a socket, which is standard input: first a `Reward`, answered by whether it is a coroutine
-function or why it does not load; then calls (number, arguments), each answered by (number, pickled result, complaint).
+function or a `RewardLoadError`; then calls (number, arguments), each answered by (number, pickled result, RewardError).
 """
 
 import asyncio
@@ -21,9 +21,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from verl_vcpo.trainer.ppo.reward_result import RewardError, RewardLoadError, checked, raised, took_too_long
+
 LENGTH = struct.Struct("!Q")
 """The header of every message: the length in bytes."""
 _PR_SET_PDEATHSIG = 1
+_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""Of every call, by verl's reward managers."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,50 @@ class Reward:
     sys_path: list[str]
 
     def load(self) -> Callable[..., Any]:
-        """Import and return the function. Raises AttributeError if the module has no such name, and import errors."""
+        """Import and return the function.
+
+        Raises:
+            RewardLoadError: no such file or function, an import that fails, or a function that takes other arguments.
+        """
         sys.path[:] = self.sys_path
-        if self.path.startswith("pkg://"):
-            return self._of(importlib.import_module(self.path.removeprefix("pkg://").replace("/", ".")))
-        spec = importlib.util.spec_from_file_location("custom_reward", self.path.removeprefix("file://"))
-        if spec is None or spec.loader is None:
-            raise ImportError("not a Python file")
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            module = self._module()
+        except RewardLoadError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RewardLoadError(f"does not load: it {raised(error).what}", "mend its file") from error
         return self._of(module)
 
+    def _module(self) -> ModuleType:
+        if self.path.startswith("pkg://"):
+            return importlib.import_module(self.path.removeprefix("pkg://").replace("/", "."))
+        file = self.path.removeprefix("file://")
+        if not os.path.isfile(file):
+            raise RewardLoadError(f"does not load: there is no file {file}", "give the function's file")
+        spec = importlib.util.spec_from_file_location("custom_reward", file)
+        if spec is None or spec.loader is None:
+            raise RewardLoadError(f"does not load: {file} is no Python file", "give the function's file")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
     def _of(self, module: ModuleType) -> Callable[..., Any]:
-        if not hasattr(module, self.name):
+        function = getattr(module, self.name, None)
+        if not callable(function):
             functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-            raise AttributeError(f"no function {self.name}, but {', '.join(functions) or 'none at all'}")
-        return getattr(module, self.name)
+            raise RewardLoadError(
+                f"does not load: there is no function {self.name}, but {', '.join(functions) or 'none at all'}",
+                "name the function",
+            )
+        try:
+            inspect.signature(function).bind(**dict.fromkeys(_ARGUMENTS), **self.fixed)
+        except TypeError as error:
+            raise RewardLoadError(
+                f"cannot be called with {', '.join([*_ARGUMENTS, *self.fixed])}: {error}", "give it these parameters"
+            ) from None
+        except ValueError:  # a function of C code, whose parameters are not known
+            pass
+        return function
 
 
 def packed(message: object) -> bytes:
@@ -75,9 +107,9 @@ def main() -> None:
     reward: Reward = _read(stream)
     try:
         function = reward.load()
-    except BaseException as error:  # a module may also call sys.exit at import
+    except RewardLoadError as error:
         traceback.print_exc()
-        stream.write(packed(_complaint(error)))
+        stream.write(packed(error))
         stream.flush()
         return
     is_async = inspect.iscoroutinefunction(function)
@@ -96,10 +128,12 @@ def _serve_one_by_one(stream: Any, function: Callable[..., Any], fixed: dict[str
         except EOFError:
             return
         try:
-            reply = packed((number, _checked(function(**arguments, **fixed)), None))
+            reply = packed((number, pickle.dumps(checked(function(**arguments, **fixed))), None))
+        except RewardError as error:
+            reply = packed((number, None, error))
         except BaseException as error:  # a reward may also call sys.exit
             traceback.print_exc()
-            reply = packed((number, None, _complaint(error)))
+            reply = packed((number, None, raised(error)))
         stream.write(reply)
         stream.flush()
 
@@ -111,11 +145,13 @@ async def _serve_all_at_once(connection: socket.socket, function: Callable[..., 
         try:
             async with asyncio.timeout(reward.timeout_s) as clock:
                 result = await function(**arguments, **reward.fixed)
-            reply = packed((number, _checked(result), None))
+            reply = packed((number, pickle.dumps(checked(result)), None))
+        except RewardError as error:
+            reply = packed((number, None, error))
         except BaseException as error:
             traceback.print_exc()
             late = isinstance(error, TimeoutError) and clock.expired()
-            reply = packed((number, None, f"took longer than {reward.timeout_s:g} s" if late else _complaint(error)))
+            reply = packed((number, None, took_too_long(reward.timeout_s) if late else raised(error)))
         writer.write(reply)
 
     tasks: set[asyncio.Task[None]] = set()
@@ -135,17 +171,6 @@ def _read(stream: Any) -> Any:
     if len(header) < LENGTH.size:
         raise EOFError
     return pickle.loads(stream.read(*LENGTH.unpack(header)))
-
-
-def _checked(result: Any) -> bytes:
-    """The result, pickled. Raises TypeError, KeyError or ValueError if the result has no score that verl can read."""
-    float(result["score"] if isinstance(result, dict) else result)
-    return pickle.dumps(result)
-
-
-def _complaint(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"raises {type(error).__name__}" + (f": {lines[0]}" if lines else "")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
+from verl_vcpo.trainer.ppo.reward_result import RewardError, checked, of_response, score_of, with_prompt
 from verl_vcpo.trainer.ppo.v1.data_rows import row_number
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import clear_trajectories, sessions_of, tags_of
@@ -113,7 +114,8 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         except Exception as error:
             # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
             partition_id = "val" if trajectory["validate"] else "train"
-            tag = {REASON: one_line(error), FINAL: isinstance(error, RequestEndsServers)}
+            reason = with_prompt(one_line(error), list(kwargs.get("raw_prompt", [])))
+            tag = {REASON: reason, FINAL: isinstance(error, RequestEndsServers)}
             await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag=tag)
             raise
         finally:
@@ -122,9 +124,21 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
         start, requests = time.monotonic(), at_samplers.get() or Seconds()
         await super()._compute_score(outputs, kwargs)
+        self._check_score(outputs[-1], kwargs)
         took = {OUTSIDE_S: start - _begun.get() - requests.total, REWARD_S: time.monotonic() - start}
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
             output.extra_fields |= {RAW_REWARD: outputs[-1].reward_score, TOOK: took}
+
+    def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
+        """Raises RewardError where a score is not finite that no custom reward function gave, but a reward manager of
+        the run's own, an agent loop, or one of verl's rewards."""
+        if output.reward_score is None:
+            return
+        try:
+            output.reward_score = score_of(checked(output.reward_score))
+        except RewardError as error:
+            response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
+            raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
 
     async def stop(self, uids: list[str]) -> list[str]:
         """Stop those of these prompts that this worker samples, and keep them for `begin_again`.

@@ -164,6 +164,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
     accuracies = [line["val_accuracy"] for line in lines if line["val_accuracy"] is not None]
     before = [line["val_accuracy"] for line in lines if line["step"] == 0]
     trained_s = sum(line["step_s"] for line in steps)
+    ratios = [line["ess_ratio"] for line in steps if line["ess_ratio"] is not None]  # null: not finite
     summary = {
         "method": method,
         "base_accuracy": before[0] if before else None,
@@ -171,7 +172,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
         "steps": len(steps),
         "lag": lag,
         "max_realized_lag": max((line["lag_max"] for line in steps), default=None),
-        "mean_ess_ratio": sum(line["ess_ratio"] for line in steps) / len(steps) if steps else None,
+        "mean_ess_ratio": sum(ratios) / len(ratios) if ratios else None,
         "wall_clock_s": round(wall_clock_s, 1),
         "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in steps) / trained_s if steps else None,
     }
@@ -195,7 +196,8 @@ def in_words(summary: dict[str, Any]) -> str:
         )
     lag = f"{summary['max_realized_lag']:g} of at most {summary['lag']:g}"
     speed = f"{summary['tokens_per_s']:.0f} tokens/s"
-    lines.append(f"largest lag {lag}; mean ESS ratio {summary['mean_ess_ratio']:.2f}; {speed}")
+    ratio = "not measured" if summary["mean_ess_ratio"] is None else f"{summary['mean_ess_ratio']:.2f}"
+    lines.append(f"largest lag {lag}; mean ESS ratio {ratio}; {speed}")
     return "\n".join(lines)
 
 
