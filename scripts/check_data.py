@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="as of the trainer")
     args = parser.parse_intermixed_args(argv)
 
-    from recipe.fully_async_policy.checks.data import check_columns, check_prompts
+    from recipe.fully_async_policy.checks.data import check_file
     from recipe.fully_async_policy.checks.data_file import DataFile
     from recipe.fully_async_policy.checks.errors import SettingError
     from recipe.fully_async_policy.checks.settings import check_types
@@ -54,8 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         config = trainer.compose([f"+task={args.task}", *args.overrides], args.config_dir)
         check_types(config)
         file = DataFile("FILE", args.file)
-        check_columns(file, config.data.prompt_key)
-        check_prompts(file, config.data.prompt_key)
+        check_file(file, config)
         print(f"{args.file}: {file.rows} rows; columns {', '.join(file.schema.names)}")
         print(describe_lengths(config, file))
         print(describe_scores(asyncio.run(scores_of(config, file))))

@@ -44,6 +44,19 @@ def rewritten(good: dict[str, str], *rows: dict[str, Any]) -> None:
         ("reward_model", {"ground_truth": "2"}, "raises ValueError: countdown ground_truth must be"),
         ("data_source", "cuontdown", "raises ValueError: data_source='cuontdown' has no reward"),
         ("data_source", None, "data_source=None has no reward"),
+        ("prompt", [None], "row 0: 'prompt' has no messages"),
+        ("prompt", [{"role": "user", "content": 3}], "the contents of 'prompt' are of int64; make them text"),
+        (
+            "prompt",
+            [{"role": "usr", "content": "1"}],
+            "row 0: a message of 'prompt' has the role 'usr'; did you mean",
+        ),
+        ("prompt", [{"role": "Human", "content": "1"}], "the role 'Human'; choose one of system, developer, user, ass"),
+        ("prompt", [{"role": None, "content": "1 + 1"}], "row 0: a message of 'prompt' has no role; choose one of"),
+        ("prompt", [{"role": 1, "content": "1 + 1"}], "row 0: a message of 'prompt' has the role 1; choose one of"),
+        ("reward_model", {"style": "rule", "ground_truth": None}, "row 0: 'reward_model' has no ground_truth; give"),
+        ("reward_model", None, "row 0: 'reward_model' has no ground_truth; give what the reward compares with"),
+        ("extra_info", "index 3", "column 'extra_info' is of string; make it a record, {'index': 0}"),
     ],
 )
 def test_a_wrong_row(
@@ -58,6 +71,11 @@ def test_the_row_that_is_wrong_is_named(good: dict[str, str], capsys: pytest.Cap
     empty = {**GOOD_ROW, "prompt": []}
     rewritten(good, *[GOOD_ROW] * 20, empty)
     assert "row 20: 'prompt' has no messages" in run(good, capsys)
+    rewritten(good, *[GOOD_ROW] * 20, {**GOOD_ROW, "reward_model": {"ground_truth": None}})
+    assert "row 20: 'reward_model' has no ground_truth" in run(good, capsys)
+    strange = {"role": "critic", "content": "No."}
+    rewritten(good, *[GOOD_ROW] * 20, {**GOOD_ROW, "prompt": [*GOOD_ROW["prompt"], strange]})
+    assert "row 20: a message of 'prompt' has the role 'critic'" in run(good, capsys)
     rewritten(good, *[GOOD_ROW] * 20, {**GOOD_ROW, "data_source": "new"})
     assert f"data.train_files={good['data.train_files']}: row 20 ('new')" in run(good, capsys)
 
@@ -74,6 +92,13 @@ def test_an_empty_and_an_unreadable_parquet(good: dict[str, str], capsys: pytest
     assert "holds no rows" in run(good, capsys)
     Path(file).write_text("not a parquet file")
     assert "not a readable parquet file" in run(good, capsys)
+
+
+def test_a_role_that_the_chat_template_knows(good: dict[str, str]) -> None:
+    rewritten(good, *[{**GOOD_ROW, "prompt": [*GOOD_ROW["prompt"], {"role": "critic", "content": "No."}]}] * 16)
+    template = "{% for m in messages %}{{ m.content if m.role == 'critic' else '>' }}{% endfor %}"
+    (Path(good[f"{MODEL}.path"]) / "chat_template.jinja").write_text(template)
+    validate(composed(good))
 
 
 def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ def test_what_is_wrong_is_named(tmp_path: Path, model_folder: Path, capsys: pyte
     rows[5]["data_source"] = "cuontdown"
     code, _, error = checked(rows, tmp_path, model_folder, capsys)
     assert code == 2 and "rows.parquet: row 5: the reward raises ValueError: data_source='cuontdown'" in error
+    rows = countdown_rows()
+    rows[5]["prompt"][0]["role"] = "usr"
+    code, _, error = checked(rows, tmp_path, model_folder, capsys)
+    assert code == 2 and "rows.parquet: row 5: a message of 'prompt' has the role 'usr'; did you mean user?" in error
     limit = "data.max_prompt_length=3"
     code, _, error = checked(countdown_rows(), tmp_path, model_folder, capsys, limit)
     assert code == 2 and f"{limit}: 8 prompts are longer, the first is row 0 with" in error

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.checks.data_file import DataFile
-from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.checks.errors import SettingError, choices
+from recipe.fully_async_policy.checks.model import read_tokenizer
 from recipe.tasks.prompt_lengths import prompt_lengths
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 VERLS_DEFAULT = "~/data/rlhf/"
 NO_DATA = "data.train_files: not given; begin with +task=NAME, or give a file"
 MESSAGES = "a list of messages, [{'role': 'user', 'content': TEXT}]"
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of chat messages. A chat template may know others, which its text has in quotes."""
 _OF_THE_REWARD = ["data_source", "reward_model", "extra_info"]
 _SAMPLE = 256
 """Prompts whose length is counted before the start: 30 ms. scripts.check_data counts all."""
@@ -72,11 +75,21 @@ def check_rows(config: DictConfig, setting: str) -> tuple[list[DataFile], dict[A
         return [], {}
     samples: dict[Any, Sample] = {}
     for file in files:
-        check_columns(file, config.data.prompt_key)
-        check_prompts(file, config.data.prompt_key)
+        check_file(file, config)
         for source, sample in sources(file).items():
             samples.setdefault(source, sample)
     return files, samples
+
+
+def check_file(file: DataFile, config: DictConfig) -> None:
+    """Refuse columns that verl cannot read, and rows of which no reward or no model can make sense.
+
+    Raises:
+        SettingError: the first column or row that is wrong.
+    """
+    _check_columns(file, config.data.prompt_key)
+    _check_prompts(file, config.data.prompt_key, config.actor_rollout_ref.model)
+    _check_truths(file)
 
 
 def check_given(data: DictConfig) -> None:
@@ -104,12 +117,8 @@ def _files(config: DictConfig, setting: str) -> Iterator[DataFile]:
         yield DataFile(f"data.{setting}", path)
 
 
-def check_columns(file: DataFile, prompt_key: str) -> None:
-    """Refuse a file that lacks a column, or has one of another type.
-
-    Raises:
-        SettingError: the first such column.
-    """
+def _check_columns(file: DataFile, prompt_key: str) -> None:
+    """Refuse a file that lacks a column, or has one of another type."""
     needed = (prompt_key, "data_source", "reward_model")
     for column in needed:
         if column not in file.schema.names:
@@ -124,6 +133,8 @@ def check_columns(file: DataFile, prompt_key: str) -> None:
             f"{file.name}: column 'reward_model' is of {_kind(reward)}; make it a record with a ground_truth, "
             "{'style': 'rule', 'ground_truth': ...}"
         )
+    if "extra_info" in file.schema.names and not _has(extra := file.schema.field("extra_info").type):
+        raise SettingError(f"{file.name}: column 'extra_info' is of {_kind(extra)}; make it a record, {{'index': 0}}")
 
 
 def _kind(found: pa.DataType) -> str:
@@ -134,23 +145,57 @@ def _has(kind: pa.DataType, *names: str) -> bool:
     return pa.types.is_null(kind) or (pa.types.is_struct(kind) and all(kind.get_field_index(n) >= 0 for n in names))
 
 
-def check_prompts(file: DataFile, prompt_key: str) -> None:
-    """Refuse a row whose prompt has no message, or a message without content.
-
-    Raises:
-        SettingError: the first such row.
-    """
+def _check_prompts(file: DataFile, prompt_key: str, model: DictConfig) -> None:
+    """Refuse a row whose prompt has no message, or a message without content or of a role that the model lacks."""
     for first, batch in file.batches([prompt_key]):
         prompts = batch.column(prompt_key)
         lengths = pc.fill_null(pc.list_value_length(prompts), 0) if not pa.types.is_null(prompts.type) else None
         if lengths is None or pc.any(pc.equal(lengths, 0)).as_py():
             row = first + (0 if lengths is None else pc.index(lengths, 0).as_py())
             raise SettingError(f"{file.name}: row {row}: {prompt_key!r} has no messages; make it {MESSAGES}")
-        contents = pc.struct_field(pc.list_flatten(prompts), "content")
+        messages, rows = pc.list_flatten(prompts), pc.list_parent_indices(prompts)
+        if pa.types.is_null(messages.type):  # [None] in every row
+            raise SettingError(f"{file.name}: row {first}: {prompt_key!r} has no messages; make it {MESSAGES}")
+        contents, roles = pc.struct_field(messages, "content"), pc.struct_field(messages, "role")
+        if pa.types.is_primitive(contents.type):  # numbers
+            raise SettingError(f"{file.name}: the contents of {prompt_key!r} are of {contents.type}; make them text")
         if contents.null_count:
-            parents = pc.list_parent_indices(prompts)
-            row = first + parents[pc.index(pc.is_null(contents), True).as_py()].as_py()
+            row = first + rows[_first_of(contents, None)].as_py()
             raise SettingError(f"{file.name}: row {row}: a message of {prompt_key!r} has no content; give it text")
+        for role in pc.unique(roles).to_pylist():
+            if role not in _ROLES and not _in_chat_template(role, model):
+                row = first + rows[_first_of(roles, role)].as_py()
+                wrong = "no role" if role is None else f"the role {role!r}"
+                raise SettingError(
+                    f"{file.name}: row {row}: a message of {prompt_key!r} has {wrong}; {choices(role, _ROLES)}"
+                )
+
+
+def _first_of(column: pa.Array, value: Any) -> int:
+    """The first place of a value, which may be None."""
+    return pc.index(pc.is_null(column) if value is None else column, value is None or value).as_py()
+
+
+def _in_chat_template(role: str | None, model: DictConfig) -> bool:
+    """Whether the chat template of a model that is on this machine has the role in quotes."""
+    if role is None or not Path(model.path).is_dir():
+        return False
+    template = str(read_tokenizer(model).chat_template)
+    return f"'{role}'" in template or f'"{role}"' in template
+
+
+def _check_truths(file: DataFile) -> None:
+    """Refuse a row without a ground truth."""
+    for first, batch in file.batches(["reward_model"]):
+        truths = batch.column("reward_model")
+        if not pa.types.is_null(truths.type):
+            truths = pc.struct_field(truths, "ground_truth")
+        if truths.null_count:
+            row = first + _first_of(truths, None)
+            raise SettingError(
+                f"{file.name}: row {row}: 'reward_model' has no ground_truth; give what the reward compares with, or "
+                "'' where it compares with nothing"
+            )
 
 
 def sources(file: DataFile) -> dict[Any, Sample]:
@@ -160,7 +205,7 @@ def sources(file: DataFile) -> dict[Any, Sample]:
         names = batch.column("data_source")
         for name in pc.unique(names).to_pylist():
             if name not in found:
-                row = pc.index(pc.is_null(names) if name is None else names, name is None or name).as_py()
+                row = _first_of(names, name)
                 found[name] = _sample(file, first + row, batch.slice(row, 1).to_pylist()[0])
     return found
 
