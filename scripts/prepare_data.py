@@ -17,7 +17,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from recipe.command_line import OneLineParser, run_command
-from recipe.tasks import gsm8k, hendrycks_math, sort_digits
+from recipe.tasks import gsm8k, hendrycks_math, own_rows, sort_digits
 from recipe.tasks.countdown import rows as countdown
 from recipe.tasks.prompt_lengths import prompt_lengths
 from recipe.tasks.rows import Prepared, Row
@@ -31,6 +31,7 @@ TASKS: dict[str, ModuleType] = {
     "countdown": countdown,
     "gsm8k": gsm8k,
     "math": hendrycks_math,
+    "rows": own_rows,
     "sort_digits": sort_digits,
     "tool_use": tool_use,
 }
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         for split, rows in (("training", prepared.train), ("validation", prepared.val)):
             if not rows:
                 raise ValueError(f"no {split} rows are left ({describe(prepared.removed) or 'the source is empty'})")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"prepare_data {args.task}: {error}", file=sys.stderr)
         return 2
     try:

@@ -66,25 +66,33 @@ def read_rows(file: Path) -> Iterator[Row]:
 
     Raises ValueError naming the file, and the line, that cannot be read.
     """
+    return (row for _, row in numbered_rows(file))
+
+
+def numbered_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    """The same, each with the number of its line; of a parquet file, with that of the row, from 1."""
     if file.suffix == ".parquet":
         try:
-            for batch in pq.ParquetFile(file).iter_batches(8192):
-                yield from batch.to_pylist()
+            yield from enumerate((row for b in pq.ParquetFile(file).iter_batches(8192) for row in b.to_pylist()), 1)
         except pa.ArrowException as error:
             raise ValueError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
         return
-    with open(file, encoding="utf-8") as lines:
+    with open(file, encoding="utf-8-sig") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = json.loads(line)
                     if not isinstance(row, dict):
-                        raise ValueError(f"{file}:{number}: a line must be a JSON object")
-                    yield row
+                        raise ValueError(f"{file}:{number}: a line must be a JSON object{_of_array(line)}")
+                    yield number, row
         except json.JSONDecodeError as error:
-            raise ValueError(f"{file}:{number}: not JSON lines ({error.msg})") from None
+            raise ValueError(f"{file}:{number}: not JSON lines ({error.msg}){_of_array(line)}") from None
         except UnicodeDecodeError:
             raise ValueError(f"{file}: not text in UTF-8") from None
+
+
+def _of_array(line: str) -> str:
+    return "; `jq -c '.[]' FILE` makes lines of one array" if line.lstrip().startswith("[") else ""
 
 
 def text_of(row: Row, file: Path, *names: str) -> str:
