@@ -7,8 +7,8 @@ Countdown: fresh random problems, none of them a validation problem. A response 
 the arithmetic only in part.
 
 Any other task: `--data FILE --answers COLUMN`, rows in verl's schema with a column that holds the answer as the model
-is to write it. --steps and --correct-fraction decide how well the model learns it; a wrong response is the answer of
-another row.
+is to write it. --until ends the lesson at an accuracy, with --steps as the most; without it, --steps and
+--correct-fraction decide how well the model learns. A wrong response is the answer of another row.
 """
 
 import hashlib
@@ -18,20 +18,21 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.tasks.countdown.problems import Difficulty, ProblemKey, problem_key, random_expression, random_problem
 from recipe.tasks.countdown.reward import compute_score, is_well_formed
 from recipe.warm_start.model import build_model, respond
+from recipe.warm_start.progress import Progress
 from recipe.warm_start.rows import Chat, load_answered_rows
 from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
 
@@ -39,7 +40,12 @@ RECORD = "warm_start.json"
 # Raise it when a change of the code makes old checkpoints differ from what the same settings would give now.
 RECIPE_VERSION = 1
 THREADS = 2
+_HELP = {"until": "stop when this fraction of drawn responses is right, as 0.3; --steps is then the most"}
 IGNORED = -100  # the label of positions without loss
+CHECKED_ROWS = 128
+"""Held-out rows, at most, that the accuracy is measured on between steps: one response each, drawn."""
+_WARM_UP_STEPS = 30
+"""With a goal, when the number of steps is not known before."""
 
 Example = tuple[str | Chat, str]
 """(the user's only message or a chat, the response)."""
@@ -51,6 +57,8 @@ class Settings:
 
     steps, batch_size: optimizer steps, and sequences in each.
     learning_rate: AdamW's peak, after a linear warm-up over a twentieth of the steps; then a cosine down to a tenth.
+    until: the fraction of drawn responses that are right, on held-out rows, at which the lesson ends, with `steps` as
+        the most. The learning rate then stays at its peak, after a warm-up of 30 steps. None: all steps are made.
     correct_fraction: the probability that the response shown is the right one.
     samples: responses per problem drawn at temperature 1 for the report; 0 skips that part of it.
     layers, heads: the model's size. A head is 32 wide; heads come in pairs.
@@ -64,6 +72,7 @@ class Settings:
     seed: int = 0
     layers: int = 4
     heads: int = 4
+    until: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch_size", 1), ("samples", 0), ("layers", 1), ("heads", 2)):
@@ -75,6 +84,18 @@ class Settings:
             raise ValueError(f"learning_rate={self.learning_rate} is out of range: use more than 0, at most 1")
         if not 0 <= self.correct_fraction <= 1:
             raise ValueError(f"correct_fraction={self.correct_fraction} is out of range: use 0 to 1")
+        if self.until is not None and not 0 < self.until <= 1:
+            raise ValueError(f"until={self.until} is out of range: use more than 0, at most 1")
+        if self.until is not None and self.until > self.correct_fraction:
+            raise ValueError(
+                f"until={self.until}: no more than correct_fraction={self.correct_fraction} of the answers taught are "
+                "right; add --correct-fraction 1"
+            )
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes a model another one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Lesson(Protocol):
@@ -194,29 +215,51 @@ def fit(
     tokenizer: PreTrainedTokenizerBase,
     stream: Iterator[Example],
     settings: Settings,
-) -> float:
-    """Train in place; returns the mean loss (nats per response token) of the last twentieth of the steps."""
+    check: Callable[[], float],
+) -> list[float]:
+    """Train in place; returns each step's loss (nats per response token).
+
+    Args:
+        check: the accuracy of `model` now, 0 to 1; it may change the model's mode, and nothing else.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    part = max(1, settings.steps // 20)
+    schedule = _schedule(optimizer, settings)
+    progress = Progress(settings.steps, settings.until, check)
+    ended = False
+    while not ended:
+        model.train()
+        tokens, labels = make_batch(tokenizer, [next(stream) for _ in range(settings.batch_size)])
+        loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        ended = progress.reached(loss.item())
+    return progress.losses
+
+
+def _schedule(optimizer: torch.optim.Optimizer, settings: Settings) -> torch.optim.lr_scheduler.LRScheduler:
+    part = _twentieth(settings.steps) if settings.until is None else _WARM_UP_STEPS
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / part, total_iters=part)
+    if settings.until is not None:
+        return warm_up
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, max(1, settings.steps - part), eta_min=settings.learning_rate / 10
     )
-    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, cosine], [part])
-    losses: list[float] = []
-    model.train()
-    with tqdm(range(settings.steps), desc="Warm start", unit="step", disable=None) as progress:
-        for _ in progress:
-            tokens, labels = make_batch(tokenizer, [next(stream) for _ in range(settings.batch_size)])
-            loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-            progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-    return sum(losses[-part:]) / part
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, cosine], [part])
+
+
+def _twentieth(steps: int) -> int:
+    return max(1, steps // 20)
+
+
+def drawn_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, data: Lesson) -> float:
+    """The fraction of right responses, one drawn for each of CHECKED_ROWS; torch's random numbers stay as they were."""
+    prompts = [prompt_text(tokenizer, message) for message in data.prompts[:CHECKED_ROWS]]
+    with torch.random.fork_rng(devices=[]):
+        responses = respond(model, tokenizer, prompts, sample=True, most_tokens=data.most_tokens)
+    return sum(data.solved(row, text) for row, text in enumerate(responses)) / len(prompts)
 
 
 def evaluate(
@@ -244,6 +287,7 @@ def save(out: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase,
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         fresh = Path(scratch) / "new"
+        transformers_logging.disable_progress_bar()
         model.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
         (fresh / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -280,7 +324,7 @@ def _make_parent(out: Path) -> None:
 def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     """Make the checkpoint, or reuse it. Raises ValueError for a wrong setting."""
     started = time.perf_counter()
-    fingerprint = {"recipe_version": RECIPE_VERSION, **asdict(settings), **lesson.fingerprint}
+    fingerprint = {"recipe_version": RECIPE_VERSION, **settings.fingerprint, **lesson.fingerprint}
     record = cached_record(out, fingerprint)
     if record is not None:
         print(f"Reusing {out}: it was made with the same settings.")
@@ -290,13 +334,34 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
         torch.manual_seed(settings.seed)
         tokenizer = lesson.tokenizer(settings.seed)
         model = build_model(tokenizer, settings.layers, settings.heads)
-        rng = random.Random(f"warm start/{settings.seed}")
-        loss = fit(model, tokenizer, lesson.examples(settings.correct_fraction, rng), settings)
-        results = evaluate(model, tokenizer, lesson, settings.samples)
+        pairs = lesson.examples(settings.correct_fraction, random.Random(f"warm start/{settings.seed}"))
+        losses = fit(model, tokenizer, pairs, settings, lambda: drawn_accuracy(model, tokenizer, lesson))
+        last = losses[-_twentieth(len(losses)) :]
+        results = {"steps_made": len(losses), "loss": sum(last) / len(last)}
+        results |= evaluate(model, tokenizer, lesson, settings.samples)
         seconds = round(time.perf_counter() - started, 1)
-        record = {"settings": fingerprint, "problems": len(lesson.prompts), "loss": loss, **results, "seconds": seconds}
+        record = {"settings": fingerprint, "problems": len(lesson.prompts), **results, "seconds": seconds}
         save(out, model, tokenizer, record)
-    print(f"Accuracy before RL: {100 * record['accuracy']:.1f} % (greedy, {record['problems']} held-out problems)")
+    report(record, settings)
+
+
+def report(record: dict[str, Any], settings: Settings) -> None:
+    """Print the accuracy, and on stderr a warning where it is none or below the goal."""
+    greedy, drawn = record["accuracy"], record.get("sampled_accuracy")
+    more = "" if drawn is None else f", {100 * drawn:.1f} % of the responses drawn"
+    print(f"Accuracy before RL: {100 * greedy:.1f} % (greedy, {record['problems']} held-out problems){more}")
+    best, longer = (
+        max(greedy, drawn or 0.0),
+        f"teach longer (--until {settings.until or 0.3} --steps {10 * settings.steps})",
+    )
+    if best == 0:
+        print(
+            "warm_start: warning: no response is right. RL learns nothing from this model, as all rewards of a prompt "
+            f"are equal: {longer}, make the model larger (--layers, --heads), or shorten the answers",
+            file=sys.stderr,
+        )
+    elif settings.until is not None and best < settings.until:
+        print(f"warm_start: warning: {settings.steps} steps were too few for --until: {longer}", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -310,7 +375,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     for field in fields(Settings):
         option = "--" + field.name.replace("_", "-")
-        parser.add_argument(option, type=type(field.default), default=field.default, help="default: %(default)s")
+        kind = float if field.default is None else type(field.default)
+        parser.add_argument(
+            option, type=kind, default=field.default, help=_HELP.get(field.name, "default: %(default)s")
+        )
     args = vars(parser.parse_args(argv))
     data, answers, out = args.pop("data"), args.pop("answers"), args.pop("out")
     folder: Path = data.parent if answers else data

@@ -66,7 +66,7 @@ def model(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_tokens([AddedToken(PROGRAM, special=False, normalized=False)])
     model = build_model(tokenizer)
     pairs = conversations(examples(data.difficulty, data.keys, 0.2, random.Random(seed)))
-    fit(model, tokenizer, pairs, Settings(steps=30, batch_size=16))
+    fit(model, tokenizer, pairs, Settings(steps=30, batch_size=16), lambda: 0.0)
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

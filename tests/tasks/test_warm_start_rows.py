@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -78,7 +80,7 @@ def test_the_command(file: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     assert record["problems"] == 4 and 0 <= record["sampled_accuracy"] <= record["pass_at_2"] <= 1
     assert warm_start.main(command) == 0
     assert "Reusing" in capsys.readouterr().out
-    monkeypatch.setattr(warm_start, "fit", lambda *args: 0.0)
+    monkeypatch.setattr(warm_start, "fit", lambda *args: [0.0])
     assert warm_start.main([*command[:3], "reward_model.ground_truth", *TOY]) == 0
     assert "Reusing" not in capsys.readouterr().out, "other answers make another model"
 
@@ -95,6 +97,73 @@ def test_the_command(file: Path, tmp_path: Path, monkeypatch, capsys) -> None:
 def test_wrong_input_is_one_line(file: Path, monkeypatch, capsys, data: str, answers: str, message: str) -> None:
     monkeypatch.chdir(file.parents[1])
     assert warm_start.main(["--data", data, "--answers", answers, *TOY]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def taught(tmp_path: Path, *options: str) -> dict[str, Any]:
+    command = ["--data", "reverse/train.parquet", "--answers", "answer", *TOY, "--correct-fraction", "1", *options]
+    assert warm_start.main([*command, "--out", str(tmp_path / "model")]) == 0
+    return json.loads((tmp_path / "model" / "warm_start.json").read_text())
+
+
+@pytest.mark.parametrize(("steps", "made"), [(45, 20), (15, 15)])
+def test_it_ends_at_the_accuracy_asked_for(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: int, made: int
+) -> None:
+    """A machine's speed decides nothing: checks are every ten steps, and after the last one."""
+    monkeypatch.chdir(file.parents[1])
+    accuracies = iter((0.1, 0.4, 0.5))
+    monkeypatch.setattr(warm_start, "drawn_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr("recipe.warm_start.progress.LINE_S", 3600.0)
+    record = taught(file.parents[1], "--steps", str(steps), "--until", "0.41" if made == 15 else "0.4")
+    assert record["steps_made"] == made and record["settings"]["until"] == (0.41 if made == 15 else 0.4)
+    printed = capsys.readouterr()
+    assert ("step 20 of 45: loss" in printed.out) == (made == 20), "the step that reached it is told"
+    assert "teach longer (--until 0.4" in printed.err, "the model itself, by its own accuracy, is never right"
+
+
+def test_lines_into_a_pipe(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Step, loss, accuracy and the time that is left; nothing of the libraries."""
+    monkeypatch.chdir(file.parents[1])
+    monkeypatch.setattr("recipe.warm_start.progress.LINE_S", 0.0)
+    taught(file.parents[1])
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert re.fullmatch(r"step 1 of 2: loss \d\.\d\d, accuracy 0 %; \d+ s left", lines[0])
+    assert re.fullmatch(r"step 2 of 2: loss \d\.\d\d, accuracy (0 %|not measured yet)", lines[1])
+    assert lines[2].startswith("Accuracy before RL: 0.0 % (greedy, 4 held-out problems), 0.0 % of the responses drawn")
+    assert printed.err == (
+        "warm_start: warning: no response is right. RL learns nothing from this model, as all rewards of a prompt are "
+        "equal: teach longer (--until 0.3 --steps 20), make the model larger (--layers, --heads), or shorten the "
+        "answers\n"
+    ), "and no bar of transformers"
+
+
+def test_measuring_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights, and the same random numbers for what follows, whether the accuracy was measured or not."""
+    monkeypatch.chdir(file.parents[1])
+    weights, states = [], []
+    for every in (3600.0, 0.0):
+        monkeypatch.setattr("recipe.warm_start.progress.LINE_S", every)
+        taught(file.parents[1] / str(every))
+        weights.append((file.parents[1] / str(every) / "model" / "model.safetensors").read_bytes())
+        states.append(torch.get_rng_state())
+    assert weights[0] == weights[1] and torch.equal(*states)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--until", "0"], "until=0.0 is out of range: use more than 0, at most 1"),
+        (["--until", "30"], "until=30.0 is out of range"),
+        (["--until", "0.3"], "until=0.3: no more than correct_fraction=0.2 of the answers taught are right; add"),
+    ],
+)
+def test_a_goal_that_cannot_be_reached(
+    file: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert warm_start.main(["--data", str(file), "--answers", "answer", *TOY, *options]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

@@ -1,0 +1,64 @@
+"""What a warm start says while it teaches, also into a file or a pipe: loss, accuracy, and how long it takes."""
+
+import time
+from collections.abc import Callable
+
+from verl_vcpo.console import duration
+
+LINE_S = 5.0
+CHECK_STEPS = 10
+"""With a goal, the accuracy is measured every so many steps: where a lesson ends must not depend on the machine."""
+_CHECKS_SHARE = 0.05
+"""Of the time, that measuring the accuracy may take where no goal is set."""
+_LOSSES = 20
+
+
+class Progress:
+    """Prints a line every LINE_S seconds, and knows when the goal is reached.
+
+    Args:
+        steps: at most.
+        until: the accuracy at which the lesson ends; None: after all steps.
+        check: measures the accuracy, 0 to 1, without changing what is learned.
+    """
+
+    def __init__(self, steps: int, until: float | None, check: Callable[[], float]) -> None:
+        self.steps, self.until, self.check = steps, until, check
+        self.accuracy: float | None = None
+        self.losses: list[float] = []
+        self._start = self._last_line = time.perf_counter()
+        self._checks_s = self._check_s = 0.0
+
+    def reached(self, loss: float) -> bool:
+        """Note a step's loss; whether the lesson ends with this step."""
+        self.losses.append(loss)
+        done = len(self.losses)
+        due = time.perf_counter() - self._last_line >= LINE_S
+        if self.until is not None and (done % CHECK_STEPS == 0 or done == self.steps):
+            self._measure()
+            if self.accuracy is not None and self.accuracy >= self.until:
+                self._say()
+                return True
+        elif self.until is None and due and self._checks_s + self._check_s <= _CHECKS_SHARE * self._seconds():
+            self._measure()
+        if due:
+            self._say()
+        return done == self.steps
+
+    def _measure(self) -> None:
+        before = time.perf_counter()
+        self.accuracy = self.check()
+        self._check_s = time.perf_counter() - before
+        self._checks_s += self._check_s
+
+    def _say(self) -> None:
+        done, last = len(self.losses), self.losses[-_LOSSES:]
+        accuracy = "not measured yet" if self.accuracy is None else f"{100 * self.accuracy:.0f} %"
+        left = duration(self._seconds() / done * (self.steps - done))
+        rest = f"; {left} left{'' if self.until is None else ' at most'}" if done < self.steps else ""
+        loss = sum(last) / len(last)
+        print(f"step {done} of {self.steps}: loss {loss:.2f}, accuracy {accuracy}{rest}", flush=True)
+        self._last_line = time.perf_counter()
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._start
