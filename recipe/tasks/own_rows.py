@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="file", type=Path, required=True, metavar="FILE", help=kinds)
     parser.add_argument("--question", required=True, metavar="COLUMN", help="the user's message")
     parser.add_argument("--answer", required=True, metavar="COLUMN", help="the ground truth: text, or a number")
+    parser.add_argument("--instruction", metavar="TEXT", help="a line after each question: how to give the answer")
     parser.add_argument(
         "--name", help="data_source: the reward gets it, and accuracy has it (default: the file's name)"
     )

@@ -37,8 +37,10 @@ def test_the_rows_are_split_and_have_verls_columns(tmp_path: Path, capsys: pytes
     meta = json.loads((tmp_path / "out/meta.json").read_text())
     assert meta["question"] == "question" and meta["rows"] == {"train": 15, "val": 5}
     assert len(load_answered_rows(tmp_path / "out/train.parquet", "reward_model.ground_truth").taught) == 14
-    assert prepare(tmp_path / "sums.csv", "--val-fraction", "0.25", "--seed", "1", "--name", "math") == 0
-    assert written(tmp_path)["val"] != pairs["val"]
+    more = ["--seed", "1", "--name", "math", "--instruction", "In \\boxed{}."]
+    assert prepare(tmp_path / "sums.csv", "--val-fraction", "0.25", *more) == 0
+    others = [(question.removesuffix("\nIn \\boxed{}."), answer) for question, answer in written(tmp_path)["val"]]
+    assert others != pairs["val"] and set(others) < set(pairs["train"] + pairs["val"])
     assert set(pd.read_parquet(tmp_path / "out/train.parquet")["data_source"]) == {"math"}
 
 
