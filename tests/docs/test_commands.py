@@ -43,6 +43,8 @@ def sources(file: Path) -> str:
     files = [file, ROOT / "recipe/fully_async_policy/main.py"]  # add_config_dir, which others call
     if file.name == "__main__.py":
         files += file.parent.glob("*.py")
+    if file.name == "prepare_data.py":
+        files += (ROOT / "recipe/tasks").rglob("*.py")  # each task adds its own
     return "".join(path.read_text(encoding="utf-8") for path in files)
 
 

@@ -15,8 +15,8 @@ from tests.docs.test_commands import PAGES, ROOT, text_of
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md" and "upstream" not in page.parts]
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 CHOICE = re.compile(r"(?<![\w.])\+?(task|method|agent|hardware)=([a-z]\w*)")
-# Sections whose entries another package reads: Megatron, Ray
-OPEN = ("override_transformer_config.", "ray_init._")
+# Sections whose entries another package reads: Megatron, Ray. A column of rows
+OPEN = ("override_transformer_config.", "ray_init._", "reward_model.ground_truth")
 
 
 @pytest.fixture(scope="module")

@@ -138,6 +138,7 @@ def test_the_plan_of_a_mixture_of_experts_has_no_second_buffer(
         ),
         ({ACTOR_SEQUENCES: "7", DYNAMIC: "false"}, "ppo_micro_batch_size_per_gpu=7: does not div"),
         ({ACTOR_SEQUENCES: "4"}, "ppo_micro_batch_size_per_gpu=4: has no effect"),
+        ({"data.max_response_length": "12000"}, "of full length has 13024 tokens (data.max_prompt_length + data"),
         (
             {"trainer.n_gpus_per_node": "6", f"{MEGATRON}.tensor_model_parallel_size": "6"},
             "tensor_model_parallel_size=6: does not divide the model's 28 attention heads (4 of keys and values); set "

@@ -4,11 +4,12 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.compiler import missing_for_triton
 from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.gpu_memory import read_layout
 from recipe.fully_async_policy.ray_access import cluster_address
 
 
 def check_gpus(config: DictConfig) -> None:
-    """Refuse several nodes without a cluster to join, GPUs on a machine without any, and GPUs without a C compiler.
+    """Refuse several nodes without a cluster to join, more GPUs than the machine has, and GPUs without a C compiler.
 
     Raises:
         SettingError: the first of them.
@@ -34,7 +35,19 @@ def check_gpus(config: DictConfig) -> None:
             "hardware=gpu: torch finds no GPU on this machine; give hardware=cpu, join a cluster that has some "
             "(ray_kwargs.ray_init.address), or see the plan alone with --dry-run"
         )
+    _check_number(config, torch.cuda.device_count())
     _check_compiler(config)
+
+
+def _check_number(config: DictConfig, here: int) -> None:
+    layout = read_layout(config)
+    if layout.total > here and config.ray_kwargs.ray_init.get("num_gpus") is None:
+        raise SettingError(
+            f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}, actor_rollout_ref.rollout.n_gpus_per_node="
+            f"{config.actor_rollout_ref.rollout.n_gpus_per_node}: trainer and samplers have GPUs of their own, "
+            f"{layout.total} together, and this machine has {here}; lower them (1 and 1 is the least), or join a "
+            "cluster (ray_kwargs.ray_init.address)"
+        )
 
 
 def _check_compiler(config: DictConfig) -> None:

@@ -60,6 +60,8 @@ def _check_batches(config: DictConfig, data_parallel: int) -> None:
             "make it a multiple"
         )
     sequences, micro = mini * n // data_parallel, actor.ppo_micro_batch_size_per_gpu
+    if actor.use_dynamic_bsz:
+        _check_tokens(config)
     if actor.use_dynamic_bsz or not micro:
         return
     if sequences % micro:
@@ -72,4 +74,16 @@ def _check_batches(config: DictConfig, data_parallel: int) -> None:
         raise SettingError(
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}: makes {sequences // micro} micro-batches, "
             f"and virtual pipeline stages need a multiple of pipeline_model_parallel_size={stages}"
+        )
+
+
+def _check_tokens(config: DictConfig) -> None:
+    """verl ends a run at the first sequence that is longer than a micro-batch may be."""
+    actor, ranks = config.actor_rollout_ref.actor, config.actor_rollout_ref.actor.megatron.context_parallel_size
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    if actor.ppo_max_token_len_per_gpu * ranks < longest:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={actor.ppo_max_token_len_per_gpu}: a sequence of full "
+            f"length has {longest} tokens (data.max_prompt_length + data.max_response_length); raise it to "
+            f"{-(-longest // ranks)}"
         )
