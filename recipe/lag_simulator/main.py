@@ -157,6 +157,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
         write_summary,
     )
 
+    answers = len(simulator.task.held_out) * config.actor_rollout_ref.rollout.val_kwargs.n
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
@@ -171,7 +172,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
         def on_step(run: int, row: "Row") -> None:
             nonlocal last
             now = time.perf_counter()
-            metrics.write(json.dumps(metrics_line(row, now - start, now - last)) + "\n")
+            metrics.write(json.dumps(metrics_line(row, now - start, now - last, answers)) + "\n")
             metrics.flush()
             last = now
             if row["step"]:
@@ -183,18 +184,21 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     print(f"{folder}: {in_words(summary)}")
 
 
-def metrics_line(row: "Row", wall_clock_s: float, step_s: float) -> dict[str, float | None]:
+def metrics_line(row: "Row", wall_clock_s: float, step_s: float, answers: int) -> dict[str, float | None]:
     """A row under the real stack's names: null where the simulator measures nothing, or no number came out.
 
     Args:
         row: of the simulator.
         wall_clock_s: seconds since the run's start.
         step_s: seconds that the step took, with its evaluation.
+        answers: of an evaluation.
     """
-    from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES
+    from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, HEADLINES
 
     line: dict[str, float | None] = {"step": row["step"], "wall_clock_s": round(wall_clock_s, 3), "val_accuracy": None}
     line |= dict.fromkeys(HEADLINES) | row
+    if line["val_accuracy"] is not None:
+        line[ANSWERS] = answers
     if row["step"]:
         line |= {"lag_min": row["lag_max"], "lag_mean": row["lag_max"]}  # all of a batch are of one version
         line |= {"tokens_per_s": row["tokens"] / step_s, "step_s": step_s}

@@ -348,12 +348,12 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
 def report(record: dict[str, Any], settings: Settings) -> None:
     """Print the accuracy, and on stderr a warning where it is none or below the goal."""
     greedy, drawn = record["accuracy"], record.get("sampled_accuracy")
-    more = "" if drawn is None else f", {100 * drawn:.1f} % of the responses drawn"
-    print(f"Accuracy before RL: {100 * greedy:.1f} % (greedy, {record['problems']} held-out problems){more}")
-    best, longer = (
-        max(greedy, drawn or 0.0),
-        f"teach longer (--until {settings.until or 0.3} --steps {10 * settings.steps})",
-    )
+    said = f"Accuracy before RL: {greedy:.1%} greedy (always the likeliest token)"
+    if drawn is not None:
+        said += f", {drawn:.1%} drawn (each token by its probability, as RL samples)"
+    print(f"{said}; {record['problems']} held-out problems")
+    best = max(greedy, drawn or 0.0)
+    longer = f"teach longer (--until {settings.until or 0.3} --steps {10 * settings.steps})"
     if best == 0:
         print(
             "warm_start: warning: no response is right. RL learns nothing from this model, as all rewards of a prompt "

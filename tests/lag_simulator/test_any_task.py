@@ -11,6 +11,7 @@ from recipe.lag_simulator import main
 from recipe.lag_simulator.simulator import Simulator
 from scripts.report.runs import read_run
 from scripts.report.table import make_table
+from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS
 
 REWARD = """
 async def compute_score(data_source, solution_str, ground_truth, extra_info, worth):
@@ -56,6 +57,7 @@ def test_any_task(own_task: list[str], tmp_path: Path) -> None:
     assert [step["reward"] for step in steps] == [0.125, 0.125], "what is trained on is the score"
     assert zero["val_accuracy"] == steps[-1]["val_accuracy"] == 0.5, "the mean over the two sources of acc"
     assert [step["lag_max"] for step in steps] == [0, 1]
+    assert [line.get(ANSWERS) for line in (zero, *steps)] == [4, None, 4]
 
     run = read_run(tmp_path / "own")
     assert run.finished and (run.method, run.steps, run.accuracy) == ("vcpo", 2, 0.5)

@@ -5,9 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
-from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, RunLog, in_words, last_step, read_metrics, write_summary
+from verl_vcpo.trainer.ppo.v1.run_log import (
+    HEADLINES,
+    RunLog,
+    how_answered,
+    in_words,
+    last_step,
+    read_metrics,
+    write_summary,
+)
 from verl_vcpo.trainer.ppo.v1.step_table import row
 
 
@@ -151,3 +160,12 @@ def test_a_collapse_is_announced_with_what_to_change(tmp_path: Path, capfd: pyte
     text = capfd.readouterr().out
     assert text.count("collapse ahead") == 1
     assert "lower actor_rollout_ref.actor.optim.lr or async.lag, or set method=vcpo" in text
+
+
+@pytest.mark.parametrize(("temperature", "said"), [(0, "greedy"), (1.0, "drawn at temperature 1")])
+def test_the_console_says_how_held_out_prompts_are_answered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], temperature: float, said: str
+) -> None:
+    sampling = OmegaConf.create({"temperature": temperature})
+    RunLog(tmp_path, answered=how_answered(sampling)).write(0, {"val-core/countdown/acc/mean@1": 0.25})
+    assert f"accuracy on held-out prompts; answers: {said}\n" in capfd.readouterr().out

@@ -13,7 +13,7 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.checks.run_folder import check_nothing_replaced
 from verl_vcpo.run_id import RUN_ID_VARIABLE
-from verl_vcpo.trainer.ppo.v1.run_log import RunLog, in_words, read_metrics, write_summary
+from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, RunLog, in_words, read_metrics, write_summary
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 
 
@@ -30,13 +30,14 @@ def test_it_evaluates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/countdown/acc/mean@1": 0.25})
     trainer = object.__new__(LagKTrainer)
     trainer.config, trainer.global_steps = config_of(tmp_path), step
-    trainer.run_log = RunLog(tmp_path)
+    trainer.run_log, trainer.val_dataset = RunLog(tmp_path), range(8)
     trainer.current_mode = HybridEngineMode.ROLLOUT
     trainer._dump_futures, trainer._dump_executor = [], ThreadPoolExecutor(1)
     trainer.fit(SimpleNamespace())
 
     (line,) = read_metrics(tmp_path)
     assert (line["step"], line["val_accuracy"], line["reward"]) == (step, 0.25, None)
+    assert line[ANSWERS] == 8 * trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"], "no model, no checkpoint"
     summary = write_summary(tmp_path, "vcpo", lag=8, wall_clock_s=61)
     assert (summary["final_accuracy"], summary["steps"]) == (0.25, 0)

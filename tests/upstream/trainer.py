@@ -60,6 +60,7 @@ TRAINER = Place(
         Reach("LagKTrainer.on_train_begin", How.OVERRIDES, f"{ASYNC}.on_train_begin", "", "k batches ahead"),
         Reach("LagKTrainer.on_step_end", How.OVERRIDES, f"{ASYNC}.on_step_end", "", "stages weights; dead samplers"),
         Reach("LagKTrainer._validate", How.OVERRIDES, f"{BASE}._validate", "", "line 0 of metrics.jsonl"),
+        Reach("LagKTrainer._validate", How.USES, f"{BASE}.val_dataset", "", "its length: how many answers"),
         Reach("LagKTrainer._balance_batch", How.OVERRIDES, f"{BASE}._balance_batch", "", "prompt groups stay whole"),
         Reach(
             "LagKTrainer._compute_old_log_prob",

@@ -21,6 +21,8 @@ COMMAND_FILE = "command.txt"
 """What the run was started with, for a shell."""
 SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
+ANSWERS = "vcpo/val_answers"
+"""Of a line with a held-out accuracy: over how many answers that is the mean."""
 LINE_FILE = "metrics_line.json"
 """In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
 
@@ -50,6 +52,11 @@ def validation_accuracy(metrics: dict[str, Any]) -> float | None:
     return sum(core) / len(core) if core else None
 
 
+def how_answered(sampling: Any) -> str:
+    """How held-out prompts are answered, in words; `sampling` is `actor_rollout_ref.rollout.val_kwargs`."""
+    return f"drawn at temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -76,6 +83,7 @@ class RunLog:
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
         advisor: gives advice on the console; None: there is none.
         lag_setting: the setting that bounds the lag, which the collapse warning names.
+        answered: how held-out prompts are answered (`how_answered`), which the console says of their accuracy.
     """
 
     def __init__(
@@ -84,11 +92,12 @@ class RunLog:
         scales_step_size: bool = True,
         advisor: Advisor | None = None,
         lag_setting: str = "async.lag",
+        answered: str = "",
     ) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
         self._advisor = advisor
-        self._table = StepTable()
+        self._table = StepTable(answered)
         self._warner = CollapseWarner(scales_step_size, lag_setting)
         self._signal = SignalWatch()
 

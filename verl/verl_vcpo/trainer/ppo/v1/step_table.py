@@ -8,6 +8,7 @@ from vcpo.diagnostics import AlarmLevels
 from verl_vcpo import console
 
 _ROWS_PER_HEADING = 20
+HELD_OUT = "held out"
 _ALARM = AlarmLevels()
 
 
@@ -37,7 +38,8 @@ _COLUMNS = (
         "ess",
         5,
         _number("ess_ratio", ".3f"),
-        f"effective sample size / batch size; {_ALARM.ess_steps} steps below {_ALARM.ess_ratio:g}: a warning",
+        "effective sample size / batch size: 1 where all sequences count alike; "
+        f"{_ALARM.ess_steps} steps below {_ALARM.ess_ratio:g}: a warning",
     ),
     _Column("lr x", 4, _number("lr_multiplier", ".2f"), "factor on the learning rate"),
     _Column("grad", 7, _number("grad_norm", ".3g"), "norm of the gradient, before clipping"),
@@ -45,7 +47,8 @@ _COLUMNS = (
         "kl",
         7,
         _number("kl", ".2g"),
-        f"KL(rollout || policy) per token, nats; {_ALARM.kl_steps} steps above {_ALARM.kl:g}: a warning",
+        "KL(rollout || policy) per token, nats: how far the trainer is from the sampler; "
+        f"{_ALARM.kl_steps} steps above {_ALARM.kl:g}: a warning",
     ),
     _Column(
         "lag",
@@ -60,8 +63,10 @@ _COLUMNS = (
         _numbers(("trainer_idle_share", "sampler_idle_share"), lambda share: f"{100 * share:.0f}"),
         "share of the step without work: trainer/samplers",
     ),
-    _Column("held out", 8, _number("val_accuracy", ".1%"), "accuracy on held-out prompts"),
+    _Column(HELD_OUT, 8, _number("val_accuracy", ".1%"), "accuracy on held-out prompts"),
 )
+MEANINGS = {column.heading: column.meaning for column in _COLUMNS}
+"""Heading of a column -> what it shows, in one line."""
 _LEFT_OUT = ("idle %", "tok/s", "lr x", "grad", "lag")
 """Where the terminal is too narrow, in this order: metrics.jsonl and the report have them."""
 
@@ -76,24 +81,29 @@ def _fitting(width: int | None) -> list[_Column]:
 
 
 class StepTable:
-    """Makes the lines of the table, with the explanations before the first row and the headings again and again."""
+    """Makes the lines of the table, with the explanations before the first row and the headings again and again.
 
-    def __init__(self) -> None:
+    Args:
+        answered: how held-out prompts are answered, as "greedy"; "": not said.
+    """
+
+    def __init__(self, answered: str = "") -> None:
         self._rows = 0
+        self._answered = answered
         self._columns = _fitting(console.width())
 
     def lines(self, line: dict[str, Any]) -> list[str]:
         """What the console shows for a line of `metrics.jsonl`."""
-        before = [] if self._rows else [each for column in self._columns for each in _explanation(column)]
+        before = [] if self._rows else [each for column in self._columns for each in self._explanation(column)]
         if self._rows % _ROWS_PER_HEADING == 0:
             before.append(_row([column.heading for column in self._columns], self._columns))
         self._rows += 1
         return [*before, row(line, self._columns), *_notes(line)]
 
-
-def _explanation(column: _Column) -> list[str]:
-    text = f"{column.heading:>8}  {column.meaning}"
-    return textwrap.wrap(text, width, subsequent_indent=" " * 10) if (width := console.width()) else [text]
+    def _explanation(self, column: _Column) -> list[str]:
+        answered = f"; answers: {self._answered}" if self._answered and column.heading == HELD_OUT else ""
+        text = f"{column.heading:>8}  {column.meaning}{answered}"
+        return textwrap.wrap(text, width, subsequent_indent=" " * 10) if (width := console.width()) else [text]
 
 
 def row(line: dict[str, Any], columns: Sequence[_Column] = _COLUMNS) -> str:

@@ -46,7 +46,7 @@ from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
 from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
-from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, MODEL_FOLDER, RunLog
+from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, HEADLINES, MODEL_FOLDER, RunLog, how_answered
 from verl_vcpo.trainer.ppo.v1.sample_log import SampleLog, samples_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
 from verl_vcpo.trainer.ppo.v1.trajectory_metrics import (
@@ -84,7 +84,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         bound, setting = lag_bound(config["async"]), bound_setting(config["async"])
         shares_cores = config.trainer.device == "cpu"
         advisor = Advisor(bound, shares_cores=shares_cores, lag_setting=setting)
-        self.run_log = RunLog(config.run_dir, scales, advisor, setting)
+        answered = how_answered(config.actor_rollout_ref.rollout.val_kwargs)
+        self.run_log = RunLog(config.run_dir, scales, advisor, setting, answered)
         self.lag_controller = LagController.of(config["async"])
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
@@ -186,6 +187,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _validate(self) -> dict[str, float]:
         with console.busy("Measuring the held-out accuracy"):
             metrics = super()._validate()
+        metrics[ANSWERS] = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         if self.config.trainer.val_only:
             self.run_log.append(self.global_steps, metrics)
         elif self.global_steps == 0:
