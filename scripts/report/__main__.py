@@ -2,7 +2,8 @@
 
 A run is the folder (run_dir) that it wrote: metrics.jsonl and config.yaml are enough, so that a run that is still
 going, or was interrupted, is shown as far as it got. Writes table.md, table.csv, figure.png and report.html into
---out, and prints the table. report.html is interactive, and needs no other file and no network (5 MB: plotly.js).
+--out, and prints the table and a sentence that says what came out. report.html is interactive, begins with that
+sentence, and needs no other file and no network (5 MB: plotly.js).
 --live writes nothing: it serves that page to a browser on this machine, and the page follows the runs.
 """
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from recipe.command_line import OneLineParser, run_command, whole_number
 from scripts.report import figure, page, payload, table
+from scripts.report.outcome import outcome
 from scripts.report.runs import RunError, read_run
 
 _LAST_PORT = 65535
@@ -52,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error.filename or out}: {error.strerror}", file=sys.stderr)
         return 2
     table.show(rows)
+    print(outcome(runs))
     print(f"Figure: {picture}\nTable: {out / 'table.md'}, {out / 'table.csv'}; all in one page: {out / 'report.html'}")
     return 0
 

@@ -15,51 +15,43 @@ function make(tag, text, properties = {}) {
 const colour = (i) => COLOURS[i % COLOURS.length];
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Each panel: its title, what is below it, the traces of a run, and what belongs to its y axis.
+// Each panel: its title, what it shows (a key of `meanings`), how to read its lines, the traces of a run, its y axis.
 const line = (x, y, name, i, more = {}) => ({
   x, y, name, type: "scatter", mode: "lines", line: { color: colour(i), width: 1.6, ...more.line }, ...more.trace,
 });
 const series = (name, style = {}) => (run, i) => [line(run.steps, run.series[name], run.label, i, style)];
-const faint = { trace: { opacity: 0.4 }, line: { width: 1 } };
+const SMOOTHED = 10;
+function meanOfLast(values) {
+  return values.map((_, at) => {
+    const known = values.slice(Math.max(0, at - SMOOTHED + 1), at + 1).filter((v) => v !== null);
+    return known.length ? known.reduce((a, b) => a + b) / known.length : null;
+  });
+}
+const faint = { trace: { opacity: 0.25, hoverinfo: "skip" }, line: { width: 1 } };
 const dotted = { line: { dash: "dot" } };
 const PANELS = [
-  { id: "accuracy", title: "Accuracy on held-out prompts; faint: reward of the batches", percent: true, traces: (run, i) => [
-    line(run.steps, run.series.reward, `${run.label}, reward`, i, faint),
-    line(run.validations.map((v) => v[0]), run.validations.map((v) => v[1]), run.label, i, { trace: { mode: "lines+markers" } }) ] },
-  { id: "ess_ratio", title: "Effective sample size / batch size", level: "ess_ratio", range: [0, 1.05], traces: series("ess_ratio") },
-  { id: "kl", title: "KL(rollout || policy) per token, nats", level: "kl", log: true, traces: series("kl") },
-  { id: "grad_norm", title: "Gradient norm, before clipping", log: true, traces: series("grad_norm") },
-  { id: "lag", title: "Lag, policy updates: mean, from least to largest; dotted: the bound k", traces: (run, i) => [
+  { id: "accuracy", title: "Accuracy", meaning: "held out", lines: "bars: one standard error", percent: true, traces: (run, i) => {
+    const [x, y, array] = [0, 1, 2].map((at) => run.validations.map((v) => v[at]));
+    const error_y = { type: "data", array, thickness: 1, width: 0, visible: array.some((v) => v !== null) };
+    return [line(x, y, run.label, i, { trace: { mode: "lines+markers", error_y } })];
+  } },
+  { id: "reward", title: "Reward", meaning: "reward", lines: `bold: mean of the last ${SMOOTHED} steps`, traces: (run, i) => [
+    line(run.steps, run.series.reward, run.label, i, faint),
+    line(run.steps, meanOfLast(run.series.reward), run.label, i) ] },
+  { id: "ess_ratio", title: "ESS ratio", meaning: "ess", level: "ess_ratio", range: [0, 1.05], traces: series("ess_ratio") },
+  { id: "kl", title: "KL", meaning: "kl", level: "kl", log: true, traces: series("kl") },
+  { id: "grad_norm", title: "Gradient norm", meaning: "grad", log: true, traces: series("grad_norm") },
+  { id: "equal_groups", title: "Groups without a signal", meaning: "equal groups", percent: true, range: [0, 1.02], traces: series("equal_groups") },
+  { id: "lag", title: "Lag", meaning: "lag", lines: "band: least to largest; dotted: the bound k", traces: (run, i) => [
     line(run.steps, run.series.lag_min, `${run.label}, least`, i, { line: { width: 0 } }),
     line(run.steps, run.series.lag_max, `${run.label}, largest`, i, { line: { width: 0.7 }, trace: { fill: "tonexty", fillcolor: `${colour(i)}33` } }),
     line(run.steps, run.series.lag_mean, `${run.label}, mean`, i),
     line(run.steps, run.steps.map(() => run.lag), `${run.label}, bound`, i, dotted) ] },
-  { id: "idle", title: "Idle share of a step: trainer; dotted: samplers", percent: true, range: [0, 1.02], traces: (run, i) => [
+  { id: "idle", title: "Idle", meaning: "idle %", lines: "dotted: samplers", percent: true, range: [0, 1.02], traces: (run, i) => [
     line(run.steps, run.series.trainer_idle_share, `${run.label}, trainer`, i),
     line(run.steps, run.series.sampler_idle_share, `${run.label}, samplers`, i, dotted) ] },
-  { id: "tokens_per_s", title: "Tokens trained on per second", traces: series("tokens_per_s") },
-  { id: "groups", title: "Reward of a batch: mean; dotted: least, largest; dots: recorded prompt groups; dashed: share of groups with equal rewards", traces: (run, i) => [
-    line(run.steps, run.series.reward_min, `${run.label}, least`, i, { ...faint, line: { width: 1, dash: "dot" } }),
-    line(run.steps, run.series.reward_max, `${run.label}, largest`, i, { ...faint, line: { width: 1, dash: "dot" } }),
-    line(run.steps, run.series.equal_groups, `${run.label}, groups with equal rewards`, i, { line: { width: 1, dash: "dash" } }),
-    line(run.steps, run.series.reward, `${run.label}, mean`, i), ...groups(run, i) ] },
+  { id: "tokens_per_s", title: "Tokens per second", meaning: "tok/s", traces: series("tokens_per_s") },
 ];
-
-function groups(run, i) {
-  const rewards = new Map();
-  for (const row of run.samples ? run.samples.rows : []) {
-    if (row.group === null || typeof row.reward !== "number") continue;
-    const key = `${row.step}\n${row.group}`;
-    const found = rewards.get(key) || { step: row.step, group: row.group, sum: 0, n: 0 };
-    found.sum += row.reward;
-    found.n += 1;
-    rewards.set(key, found);
-  }
-  const all = [...rewards.values()];
-  if (!all.length) return [];
-  return [{ x: all.map((g) => g.step), y: all.map((g) => g.sum / g.n), text: all.map((g) => `group ${g.group}, ${g.n} samples`),
-    name: `${run.label}, group`, type: "scatter", mode: "markers", marker: { color: colour(i), size: 4, opacity: 0.5 } }];
-}
 
 // As scripts/report/figure.py limits a logarithmic axis: rounding errors below the bulk are left out.
 function logRange(traces, level) {
@@ -122,8 +114,7 @@ function fillChips() {
 }
 
 function fillWarnings() {
-  const all = data.runs.flatMap((run) => run.warnings.map(([step, text]) => make("li", `${run.label}, step ${step}: ${text}`)));
-  byId("warnings").replaceChildren(...all, ...data.waiting.map((text) => make("li", text)));
+  byId("warnings").replaceChildren(...data.runs.flatMap((run) => run.warnings.map((text) => make("li", `${run.label}: ${text}`))));
   byId("warnings-section").hidden = !byId("warnings").childElementCount;
 }
 
@@ -159,7 +150,7 @@ function fillSamples() {
   const run = runs.find((r) => r.folder === state.run) || runs[0];
   byId("samples-run").replaceChildren(...runs.map((r) => make("option", r.label, { value: r.folder, selected: r === run })));
   const wanted = state.search.toLowerCase();
-  const rows = run.samples.rows.filter((row) => [row.prompt, row.response, row.group].some((t) => String(t).toLowerCase().includes(wanted)));
+  const rows = run.samples.rows.filter((row) => [row.prompt, row.response].some((t) => String(t).toLowerCase().includes(wanted)));
   rows.sort((a, b) => (state.descending ? -1 : 1) * compare(a[state.column], b[state.column]));
   const heads = COLUMNS.map((name) => {
     const head = make("th", name, { tabIndex: 0 });
@@ -199,6 +190,7 @@ function sampleRow(row) {
 
 function show() {
   byId("title").textContent = document.title = data.title;
+  byId("outcome").textContent = data.outcome;
   fillTable(byId("results"), data.table);
   byId("note").textContent = data.note;
   for (const fill of [fillChips, fillWarnings, fillSettings, fillSamples, drawAll]) fill();
@@ -228,6 +220,7 @@ async function follow() {
 for (const panel of PANELS) {
   const box = make("div", null, { className: "panel" });
   box.append(make("h3", panel.title), make("div", null, { className: "plot", id: `plot-${panel.id}` }));
+  box.append(make("p", [data.meanings[panel.meaning], panel.lines].filter(Boolean).join("; "), { className: "note" }));
   byId("panels").append(box);
 }
 byId("theme").addEventListener("click", () => { setTheme(document.documentElement.dataset.theme !== "dark"); drawAll(); });

@@ -7,17 +7,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fully_async_policy.method import description
-from scripts.report.runs import ReportedRun
+from scripts.report.outcome import outcome, standard_error
+from scripts.report.runs import ReportedRun, labels
 from scripts.report.samples import read_samples
 from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
-from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW, LONG
+from verl_vcpo.trainer.ppo.v1.learning_signal import EQUAL_GROUPS, IN_A_ROW
+from verl_vcpo.trainer.ppo.v1.step_table import MEANINGS
 
 _SERIES = {
     "reward": "reward",
-    "reward_min": "critic/score/min",
-    "reward_max": "critic/score/max",
-    "equal_groups": "reward/equal_groups",
+    "equal_groups": EQUAL_GROUPS,
     **{
         name: name
         for name in (
@@ -54,6 +54,7 @@ _SETTINGS = {
     "baseline": "vcpo.baseline",
     "gradient norms": "vcpo.norms.how",
     "temperature": "actor_rollout_ref.rollout.temperature",
+    "temperature, held out": "actor_rollout_ref.rollout.val_kwargs.temperature",
     "device": "trainer.device",
     "nodes of the trainer": "trainer.nnodes",
     "devices of the trainer, per node": "trainer.n_gpus_per_node",
@@ -62,6 +63,9 @@ _SETTINGS = {
     "seed of the data": "data.seed",
 }
 _OF_VCPO = "vcpo."
+_MEANINGS = MEANINGS | {
+    "equal groups": "share of the batch's prompts whose samples all got the same reward: they teach nothing"
+}
 _SIGNS = {
     "low_ess_ratio": "collapse ahead: the ESS ratio stays low",
     "vanished_gradient": "collapse ahead: the gradient norm jumped and then vanished",
@@ -78,20 +82,13 @@ def make(runs: list[ReportedRun], waiting: tuple[str, ...] = ()) -> dict[str, An
     table, levels = make_table(runs) if runs else [], AlarmLevels()
     return {
         "title": f"Runs: {', '.join(dict.fromkeys(run.task for run in runs))}" if runs else "Runs",
+        "outcome": " ".join([outcome(runs), *waiting]).strip(),
+        "meanings": _MEANINGS,
         "table": table,
         "note": NOTE if table and has_speed_ups(table) else None,
         "levels": {"ess_ratio": levels.ess_ratio, "kl": levels.kl},
-        "runs": [_run(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
-        "waiting": list(waiting),
+        "runs": [_run(run, label) for run, label in zip(runs, labels(runs), strict=True)],
     }
-
-
-def _labels(runs: list[ReportedRun]) -> list[str]:
-    """Of each run, one that no other has."""
-    labels = [run.label for run in runs]
-    return [
-        f"{label} ({run.folder})" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)
-    ]
 
 
 def _run(run: ReportedRun, label: str) -> dict[str, Any]:
@@ -107,8 +104,11 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "planned": run.planned,
         "steps": steps,
         "series": {name: [_rounded(value) for value in run.series(metric)[1]] for name, metric in _SERIES.items()},
-        "validations": [[step, _rounded(accuracy)] for step, accuracy in run.accuracies],
-        "warnings": [[line["step"], text] for line in run.lines for text in _warnings(line)],
+        "validations": [
+            [step, _rounded(accuracy), run.answers and _rounded(standard_error(accuracy, run.answers))]
+            for step, accuracy in run.accuracies
+        ],
+        "warnings": _warnings(run.lines),
         "command": run.command,
         "settings": _settings(run.config),
         "config": OmegaConf.to_yaml(run.config),
@@ -121,13 +121,21 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _warnings(line: dict[str, Any]) -> list[str]:
-    said = [_SIGNS.get(sign, sign) for sign in line.get("collapse_signs") or []]
-    if line.get("actor/vcpo/skipped_updates"):
-        said.append("the update was skipped: no usable sequence")
-    if (in_a_row := line.get(IN_A_ROW) or 0) and (in_a_row == 1 or in_a_row % LONG == 0):
-        said.append(f"no signal for {in_a_row} step(s): all rewards of every group are equal")
-    return said
+def _warnings(lines: list[dict[str, Any]]) -> list[str]:
+    """One line for each kind: at how many steps, and the first of them."""
+    steps: dict[str, list[int]] = {}
+    for line in lines:
+        said = [_SIGNS.get(sign, sign) for sign in line.get("collapse_signs") or []]
+        if line.get("actor/vcpo/skipped_updates"):
+            said.append("update skipped: no usable sequence")
+        if line.get(IN_A_ROW):
+            said.append("no signal: all rewards of every group are equal")
+        for kind in said:
+            steps.setdefault(kind, []).append(line["step"])
+    return [
+        f"{kind}, at {f'{len(at)} steps, from' if len(at) > 1 else 'step'} {at[0]}"
+        for kind, at in sorted(steps.items(), key=lambda each: each[1][0])
+    ]
 
 
 def _settings(config: DictConfig) -> dict[str, str]:

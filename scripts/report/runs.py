@@ -14,7 +14,15 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.fully_async_policy.method import decided_by
 from vcpo import VCPOConfig
 from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound, lag_in_words
-from verl_vcpo.trainer.ppo.v1.run_log import COMMAND_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import (
+    ANSWERS,
+    COMMAND_FILE,
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    how_answered,
+    read_metrics,
+)
 
 TASKS = {"countdown": "Countdown", "gsm8k": "GSM8K", "math": "MATH-500", "tool_use": "AIME 2025"}
 
@@ -86,6 +94,17 @@ class ReportedRun:
         """Before training."""
         return self.accuracies[0][1] if self.accuracies and self.accuracies[0][0] == 0 else None
 
+    @property
+    def answers(self) -> int | None:
+        """Over how many answers a held-out accuracy is the mean; None where the run did not record it."""
+        return next((line[ANSWERS] for line in self.lines if line.get(ANSWERS)), None)
+
+    @property
+    def answered(self) -> str | None:
+        """How held-out prompts were answered; None where the configuration does not say."""
+        sampling = OmegaConf.select(self.config, "actor_rollout_ref.rollout.val_kwargs")
+        return sampling and how_answered(sampling)
+
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of a metric of the training steps; NaN where it was not measured."""
         steps = [line for line in self.lines if line["reward"] is not None]
@@ -99,6 +118,14 @@ class ReportedRun:
             if line["step"] > 0 and reached is not None and reached >= accuracy:
                 return line["step"], line["wall_clock_s"] / 3600 * self.devices
         return None
+
+
+def labels(runs: list[ReportedRun]) -> list[str]:
+    """Of each run, one that no other has."""
+    names = [run.label for run in runs]
+    return [
+        f"{label} ({run.folder})" if names.count(label) > 1 else label for run, label in zip(runs, names, strict=True)
+    ]
 
 
 def read_run(folder: Path) -> ReportedRun:

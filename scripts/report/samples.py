@@ -17,8 +17,8 @@ _Entry = tuple[float, float, int, dict[str, Any]]
 class Samples(NamedTuple):
     """The newest samples and those of the largest weight.
 
-    rows: each with `step`, `group`, `reward`, `lag`, `weight`, `log_weight` (before truncation), `prompt` and
-        `response`; None where the run did not record it.
+    rows: each with `step`, `group` (the prompt's number, in the order of the file), `reward`, `lag`, `weight`,
+        `log_weight` (before truncation), `prompt` and `response`; None where the run did not record it.
     of: how many the run recorded.
     """
 
@@ -33,13 +33,13 @@ def read_samples(folder: Path) -> Samples | None:
         return None
     newest: deque[_Entry] = deque(maxlen=_NEWEST)
     heaviest: list[_Entry] = []
-    number = -1
+    number, groups = -1, dict[str, int]()
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file):
             if not line.endswith("\n"):
                 number -= 1
                 break  # the run is writing this line
-            sample = _row(json.loads(line))
+            sample = _row(json.loads(line), groups)
             entry = sample["weight"] or 0.0, _or_least(sample["log_weight"]), number, sample
             newest.append(entry)
             (heapq.heappush if len(heaviest) < _HEAVIEST else heapq.heappushpop)(heaviest, entry)
@@ -47,9 +47,10 @@ def read_samples(folder: Path) -> Samples | None:
     return Samples([kept[number] for number in sorted(kept)], number + 1)
 
 
-def _row(sample: dict[str, Any]) -> dict[str, Any]:
+def _row(sample: dict[str, Any], groups: dict[str, int]) -> dict[str, Any]:
     row = {name: sample.get(name) for name in ("step", "reward", "lag", "weight", "log_weight", "prompt", "response")}
-    return row | {"group": sample.get("group", sample.get("uid"))}
+    uid = sample.get("uid")
+    return row | {"group": None if uid is None else groups.setdefault(uid, len(groups) + 1)}
 
 
 def _or_least(log_weight: float | None) -> float:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from scripts.report import figure
 from scripts.report.runs import ReportedRun, read_run
-from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER, FIGURE = DOCS / "quickstart", DOCS / "quickstart.png"
@@ -31,6 +31,7 @@ _SETTINGS = (
     "trainer.total_training_steps",
     "actor_rollout_ref.rollout.nnodes",
     "actor_rollout_ref.rollout.n_gpus_per_node",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
 )
 
 
@@ -48,8 +49,8 @@ def publish(runs: list[Path]) -> None:
 
 def _take(run: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("step", "wall_clock_s", "val_accuracy", *HEADLINES)
-    lines = [{name: line[name] for name in names} for line in read_metrics(run)]
+    names = ("step", "wall_clock_s", "val_accuracy", ANSWERS, *HEADLINES)
+    lines = [{name: line[name] for name in names if name in line} for line in read_metrics(run)]
     (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / SUMMARY_FILE).write_text((run / SUMMARY_FILE).read_text())
     given, kept = OmegaConf.load(run / CONFIG_FILE), OmegaConf.create()

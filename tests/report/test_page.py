@@ -18,19 +18,20 @@ from scripts.report.runs import read_run
 from scripts.report.samples import read_samples
 from testkit import browser
 from tests.report.test_report import config, write_run
+from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW
 from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 
 NEEDS_CHROMIUM = pytest.mark.skipif(browser.PROGRAM is None, reason="no chromium: bash scripts/install_chromium.sh")
-DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 8"
+DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 9"
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">@@PLOTLY@@"
 
 
-def write_samples(run: Path, responses: list[str], name: str = "group") -> None:
-    """As many samples of one group, of growing weight, with a lag that is lower the larger the weight."""
+def write_samples(run: Path, responses: list[str]) -> None:
+    """As many samples, two of each group, of growing weight, with a lag that is lower the larger the weight."""
     with open(run / SAMPLES_FILE, "w") as file:
         for i, response in enumerate(responses):
             sample = {"step": 1, "prompt": "What is 1+1?", "response": response, "reward": i % 2, "lag": 99 - i}
-            file.write(json.dumps(sample | {"weight": 0.5 + i, name: "g1"}) + "\n")
+            file.write(json.dumps(sample | {"weight": 0.5 + i, "uid": f"uid-{i // 2}"}) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         write_run(folder / "vcpo", config(10), [0.4, 0.6, 0.7], 60, finished=False),
     ]
     lines = (runs[0] / "metrics.jsonl").read_text().replace('"collapse_signs": []', '"collapse_signs": ["kl_growth"]')
-    (runs[0] / "metrics.jsonl").write_text(lines)
+    (runs[0] / "metrics.jsonl").write_text(lines.replace(f'"{IN_A_ROW}": 0', f'"{IN_A_ROW}": 1', 3))
     write_samples(runs[1], [HOSTILE, *(f"response {i}" for i in range(1, 60))])
     (runs[1] / "command.txt").write_text("python -m recipe.fully_async_policy.main +task=math async.lag=10\n")
     return runs
@@ -78,11 +79,20 @@ def test_the_page_in_a_browser(url: str, page: browser.Page) -> None:
     page.open(url, DRAWN)
     assert page.run("document.title") == "Runs: MATH-500", "no response was run as a program"
     panels = page.run("[...document.querySelectorAll('.plot')].map(e => e.id.slice(5))")
-    assert panels == ["accuracy", "ess_ratio", "kl", "grad_norm", "lag", "idle", "tokens_per_s", "groups"]
+    names = "accuracy reward ess_ratio kl grad_norm equal_groups lag idle tokens_per_s"
+    assert panels == names.split()
+    assert page.run("[...document.querySelectorAll('.panel .note')].every(e => e.textContent.length > 20)"), "explained"
     assert all(page.run(f"document.querySelectorAll('#plot-{p} .scatterlayer path.js-line').length") for p in panels)
     assert page.run("[...document.querySelectorAll('.annotation-text')].map(e => e.textContent)") == ["alarm"] * 2
-    warnings = page.run("document.getElementById('warnings').textContent")
-    assert "vcpo_off, lag 10, step 1: collapse ahead: KL" in warnings
+    parts = ["outcome", "panels", "warnings", "results", "samples"]
+    tops = [page.run(f"document.getElementById('{part}').getBoundingClientRect().top") for part in parts]
+    assert tops == sorted(tops), "what came out, then the curves, then the rest"
+    said = "MATH-500: vcpo, lag 10, is at 70.0 ± 4.6 % from 40.0 ± 4.9 % after 2 of 4 steps; vcpo_off, lag 10, ended at"
+    assert page.run("document.getElementById('outcome').textContent").startswith(said)
+    assert page.run("[...document.querySelectorAll('#warnings li')].map(e => e.textContent)") == [
+        "vcpo_off, lag 10: collapse ahead: KL(rollout || policy) stays large, at 4 steps, from 1",
+        "vcpo_off, lag 10: no signal: all rewards of every group are equal, at 3 steps, from 1",
+    ]
     settings = page.run("document.getElementById('settings').innerText")
     assert "method\tvcpo_off\tvcpo" in settings
     assert "async.lag=10" in page.run("document.getElementById('details').innerText")
@@ -112,6 +122,7 @@ def test_samples_are_sorted_and_searched(url: str, page: browser.Page) -> None:
     assert column(1)[:2] == ["59.50", "58.50"] and len(column(1)) == 50, "by weight, the largest first"
     page.click("#samples-more")
     assert column(1)[-1] == "0.5000" and column(8)[-1] == HOSTILE, "as text"
+    assert column(6)[-4:] == ["2", "2", "1", "1"], "groups are numbered in the order of the file"
     page.click("#samples th:first-child")
     assert column(1)[0] == "0.5000"
     page.click("#samples th:nth-child(4)")
@@ -142,7 +153,7 @@ def test_a_run_is_followed(tmp_path: Path, page: browser.Page) -> None:
     Thread(target=server.serve_forever, daemon=True).start()
     with server:
         page.errors.clear()
-        page.open(server.url, "document.getElementById('warnings').textContent.includes('no metrics.jsonl')")
+        page.open(server.url, "document.getElementById('outcome').textContent.includes('no metrics.jsonl')")
         run.rmdir()
         write_run(run, config(10), [0.4, 0.6], 60, finished=False)
         page.wait("document.getElementById('chips').textContent.includes('step 1 of 4')")
@@ -193,5 +204,5 @@ def test_the_newest_and_the_heaviest_samples_are_kept(tmp_path: Path) -> None:
     samples = read_samples(tmp_path)
     assert samples is not None and samples.of == 2000
     assert [row["step"] for row in samples.rows] == [*range(500), *range(1500, 2000)]
-    assert samples.rows[0]["group"] == "u0" and samples.rows[0]["prompt"] is None
+    assert [row["group"] for row in samples.rows[::999]] == [1, 2000] and samples.rows[0]["prompt"] is None
     assert read_samples(tmp_path / "none") is None

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,19 @@ from omegaconf import OmegaConf
 
 from scripts.report import figure, table
 from scripts.report.__main__ import main
+from scripts.report.outcome import outcome, standard_error
 from scripts.report.runs import method, read_run
 from vcpo.diagnostics import AlarmLevels
-from verl_vcpo.trainer.ppo.v1.run_log import RunLog, read_metrics, write_summary
+from verl_vcpo.trainer.ppo.v1.learning_signal import EQUAL_GROUPS
+from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, RunLog, read_metrics, write_summary
+
+NOISE = "±: one standard error of 100 held-out answers, greedy"
+SAID = (
+    "MATH-500: vcpo, lag 10, ended at 71.0 ± 4.5 % from 40.0 ± 4.9 % in 4 steps; "
+    "vcpo_off, synchronous, ended at 70.0 ± 4.6 % from 40.0 ± 4.9 % in 4 steps; "
+    "vcpo, lag 128, is at 41.0 ± 4.9 % from 40.0 ± 4.9 % after 1 of 4 steps; "
+    f"vcpo_off, lag 10, ended at 0.0 ± 1.0 % from 40.0 ± 4.9 % in 4 steps ({NOISE})."
+)
 
 
 def config(lag: float, *, device: str = "gpu", task: str = "math", name: str = "vcpo", **vcpo: object) -> dict:
@@ -26,7 +37,9 @@ def config(lag: float, *, device: str = "gpu", task: str = "math", name: str = "
         "vcpo": {"enable": True, "baseline": "opob", "step_size_rule": "sqrt", "opob_scope": "group", **vcpo},
         "data": {"val_files": f"data/{task}/val.parquet"},
         "trainer": {"device": device, "n_gpus_per_node": 4, "nnodes": 1, "total_training_steps": 4},
-        "actor_rollout_ref": {"rollout": {"n_gpus_per_node": "${trainer.n_gpus_per_node}", "nnodes": 1}},
+        "actor_rollout_ref": {
+            "rollout": {"n_gpus_per_node": "${trainer.n_gpus_per_node}", "nnodes": 1, "val_kwargs": {"temperature": 0}}
+        },
         "run_id": "${oc.env:NO_SUCH_VARIABLE}",
     }
 
@@ -36,10 +49,11 @@ def write_run(folder: Path, settings: dict, accuracies: list[float], seconds: fl
     folder.mkdir(parents=True)
     log = RunLog(folder)
     for step, accuracy in enumerate(accuracies):
-        metrics = {"val-core/math-500/acc/mean@3": accuracy}
+        metrics = {"val-core/math-500/acc/mean@3": accuracy, ANSWERS: 100}
         if step:
             metrics |= {
                 "critic/score/mean": accuracy,
+                EQUAL_GROUPS: 0.5,
                 "actor/vcpo/ess_ratio": 0.7 / step,
                 "actor/vcpo/lr_multiplier": 0.8,
                 "actor/grad_norm": 0.1 if step < 3 else float("nan"),  # null in the file
@@ -99,7 +113,30 @@ def test_the_files(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert '"vcpo, lag 10", "71.0%"' in page
     ours = page[: page.index("<script>")] + page[page.rindex("<script>") :]
     assert re.findall(r"(?:src|href)=\S+|https?:\S+|@@\w+", ours) == ['href="data:,">'], "the page needs no other file"
-    assert "vcpo, lag 10" in capsys.readouterr().out
+    assert SAID in capsys.readouterr().out and json.dumps(SAID) in page
+
+
+def test_what_came_out_is_said_in_a_sentence(runs: list[Path], tmp_path: Path) -> None:
+    read = [read_run(run) for run in runs]
+    assert outcome(read) == SAID
+    lines = [{name: value for name, value in line.items() if name != ANSWERS} for line in read[1].lines]
+    assert outcome([replace(read[1], lines=lines)]) == (
+        "MATH-500: vcpo, lag 10, ended at 71.0 % from 40.0 % in 4 steps "
+        "(of how many held-out answers was not recorded)."
+    )
+    unseen = [line | {"val_accuracy": None} for line in lines]
+    assert outcome([replace(read[1], lines=unseen)]) == "MATH-500: vcpo, lag 10, was not evaluated (4 of 4 steps)."
+    many = outcome([replace(read[0], method=f"m{i}") for i in range(9)])
+    assert [f"m{i}," in many for i in range(9)] == [*[True] * 3, *[False] * 5, True] and "; 5 more between; " in many
+    other = read_run(write_run(tmp_path / "other", config(1, task="gsm8k"), [0.2], 60))
+    assert outcome([*read, other]) == f"{SAID} GSM8K: vcpo, lag 1, begins at 20.0 ± 4.0 % ({NOISE})."
+
+
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.5, 0.025), (0.9, 0.015), (0.0, 0.0025), (1.0, 0.0025)])
+def test_the_noise_is_that_of_independent_answers(accuracy: float, expected: float) -> None:
+    """Four hundred answers; none that is right says less than that none ever is."""
+    assert standard_error(accuracy, 400) == pytest.approx(expected, rel=2e-3)
+    assert standard_error(accuracy, 1) == 0.0
 
 
 def test_one_run_on_cpu_writes_into_its_own_folder(
