@@ -83,7 +83,7 @@ setup(
     package_data={
         "testkit.fake_cuda": ["*.c", "*.cpp"],
         "vcpo": ["py.typed"],
-        "recipe": ["**/*.yaml", "**/*.sh"],
+        "recipe": ["**/*.yaml", "**/*.sh", "**/*.css"],
         "scripts": ["**/*.sh", "**/*.yaml", "**/*.html", "**/*.css", "**/*.js"],
         "verl_vcpo": ["**/*.yaml"],
     },

@@ -2,8 +2,8 @@
 
 Forecasts every split of the GPUs between trainer and samplers, at every lag: seconds per step, GPU hours, idle shares,
 lag, what limits the speed and what one GPU more would gain. Calibrated on the folders of one or more runs; without a
-run (--device), on a model's shape and a data sheet, which is a guess. Prints a table, and writes plan.html into --out.
-docs/guide/sizing.md says how far to trust it.
+run (--device), on a model's shape and a data sheet, which is a guess. Prints a table and a sentence that says what to
+take, and writes plan.html into --out. docs/guide/sizing.md says how far to trust it.
 """
 
 import argparse
@@ -26,21 +26,33 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m recipe.cluster_planner",
         description=__doc__,
     )
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder; the first gives the sizes")
-    parser.add_argument("--gpus", type=int, help="of trainer and samplers together (default: those of --like)")
-    parser.add_argument("--lags", help=f"async.lag, several with commas (default {_LAGS}, or that of --like)")
-    parser.add_argument("--batch", type=int, help="prompts of a step (default: the run's)")
-    parser.add_argument("--samples", type=int, help="responses for each prompt (default: the run's)")
-    parser.add_argument("--steps", type=int, help=f"of the run to plan (default {_STEPS}, or those of --like)")
-    parser.add_argument("--like", type=Path, metavar="SCRIPT", help="a launch script, whose layout and sizes are taken")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for plan.html (default: this one)")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUN", help="calibrate on this run's folder; the first gives the sizes"
+    )
+    parser.add_argument(
+        "--gpus", type=int, help="split this number of GPUs between trainer and samplers (default: those of --like)"
+    )
+    parser.add_argument(
+        "--lags", help=f"forecast these values of async.lag, with commas (default {_LAGS}, or that of --like)"
+    )
+    parser.add_argument("--batch", type=int, help="train on this number of prompts a step (default: the run's)")
+    parser.add_argument("--samples", type=int, help="draw this number of responses to each prompt (default: the run's)")
+    parser.add_argument(
+        "--steps", type=int, help=f"plan a run of this number of steps (default {_STEPS}, or those of --like)"
+    )
+    parser.add_argument("--like", type=Path, metavar="SCRIPT", help="take layout and sizes of this launch script")
+    parser.add_argument("--out", type=Path, default=Path(), help="write plan.html into this folder (default: here)")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON line, last")
     guess = parser.add_argument_group("without a run: a guess from data sheets")
-    guess.add_argument("--device", help=f"one of {', '.join(device.DEVICES)}")
-    guess.add_argument("--model", help="Hugging Face folder, or a name that is known (default: that of --like)")
-    guess.add_argument("--prompt-tokens", type=float, default=200, help="of a prompt, mean (default 200)")
-    guess.add_argument("--response-tokens", type=float, help="of a response, mean")
-    guess.add_argument("--longest", type=float, help="of all responses (default: 4 times the mean)")
+    guess.add_argument("--device", help=f"use the data sheet of this GPU: one of {', '.join(device.DEVICES)}")
+    guess.add_argument(
+        "--model", help="plan for this Hugging Face folder, or a name that is known (default: that of --like)"
+    )
+    guess.add_argument(
+        "--prompt-tokens", type=float, default=200, help="take prompts to have this mean length (default 200)"
+    )
+    guess.add_argument("--response-tokens", type=float, help="take responses to have this mean length")
+    guess.add_argument("--longest", type=float, help="cut responses at this length (default: 4 times the mean)")
     return parser
 
 
@@ -118,8 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.filename or arguments.out}: {error.strerror}", file=sys.stderr)
         return 2
-    page.show(found)
-    print(f"Page: {arguments.out / 'plan.html'}")
+    page.show(found, arguments.out / "plan.html")
     if arguments.json:
         print(json.dumps(found.as_json()))
     return 0

@@ -13,6 +13,8 @@ _ALL_SPLITS, _SOME_SPLITS, _FINER = 32, 10, 4
 _RESPONSES, _RESPONSES_OF_ONE = 1_500_000, 120_000
 """Responses that a plan, and one forecast of it, simulate at most. Above, a fraction of the samplers stands for all."""
 _MEASURED, _FEWEST_PROMPTS = 16, 16
+NEARLY = 1.1
+"""So many times the cheapest row's GPU hours are hardly more: forecasts are not more exact (docs/guide/sizing.md)."""
 _IDLE, _HARDLY, _MOSTLY = 0.1, 0.01, 0.5
 
 
@@ -62,12 +64,14 @@ class Plan:
     rows: list[Forecast] = field(default_factory=list)
 
     @property
-    def fastest(self) -> Forecast:
-        return min(self.rows, key=lambda row: row.step_s)
+    def advised(self) -> Forecast:
+        """The least lag among the rows that cost hardly more than the cheapest. It is of the Pareto front."""
+        enough = NEARLY * min(row.gpu_hours for row in self.rows)
+        return min((row for row in self.rows if row.gpu_hours <= enough), key=lambda row: (row.lag_mean, row.gpu_hours))
 
     def as_json(self) -> dict[str, object]:
         """For one JSON line."""
-        return asdict(self)
+        return asdict(self) | {"advised": asdict(self.advised)}
 
 
 def splits(rates: Rates, gpus: int) -> list[tuple[int, int]]:
@@ -79,7 +83,9 @@ def splits(rates: Rates, gpus: int) -> list[tuple[int, int]]:
     unit, one = rates.trainer.unit, rates.sampler.gpus
     found = [(t, (gpus - t) // one * one) for t in range(unit, gpus, unit) if gpus - t >= one]
     if not found:
-        raise PlanError(f"--gpus {gpus}: the trainer's model takes {unit}, a sampler {one}; give {unit + one} or more")
+        raise PlanError(
+            f"--gpus {gpus}: nothing fits: the trainer's model takes {unit}, a sampler {one}; give {unit + one} or more"
+        )
     return found
 
 

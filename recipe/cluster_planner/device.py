@@ -12,6 +12,8 @@ TRAINER_SHARE, PREFILL_SHARE, MEMORY_SHARE = 0.35, 0.5, 0.7
 _ITERATION_S = 0.003  # of a sampler's host, for each iteration
 _NETWORK = 25e9  # bytes per second between trainer and samplers
 _KV_SHARE = 0.8  # of a sampler's memory, for weights and KV cache
+_TRAINED_BYTES = 6
+"""Of a parameter that is trained, at least: bfloat16 weights and float32 gradients. Experts may be split further."""
 _DRAWS, _SPREAD = 4096, 0.8  # standard deviation of a response's log length
 _START_S = 300.0
 
@@ -72,7 +74,16 @@ def guess(
     free = sheet.memory * _KV_SHARE * sampler_gpus - 2 * shape.parameters
     slots = min(slots, int(free / (kv_bytes * (prompt_tokens + longest))))
     if slots < 1:
-        raise PlanError(f"--device {device}: a sampler of {sampler_gpus} cannot hold the model and one response")
+        raise PlanError(
+            f"--device {device}: nothing fits: a sampler of {sampler_gpus} cannot hold the model and one response; "
+            "give a larger device, or --like with a script whose samplers have more GPUs"
+        )
+    held = _TRAINED_BYTES * shape.parameters / trainer_unit
+    if shape.experts is None and held > sheet.memory:
+        raise PlanError(
+            f"--device {device}: nothing fits: weights and gradients take {held / 1e9:.0f} GB of each of the trainer's "
+            f"GPUs, which have {sheet.memory / 1e9:.0f}; give --like with a script whose trainer splits the model more"
+        )
     bytes_per_s = sheet.bandwidth * MEMORY_SHARE * sampler_gpus
     sampler = SamplerRate(
         iteration_s=_ITERATION_S + 2 * shape.parameters / bytes_per_s,
@@ -95,6 +106,7 @@ def guess(
             "a guess: lengths are log-normal, with a standard deviation of "
             f"{_SPREAD} of their logarithm; {_START_S:.0f} s until the first step; weights: {_NETWORK / 1e9:.0f} GB/s",
             "the trainer's speed grows with its GPUs: linear, an assumption",
+            "the optimizer's state and activations fit; a launch script's DRY_RUN=1 counts them",
         ],
     )
 

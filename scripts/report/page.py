@@ -10,6 +10,7 @@ from typing import Any
 from verl_vcpo.whole_file import write_whole
 
 _PARTS = files("scripts.report")
+_SHARED_STYLE = files("recipe") / "page_style.css"
 
 
 def write(payload: dict[str, Any], path: Path) -> None:
@@ -28,7 +29,7 @@ def html(payload: dict[str, Any], live: bool = False) -> str:
     parts = {
         "TITLE": escape(payload["title"]),
         "LIVE": "true" if live else "false",
-        "STYLE": (_PARTS / "page.css").read_text(),
+        "STYLE": _SHARED_STYLE.read_text() + (_PARTS / "page.css").read_text(),
         "SCRIPT": (_PARTS / "page.js").read_text(),
         "DATA": embedded(payload),
         "PLOTLY": get_plotlyjs(),

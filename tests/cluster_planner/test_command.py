@@ -1,6 +1,7 @@
 """The command: a table, a page, one JSON line; one line where no forecast is possible."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,26 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.cluster_planner.__main__ import main
-from recipe.cluster_planner.answers import Forecast, limit, marked, plan
+from recipe.cluster_planner.answers import Forecast, Plan, limit, marked, plan
 from recipe.cluster_planner.like import print_forecast
 from tests.cluster_planner.made_up import rates, run_folder
 
 ROOT = Path(__file__).parents[2]
+SENTENCE = (
+    r"Take (\d+) \+ (\d+) GPUs \(trainer \+ samplers\) at lag (\S+): \S+ s a step, \S+ GPU hours; "
+    r"one more trainer GPU gains \d+ %, one more sampler GPU \d+ % \(what binds: .*\)\."
+)
+GUESS = ["--gpus", "4", "--response-tokens", "9", "--model", "MODEL", "--device"]
+OF_14_BILLION = {
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "intermediate_size": 13824,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
 SCRIPT = "recipe/fully_async_policy/shell/vcpo/countdown/vcpo_k=10.sh"
 
 
@@ -21,6 +37,12 @@ def test_a_plan_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([str(run), "--gpus", "6", "--lags", "0,2", "--steps", "50", "--out", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr().out
     found = json.loads(printed.splitlines()[-1])
+    said = re.fullmatch(SENTENCE, printed.splitlines()[-2])
+    assert said, "the last line for people"
+    advised = found["advised"]
+    assert [float(number) for number in said.groups()[:3]] == [
+        advised[name] for name in ("trainer_gpus", "sampler_gpus", "lag")
+    ]
     assert {(row["trainer_gpus"], row["sampler_gpus"], row["lag"]) for row in found["rows"]} == {
         (trainer, 6 - trainer, lag) for trainer in (2, 4) for lag in (0, 2)
     }
@@ -28,6 +50,7 @@ def test_a_plan_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert best and all(row["trainer_gain"] is not None for row in best)
     assert "Assumed: the trainer's speed grows with its GPUs: linear" in printed
     html = (tmp_path / "plan.html").read_text()
+    assert html.index(said[0]) < html.index("Plotly.newPlot") and "prefers-color-scheme: dark" in html
     assert "What is assumed" in html and "Plotly.newPlot" in html and html.count("<tr") == 1 + 4
 
 
@@ -44,6 +67,20 @@ def test_the_front_has_the_cheapest_row_and_those_with_less_lag() -> None:
         return Forecast(1, 1, lag, 1.0, hours, 0, 0, lag, lag, 1, 0, 1, 0, "")
 
     assert [r.pareto for r in marked([row(3, 0), row(2, 1), row(1, 2), row(2.5, 1.5)])] == [True, True, True, False]
+
+
+def test_the_least_lag_is_advised_among_rows_that_cost_hardly_more() -> None:
+    def row(hours: float, lag: float) -> Forecast:
+        return Forecast(1, 1, lag, 1.0, hours, 0, 0, lag, lag, 1, 0, 1, 0, "the trainer")
+
+    def advised(*rows: Forecast) -> Forecast:
+        found = Plan("", [], {}, 2, 10, 8, marked(list(rows))).advised
+        assert found.pareto, "the gains of one GPU more are known of the front"
+        return found
+
+    assert advised(row(20, 0), row(10.9, 2), row(10.5, 2), row(10, 8)).gpu_hours == 10.5
+    assert advised(row(20, 0), row(11.1, 2), row(10, 8)).lag == 8
+    assert advised(row(10, 8)).lag == 8
 
 
 def test_what_binds_and_what_one_gpu_more_gains() -> None:
@@ -72,19 +109,31 @@ def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "a guess: the data sheet of h100, no run" in capsys.readouterr().out
 
 
+def test_the_help_of_an_option_is_a_sentence_with_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    helped = re.findall(r"^  (?:--\S+|RUN)(?: \S+)?\s+(\w+)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert len(helped) > 10 and not {"of", "as", "for", "the"} & {*helped}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--gpus", "4"], "give the folder of a run"),
         (["nowhere", "--gpus", "4"], "nowhere: no metrics.jsonl"),
         (["RUN"], "--gpus: give the number"),
-        (["RUN", "--gpus", "2"], "give 3 or more"),
+        (["RUN", "--gpus", "2"], "--gpus 2: nothing fits: the trainer's model takes 2, a sampler 1; give 3 or more"),
         (["RUN", "--gpus", "0"], "--gpus 0: give 1 or more"),
         (["RUN", "--gpus", "4", "--lags", "1,x"], "--lags 1,x"),
         (["RUN", "--gpus", "4", "--lags", "-1"], "--lags -1"),
         (["RUN", "--gpus", "4", "--device", "h100"], "--device: is for a plan without a run"),
         (["--gpus", "4", "--device", "h99", "--model", "Qwen2.5-7B", "--response-tokens", "9"], "choose one of"),
         (["--gpus", "4", "--device", "h100"], "also needs --model"),
+        ([*GUESS, "b200", "--longest", "1e7"], "nothing fits: a sampler of 1 cannot hold"),
+        (
+            [*GUESS, "a100"],
+            "nothing fits: weights and gradients take 89 GB of each of the trainer's GPUs, which have 80",
+        ),
         (["RUN", "--like", "no.sh"], "--like no.sh: no such file"),
     ],
 )
@@ -92,7 +141,9 @@ def test_what_allows_no_forecast_is_said_in_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_folder(tmp_path / "run")
-    given = [str(run) if argument == "RUN" else argument for argument in arguments]
+    (tmp_path / "config.json").write_text(json.dumps(OF_14_BILLION))
+    places = {"RUN": str(run), "MODEL": str(tmp_path)}
+    given = [places.get(argument, argument) for argument in arguments]
     assert main([*given, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
@@ -105,7 +156,9 @@ def test_a_dry_run_prints_the_forecast_of_its_layout(tmp_path: Path, capsys: pyt
     config.actor_rollout_ref.model = {"path": "somewhere"}
     config.actor_rollout_ref.rollout.update({"n_gpus_per_node": 3, "nnodes": 1})
     print_forecast(config, tmp_path / "run")
-    assert "5 GPUs, 30 steps of 8 responses" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "5 GPUs, 30 steps of 8 responses" in printed
+    assert printed.splitlines()[-1].startswith("2 + 3 GPUs (trainer + samplers) at lag 0: "), "nothing to choose"
 
 
 @pytest.mark.slow
