@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", help="parquet, .jsonl or .json")
     parser.add_argument("--task", required=True, help="whose preset names the reward, the model and the lengths")
     trainer.add_config_dir(parser)
-    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="as of the trainer")
+    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="change the trainer's settings")
     args = parser.parse_intermixed_args(argv)
 
     from recipe.fully_async_policy.checks.data import check_file

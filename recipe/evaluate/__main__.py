@@ -45,10 +45,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m recipe.evaluate", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face folder, or global_step_N of a run")
     parser.add_argument("--task", required=True, metavar="NAME", help="preset: countdown, gsm8k, math, ...")
-    parser.add_argument("--samples", type=int, metavar="K", help="of each problem (default: the preset's)")
+    parser.add_argument(
+        "--samples", type=int, metavar="K", help="draw this number of responses to each problem (default: the preset's)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result, and every answer, to FILE")
     trainer.add_config_dir(parser)
-    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="the trainer's settings")
+    parser.add_argument("overrides", nargs="*", metavar="setting=value", help="change the trainer's settings")
     args = parser.parse_intermixed_args(argv)
 
     trainer.prepare_environment(args.overrides)

@@ -92,7 +92,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--gpu-memory",
         type=positive_number,
         metavar="GIB",
-        help="of one GPU, for --dry-run: gpu_memory_gib",
+        help="take GPUs of this memory in --dry-run: gpu_memory_gib",
     )
     parser.add_argument(
         "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"

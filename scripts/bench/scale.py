@@ -65,8 +65,12 @@ def summary(results: list[scale.ScaleResult]) -> dict[str, Any]:
 def main() -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains TEXT")
-    parser.add_argument("--steps", type=whole_number(1), default=4, help="of each launch script's run (default 4)")
-    parser.add_argument("--keys", type=whole_number(1), default=140_000, help="for the poll (default 140,000)")
+    parser.add_argument(
+        "--steps", type=whole_number(1), default=4, help="make this number of steps with each launch script (default 4)"
+    )
+    parser.add_argument(
+        "--keys", type=whole_number(1), default=140_000, help="poll this number of keys (default 140,000)"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     cases = [(scale.read_layout(script), scale.Responses(), arguments.steps) for script in scale.launch_scripts()]

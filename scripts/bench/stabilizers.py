@@ -29,7 +29,9 @@ def print_table(rows: list[StabilizerExecution]) -> None:
 
 def main() -> int:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=METHODS, metavar="NAME", help=f"of {', '.join(METHODS)}")
+    parser.add_argument(
+        "--only", nargs="+", choices=METHODS, metavar="NAME", help=f"run these alone, of {', '.join(METHODS)}"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     names = arguments.only or METHODS

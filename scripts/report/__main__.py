@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> int:
         "--out", type=Path, help="folder to write into (default: the run's own, where there is one run)"
     )
     parser.add_argument("--live", action="store_true", help="serve the page instead, and follow the runs")
-    parser.add_argument("--port", type=whole_number(0), help="of --live, as for `ssh -L` (default: a free one)")
+    parser.add_argument(
+        "--port", type=whole_number(0), help="serve --live on this port, as for `ssh -L` (default: a free one)"
+    )
     arguments = parser.parse_args(argv)
     if (arguments.port or 0) > _LAST_PORT:
         parser.error(f"--port {arguments.port}: give {_LAST_PORT} or less")

@@ -45,7 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help=f"default: {SEEDS}")
     parser.add_argument("--lr", nargs="+", type=positive_number, metavar="X", help=f"default: {LEARNING_RATES}")
     parser.add_argument(
-        "--steps", type=whole_number(1), metavar="N", help=f"of a run (default {STEPS}, with --quick {QUICK_STEPS})"
+        "--steps",
+        type=whole_number(1),
+        metavar="N",
+        help=f"make this number of steps in a run (default {STEPS}, with --quick {QUICK_STEPS})",
     )
     parser.add_argument(
         "--workers", type=whole_number(1), default=os.cpu_count() or 1, help="processes (default: all cores)"

@@ -95,7 +95,11 @@ def main(argv: list[str] | None = None) -> int:
         "--seeds", type=whole_number(1), default=TOGETHER, metavar="N", help="runs side by side (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=whole_number(1), default=300, metavar="N", help="of a run (default: %(default)s)"
+        "--steps",
+        type=whole_number(1),
+        default=300,
+        metavar="N",
+        help="make this number of steps in a run (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args(argv)
