@@ -17,6 +17,10 @@ HEADS = (
     "mean lag", "95 %", "largest", "deadline wait, s", "what binds", "1 trainer GPU more", "1 sampler GPU more",
 )  # fmt: skip
 
+_WORDS = "what binds"
+_ON_A_TERMINAL = [head for head in HEADS if head not in ("95 %", "largest", "deadline wait, s")]
+"""The page has the others, too."""
+_WIDTH, _NARROW = 118, 8
 _STYLE = files("recipe") / "page_style.css"
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
@@ -101,15 +105,19 @@ def show(plan: Plan, page: Path | None = None, most: int = 24) -> None:
         page: where the page of this plan is, if it has one.
         most: rows of the table, if that is not the front alone.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     rows = plan.rows if len(plan.rows) <= most else [row for row in plan.rows if row.pareto]
-    console = Console(width=170)
-    table = Table(*HEADS, title=title(plan), title_justify="left")
+    table = Table(title=title(plan), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for head in _ON_A_TERMINAL:
+        words = head == _WORDS
+        table.add_column(head, justify="left" if words else "right", max_width=None if words else _NARROW)
     for row in rows:
-        table.add_row(*cells(row), style="bold" if row.pareto else None)
-    console.print(table)
+        shown = dict(zip(HEADS, cells(row), strict=True))
+        table.add_row(*(shown[head] for head in _ON_A_TERMINAL), style="bold" if row.pareto else None)
+    Console(width=_WIDTH).print(table)
     if len(rows) < len(plan.rows):
         print(f"The Pareto front of {len(plan.rows)} forecasts: no other has fewer GPU hours and less lag.")
     print(basis(plan))
@@ -125,7 +133,7 @@ def write(plan: Plan, path: Path) -> None:
 
     def row(forecast: Forecast) -> str:
         texts = "".join(
-            f"<td{' class=words' if head == 'what binds' else ''}>{escape(text)}</td>"
+            f"<td{' class=words' if head == _WORDS else ''}>{escape(text)}</td>"
             for head, text in zip(HEADS, cells(forecast), strict=True)
         )
         return f"<tr{' class=front' if forecast.pareto else ''}>{texts}</tr>"

@@ -39,6 +39,8 @@ def test_a_plan_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     found = json.loads(printed.splitlines()[-1])
     said = re.fullmatch(SENTENCE, printed.splitlines()[-2])
     assert said, "the last line for people"
+    table = printed[: printed.index("Calibration:")].splitlines()
+    assert max(map(len, table)) <= 118 and len(table) < 6 + 2 * 4, "a row has a line or two"
     advised = found["advised"]
     assert [float(number) for number in said.groups()[:3]] == [
         advised[name] for name in ("trainer_gpus", "sampler_gpus", "lag")
