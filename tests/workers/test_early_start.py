@@ -1,6 +1,7 @@
 """Samplers that start in a thread: when, and what verl's trainer gets of them."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +47,13 @@ def created(config: Any) -> Any:
     return trainer_separate_async.LLMServerManager.create(config=config, start_rank=0)
 
 
+def thread_ends() -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while early_start.THREAD in [thread.name for thread in threading.enumerate()]:
+        assert time.monotonic() < deadline, "the thread goes on"
+        time.sleep(0.01)
+
+
 def test_they_start_once_the_trainer_has_its_devices() -> None:
     pools = {"trainer": SimpleNamespace(pgs=None)}
     with EarlyStart({"lag": 1}, lambda: has_devices(pools)) as manager:
@@ -85,7 +93,31 @@ def test_where_the_trainer_fails_they_stop(samplers: type[Samplers], monkeypatch
         assert manager.began.wait(LIMIT_S)
         raise KeyboardInterrupt
     assert manager.cancelled.wait(LIMIT_S)
-    deadline = time.monotonic() + LIMIT_S
-    while early_start.THREAD in [thread.name for thread in threading.enumerate()]:
-        assert time.monotonic() < deadline, "the thread goes on"
-        time.sleep(0.01)
+    thread_ends()
+
+
+async def _two_that_end_later() -> None:
+    """As verl starts samplers: each needs a moment to end once it is cancelled, and one of them fails then."""
+
+    async def sampler(fails: bool) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+            if fails:
+                raise ValueError("the sampler has gone")
+
+    await asyncio.gather(sampler(False), sampler(True))
+
+
+def test_a_start_that_is_given_up_says_nothing(
+    samplers: type[Samplers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(samplers, "how", _two_that_end_later)
+    with pytest.raises(KeyboardInterrupt), EarlyStart({}, lambda: True) as manager:
+        assert manager.began.wait(LIMIT_S)
+        raise KeyboardInterrupt
+    thread_ends()
+    del manager
+    gc.collect()  # asyncio complains of a task or a future when that is destroyed
+    assert caplog.text == ""

@@ -52,7 +52,8 @@ class EarlyStart:
         # A copy: verl writes to its configuration for moments, while this one is read in another thread.
         self.manager = BalancerFirst(copy.deepcopy(config))
         self._trainer_has_devices, self._needed = trainer_has_devices, False
-        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
+        self._runner, self._over = asyncio.Runner(loop_factory=asyncio.new_event_loop), asyncio.Event()
+        self._loop = self._runner.get_loop()
         self._started = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
 
     def __enter__(self) -> BalancerFirst:
@@ -64,13 +65,19 @@ class EarlyStart:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         trainer_separate_async.LLMServerManager = LLMServerManager
+        if kind is not None:
+            # The run ends because of `error`. What becomes of a start that is given up has no reader.
+            self._loop.set_exception_handler(lambda loop, context: None)
         self._started.cancel()  # without effect where the samplers are up
         self._loop.call_soon_threadsafe(self._over.set)
 
     def _run_loop(self) -> None:
-        """Ends after the `with` block, in its own time: a call of Ray's in it cannot be interrupted."""
-        self._loop.run_until_complete(self._over.wait())
-        self._loop.close()
+        """Ends after the `with` block, in its own time: a call of Ray's in it cannot be interrupted.
+
+        `Runner` cancels what has not ended by then, and waits for that.
+        """
+        with self._runner as runner:
+            runner.run(self._over.wait())
 
     async def _start(self) -> None:
         while not (self._trainer_has_devices() or self._needed):
