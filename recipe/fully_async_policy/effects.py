@@ -200,6 +200,11 @@ RULES: tuple[Rule, ...] = (
         _never,
         "async.lag says how many batches are ahead",
     ),
+    Rule(
+        ("save_weights", "trainer.max_actor_ckpt_to_keep"),
+        lambda config: config.trainer.save_freq != -1,
+        "with trainer.save_freq=-1 no checkpoint is written",
+    ),
     Rule(("trainer.remove_previous_ckpt_in_save",), _never, "trainer.max_actor_ckpt_to_keep says how many are kept"),
 )
 """In order: the first rule that covers a setting, and says that it has no effect, gives the reason."""

@@ -21,6 +21,7 @@ _OUR_SETTINGS = (
     "run_dir",
     "samples_every",
     "save_model",
+    "save_weights",
     "async",
     "vcpo",
     "tool_use",

@@ -295,6 +295,7 @@ class Settings(Section):
     run_dir: Text
     samples_every: Annotated[int, Field(ge=0), says("give a number of steps, 0 (never) or more")]
     save_model: Flag
+    save_weights: Flag
     gpu_memory_gib: Annotated[float, Field(gt=0), says("give the GiB of one GPU")]
     async_: Async = Field(alias="async")
     data: Data

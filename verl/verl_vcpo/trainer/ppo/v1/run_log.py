@@ -23,6 +23,7 @@ SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sa
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
 ANSWERS = "vcpo/val_answers"
 """Of a line with a held-out accuracy: over how many answers that is the mean."""
+WEIGHTS_FOLDER = "weights"  # in the run's folder: the policies of its checkpoints, step_N, in the same form
 LINE_FILE = "metrics_line.json"
 """In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
 
@@ -210,9 +211,14 @@ def in_words(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def command(module: str, given: list[str]) -> str:
+    """What a run was started with, for a shell: `python -m module`, and the arguments `given`."""
+    return shlex.join(["python", "-m", module, *given])
+
+
 def write_command(run_dir: str | Path, module: str, given: list[str]) -> None:
-    """Keep in the run's folder what the run was started with: `python -m module`, and the arguments `given`."""
-    (Path(run_dir) / COMMAND_FILE).write_text(shlex.join(["python", "-m", module, *given]) + "\n")
+    """Keep the run's command in the run's folder."""
+    (Path(run_dir) / COMMAND_FILE).write_text(command(module, given) + "\n")
 
 
 def last_step(run_dir: str | Path) -> int:

@@ -46,7 +46,14 @@ from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
 from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
-from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, HEADLINES, MODEL_FOLDER, RunLog, how_answered
+from verl_vcpo.trainer.ppo.v1.run_log import (
+    ANSWERS,
+    HEADLINES,
+    MODEL_FOLDER,
+    WEIGHTS_FOLDER,
+    RunLog,
+    how_answered,
+)
 from verl_vcpo.trainer.ppo.v1.sample_log import SampleLog, samples_of
 from verl_vcpo.trainer.ppo.v1.tba_replay import TBAReplay
 from verl_vcpo.trainer.ppo.v1.trajectory_metrics import (
@@ -279,6 +286,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
             if self.lag_controller:
                 self.lag_controller.save(folder)
+        if self.config.save_weights:
+            self._save_hugging_face(f"{WEIGHTS_FOLDER}/step_{self.global_steps}")
+
+    def _save_hugging_face(self, folder: str) -> None:
+        """Write the policy to a folder in the run's, on the node of the trainer's first worker."""
+        self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, folder).absolute()))
 
     def _metrics_so_far(self) -> dict[str, Any]:
         """The step's metrics when its checkpoint is written: without the weight update and a validation."""
@@ -344,7 +357,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         super().fit(agent_loop_manager)
         if self.config.save_model and not self.config.trainer.val_only:
             with console.busy("Writing the trained model"):
-                self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, MODEL_FOLDER).absolute()))
+                self._save_hugging_face(MODEL_FOLDER)
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
     # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).
