@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 
 from recipe.command_line import OneLineParser, run_command
-from recipe.fully_async_policy.main import one_line, prepare_environment
+from recipe.fully_async_policy.main import prepare_environment
+from recipe.fully_async_policy.next_steps import one_line
 from verl_vcpo.trainer.ppo.v1 import checkpoint as checkpoints
 from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE
 from verl_vcpo.whole_file import whole_folder

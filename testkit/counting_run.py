@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from recipe.fully_async_policy import main as launcher
+from recipe.fully_async_policy.session import ray_session
 
 TRANSFER_S = 0.1
 SAMPLERS = {
@@ -45,7 +46,7 @@ def main(overrides: list[str]) -> int:
     with open_dict(rollout):
         rollout.custom = {**(rollout.custom or {}), **SAMPLERS}
     TRAINER_REGISTRY[TRAINER_MODE] = Trainer
-    with launcher.ray_session(config, run_id) as run:
+    with ray_session(config, run_id) as run:
         counting_engine.register_engine()
         LagKTaskRunner().run(config, observe_processes=run.observe)
     return 0

@@ -19,6 +19,7 @@ from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
 from recipe.evaluate.scored import Answer
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
+from recipe.fully_async_policy.next_steps import one_line
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.whole_file import write_whole
 
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         answers = answers_of(config, sampling.n, sampling.temperature, sampling.top_p, sampling.top_k)
     except Exception as error:
-        print(f"error: {trainer.one_line(error)}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     results = measured(answers, sampling.n)
     how = f"{sampling.n} samples of each, temperature {sampling.temperature:g}, top_p {sampling.top_p:g}"

@@ -13,66 +13,81 @@ import io
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from recipe.command_line import OneLineParser, positive_number, run_command
+from recipe.fully_async_policy.session import LOG_LEVELS, ray_session
 from verl_vcpo import start_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from filelock import AcquireReturnProxy
     from omegaconf import DictConfig
 
-    from recipe.fully_async_policy.nodes import RunOnNodes
-    from recipe.fully_async_policy.processes import Run
-
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Compose the configuration, check it, train. Returns the exit code: 2 where a setting is wrong."""
     args = _arguments(argv)
+    from recipe.fully_async_policy import processes
+    from recipe.fully_async_policy.checks.errors import SettingError
 
-    from recipe.fully_async_policy.processes import new_run_id
+    run_id = processes.new_run_id()
+    with processes.sigterm_is_ctrl_c():
+        try:
+            config = _checked(args)
+            if config is None:
+                return 0
+            in_its_folder = _folder(config)
+        except SettingError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as interruption:
+            from recipe.fully_async_policy import next_steps
 
-    run_id = new_run_id()
-    prepare_environment(args.overrides)
+            print(next_steps.before_start(composed_of(args)), file=sys.stderr)
+            return processes.code_of_interruption(interruption) or 0
+        with in_its_folder:
+            return launch(config, run_id, composed_of(args))
+
+
+def _checked(args: argparse.Namespace) -> "DictConfig | None":
+    """The configuration to train with; None where it was to be printed alone."""
     from recipe.fully_async_policy.checks import own_files
+
+    prepare_environment(args.overrides)
+    config = compose(args.overrides, args.config_dir)
+    if args.print_config:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config, resolve=True))
+        return None
+    with own_files.located(args.overrides, args.config_dir):
+        check(config, files=not args.dry_run)
+    if not args.dry_run:
+        return config
+    from recipe.fully_async_policy import gpu_plan
+
+    if args.gpu_memory is not None:
+        config.gpu_memory_gib = args.gpu_memory
+    gpu_plan.print_plan(config)
+    if args.forecast:
+        from recipe.cluster_planner.like import print_forecast
+
+        print_forecast(config, args.forecast)
+    return None
+
+
+def _folder(config: "DictConfig") -> "AcquireReturnProxy":
+    """The run's folder, held and without an earlier run."""
     from recipe.fully_async_policy.checks.run_folder import taken
-    from recipe.fully_async_policy.validate import SettingError
+    from recipe.fully_async_policy.older_run import set_aside
 
-    try:
-        config = compose(args.overrides, args.config_dir)
-        if args.print_config:
-            from omegaconf import OmegaConf
-
-            print(OmegaConf.to_yaml(config, resolve=True))
-            return 0
-        if args.dry_run:
-            from recipe.fully_async_policy import gpu_plan
-
-            with own_files.located(args.overrides, args.config_dir):
-                check(config, files=False)
-            if args.gpu_memory is not None:
-                config.gpu_memory_gib = args.gpu_memory
-            gpu_plan.print_plan(config)
-            if args.forecast:
-                from recipe.cluster_planner.like import print_forecast
-
-                print_forecast(config, args.forecast)
-            return 0
-        with own_files.located(args.overrides, args.config_dir):
-            check(config)
-        in_its_folder = taken(config.run_dir)
-    except SettingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    with in_its_folder:
-        return launch(config, run_id, composed_of(args))
+    held = taken(config.run_dir)
+    if moved := set_aside(config):
+        print(moved)
+    return held
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -112,47 +127,22 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
     """
     from recipe.fully_async_policy import next_steps
     from recipe.fully_async_policy.method import description
-    from recipe.fully_async_policy.processes import was_terminated
+    from recipe.fully_async_policy.processes import code_of_interruption
     from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
 
     print(f"method={config.method}, async.lag={lag_in_words(config['async'])}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
-        summary = train(config, run_id, given)
-    except KeyboardInterrupt:
-        print(f"interrupted {what_is_kept(config)}{next_steps.after_interruption(config)}", file=sys.stderr)
-        return 143 if was_terminated() else 130
-    except Exception as error:
-        print(f"error: {one_line(error)}. {what_next(config)}", file=sys.stderr)
+        print(f"{train(config, run_id, given)}\nTo see it: python -m scripts.report {config.run_dir}")
+        if what_now := next_steps.after_training(config, given):
+            print(what_now)
+        return 0
+    except BaseException as error:
+        if code := code_of_interruption(error):
+            print(next_steps.after_interruption(config, given), file=sys.stderr)
+            return code
+        print(next_steps.after_error(error, config, given), file=sys.stderr)
         return 1
-    print(f"{summary}\nTo see it: python -m scripts.report {config.run_dir}")
-    if what_now := next_steps.after_training(config, given):
-        print(what_now)
-    return 0
-
-
-def one_line(error: BaseException) -> str:
-    """What went wrong, without the traceback: that is in the run's verl.log."""
-    text = str(getattr(error, "cause", None) or error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {text[-1].strip().rstrip('.')}"
-
-
-def what_next(config: "DictConfig") -> str:
-    """Where to look, and how to go on."""
-    folder = Path(config.trainer.default_local_dir)
-    saved = sorted(folder.glob("global_step_*"))
-    go_on = "the same command with trainer.resume_mode=auto goes on from the last whole checkpoint"
-    return f"Details: {config.run_dir}/verl.log; {go_on if saved else 'no checkpoint was saved (trainer.save_freq)'}"
-
-
-def what_is_kept(config: "DictConfig") -> str:
-    """Of a run that was interrupted."""
-    from verl_vcpo.trainer.ppo.v1.run_log import last_step
-
-    step = last_step(config.run_dir)
-    if step == 0:
-        return f"before the first step: no step's metrics are in {config.run_dir}"
-    return f"after step {step}; {config.run_dir} keeps the metrics of the steps that were done"
 
 
 def prepare_environment(overrides: list[str]) -> None:
@@ -167,31 +157,12 @@ def prepare_environment(overrides: list[str]) -> None:
         hardware = "gpu" if torch.cuda.is_available() else "cpu"
     os.environ["VCPO_HARDWARE"] = hardware
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a Ray call after the run's end starts a new Ray
-    for name, level in _LOG_LEVELS.items():
+    for name, level in LOG_LEVELS.items():
         os.environ.setdefault(name, level)
     if hardware == "cpu":
         from verl_vcpo.cpu import environment
 
         environment.apply()
-
-
-def environment_of_workers() -> dict[str, str]:
-    """What the run's processes need of this process's environment, also those of a Ray that was running before."""
-    import torch
-
-    from verl_vcpo.run_id import RUN_ID_VARIABLE
-
-    defaults = dict(_LOG_LEVELS)
-    if os.environ["VCPO_HARDWARE"] == "cpu":
-        from verl_vcpo.cpu import environment
-
-        defaults |= environment.ENVIRONMENT
-    elif _CONNECTIONS in os.environ or not torch.cuda.is_available():
-        # For Megatron's overlap of communication. verl goes by the driver's GPU, and a cluster's head may have none.
-        defaults[_CONNECTIONS] = "1"
-    # A package that has been imported here may have removed its variable.
-    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
@@ -358,80 +329,9 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
         LagKTaskRunner().run(config, observe_processes=run.observe)
-    lag = lag_bound(config["async"])
-    return in_words(write_summary(config.run_dir, config.method, lag, time.perf_counter() - start))
-
-
-@contextlib.contextmanager
-def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
-    """An empty run folder and a Ray cluster for the block; no process or shared memory on any node after it."""
-    from omegaconf import OmegaConf
-
-    from recipe.fully_async_policy.processes import cleaned_up
-    from verl_vcpo import console
-    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
-
-    run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if config.trainer.resume_mode == "disable":
-        (run_dir / METRICS_FILE).unlink(missing_ok=True)
-    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
-    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
-    os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard")
-    os.environ.setdefault("WANDB_DIR", str(run_dir))
-    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / "verl_metrics.jsonl"))
-
-    # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
-    with open(run_dir / "verl.log", "w") as log, console.owned(log), cleaned_up(run_id) as here:
-        try:
-            with _ray(config, here, log) as run:
-                yield run
-        finally:
-            console.ending()
-
-
-@contextlib.contextmanager
-def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes]":
-    """The Ray cluster of `ray_session`."""
-    from verl_vcpo import console
-
-    console.stage("Loading the packages (torch, Ray, Megatron)")
-    import ray
-    from omegaconf import OmegaConf
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    from recipe.fully_async_policy import ray_access
-    from recipe.fully_async_policy.nodes import RunOnNodes
-    from recipe.fully_async_policy.processes import catch_sigterm
-    from verl_vcpo.trainer import main_ppo as main_ppo  # Megatron and verl's trainer, before Ray starts
-    from verl_vcpo.workers.rollout import replica
-
-    if os.environ["VCPO_HARDWARE"] == "cpu":
-        replica.register("verl_vcpo.cpu.vllm_server", "CPUvLLMReplica")
-    else:
-        replica.register("verl_vcpo.workers.rollout.vllm_server", "LagKvLLMReplica")
-    console.stage("Starting Ray")
-    init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    in_each_worker = {
-        "worker_process_setup_hook": start_up.__name__ + ".collect_rarely",
-        "env_vars": environment_of_workers(),
-    }
-    given = init.pop("runtime_env", None) or {}
-    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
-    init["runtime_env"] = OmegaConf.to_container(runtime_env)
-    with ray_access.started(init):
-        catch_sigterm()
-        run = RunOnNodes(here)
-        try:
-            yield run
-        except Exception:
-            logs = ray._private.worker.global_worker.node.get_logs_dir_path()
-            print(f"{traceback.format_exc()}The processes' own logs are in {logs}", file=log, flush=True)
-            raise
-        finally:
-            console.ending()
-            here.observe()
-            run.clean_up_elsewhere()
+        took = time.perf_counter() - start
+        # Before the processes are ended, which can be interrupted: the run is whole.
+        return in_words(write_summary(config.run_dir, config.method, lag_bound(config["async"]), took))
 
 
 if __name__ == "__main__":

@@ -115,27 +115,47 @@ def catch_sigterm() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
-def was_terminated() -> bool:
-    """Whether it was SIGTERM that interrupted the run."""
-    return _terminated.is_set()
+def code_of_interruption(error: BaseException | None) -> int | None:
+    """The exit code, as a shell gives it, where Ctrl-C or SIGTERM is behind an exception; None where neither is.
+
+    The exception may be one that was raised while the run was being ended.
+    """
+    while error is not None:
+        if isinstance(error, SystemExit):  # by Ray's own handler of SIGTERM, in `ray.init`
+            return 128 + signal.SIGTERM
+        if isinstance(error, KeyboardInterrupt):
+            return 128 + (signal.SIGTERM if _terminated.is_set() else signal.SIGINT)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+@contextlib.contextmanager
+def sigterm_is_ctrl_c() -> Iterator[None]:
+    """For the block, SIGTERM raises what Ctrl-C raises: KeyboardInterrupt."""
+    previous = signal.getsignal(signal.SIGTERM)
+    if previous != _terminate:
+        _terminated.clear()
+    catch_sigterm()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager
 def cleaned_up(run_id: str) -> Iterator[Run]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
     run, reaper = Run(run_id), start_reaper(run_id)
-    previous = signal.getsignal(signal.SIGTERM)
-    _terminated.clear()
-    catch_sigterm()
     try:
-        yield run
+        with sigterm_is_ctrl_c():
+            yield run
     finally:
-        # A second Ctrl-C must not interrupt the cleaning; it takes seconds.
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A second signal must not interrupt the cleaning, which takes seconds.
+        before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
         run.clean_up()
         dismiss(reaper)
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, previous)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     from recipe.fully_async_policy.checks.reward import check_reward
     from recipe.fully_async_policy.main import add_config_dir, composed_of
+    from recipe.fully_async_policy.older_run import set_aside
     from recipe.fully_async_policy.validate import SettingError
     from verl_vcpo.trainer.ppo.reward_result import RewardError
 
@@ -42,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         config, samples = _composed(arguments.overrides, arguments.config_dir)
         check_reward(config, samples)
         simulator = prepare(config)
+        if moved := set_aside(config):
+            print(moved)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from ray._private import ray_constants
 
 from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
+from recipe.fully_async_policy.session import environment_of_workers
 from recipe.fully_async_policy.validate import validate
 from testkit.launch_script import arguments
 from tests.test_packaging import pins
@@ -245,6 +246,7 @@ def test_all_files_are_on_the_volume_that_every_pod_mounts(cluster: Cluster, con
 
 def test_a_stopped_run_has_time_to_end_and_the_next_one_continues(cluster: Cluster, config: DictConfig) -> None:
     assert config.trainer.resume_mode == "auto" and config.trainer.save_freq > 0
+    assert config.trainer.max_actor_ckpt_to_keep == 2, "or twenty checkpoints of 7B fill the volume"
     pod = pods(cluster)[0]
     (container,) = pod.containers
     (wait,) = [int(env.value) for env in container.env if env.name == "RAY_JOB_STOP_WAIT_TIME_S"]
@@ -294,11 +296,11 @@ def test_every_node_lets_megatron_overlap_communication(
     (job,) = re.findall(r"^#SBATCH(?:.|\n)*?^```", guide, re.MULTILINE)
     assert re.search(rf"^export .*\b{name}=1\b", job, re.MULTILINE)
     monkeypatch.delenv(name, raising=False)
-    assert main.environment_of_workers()[name] == "1"
+    assert environment_of_workers()[name] == "1"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert name not in main.environment_of_workers()  # then verl knows what the GPU needs
+    assert name not in environment_of_workers()  # then verl knows what the GPU needs
     monkeypatch.setenv(name, "8")
-    assert main.environment_of_workers()[name] == "8"
+    assert environment_of_workers()[name] == "8"
 
 
 def test_the_head_can_run_what_is_pinned_to_it(cluster: Cluster) -> None:

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.next_steps import after_interruption, after_training
-from verl_vcpo.trainer.ppo.v1 import checkpoint
+from recipe.fully_async_policy.next_steps import after_training
 
 
 def config(run_dir: Path, agent_loop: str = "single_turn_agent", **settings: Any) -> DictConfig:
@@ -43,15 +41,3 @@ def test_nothing_is_said_of_a_model_that_was_not_written(tmp_path: Path) -> None
     assert after_training(config(tmp_path, save_model=False), []) == ""
     assert after_training(config(tmp_path, val_only=True), []) == ""
     assert "on the node of the trainer's first worker" in after_training(config(tmp_path / "elsewhere"), [])
-
-
-@pytest.mark.parametrize("steps", [(), (5, 10)])
-def test_an_interrupted_run_has_its_checkpoints(tmp_path: Path, steps: tuple[int, ...]) -> None:
-    for step in steps:
-        folder = checkpoint.staging(tmp_path / "checkpoints") / f"global_step_{step}"
-        folder.mkdir()
-        checkpoint.publish(tmp_path / "checkpoints", step)
-    said = after_interruption(config(tmp_path))
-    assert said == (
-        f"\nA model of it: python -m recipe.export {tmp_path}/checkpoints/global_step_10 OUT" if steps else ""
-    )

@@ -27,8 +27,8 @@ run_id = processes.new_run_id()
 try:
     with processes.cleaned_up(run_id):
         subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, sys.argv[2]], start_new_session=True).wait()
-except KeyboardInterrupt:
-    sys.exit(143 if processes.was_terminated() else 130)
+except KeyboardInterrupt as interruption:
+    sys.exit(processes.code_of_interruption(interruption))
 """
 SLEEPER = """
 import mmap, signal, sys, time

@@ -15,6 +15,7 @@ import pytest
 import ray
 
 from recipe.fully_async_policy import main, ray_access
+from recipe.fully_async_policy.session import environment_of_workers
 from recipe.fully_async_policy.validate import SettingError
 from testkit.small_run import listening
 
@@ -138,7 +139,7 @@ def test_the_workers_of_a_ray_that_was_running_get_the_environment(monkeypatch: 
     monkeypatch.setenv("VCPO_RUN_ID", "abc")
     monkeypatch.setenv("VCPO_HARDWARE", "cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    given = main.environment_of_workers()
+    given = environment_of_workers()
     assert given.items() >= {"VCPO_RUN_ID": "abc", "OMP_NUM_THREADS": "3", "VERL_PLATFORM": "cpu"}.items()
     assert all(isinstance(value, str) for value in given.values())
 

@@ -119,7 +119,7 @@ EVALUATION = Place(
 )
 
 COMMAND = Place(
-    "recipe/vllm.py, recipe/fully_async_policy/main.py, recipe/fully_async_policy/checks/known.py",
+    "recipe/vllm.py, recipe/fully_async_policy/session.py, recipe/fully_async_policy/checks/known.py",
     "The entry point of the command `vllm`; where verl's loggers write; what names an open section may have.",
     (
         Reach("_options_of_vllm", How.CALLS, "vllm.entrypoints.cli.serve:cmd_init", "", "the options of `vllm serve`"),

@@ -64,6 +64,7 @@ RAY = Place(
     (
         Reach("started", How.CALLS, "ray:init", "address, _temp_dir", ""),
         Reach("started", How.CALLS, "ray:shutdown", "", ""),
+        Reach("code_of_interruption", How.NAMES, "ray._private.worker", "sys.exit(signum)", "its handler of SIGTERM"),
         Reach("(several files)", How.CALLS, "ray:get", "object_refs, timeout", ""),
         Reach("(several files)", How.CALLS, "ray:remote", "", "a decorator; `options` of what it makes"),
         Reach("(several files)", How.CALLS, "ray:kill", "actor", ""),

@@ -331,7 +331,7 @@ METHODS = Place(
 )
 
 PLUGIN = Place(
-    "verl/verl_vcpo/plugin.py, recipe/fully_async_policy/main.py",
+    "verl/verl_vcpo/plugin.py, recipe/fully_async_policy/main.py and session.py",
     "That verl still loads the entry point in every process, and which errors it keeps to itself.",
     (
         Reach("setup.py", How.NAMES, "verl", 'group="verl.plugins"', "the entry point's group"),

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from recipe.fully_async_policy import main as launcher
+from recipe.fully_async_policy.session import ray_session
 
 launcher.prepare_environment(["hardware=cpu"])
 
@@ -223,7 +224,7 @@ def measure(layout: ScaleLayout, responses: Responses, overrides: list[str], kil
     with open_dict(rollout):
         rollout.custom = {**(rollout.custom or {}), "token_s": responses.token_s, "mean_tokens": responses.mean}
     TRAINER_REGISTRY[TRAINER_MODE], CountingTrainer.kill_in_step = CountingTrainer, kill_in_step
-    with launcher.ray_session(config, run_id):
+    with ray_session(config, run_id):
         counting_engine.register_engine()
         runner = LagKTaskRunner()
         runner.run(config)

@@ -1,0 +1,113 @@
+"""Around a run: its folder, its log, its Ray cluster."""
+
+import contextlib
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from verl_vcpo import start_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from omegaconf import DictConfig
+
+    from recipe.fully_async_policy.nodes import RunOnNodes
+    from recipe.fully_async_policy.processes import Run
+
+LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@contextlib.contextmanager
+def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
+    """A run's folder and a Ray cluster for the block; no process or shared memory on any node after it."""
+    from omegaconf import OmegaConf
+
+    from recipe.fully_async_policy.older_run import FILE_LOGGER, TENSORBOARD, VERL_LOG
+    from recipe.fully_async_policy.processes import cleaned_up
+    from verl_vcpo import console
+    from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, SUMMARY_FILE
+
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
+    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+    os.environ["TENSORBOARD_DIR"] = str(run_dir / TENSORBOARD)
+    os.environ.setdefault("WANDB_DIR", str(run_dir))
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / FILE_LOGGER))
+
+    # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
+    with open(run_dir / VERL_LOG, "w") as log, console.owned(log), cleaned_up(run_id) as here:
+        try:
+            with _ray(config, here, log) as run:
+                yield run
+        except BaseException:
+            print(traceback.format_exc(), file=log, flush=True)
+            raise
+        finally:
+            console.ending()
+
+
+@contextlib.contextmanager
+def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes]":
+    """The Ray cluster of `ray_session`."""
+    from verl_vcpo import console
+
+    console.stage("Loading the packages (torch, Ray, Megatron)")
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    from recipe.fully_async_policy import ray_access
+    from recipe.fully_async_policy.nodes import RunOnNodes
+    from recipe.fully_async_policy.processes import catch_sigterm
+    from verl_vcpo.trainer import main_ppo as main_ppo  # Megatron and verl's trainer, before Ray starts
+    from verl_vcpo.workers.rollout import replica
+
+    if os.environ["VCPO_HARDWARE"] == "cpu":
+        replica.register("verl_vcpo.cpu.vllm_server", "CPUvLLMReplica")
+    else:
+        replica.register("verl_vcpo.workers.rollout.vllm_server", "LagKvLLMReplica")
+    console.stage("Starting Ray")
+    init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    in_each_worker = {
+        "worker_process_setup_hook": start_up.__name__ + ".collect_rarely",
+        "env_vars": environment_of_workers(),
+    }
+    given = init.pop("runtime_env", None) or {}
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
+    init["runtime_env"] = OmegaConf.to_container(runtime_env)
+    with ray_access.started(init):
+        catch_sigterm()
+        run = RunOnNodes(here)
+        try:
+            yield run
+        except Exception:
+            logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+            print(f"The processes' own logs are in {logs}", file=log, flush=True)
+            raise
+        finally:
+            console.ending()
+            here.observe()
+            run.clean_up_elsewhere()
+
+
+def environment_of_workers() -> dict[str, str]:
+    """What the run's processes need of this process's environment, also those of a Ray that was running before."""
+    import torch
+
+    from verl_vcpo.run_id import RUN_ID_VARIABLE
+
+    defaults = dict(LOG_LEVELS)
+    if os.environ["VCPO_HARDWARE"] == "cpu":
+        from verl_vcpo.cpu import environment
+
+        defaults |= environment.ENVIRONMENT
+    elif _CONNECTIONS in os.environ or not torch.cuda.is_available():
+        # For Megatron's overlap of communication. verl goes by the driver's GPU, and a cluster's head may have none.
+        defaults[_CONNECTIONS] = "1"
+    # A package that has been imported here may have removed its variable.
+    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}

@@ -1,0 +1,146 @@
+"""What is said of a run that was interrupted, or that failed: above all the command with which it goes on."""
+
+import shlex
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy import main, processes
+from recipe.fully_async_policy.next_steps import after_error, after_interruption, to_go_on
+from verl_vcpo.trainer.ppo.v1 import checkpoint
+from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
+
+
+def config(run_dir: Path, **trainer: Any) -> DictConfig:
+    settings = {"default_local_dir": str(run_dir / "checkpoints"), "val_only": False, "save_freq": 5, **trainer}
+    return OmegaConf.create(
+        {"run_dir": str(run_dir), "trainer": settings, "method": "vcpo", "async": {"lag": 1}, "save_model": False}
+    )
+
+
+def saved(run_dir: Path, step: int) -> Path:
+    folder = checkpoint.staging(run_dir / "checkpoints") / f"global_step_{step}"
+    folder.mkdir()
+    (folder / "model.bin").write_text("weights")
+    return checkpoint.publish(run_dir / "checkpoints", step)
+
+
+def command_in(said: str) -> list[str]:
+    (line,) = [line for line in said.splitlines() if line.startswith("  python")]
+    return shlex.split(line)[3:]
+
+
+@pytest.mark.parametrize("lines", [None, "", '{"step": 0, "reward": null}\n'], ids=["no file", "no line", "validated"])
+def test_before_the_first_step_no_metrics_were_kept(tmp_path: Path, lines: str | None) -> None:
+    if lines is not None:
+        (tmp_path / "metrics.jsonl").write_text(lines)
+    said = after_interruption(config(tmp_path), [])
+    assert said.startswith("interrupted before the first step: no step's metrics") and "keeps" not in said
+
+
+def test_afterwards_the_steps_that_were_made(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3, "rew')
+    assert after_interruption(config(tmp_path), []).startswith("interrupted after step 2; ")
+
+
+def test_the_command_that_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    run_dir = tmp_path / "my run"
+    whole, half = saved(run_dir, 5), saved(run_dir, 10)
+    (half / "model.bin").unlink()
+    task = ["--config-dir", "my presets", "+task=mine"]
+    given = [*task, "trainer.resume_mode=resume_path", "trainer.resume_from_path=/else", f"run_dir={run_dir}"]
+    said = after_interruption(config(run_dir), given)
+    assert "To go on from global_step_5:" in said
+    assert command_in(said) == [*task, f"run_dir={run_dir}", "trainer.resume_mode=auto"]
+    assert said.endswith(f"\nA model of it: python -m recipe.export {shlex.quote(str(whole))} OUT")
+
+
+def test_a_folder_with_the_time_of_the_start_in_its_name_is_in_the_command(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    assert command_in(to_go_on(config(tmp_path), ["+task=gsm8k"])) == [
+        "+task=gsm8k",
+        f"run_dir={tmp_path}",
+        "trainer.resume_mode=auto",
+    ]
+    named = ["+task=gsm8k", "trainer.experiment_name=first"]
+    assert command_in(to_go_on(config(tmp_path), named)) == [*named, "trainer.resume_mode=auto"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "why"),
+    [
+        ({"save_freq": 5}, "It has no checkpoint yet (trainer.save_freq=5). To begin anew:"),
+        ({"save_freq": -1}, "It has no checkpoint: trainer.save_freq=10 writes one every 10 steps. To begin anew:"),
+        ({"val_only": True}, "To evaluate again:"),
+    ],
+    ids=str,
+)
+def test_without_a_checkpoint_it_begins_anew(tmp_path: Path, trainer: dict[str, Any], why: str) -> None:
+    given = ["+task=gsm8k", f"run_dir={tmp_path}", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/else"]
+    said = to_go_on(config(tmp_path, **trainer), given)
+    assert said.splitlines()[0] == why
+    assert command_in(said) == given, "as it began"
+
+
+def test_an_error_says_it_too(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    said = after_error(ValueError("first line\nthe reason."), config(tmp_path), ["+task=gsm8k", "run_dir=x"])
+    assert said.startswith(f"error: ValueError: the reason. Details: {tmp_path}/verl.log\nTo go on from global_step_5:")
+    assert command_in(said) == ["+task=gsm8k", "run_dir=x", "trainer.resume_mode=auto"]
+
+
+def raised(*errors: type[BaseException], hidden: bool = False) -> BaseException:
+    """The last of these, each raised while the one before it was handled."""
+    found: BaseException | None = None
+    for kind in errors:
+        error = kind("x")
+        error.__context__, error.__suppress_context__ = found, hidden
+        found = error
+    assert found is not None
+    return found
+
+
+def test_what_fails_while_a_run_is_interrupted_is_an_interruption() -> None:
+    assert processes.code_of_interruption(raised(KeyboardInterrupt)) == 130
+    assert processes.code_of_interruption(raised(KeyboardInterrupt, RuntimeError, ValueError)) == 130
+    assert processes.code_of_interruption(raised(SystemExit)) == 143, "Ray's handler of SIGTERM"
+    assert processes.code_of_interruption(raised(RuntimeError)) is None
+    assert processes.code_of_interruption(raised(KeyboardInterrupt, RuntimeError, hidden=True)) is None, (
+        "as where a dead actor's watch interrupts the trainer"
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_has_ended_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int
+) -> None:
+    """As where a signal comes while the processes of a run are ended, or its last lines are printed."""
+
+    def train(*_: Any) -> NoReturn:
+        (tmp_path / SUMMARY_FILE).write_text("{}")
+        signal.raise_signal(signum)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr(main, "train", train)
+    with processes.sigterm_is_ctrl_c():
+        assert main.launch(config(tmp_path), "id", ["+task=gsm8k"]) == 128 + signum
+    assert capsys.readouterr().err == f"interrupted after the run's end: {tmp_path} has all of it\n"
+
+
+@pytest.mark.parametrize("part", ["prepare_environment", "compose", "check"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_before_anything_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str, signum: int
+) -> None:
+    given = ["+task=countdown", f"run_dir={tmp_path}/my run"]
+    for name in ("prepare_environment", "compose", "check"):
+        monkeypatch.setattr(main, name, lambda *_, **__: None)
+    monkeypatch.setattr(main, part, lambda *_, **__: signal.raise_signal(signum))
+    assert main.main(given) == 128 + signum
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted before the run started. To start it:\n")
+    assert command_in(said) == given
+    assert signal.getsignal(signal.SIGTERM) != processes._terminate
