@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.fully_async_policy import main
+from recipe.fully_async_policy.session import ray_session
 from tests.e2e.conftest import prepared
 
 SYNC = ["trainer.v1.trainer_mode=sync_vcpo", "actor_rollout_ref.hybrid_engine=true"]
@@ -45,7 +46,7 @@ def train(overrides: list[str]) -> None:
     register()
     from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
-    with main.ray_session(config, run_id) as run:
+    with ray_session(config, run_id) as run:
         LagKTaskRunner().run(config, observe_processes=run.observe)
 
 

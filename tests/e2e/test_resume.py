@@ -1,6 +1,8 @@
 """At lag 0 a run is verl's synchronous one; so is one that SIGTERM stopped, and that went on over two nodes."""
 
 import contextlib
+import re
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +10,15 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy.processes import processes_of
 from scripts.bench.reliability import nodes
 from scripts.bench.reliability.faults import left_over
 from testkit.nodes import cluster, why_not
 from testkit.small_run import BATCH, TrainerRun, abandoned_memory
-from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
+from verl_vcpo.trainer.ppo.v1.checkpoint import checkpoints
+from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, WEIGHTS_FOLDER, read_metrics
 from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
 
 pytestmark = pytest.mark.e2e
@@ -35,6 +39,8 @@ SETTINGS = [
     "samples_every=1",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
 ]
+KEPT = ["save_weights=true", "trainer.max_actor_ckpt_to_keep=1"]
+DEBRIS = re.compile(r"Traceback|never retrieved|was destroyed|Exception ignored")
 
 
 def waiting_after(steps: int, marks: Path) -> list[str]:
@@ -47,13 +53,14 @@ def waiting_after(steps: int, marks: Path) -> list[str]:
 
 @dataclass
 class Stopped:
-    """A run that was stopped while it trained: its folder, its log then, its exit code and what it left.
+    """A run that was stopped while it trained: its folder, its log and output, its exit code and what it left.
 
     processes: at once; left: soon after, since other runs on the machine have shared memory that they do not map yet.
     """
 
     run_dir: Path
     log: list[dict[str, Any]]
+    output: str
     exit_code: int
     processes: list[Any]
     left: list[str]
@@ -63,13 +70,13 @@ class Stopped:
 def stopped(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     before = abandoned_memory()
     folder = tmp_path_factory.mktemp("lag0")
-    run = TrainerRun(assets, folder / "run", *SETTINGS, *waiting_after(STOPPED_AFTER, folder / "marks"))
+    run = TrainerRun(assets, folder / "run", *SETTINGS, *KEPT, *waiting_after(STOPPED_AFTER, folder / "marks"))
     run.wait_for_step(STOPPED_AFTER)
     assert processes_of(run.run_id), "the run's processes are not found, so their absence proves nothing"
     run.process.send_signal(signal.SIGTERM)
     exit_code = run.wait()
     processes = processes_of(run.run_id)
-    return Stopped(run.run_dir, run.lines(), exit_code, processes, left_over(run.run_id, before))
+    return Stopped(run.run_dir, run.lines(), run.tail(), exit_code, processes, left_over(run.run_id, before))
 
 
 @dataclass
@@ -92,7 +99,7 @@ def resumed(assets: Path, stopped: Stopped) -> Resumed:
         log.write('{"step": 5, "rew')  # as if kill -9 had come while a line was written
     marks = stopped.run_dir.with_name("marks-of-resumed")
     waiting = waiting_after(STEPS - 1 - SAVED_AFTER, marks)
-    settings = [*SETTINGS, *waiting, "trainer.resume_mode=auto"]
+    settings = [*SETTINGS, *KEPT, *waiting, "trainer.resume_mode=auto"]
     places, network, left = nodes.NodesVerdict("resumed"), [0], list[str]()
     with contextlib.ExitStack() as stack:
         both = None if CANNOT_BE_TWO else stack.enter_context(cluster())
@@ -127,6 +134,11 @@ def weights(run_dir: Path, step: int) -> dict[str, Any]:
     return load_file(file)
 
 
+def kept(run_dir: Path, step: int) -> dict[str, Any]:
+    """What is kept of the checkpoint of `step`, whether or not that is still there."""
+    return load_file(run_dir / WEIGHTS_FOLDER / f"step_{step}" / "model.safetensors")
+
+
 def same_weights(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert a.keys() == b.keys()
     for name, weight in a.items():
@@ -145,11 +157,14 @@ def test_sigterm_ends_a_run_and_leaves_nothing(stopped: Stopped) -> None:
     assert not stopped.processes
     assert not stopped.left
     assert len(stopped.log) == STOPPED_AFTER
+    assert not DEBRIS.search(stopped.output), stopped.output
+    (again,) = re.findall(rf"^To go on from global_step_{SAVED_AFTER}:\n  (.*)$", stopped.output, re.MULTILINE)
+    assert {*SETTINGS, *KEPT, f"run_dir={stopped.run_dir}", "trainer.resume_mode=auto"} <= {*shlex.split(again)}
 
 
 def test_lag_0_is_verls_synchronous_trainer(stopped: Stopped, synchronous: Path) -> None:
     same_updates(stopped.log, read_metrics(synchronous)[: len(stopped.log)])
-    same_weights(weights(stopped.run_dir, SAVED_AFTER), weights(synchronous, SAVED_AFTER))
+    same_weights(kept(stopped.run_dir, SAVED_AFTER), weights(synchronous, SAVED_AFTER))
 
 
 def test_stopped_and_resumed_it_is_the_same_run(stopped: Stopped, resumed: Resumed, synchronous: Path) -> None:
@@ -164,6 +179,16 @@ def test_stopped_and_resumed_it_is_the_same_run(stopped: Stopped, resumed: Resum
             assert a[name] == b[name], (name, a["step"])
     same_updates(resumed.log, read_metrics(synchronous))
     same_weights(weights(stopped.run_dir, STEPS), weights(synchronous, STEPS))
+
+
+def test_old_checkpoints_go_and_their_weights_stay(stopped: Stopped, resumed: Resumed) -> None:
+    assert [folder.name for folder in checkpoints(stopped.run_dir / "checkpoints")] == [f"global_step_{STEPS}"]
+    for step in (SAVED_AFTER, STEPS):
+        folder, files = stopped.run_dir / WEIGHTS_FOLDER / f"step_{step}", kept(stopped.run_dir, step)
+        policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        same_weights(files, {name: policy[name] for name in files})
+        AutoTokenizer.from_pretrained(folder)
+    same_weights(kept(stopped.run_dir, STEPS), weights(stopped.run_dir, STEPS))
 
 
 @pytest.mark.skipif(bool(CANNOT_BE_TWO), reason=f"this machine cannot be two: {CANNOT_BE_TWO}")

@@ -21,8 +21,8 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.fully_async_policy import main
 from recipe.fully_async_policy.processes import processes_of
+from recipe.fully_async_policy.session import ray_session
 from recipe.warm_start.model import build_model
 from recipe.warm_start.tokenizer import train_tokenizer
 from recipe.warm_start.train import Settings, examples, fit, load_held_out
@@ -128,7 +128,7 @@ def stack(
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
         listeners: list[Listener] = []
-        session.enter_context(main.ray_session(config, run_id))
+        session.enter_context(ray_session(config, run_id))
         runner = LagKTaskRunner()
         with updates_meet_calls(held, MEETING):
             runner.run(config, lambda: listeners.extend(listening([psutil.Process(), *processes_of(run_id)])))
