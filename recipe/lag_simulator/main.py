@@ -102,6 +102,7 @@ def check(config: "DictConfig") -> None:
     for name, value, wanted in (
         (EXACT_LAG, config["async"].exact_lag, config["async"].lag != AUTO),
         ("trainer.val_only", config.trainer.val_only, False),
+        ("trainer.resume_mode", config.trainer.resume_mode, "disable"),
         ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),
         ("actor_rollout_ref.rollout.temperature", rollout.temperature, 1.0),
         ("actor_rollout_ref.actor.ppo_epochs", actor.ppo_epochs, 1),

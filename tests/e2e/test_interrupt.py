@@ -41,7 +41,7 @@ def interrupted(assets: Path, folder: Path, when: str, signum: str, delay: str) 
     run = TrainerRun(
         assets,
         folder / "my run",
-        *("trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.val_before_train=true"),
+        *("async.lag=1", "trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.val_before_train=true"),
         *(f"@{when}", f"@{signum}", f"@{delay}"),
         module="tests.e2e.interrupted_at",
     )

@@ -67,6 +67,17 @@ def test_any_task(own_task: list[str], tmp_path: Path) -> None:
     assert summary["max_realized_lag"] == 1 and summary["tokens_per_s"] > 0
 
 
+def test_a_second_run_does_not_overwrite_the_first(
+    own_task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert main.main([*own_task, "trainer.total_training_steps=1"]) == 0
+    assert f"{tmp_path}/own had an earlier run: its files are now in {tmp_path}/own.1\n" in capsys.readouterr().out
+    assert (tmp_path / "own.1" / "metrics.jsonl").read_text() == '{"step": 0}\n'
+    assert len((tmp_path / "own" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: list[str]) -> None:
     widest = Simulator([main.compose(own_task)]).task.train.tokens.shape[1]
     settings = [f"data.max_prompt_length={widest - 1}", "data.filter_overlong_prompts=true"]
@@ -116,6 +127,7 @@ def test_a_reward_that_raises_in_the_run_is_one_line(
         ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "knows single_turn_agent only"),
         ("actor_rollout_ref.rollout.temperature=0.5", "rollout.temperature=0.5: the simulator knows 1.0 only"),
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
+        ("trainer.resume_mode=auto", "trainer.resume_mode=auto: the simulator knows disable only"),
         ("data.max_prompt_length=8", "data.max_prompt_length=8: "),
         ("reward.custom_reward_function.path=null", "the simulator needs a reward of the run's own"),
         ("reward.custom_reward_function.name=no", "does not load: there is no function no, but compute_score"),
