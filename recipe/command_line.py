@@ -3,6 +3,7 @@
 import argparse
 import math
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
@@ -71,4 +72,6 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
+    # What libraries do while Python exits would end with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)

@@ -1,13 +1,15 @@
 """Wrong arguments of every command: exit code 2, and one line that names the argument and what to give."""
 
 import importlib
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from recipe import command_line
+from testkit import ROOT
 from tests.recipe.conftest import GOOD_ROW
 
 GUESS = ["--device", "h100", "--gpus", "8", "--response-tokens", "100", "--model", "{model}"]
@@ -71,10 +73,31 @@ def test_a_wrong_argument(
     assert code == 2 and expected in error and error.count("\n") == 1, error
 
 
-def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> int:
-        raise KeyboardInterrupt
+CTRL_C_TWICE = """
+import atexit, time
+from recipe.command_line import run_command
 
-    with pytest.raises(SystemExit) as ended:
-        command_line.run_command(interrupted)
-    assert ended.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+def say(what):
+    print(what, flush=True)
+    time.sleep(60)
+
+atexit.register(say, "exits")
+run_command(lambda: say("works"))
+"""
+
+
+def test_ctrl_c_is_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CTRL_C_TWICE],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    ) as command:
+        assert command.stdout and command.stderr
+        for expected in ("works", "exits"):
+            assert command.stdout.readline() == f"{expected}\n"
+            command.send_signal(signal.SIGINT)
+        assert command.stderr.read() == "interrupted\n"
+    assert command.returncode == -signal.SIGINT

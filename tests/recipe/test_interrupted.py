@@ -130,6 +130,18 @@ def test_a_run_that_has_ended_is_not_begun_again(
     assert capsys.readouterr().err == f"interrupted after the run's end: {tmp_path} has all of it\n"
 
 
+def test_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(*_: Any) -> NoReturn:
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr(main, "train", train)
+    saved(tmp_path, 5)
+    assert main.launch(config(tmp_path), "id", ["+task=gsm8k"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: RuntimeError: a worker died. Details: {tmp_path}/verl.log\n")
+    assert command_in(said) == ["+task=gsm8k", f"run_dir={tmp_path}", "trainer.resume_mode=auto"]
+
+
 @pytest.mark.parametrize("part", ["prepare_environment", "compose", "check"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_before_anything_started(
