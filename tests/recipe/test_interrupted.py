@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy import main, processes
+from recipe.fully_async_policy import main, processes, session
 from recipe.fully_async_policy.next_steps import after_error, after_interruption, to_go_on
+from verl_vcpo.run_id import RUN_ID_VARIABLE
 from verl_vcpo.trainer.ppo.v1 import checkpoint
 from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
 
@@ -140,6 +141,18 @@ def test_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     said = capsys.readouterr().err
     assert said.startswith(f"error: RuntimeError: a worker died. Details: {tmp_path}/verl.log\n")
     assert command_in(said) == ["+task=gsm8k", f"run_dir={tmp_path}", "trainer.resume_mode=auto"]
+
+
+def test_the_log_has_the_traceback_of_a_start_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_ray(*_: Any) -> NoReturn:
+        raise TimeoutError("Ray does not start")
+
+    monkeypatch.setattr(session, "_ray", no_ray)
+    for name in ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH", RUN_ID_VARIABLE):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(TimeoutError), session.ray_session(config(tmp_path), processes.new_run_id()):
+        pass
+    assert "TimeoutError: Ray does not start" in (tmp_path / "verl.log").read_text()
 
 
 @pytest.mark.parametrize("part", ["prepare_environment", "compose", "check"])

@@ -67,9 +67,9 @@ def started(sleeper: str, memory: Path) -> tuple[subprocess.Popen[str], str]:
     return launcher, run_id
 
 
-def ignores_ctrl_c(pid: int) -> bool:
+def ignores(pid: int, signum: int) -> bool:
     (ignored,) = re.findall(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
+    return bool(int(ignored, 16) >> (signum - 1) & 1)
 
 
 def nothing_left(run_id: str, memory: Path, within_s: float) -> bool:
@@ -87,15 +87,16 @@ def test_interrupted(memory: Path, signum: int, exit_code: int) -> None:
     assert nothing_left(run_id, memory, within_s=0)
 
 
-def test_a_second_ctrl_c_does_not_interrupt_the_cleaning(memory: Path) -> None:
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+def test_a_second_signal_does_not_interrupt_the_cleaning(memory: Path, signum: int, exit_code: int) -> None:
     launcher, run_id = started(STUBBORN, memory)
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(signum)
     deadline = time.monotonic() + 60
-    while not ignores_ctrl_c(launcher.pid):  # then it cleans, and waits for the sleeper, which ignores SIGTERM
+    while not ignores(launcher.pid, signum):  # then it cleans, and waits for the sleeper, which ignores SIGTERM
         assert launcher.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(timeout=60) == 130
+    launcher.send_signal(signum)
+    assert launcher.wait(timeout=60) == exit_code
     assert nothing_left(run_id, memory, within_s=0)
 
 
