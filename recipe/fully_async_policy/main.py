@@ -43,11 +43,14 @@ def main(argv: list[str] | None = None) -> int:
         except SettingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        except KeyboardInterrupt as interruption:
+        except (KeyboardInterrupt, Exception) as error:
+            code = processes.code_of_interruption(error)
+            if code is None:
+                raise
             from recipe.fully_async_policy import next_steps
 
             print(next_steps.before_start(composed_of(args)), file=sys.stderr)
-            return processes.code_of_interruption(interruption) or 0
+            return code
         with in_its_folder:
             return launch(config, run_id, composed_of(args))
 

@@ -169,3 +169,17 @@ def test_interrupted_before_anything_started(
     assert said.startswith("interrupted before the run started. To start it:\n")
     assert command_in(said) == given
     assert signal.getsignal(signal.SIGTERM) != processes._terminate
+
+
+def test_an_import_that_fails_because_of_ctrl_c_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imports(*_: Any) -> NoReturn:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interruption:
+            raise ImportError("numpy's extension") from interruption
+
+    monkeypatch.setattr(main, "prepare_environment", imports)
+    assert main.main(["+task=countdown"]) == 130
+    assert command_in(capsys.readouterr().err) == ["+task=countdown"]
