@@ -1,6 +1,6 @@
 """The launcher, to which a signal comes at a chosen moment: `python -m tests.e2e.interrupted_at @WHEN @SIGNAL @S ...`.
 
-As from a terminal, the signal comes to the launcher and to what it started, S seconds after the moment's beginning.
+The signal comes S seconds after the moment's beginning: Ctrl-C, as from a terminal, also to what the launcher started.
 WHEN is a function of main.py or what the console names: `compose`, `Starting Ray`, `Writing a checkpoint`.
 """
 
@@ -37,7 +37,10 @@ def run(argv: list[str]) -> int:
 
     def send() -> None:
         print(f"run {os.environ[RUN_ID_VARIABLE]}", file=sys.stdout, flush=True)
-        os.killpg(os.getpgrp(), signal.Signals[signum])
+        if signum == "SIGINT":
+            os.killpg(os.getpgrp(), signal.SIGINT)
+        else:
+            os.kill(os.getpid(), signal.Signals[signum])
 
     def interrupt() -> None:
         threading.Timer(float(delay), send).start() if float(delay) else send()
