@@ -30,6 +30,7 @@ GPU = [
     "hydra-core==1.3.8",
     "tensorboard==2.21.0",
     "matplotlib==3.11.2",
+    "wandb==0.31.0",
     "plotly==7.1.0",  # plotly.js in report.html
     "rich==15.0.0",
     "math-verify==0.9.0",
@@ -91,5 +92,5 @@ setup(
     # What `import vcpo` needs, at the oldest version that a stack here pins. CPU installs come from
     # requirements/cpu.lock (scripts/install.sh), GPU installs from requirements/gpu.lock (scripts/install_gpu.sh).
     install_requires=["torch>=2.11"],
-    extras_require={"gpu": GPU, "te": TE, "flash-attn": FLASH_ATTN, "wandb": ["wandb==0.31.0"], "dev": DEV},
+    extras_require={"gpu": GPU, "te": TE, "flash-attn": FLASH_ATTN, "dev": DEV},
 )
