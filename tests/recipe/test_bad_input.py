@@ -1,5 +1,6 @@
 """Bad settings end before a process starts: exit code 2, one line that names the setting and the fix."""
 
+import os
 import re
 from pathlib import Path
 
@@ -262,6 +263,34 @@ def test_a_wrong_task(
     kept = {name: good[name] for name in ("run_dir", f"{MODEL}.path")}
     lengths = ["trainer.n_gpus_per_node=1", "data.max_prompt_length=64", "data.max_response_length=32"]
     assert expected in run(kept, capsys, *arguments, *lengths)
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, "W&B has no key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"),
+        ({"WANDB_API_KEY": "short"}, "WANDB_API_KEY invalid: API key must have 40+ characters, has 5."),
+        ({"WANDB_MODE": "of"}, "WANDB_MODE=of: Input should be 'online', 'offline'"),
+        ({"WANDB_MODE": "offline"}, None),
+        ({"WANDB_API_KEY": "0" * 40}, None),
+    ],
+)
+def test_wandb_needs_a_key_unless_it_is_offline(
+    good: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    expected: str | None,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name, value in {**variables, "HOME": str(tmp_path), "NETRC": f"{tmp_path}/netrc"}.items():
+        monkeypatch.setenv(name, value)
+    if expected is None:
+        validate(composed({**good, "trainer.logger": "[wandb]"}))
+    else:
+        assert f"trainer.logger=wandb: {expected}" in run(good, capsys, "trainer.logger=[wandb]")
 
 
 def test_loggers_and_backends_are_verls() -> None:
