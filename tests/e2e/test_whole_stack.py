@@ -18,6 +18,7 @@ import psutil
 import pytest
 import requests
 import torch
+import wandb
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,11 +29,13 @@ from recipe.warm_start.tokenizer import train_tokenizer
 from recipe.warm_start.train import Settings, examples, fit, load_held_out
 from testkit.sandbox_server import free_port, served
 from testkit.small_run import BATCH, SEED, Listener, listening, small_task
+from testkit.wandb_file import offline_run
 from tests.e2e.conftest import prepared
 from tests.e2e.held_answers import held_answers, updates_meet_calls
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
 from vcpo.ess import ess_ratio
 from verl_vcpo.trainer.ppo.v1 import sample_log
+from verl_vcpo.trainer.ppo.v1.overview import ACCURACY, CURVES, TABLE
 from verl_vcpo.trainer.ppo.v1.processor_meter import Role
 from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
 from verl_vcpo.trainer.ppo.v1.sample_log import read_samples
@@ -103,7 +106,13 @@ def stack(
 ) -> Iterator[Stack]:
     run_dir = tmp_path_factory.mktemp("whole_stack")
     with contextlib.ExitStack() as session:
-        session.enter_context(pytest.MonkeyPatch.context()).setattr(sample_log, "SAMPLES", SAMPLES)
+        patch = session.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(sample_log, "SAMPLES", SAMPLES)
+        patch.setenv("WANDB_MODE", "offline")
+        for name in ("WANDB_DIR", "VERL_FILE_LOGGER_PATH"):  # the run sets them; the next one has another folder
+            patch.setenv(name, "")
+            patch.delenv(name)
+        session.callback(wandb.teardown)
         url, _ = session.enter_context(served("--concurrency", "48"))
         held = session.enter_context(held_answers(url))
         run_id, config = prepared(
@@ -122,7 +131,7 @@ def stack(
                 f"trainer.test_freq={STEPS}",
                 f"samples_every={SAMPLES_EVERY}",
                 f"vcpo.truncation={TRUNCATION}",
-                "trainer.logger=[tensorboard,file]",
+                "trainer.logger=[tensorboard,file,wandb]",
             ]
         )
         from verl_vcpo.trainer.main_ppo import LagKTaskRunner
@@ -234,12 +243,19 @@ def test_what_the_run_logs(stack: Stack) -> None:
     for role in Role:
         assert sum(line[role] for line in stack.steps[1:]) > 0, "processes are known by their titles"
     assert list((stack.run_dir / "tensorboard").iterdir())
+    in_wandb = offline_run(stack.run_dir).history
+    assert in_wandb[0][ACCURACY] == stack.zero["val_accuracy"]
+    assert in_wandb[STEPS][ACCURACY] == stack.steps[-1]["val_accuracy"]
+    for line in stack.steps:
+        shown = in_wandb[line["step"]]
+        assert {name: shown.get(name) for name in CURVES} == {name: line[source] for name, source in CURVES.items()}
     logged = [json.loads(line) for line in (stack.run_dir / "verl_metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in logged] == list(range(STEPS + 1)), "verl's file logger"
 
 
 def test_sampled_responses_are_kept(stack: Stack) -> None:
     samples = read_samples(stack.run_dir)
+    assert samples == [row for step in (1, 2, 4) for row in offline_run(stack.run_dir).table(step, TABLE)], "in W&B"
     assert [sample["step"] for sample in samples] == [1] * SAMPLES + [2] * SAMPLES + [4] * SAMPLES
     lines = {line["step"]: line for line in stack.steps}
     for sample in samples:

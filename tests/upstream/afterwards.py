@@ -3,6 +3,7 @@
 from tests.upstream.reach import How, Place, Reach
 
 MODEL = "verl.workers.config.model:HFModelConfig"
+BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 AGENT = "verl.experimental.agent_loop.agent_loop"
 
 FOLDER = Place(
@@ -34,6 +35,21 @@ SAMPLES = Place(
             "_sessions", How.NAMES, "verl.trainer.ppo.v1.agent_loop_tq", 'kwargs["session_id"]', "a field: the sample"
         ),
         Reach("_sessions", How.NAMES, "verl.trainer.ppo.v1.agent_loop_tq", "field.update(kwargs)", "stored with it"),
+    ),
+)
+
+OVERVIEW = Place(
+    "verl/verl_vcpo/trainer/ppo/v1/overview.py, testkit/wandb_file.py",
+    "That `PPOTrainer.fit` makes the loggers before it evaluates, and logs a step once; the format of W&B's file.",
+    (
+        Reach("LagKTrainer.overview", How.NAMES, f"{BASE}.fit", "self.logger = Tracking(", "made in `fit`"),
+        Reach("Overview", How.CALLS, "verl.utils.tracking:Tracking.log", "data, step, backend", "to two loggers"),
+        Reach("Overview", How.NAMES, "verl.utils.tracking:Tracking", 'self.logger["wandb"] = wandb', "the module"),
+        Reach("CURVES", How.NAMES, "verl.trainer.ppo.metric_utils", '"response_length/mean"', "a metric"),
+        Reach("Overview.step", How.CALLS, "wandb:Run.alert", "title, text, level, wait_duration", "`wandb.alert`"),
+        Reach("Overview.samples", How.CALLS, "wandb:Run.log", "data, step", "`wandb.log`"),
+        Reach("Overview.samples", How.CALLS, "wandb:Table", "columns, data", ""),
+        Reach("offline_run", How.USES, "wandb.proto.wandb_internal_pb2:Record", "", "a record of W&B's file"),
     ),
 )
 
@@ -136,4 +152,4 @@ COMMAND = Place(
     ),
 )
 
-PLACES = (FOLDER, SAMPLES, EXPORT, CONVERSION, EVALUATION, COMMAND)
+PLACES = (FOLDER, SAMPLES, OVERVIEW, EXPORT, CONVERSION, EVALUATION, COMMAND)

@@ -139,8 +139,12 @@ class RunLog:
         with open(self._path, "a") as f:
             f.write(_json(line) + "\n")
 
-    def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write the line of one step (0: before training), with all headlines: null where one was not measured."""
+    def write(self, step: int, metrics: dict[str, Any]) -> str | None:
+        """Write the line of one step (0: before training), with all headlines: null where one was not measured.
+
+        Returns:
+            The text of the collapse warning that begins at this step; None: none does.
+        """
         line = self._line(step, metrics)
         warning = note = None
         if line["reward"] is not None:
@@ -154,10 +158,11 @@ class RunLog:
         if warning:
             console.print_line(f"warning: {warning}")
         if line["reward"] is None:
-            return
+            return None
         if self._advisor and (advice := self._advisor.look_at(line)):
             console.print_line(f"advice: {advice}")
         console.step_done()
+        return warning
 
 
 def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: float) -> dict[str, Any]:

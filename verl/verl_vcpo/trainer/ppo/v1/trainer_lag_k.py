@@ -16,6 +16,7 @@ verl's `PPOTrainer` calls the methods of `LagKTrainer` in the order in which the
 """
 
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -43,6 +44,7 @@ from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
 from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
+from verl_vcpo.trainer.ppo.v1.overview import Overview
 from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
@@ -199,7 +201,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.run_log.append(self.global_steps, metrics)
         elif self.global_steps == 0:
             self.run_log.write(0, metrics)
+        self.overview.evaluation(self.global_steps, metrics)
         return metrics
+
+    @functools.cached_property
+    def overview(self) -> Overview:
+        return Overview(self.logger)  # verl makes the loggers in `fit`
 
     def on_train_begin(self) -> None:
         console.training(self.total_training_steps, self.global_steps - 1)
@@ -217,7 +224,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             # Before the step's checkpoint is written: a run that resumes there keeps the samples up to this step.
             of_workers = self.actor_rollout_wg.sequence_weights()
             weights = {session: weight for part in of_workers for session, weight in part.items()}
-            self.sample_log.write(samples_of(batch, self.global_steps, weights, self.tokenizer))
+            samples = samples_of(batch, self.global_steps, weights, self.tokenizer)
+            self.sample_log.write(samples)
+            self.overview.samples(self.global_steps, samples)
         return batch
 
     def prepare_step(self) -> dict[str, Any]:
@@ -331,7 +340,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         taken = sampler_meter.take_all(self.standalone_server_manager.rollout_replicas)
         metrics |= sampler_meter.metrics(taken) | self.take_processor_seconds()
         line = self._with_own_metrics(stored, metrics, timing_raw)
-        self.run_log.write(global_steps, line | sampler_meter.tables(taken) | trajectory_tables(batch, stored))
+        line = line | sampler_meter.tables(taken) | trajectory_tables(batch, stored)
+        self._record(global_steps, metrics, line)
+
+    def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:
+        """Write the `line` of a step, and show its `metrics`, which verl logs too."""
+        self.overview.step(step, metrics, self.run_log.write(step, line))
 
     def _verls_metrics(self, batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any], *when: Any) -> None:
         of_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
