@@ -35,9 +35,20 @@ class Name(Known):
     name: str
 
 
+class SecretKey(Known):
+    name: str
+    key: str
+    optional: Literal[True]
+
+
+class Source(Known):
+    secretKeyRef: SecretKey
+
+
 class EnvVar(Known):
     name: str
-    value: str
+    value: str | None = None
+    valueFrom: Source | None = None
 
 
 class Port(Known):
@@ -249,7 +260,7 @@ def test_a_stopped_run_has_time_to_end_and_the_next_one_continues(cluster: Clust
     assert config.trainer.max_actor_ckpt_to_keep == 2, "or twenty checkpoints of 7B fill the volume"
     pod = pods(cluster)[0]
     (container,) = pod.containers
-    (wait,) = [int(env.value) for env in container.env if env.name == "RAY_JOB_STOP_WAIT_TIME_S"]
+    (wait,) = [int(env.value or 0) for env in container.env if env.name == "RAY_JOB_STOP_WAIT_TIME_S"]
     assert wait < pod.terminationGracePeriodSeconds
     assert container.lifecycle is not None
     program, option, script = container.lifecycle.preStop.exec.command
@@ -283,6 +294,17 @@ def test_ray_asks_for_a_token_that_is_in_no_file(cluster: Cluster) -> None:
         settings = {env.name: env.value for container in pod.containers for env in container.env}
         assert settings["RAY_AUTH_MODE"] == "token"  # without a token Ray does not start
         assert "RAY_AUTH_TOKEN" not in settings  # of the operator, from the Secret that it makes
+
+
+def test_the_key_of_wandb_is_in_no_file(cluster: Cluster) -> None:
+    """The driver, which logs, runs on the head. The guide's command makes the Secret that the head looks for."""
+    guide = (ROOT / "docs/guide/cluster.md").read_text()
+    head, *workers = pods(cluster)
+    (key,) = [env for env in head.containers[0].env if env.name == "WANDB_API_KEY"]
+    assert key.value is None and key.valueFrom is not None
+    secret = key.valueFrom.secretKeyRef
+    assert f"create secret generic {secret.name} --from-literal={secret.key}=KEY" in guide
+    assert not [env for pod in workers for env in pod.containers[0].env if env.name.startswith("WANDB_")]
 
 
 def test_every_node_lets_megatron_overlap_communication(
