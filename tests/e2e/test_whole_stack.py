@@ -112,7 +112,7 @@ def stack(
         for name in ("WANDB_DIR", "VERL_FILE_LOGGER_PATH"):  # the run sets them; the next one has another folder
             patch.setenv(name, "")
             patch.delenv(name)
-        session.callback(wandb.teardown)
+        session.callback(wandb.teardown)  # as at the end of a process: raises where the run left W&B's own
         url, _ = session.enter_context(served("--concurrency", "48"))
         held = session.enter_context(held_answers(url))
         run_id, config = prepared(

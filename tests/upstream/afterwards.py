@@ -49,6 +49,8 @@ OVERVIEW = Place(
         Reach("Overview.step", How.CALLS, "wandb:Run.alert", "title, text, level, wait_duration", "`wandb.alert`"),
         Reach("Overview.samples", How.CALLS, "wandb:Run.log", "data, step", "`wandb.log`"),
         Reach("Overview.samples", How.CALLS, "wandb:Table", "columns, data", ""),
+        Reach("finish", How.CALLS, "verl.utils.tracking:Tracking.finish", "exit_code", "before W&B's process ends"),
+        Reach("finish", How.CALLS, "wandb:teardown", "", "ends W&B's process"),
         Reach("offline_run", How.USES, "wandb.proto.wandb_internal_pb2:Record", "", "a record of W&B's file"),
     ),
 )

@@ -1,5 +1,6 @@
 """What W&B and TensorBoard show first: eight curves and, in W&B, a table of responses and the collapse alarm."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,3 +59,14 @@ class Overview:
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         measured = {name: value for name, value in values.items() if value is not None}
         self._tracking.log(measured, step, backend=_LOGGERS)
+
+
+def finish(tracking: Tracking | None, exit_code: int) -> None:
+    """End verl's loggers, where there are any yet, and W&B's process, before the run's processes are ended.
+
+    W&B's own hook at the end of this process can raise where somebody else has ended W&B's process.
+    """
+    if tracking is not None:
+        tracking.finish(exit_code=exit_code)
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
