@@ -12,7 +12,7 @@ import pytest
 
 from testkit import ROOT
 from testkit.small_run import seeds
-from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
+from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, read_metrics
 
 pytestmark = pytest.mark.e2e
 
@@ -61,6 +61,7 @@ def test_the_model_learns_the_task(followed: Path) -> None:
 def test_the_real_stack_starts_from_the_same_policy_on_the_same_rows(followed: Path) -> None:
     real, simulated = (read_metrics(followed / "outputs" / name) for name in ("sort", "sort-simulated"))
     assert [line["step"] for line in real] == list(range(STEPS + 1))
+    assert real[0][ANSWERS] == simulated[0][ANSWERS] == VAL
     accuracy = simulated[0]["val_accuracy"]
     error = math.sqrt(2 * accuracy * (1 - accuracy) / VAL)  # of the difference
     assert abs(real[0]["val_accuracy"] - accuracy) < 5 * error, "as many responses each, drawn"
