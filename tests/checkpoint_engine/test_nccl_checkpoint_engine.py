@@ -8,7 +8,9 @@ Ray's key-value store. Nothing here has run on a GPU.
 
 import importlib
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,11 @@ import pytest
 from verl import checkpoint_engine
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-from tests.checkpoint_engine.update_processes import Died, Driver, NoAnswer
+from tests.checkpoint_engine.update_processes import UPSTREAM, Died, Driver, NoAnswer
 
 pytestmark = pytest.mark.slow
 
-UPSTREAM, OURS = "verl.checkpoint_engine.nccl_checkpoint_engine", "verl_vcpo.checkpoint_engine.nccl_checkpoint_engine"
+OURS = "verl_vcpo.checkpoint_engine.nccl_checkpoint_engine"
 FIRST, LAST, SEVERAL, ALL = (0,), (2,), (0, 2), (0, 1, 2)
 DEATHS = pytest.mark.parametrize("dead", [FIRST, LAST, SEVERAL, ALL], ids=["first", "last", "several", "all"])
 SENDERS = pytest.mark.parametrize("multi_sender", [False, True], ids=["one sender", "relays"])
@@ -124,6 +126,54 @@ def test_death_after_death(engines: SimpleNamespace, run: Any) -> None:
         engines.ours.give_up()
         driver.replace(dead)
         driver.update(version)
+
+
+@SENDERS
+def test_what_a_death_leaves_is_freed(engines: SimpleNamespace, run: Any, multi_sender: bool) -> None:
+    """Catches a ZeroMQ context that is collected with its socket: its process stays in the collection for ever."""
+    driver = run(engines.ours, multi_sender=multi_sender)
+    driver.update(1)
+    with pytest.raises(Died):
+        driver.update(2, dying=LAST)
+    engines.ours.give_up()
+    driver.replace(LAST)
+    driver.update(2)
+    driver.each("collect")
+    driver.update(3)
+
+
+@pytest.mark.parametrize("held", ["before", "after"])
+def test_a_thread_that_is_late(engines: SimpleNamespace, run: Any, held: str) -> None:
+    """A broadcast of the failed transfer, or what follows it, comes when the next group is there already."""
+    driver = run(engines.ours, multi_sender=False)
+    driver.update(1)
+    driver.prepare_update()
+    with pytest.raises(Died):
+        driver.transfer(2, held=held)
+    engines.ours.give_up()
+    driver.replace(LAST)
+    driver.update(2)
+    driver.update(3)
+
+
+def test_a_subscription_that_is_late(engines: SimpleNamespace, run: Any) -> None:
+    """Catches weights that are sent before: the sampler would wait for ever for the first of them."""
+    driver = run(engines.ours)
+    driver.each("subscribe_late", 0.5)
+    driver.update(1)
+    driver.update(2)
+
+
+def test_a_subscription_that_never_comes(engines: SimpleNamespace, run: Any) -> None:
+    driver = run(engines.ours)
+    driver.each("subscribe_late", 1000.0)
+    with ThreadPoolExecutor(1) as pool:
+        update = pool.submit(driver.prepare_update)
+        while not engines.ours._members_of_latest and not update.done():
+            time.sleep(0.01)
+        engines.ours.give_up()
+        with pytest.raises(RuntimeError, match="trainer 0: RuntimeError: another process of this weight update died"):
+            update.result()
 
 
 def test_verls_engine_refuses_or_waits_for_ever(engines: SimpleNamespace, run: Any, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The processes of a weight update, each with a checkpoint engine, and a driver that calls as verl's manager does."""
 
 import asyncio
+import gc
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -25,6 +27,8 @@ from tests.checkpoint_engine import gloo_in_place_of_nccl as stand_in
 
 TRAINERS = 2
 _BUCKET = 64  # bytes: every update takes several broadcasts, and one weight is larger than a bucket
+BROADCASTS = 6  # of an update
+UPSTREAM = "verl.checkpoint_engine.nccl_checkpoint_engine"
 _fork = multiprocessing.get_context("fork")
 
 
@@ -108,8 +112,8 @@ class Driver:
     def _all(self) -> list[Process]:
         return [*self.trainers, *self.samplers]
 
-    def each(self, method: str) -> list[Any]:
-        return answers({process: process.call(method) for process in self._all}, self.limit_s)
+    def each(self, method: str, *args: Any) -> list[Any]:
+        return answers({process: process.call(method, *args) for process in self._all}, self.limit_s)
 
     def prepare_update(self) -> None:
         metadata = self.each("prepare")
@@ -120,14 +124,25 @@ class Driver:
                 of_process = {name: values[i] for name, values in kwargs.items()}
                 calls[process] = process.call("init_process_group", **of_process)
         answers(calls, self.limit_s)
-        # What is published before the subscriptions are there is lost.
-        answers({self.trainers[0]: self.trainers[0].call("take_subscriptions", len(self.samplers))}, self.limit_s)
+        if self._engine.__module__.startswith("verl."):  # with which what is published before a subscription is lost
+            answers({self.trainers[0]: self.trainers[0].call("take_subscriptions", len(self.samplers))}, self.limit_s)
 
-    def transfer(self, version: int, dying: tuple[int, ...] = ()) -> None:
-        """`dying`: samplers that are killed when they have received one weight of several."""
+    def transfer(self, version: int, dying: tuple[int, ...] = (), held: str = "") -> None:
+        """Of the weights.
+
+        Args:
+            version: of the weights.
+            dying: samplers that are killed when they have received one weight of several.
+            held: where the first trainer's last thread but one stops; the last sampler is killed as soon as it has.
+        """
+        if held:
+            answers({self.trainers[0]: self.trainers[0].call("hold", held)}, self.limit_s)
         calls = {trainer: trainer.call("send", version) for trainer in self.trainers}
         for rank, sampler in enumerate(self.samplers):
             calls[sampler] = sampler.call("receive", version, dies=rank in dying)
+        if held:
+            answers({self.trainers[0]: self.trainers[0].call("is_held")}, self.limit_s)
+            self.samplers[-1].kill()
         answers(calls, self.limit_s)
 
     def update(self, version: int, dying: tuple[int, ...] = ()) -> None:
@@ -181,6 +196,7 @@ class _Served:
 
     def __init__(self, engine: Any, trainers: Any) -> None:
         self._engine, self._trainers = engine, trainers
+        self._held, self._next_group = threading.Event(), threading.Event()
         if engine.is_master:
             engine.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # it sees every subscription, not only the first to a topic
 
@@ -189,6 +205,48 @@ class _Served:
 
     def formed(self) -> int:
         return stand_in.formed()
+
+    def collect(self) -> None:
+        """What Python does at any time: it frees what only a cycle of references keeps."""
+        gc.collect()
+
+    def subscribe_late(self, seconds: float) -> None:
+        """From now on a subscription follows the connection after `seconds`, as on a busy machine."""
+        subscribe = zmq.Socket.setsockopt_string
+
+        def late(*args: Any) -> None:
+            timer = threading.Timer(seconds, subscribe, args)
+            timer.daemon = True
+            timer.start()
+
+        setattr(zmq.Socket, "setsockopt_string", late)  # noqa: B010
+
+    def init_process_group(self, **kwargs: Any) -> None:
+        self._engine.init_process_group(**kwargs)
+        self._next_group.set()
+
+    def hold(self, where: str) -> None:
+        """Stop a thread of the next transfer before or after its broadcast until the next group is there."""
+        self._next_group, operation = threading.Event(), importlib.import_module(UPSTREAM).BroadcastOperation
+        broadcast, numbers = operation._run, itertools.count(1)
+
+        def run(this: Any) -> None:
+            is_held = next(numbers) == BROADCASTS - 1
+            if not is_held:
+                broadcast(this)
+                return
+            if where == "after":
+                broadcast(this)
+            self._held.set()
+            self._next_group.wait(stand_in.LIMIT_S)
+            if where == "before":
+                broadcast(this)
+
+        operation._run = run
+
+    async def is_held(self) -> None:
+        while not self._held.is_set():
+            await asyncio.sleep(0.01)
 
     def take_subscriptions(self, count: int) -> None:
         """Wait until `count` more subscriptions have come."""

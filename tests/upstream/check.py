@@ -177,13 +177,13 @@ def signature(reach: Reach) -> str | None:
 
 
 @cache
-def _known_signatures() -> dict[str, str]:
+def known_signatures() -> dict[str, str]:
     lines = SIGNATURES.read_text().splitlines()
     return {symbol: shape.removesuffix(")") for symbol, _, shape in (line.partition("(") for line in lines)}
 
 
 def _check_signature(symbol: str, found: str) -> None:
-    known = _known_signatures().get(symbol)
+    known = known_signatures().get(symbol)
     if known is None:
         raise LookupError(f"has the parameters ({found}), which are not in {SIGNATURES.name}")
     if found != known:

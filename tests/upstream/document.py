@@ -4,7 +4,7 @@ import textwrap
 from itertools import groupby
 from pathlib import Path
 
-from tests.upstream.check import SIGNATURES, signature
+from tests.upstream.check import SIGNATURES, known_signatures, signature
 from tests.upstream.reach import How, Place, Reach
 from tests.upstream.tables import PAGES, PLACES
 
@@ -96,7 +96,12 @@ def signatures() -> str:
     """The text of signatures.txt."""
     found = {}
     for reach in (reach for place in PLACES for reach in place.reaches):
-        if reach.how in (How.OVERRIDES, How.REPLACES) and (shape := signature(reach)) is not None:
+        if reach.how not in (How.OVERRIDES, How.REPLACES):
+            continue
+        shape = signature(reach)
+        if shape is None and reach.only:  # it may be installed elsewhere
+            shape = known_signatures().get(reach.theirs)
+        if shape is not None:
             found[reach.theirs] = shape
     return "".join(f"{symbol}({shape})\n" for symbol, shape in sorted(found.items()))
 

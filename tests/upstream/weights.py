@@ -78,8 +78,30 @@ GROUP = Place(
         ),
         *(
             Reach("RegroupingNCCLCheckpointEngine", How.USES, f"{VERLS}.{name}", "", why, only="cupy")
-            for name, why in (("group_name", "set"), ("send_buf", "set to None"), ("recv_buf", "set to None"))
+            for name, why in (
+                *(("group_name", "set"), ("send_buf", "set to None"), ("recv_buf", "set to None")),
+                *(("socket", "set"), ("topic", "subscribed to"), ("ip", "set"), ("listen_port", "set")),
+                *(("num_senders", "the others are subscribers"), ("world_size", "as above")),
+            )
         ),
+        *(
+            Reach(f"RegroupingNCCLCheckpointEngine.{name}", How.OVERRIDES, f"{VERLS}.{name}", "", why, only="cupy")
+            for name, why in (
+                ("_start_zmq_server", "sees who subscribes"),
+                ("_connect_zmq_client", "in the process's one context"),
+            )
+        ),
+        Reach("_connect_zmq_client", How.USES, f"{NCCL}:MasterMetadata.zmq_ip", "", "and `zmq_port`", only="cupy"),
+        Reach(
+            "_Messages",
+            How.NAMES,
+            f"{NCCL}:BroadcastOperation._run",
+            "self.socket.recv_pyobj()",
+            "all it calls",
+            only="cupy",
+        ),
+        Reach("_start_zmq_server", How.CALLS, "verl.utils.net_utils:is_valid_ipv6_address", "address", "as theirs"),
+        Reach("_start_zmq_server", How.CALLS, "ray.util:get_node_ip_address", "", "as theirs"),
         Reach(
             "init_process_group",
             How.NAMES,

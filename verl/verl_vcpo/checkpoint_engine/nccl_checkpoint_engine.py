@@ -8,34 +8,68 @@ communicator id of the old group, which stays in a named actor.
 A process leaves by an abort: NCCL's orderly end of a communicator waits for all processes of the node, and one of them
 is dead. For the same reason a broadcast to a dead process never ends, and NCCL raises no error. So each process looks
 for the driver's word that the update failed (`give_up`) while it sends or receives, and aborts what it is waiting for.
+
+A transfer that failed ends in its own time, while the next update begins. So each transfer works on a copy of the
+engine as that was when the transfer began, and each update has a publisher of its own: nothing of the old transfer
+reaches the new group or the new subscribers. Sockets belong to the process's one ZeroMQ context. A context of an
+update that failed would be collected together with its socket, and would wait for ever for the socket to be closed.
 """
 
+import asyncio
 import contextlib
+import copy
 import hashlib
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from functools import cached_property
 from typing import Any
 
+import ray
 import torch
+import zmq
 from ray.experimental import internal_kv
 from ray.util import collective
 from ray.util.collective.collective import get_group_handle
 from verl import checkpoint_engine
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils.net_utils import is_valid_ipv6_address
 
 # Where cupy is not installed verl has no NCCL engine, and the one below is not registered.
 _UPSTREAM: Any = checkpoint_engine.NCCLCheckpointEngine
 BACKEND = "nccl"
 _POLL_S = 0.5
+_SUBSCRIBED_S = 60.0
 _GIVEN_UP = "vcpo_weight_update_given_up_"
+
+
+class _Messages:
+    """What a sampler has subscribed to; the wait for a message ends when the update is given up."""
+
+    def __init__(self, socket: zmq.Socket[bytes], given_up: threading.Event) -> None:
+        self._socket, self._given_up = socket, given_up
+
+    def recv_string(self) -> str:
+        while not self._socket.poll(round(1000 * _POLL_S)):
+            if self._given_up.is_set():
+                raise _given_up()
+        return self._socket.recv_string()
+
+    def recv_pyobj(self) -> Any:
+        return self._socket.recv_pyobj()
+
+
+def _given_up() -> RuntimeError:
+    return RuntimeError("another process of this weight update died: the update was given up")
 
 
 class RegroupingNCCLCheckpointEngine(_UPSTREAM or CheckpointEngine):  # type: ignore[misc]
     """verl's NCCL engine, with a group that is formed anew when its members have changed, and only then."""
 
     group_name: str
+    is_master: bool
+    socket: Any
     _members = ""
     """The digest of the members of the group that `group_name` names; empty before the first update."""
     _members_of_latest = ""
@@ -45,9 +79,15 @@ class RegroupingNCCLCheckpointEngine(_UPSTREAM or CheckpointEngine):  # type: ig
     def _identity(self) -> str:
         return uuid.uuid4().hex
 
+    @cached_property
+    def _sending(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
     def prepare(self) -> Any:
-        """As verl's, with this process's identity."""
+        """As verl's, with this process's identity, and a publisher for this update alone."""
         self.send_buf = self.recv_buf = None  # an update that failed has left its own: room for the new ones
+        if self.is_master:
+            self._start_zmq_server()
         metadata = super().prepare()
         metadata.identity = self._identity
         return metadata
@@ -76,6 +116,42 @@ class RegroupingNCCLCheckpointEngine(_UPSTREAM or CheckpointEngine):  # type: ig
             self.group_name = f"{self.group_name.removesuffix(self._members)}{members}"
             self._members = members
         super().init_process_group(*args, **kwargs)
+        if self.is_master:
+            self._wait_for_subscribers(self.world_size - self.num_senders)
+
+    def _start_zmq_server(self) -> None:
+        """As verl's, with a publisher that sees who subscribes."""
+        self.ip = ray.util.get_node_ip_address().strip("[]")
+        ipv6 = is_valid_ipv6_address(self.ip)
+        self.socket = zmq.Context.instance().socket(zmq.XPUB)
+        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # every subscription, not only the first to a topic
+        self.socket.setsockopt(zmq.IPV6, ipv6)
+        self.listen_port = self.socket.bind_to_random_port(f"tcp://[{self.ip}]" if ipv6 else f"tcp://{self.ip}")
+
+    def _connect_zmq_client(self, metadata: Any) -> None:
+        """As verl's."""
+        ipv6 = is_valid_ipv6_address(metadata.zmq_ip)
+        self.socket = zmq.Context.instance().socket(zmq.SUB)
+        self.socket.setsockopt(zmq.IPV6, ipv6)
+        self.socket.connect(f"tcp://{f'[{metadata.zmq_ip}]' if ipv6 else metadata.zmq_ip}:{metadata.zmq_port}")
+        self.socket.setsockopt_string(zmq.SUBSCRIBE, self.topic)
+
+    def _wait_for_subscribers(self, count: int) -> None:
+        """Wait until `count` samplers have subscribed: what is published before is lost to a sampler.
+
+        Raises:
+            RuntimeError: the update was given up, or a subscription is missing after a minute.
+        """
+        deadline = time.monotonic() + _SUBSCRIBED_S
+        while count:
+            if self.socket.poll(round(1000 * _POLL_S)):
+                count -= self.socket.recv().startswith(b"\1")
+            elif internal_kv._internal_kv_exists(_GIVEN_UP + self._members):
+                raise _given_up()
+            elif time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{count} samplers have not subscribed to {self.ip}:{self.listen_port} after {_SUBSCRIBED_S:.0f} s"
+                )
 
     def _leave_group(self) -> None:
         if collective.is_group_initialized(self.group_name):
@@ -91,16 +167,17 @@ class RegroupingNCCLCheckpointEngine(_UPSTREAM or CheckpointEngine):  # type: ig
                 communicator.abort()
 
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> Any:
-        """As verl's, until the driver gives the update up."""
-        weights = iter(weights)
-        with self._abort_when_given_up():
-            try:
-                return await super().send_weights(weights, global_steps)
-            finally:
-                # Gathering a weight is collective over the trainer's processes. Those that send none walk to the end,
-                # and would wait for a process that stops before.
-                for _ in weights:
-                    pass
+        """As verl's, until the driver gives the update up; after the transfer before, which may still be ending."""
+        weights, transfer = iter(weights), copy.copy(self)
+        async with self._sending:
+            with transfer._abort_when_given_up():
+                try:
+                    return await super(RegroupingNCCLCheckpointEngine, transfer).send_weights(weights, global_steps)
+                finally:
+                    # Gathering a weight is collective over the trainer's processes. Those that send none walk to the
+                    # end, and would wait for a process that stops before.
+                    for _ in weights:
+                        pass
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """As verl's, until the driver gives the update up.
@@ -108,10 +185,12 @@ class RegroupingNCCLCheckpointEngine(_UPSTREAM or CheckpointEngine):  # type: ig
         Raises:
             RuntimeError: the update was given up: what an aborted broadcast has left in the buffer is no weight.
         """
-        with self._abort_when_given_up() as given_up:
-            async for weight in super().receive_weights(global_steps):
+        transfer = copy.copy(self)
+        with transfer._abort_when_given_up() as given_up:
+            transfer.socket = _Messages(self.socket, given_up)
+            async for weight in super(RegroupingNCCLCheckpointEngine, transfer).receive_weights(global_steps):
                 if given_up.is_set():
-                    raise RuntimeError("another process of this weight update died: the update was given up")
+                    raise _given_up()
                 yield weight
 
     @contextlib.contextmanager
