@@ -9,6 +9,7 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -103,7 +104,9 @@ def build_engine(
     """The patched actor, loaded; the critic where `model_type` is value_model."""
     engine_class = {"language_model": Engine, "value_model": Critic}[model_type]
     built = engine_class(**engine_settings(layout, checkpoint, optimizer, dtype, model_type, **engine))
-    built.initialize()
+    # Megatron writes its choice of attention there, and refuses another one: in programs that this process starts, too.
+    with patch.dict(os.environ):
+        built.initialize()
     return built
 
 

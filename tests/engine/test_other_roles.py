@@ -1,7 +1,7 @@
 """What else the trainer runs on CPU beside the actor: the reference policy (KL penalties) and verl's critic (A2C)."""
 
+import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,33 @@ from verl.workers.config import McoreCriticConfig
 from verl.workers.utils.losses import value_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from testkit.actor import adamw, engine_settings
+from testkit.actor import adamw, build_engine
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS
-from verl_vcpo.cpu.engine import CPUValueEngine, CPUVCPOMegatronEngine
+from verl_vcpo.cpu.engine import CPUValueEngine
 
 
-@pytest.fixture
-def settings(process_group: None, checkpoints: Callable[..., Path]) -> dict[str, Any]:
-    return engine_settings(ONE_PROCESS, checkpoints(), replace(adamw(), lr=1e-2))
-
-
-def test_a_reference_policy_has_the_actors_log_probs(settings: dict[str, Any], make_engine: Callable[..., Any]) -> None:
+def test_a_reference_policy_has_the_actors_log_probs(
+    checkpoints: Callable[..., Path], make_engine: Callable[..., Any]
+) -> None:
     actor, batch = make_engine(), make_batch(ONE_PROCESS)
-    settings["engine_config"].forward_only = True
-    reference = CPUVCPOMegatronEngine(**settings)
-    reference.initialize()
+    reference = build_engine(ONE_PROCESS, checkpoints(), adamw(), forward_only=True)
     found = []
     for engine in (actor, reference):
         with engine.eval_mode():
             found.append(engine.infer_batch(batch.clone())["model_output"]["log_probs"].values())
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_model_of_a_test_leaves_the_environment_as_it_was(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches Megatron's choice of attention, which a run that a test starts afterwards would inherit, and refuse."""
+    for kernel in ("FLASH", "FUSED", "UNFUSED"):
+        monkeypatch.delenv(f"NVTE_{kernel}_ATTN", raising=False)
+    before = dict(os.environ)
+    make_engine()
+    assert dict(os.environ) == before
 
 
 def critic_values(critic: CPUValueEngine, batch: TensorDict) -> torch.Tensor:
@@ -45,12 +51,10 @@ def critic_values(critic: CPUValueEngine, batch: TensorDict) -> torch.Tensor:
     return no_padding_2_padding(values, batch)
 
 
-def test_a_critic_is_the_policy_with_another_head_and_learns_returns(
-    settings: dict[str, Any], checkpoints: Callable[..., Path]
-) -> None:
-    settings["model_config"].model_type = "value_model"
-    critic, batch = CPUValueEngine(**settings), make_batch(ONE_PROCESS)
-    critic.initialize()
+@pytest.mark.usefixtures("process_group")
+def test_a_critic_is_the_policy_with_another_head_and_learns_returns(checkpoints: Callable[..., Path]) -> None:
+    critic = build_engine(ONE_PROCESS, checkpoints(), adamw(1e-2), model_type="value_model")
+    batch = make_batch(ONE_PROCESS)
     model = AutoModelForCausalLM.from_pretrained(checkpoints(), attn_implementation="eager", dtype=torch.float32)
     head = critic.module[0].module.output_layer
     mask = batch["response_mask"].to_padded_tensor(0).bool()

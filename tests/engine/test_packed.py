@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import tensordict_utils as tu
 
-from testkit.actor import Engine, engine_settings
+from testkit.actor import build_engine
 from testkit.layout_run import ACTIVATIONS, GROUP_SIZE, GROUPS, PER_TRAJECTORY, ParallelLayout, run_layout
 from testkit.layout_worker import make_batch
 from tests.engine.conftest import ONE_PROCESS, sgd
@@ -224,11 +224,9 @@ def test_settings_under_which_layers_form_or_hide_gradients(
 def test_overlapped_reductions_fall_back_and_say_so(
     make_engine: Callable[..., Any], checkpoints: Callable[[], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = engine_settings(ONE_PROCESS, checkpoints(), sgd())
     overlap = {"overlap_grad_reduce": True, "bucket_size": 10_000}
-    settings["engine_config"] = replace(settings["engine_config"], override_ddp_config=overlap)
-    overlapped, plain = Engine(**settings), make_engine()
-    overlapped.initialize()
+    overlapped = build_engine(ONE_PROCESS, checkpoints(), sgd(), override_ddp_config=overlap)
+    plain = make_engine()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             got = gradients(overlapped, make_batch(ONE_PROCESS))

@@ -3,6 +3,8 @@
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from omegaconf import OmegaConf
@@ -317,6 +319,31 @@ def test_weights_that_reach_no_sampler_on_gpus(monkeypatch: pytest.MonkeyPatch) 
     config = main.compose(["+task=gsm8k", f"{ROLLOUT}.checkpoint_engine.backend=naive"])
     with pytest.raises(SettingError, match=r"backend=naive: does not reach samplers .*; choose one of nccl, nixl"):
         validate(config, files=False)
+
+
+@pytest.mark.parametrize("value", "01")
+@pytest.mark.parametrize("kernel", ["FLASH", "FUSED", "UNFUSED"])
+def test_a_choice_of_attention_that_is_in_the_environment_too(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str], kernel: str, value: str
+) -> None:
+    """Refused where Megatron refuses, which says so only in a trainer's process that has started."""
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+    from megatron.core.transformer.enums import AttnBackend
+
+    given, setting = {f"NVTE_{kernel}_ATTN": value}, f"{MEGATRON}.override_transformer_config.attention_backend"
+    for backend in AttnBackend:
+        model = SimpleNamespace(config=SimpleNamespace(attention_backend=backend))
+        try:
+            with patch.dict(os.environ, given):
+                LanguageModule._set_attention_backend(model)
+        except AssertionError:
+            with patch.dict(os.environ, given):
+                said = run({**good, setting: backend.name}, capsys)
+            assert f"NVTE_{kernel}_ATTN={value} in the environment: {setting}={backend.name} decides" in said
+        else:
+            config = composed({**good, setting: backend.name})
+            with patch.dict(os.environ, given):
+                validate(config, files=False)
 
 
 def test_a_batch_that_data_parallel_ranks_cannot_share(

@@ -214,6 +214,13 @@ CHECKS = Place(
             "host, source, prompt, update_session",
             "W&B's own search for a key",
         ),
+        Reach(
+            "consistency.py",
+            How.NAMES,
+            "megatron.core.models.common.language_module.language_module:LanguageModule._set_attention_backend",
+            'check_and_set_env_variable("NVTE_FUSED_ATTN", 0, AttnBackend.flash)',
+            "what the environment may say, for each backend",
+        ),
     ),
 )
 

@@ -1,5 +1,6 @@
 """Settings that are right each for itself and wrong together."""
 
+import os
 from collections.abc import Callable
 
 from omegaconf import DictConfig
@@ -15,6 +16,8 @@ _ENDLESS = 100_000
 BACKENDS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 """verl's ways of sending weights to samplers on devices of their own."""
 _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.checkpoint_engine.nccl_checkpoint_engine", None)
+_ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "local": "000"}
+"""For each attention_backend what Megatron wants of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN."""
 _AFTER_THE_FORWARD = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
 
@@ -27,6 +30,7 @@ def consistency_checks(config: DictConfig, vcpo: VCPOSettings) -> list[Callable[
         lambda: check_length(config),
         lambda: _check_schedule(config),
         lambda: _check_weights_backend(config),
+        lambda: _check_attention(config),
         lambda: _check_estimator(config),
         lambda: _check_rewards(config, vcpo),
     ]
@@ -170,6 +174,21 @@ def _check_weights_backend(config: DictConfig) -> None:
             f"actor_rollout_ref.rollout.checkpoint_engine.backend={shown(engine.backend)}: does not reach samplers "
             f"with devices of their own here; {choices(engine.backend, allowed)}"
         )
+
+
+def _check_attention(config: DictConfig) -> None:
+    """Refuse what Megatron refuses when a trainer's process builds the model."""
+    name = "actor_rollout_ref.actor.megatron.override_transformer_config.attention_backend"
+    backend = config.actor_rollout_ref.actor.megatron.override_transformer_config.get("attention_backend") or "auto"
+    if backend not in _ATTENTION:
+        raise SettingError(f"{name}={shown(backend)}: {choices(backend, _ATTENTION)}")
+    for kernel, wanted in zip(("FLASH", "FUSED", "UNFUSED"), _ATTENTION[backend], strict=True):
+        variable = f"NVTE_{kernel}_ATTN"
+        if os.environ.get(variable, wanted) != wanted:
+            raise SettingError(
+                f"{variable}={os.environ[variable]} in the environment: {name}={backend} decides, and Megatron refuses "
+                f"another value than {wanted}; unset {variable}, or set attention_backend to what you want"
+            )
 
 
 def _check_estimator(config: DictConfig) -> None:
