@@ -103,6 +103,19 @@ class Result:
     """Median seconds of a step on rank 0, the first one left out."""
 
 
+def norm_error(squared: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest error of a norm, in units of the longest of its batch.
+
+    The rounding of a float32 sum is that of its terms, and those of a short gradient are as large as those of a long
+    one, only that they cancel: in units of its own length the error of a norm has no bound, on any processor.
+
+    Args:
+        squared, wanted: [..., B] ||g_i||^2.
+    """
+    norms, exact = squared.sqrt(), wanted.sqrt()
+    return float(((norms - exact).abs() / exact.amax(-1, keepdim=True)).max())
+
+
 def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     """A small random Qwen2 (qk_norms: Qwen3, moe: Qwen3-MoE) checkpoint with a tokenizer of one token per character.
 
