@@ -3,7 +3,7 @@
 The trainer's operations for N parameters and T tokens:
 
     forward and backward      6 N T
-    full recomputation        2 N T more, in every pass
+    recomputation             2 N T more, in every pass; of the share of layers that are recomputed
     gradient norms            0.4 of a pass more (NORMS_SHARE)
     critic                    its own 6 N T
 """
@@ -23,7 +23,7 @@ NORMS_SHARE = 0.4
 """Of a pass. Counted are 0.05 to 0.6, by task (docs/explanation/packed-norms.md); 0.3 for MATH and Countdown."""
 _PROMPT_TOKENS = 200
 _SHARE_OF_LONGEST = 4  # a mean response has a quarter of the longest one's tokens
-_RECOMPUTATION = 4 / 3
+_RECOMPUTATION = 1 / 3  # of a forward and a backward
 _RESPONSES, _STEPS, _LAG = 20_000, 4, 16
 """That are simulated, in a second or two: a larger lag hardly changes a step's time."""
 
@@ -82,7 +82,7 @@ def expected(config: DictConfig, shape: ModelShape) -> Expectation:
     )
     rates = replace(
         rates,
-        trainer=replace(rates.trainer, token_s=rates.trainer.token_s * passes(config)),
+        trainer=replace(rates.trainer, token_s=rates.trainer.token_s * passes(config, shape)),
         recompute=rollout.custom.kv_cache == "recompute",
     )
     split = Layout(layout.trainer_gpus, layout.sampler_gpus, min(layout.lag, _LAG))
@@ -94,11 +94,23 @@ def device_of(gib: float) -> str:
     return min(reversed(DEVICES), key=lambda name: abs(DEVICES[name].memory / 2**30 - gib))
 
 
-def passes(config: DictConfig) -> float:
+def passes(config: DictConfig, shape: ModelShape) -> float:
     """The trainer's operations for a token, in units of a forward and a backward without recomputation."""
-    vcpo, actor = VCPOSettings.of(config.vcpo), config.actor_rollout_ref.actor
-    one = _RECOMPUTATION if actor.megatron.override_transformer_config.get("recompute_granularity") == "full" else 1.0
+    vcpo = VCPOSettings.of(config.vcpo)
+    one = 1.0 + _RECOMPUTATION * _recomputed(config.actor_rollout_ref.actor.megatron, shape)
     times = one + (1.0 if config.critic.enable else 0.0)
     if not vcpo.packs_gradient_norms:
         return times
     return times + NORMS_SHARE
+
+
+def _recomputed(megatron: DictConfig, shape: ModelShape) -> float:
+    """The share of the layers whose forward a backward does again."""
+    settings = megatron.override_transformer_config
+    if settings.get("recompute_granularity") != "full":
+        return 0.0
+    if settings.get("recompute_method") != "block":
+        return 1.0
+    of_stage = shape.layers / megatron.pipeline_model_parallel_size
+    number = (settings.get("recompute_num_layers") or 1) * (megatron.virtual_pipeline_model_parallel_size or 1)
+    return min(1.0, number / of_stage)

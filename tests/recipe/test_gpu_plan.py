@@ -324,5 +324,11 @@ def test_the_expected_time_grows_with_what_is_computed() -> None:
     settings = f"{MEGATRON}.override_transformer_config"
     recomputed = of(f"+{settings}.recompute_granularity=full").rates.trainer.token_s
     assert recomputed / whole.rates.trainer.token_s == pytest.approx((4 / 3 + 0.4) / 1.4)
+    some = {"granularity": "full", "method": "block", "num_layers": 7}  # the first 7 layers of each stage
+    block = [f"+{settings}.recompute_{name}={value}" for name, value in some.items()]
+    stages = [f"{MEGATRON}.tensor_model_parallel_size=2", f"{MEGATRON}.pipeline_model_parallel_size=2"]
+    for more, share in (([], 7 / 28), (stages, 7 / 14)):
+        token_s = of(*block, *more).rates.trainer.token_s
+        assert token_s / whole.rates.trainer.token_s == pytest.approx((1 + share / 3 + 0.4) / 1.4)
     assert of("method=vcpo_off").rates.trainer.token_s / whole.rates.trainer.token_s == pytest.approx(1 / 1.4)
     assert [of(f"gpu_memory_gib={gib}").device for gib in (79.6, 139, 178)] == ["h100", "h200", "b200"]
