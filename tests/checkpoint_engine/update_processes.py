@@ -162,6 +162,7 @@ class Driver:
 
 def _serve(pipe: connection.Connection, engine: Callable[[], Any], folder: Path, trainer_rank: int | None) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what pytest has made is no matter of this process's collections
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # errors are answers
     _put_in_place(folder)
     trainers = None
