@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     when, signum, delay = (argument.removeprefix("@") for argument in argv if argument.startswith("@"))
 
     def send() -> None:
-        print(f"run {os.environ[RUN_ID_VARIABLE]}", file=sys.stdout, flush=True)
+        print(f"\nrun {os.environ[RUN_ID_VARIABLE]}", flush=True)  # into verl.log, after a progress bar
         if signum == "SIGINT":
             os.killpg(os.getpgrp(), signal.SIGINT)
         else:
