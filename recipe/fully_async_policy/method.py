@@ -20,9 +20,9 @@ def names() -> tuple[str, ...]:
 
 
 def description(name: str) -> str:
-    """The first sentence of the comment in the method's file; its name where it is in another folder."""
+    """The first sentence of the comment in the method's file."""
     if not _file(name).is_file():
-        return name
+        return "a method of your own"
     comment = [line.removeprefix("# ") for line in _file(name).read_text().splitlines() if line.startswith("# ")]
     return " ".join(comment[1:]).split(". ")[0].rstrip(".")
 
