@@ -171,7 +171,10 @@ def prepare_environment(overrides: list[str]) -> None:
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
     """The option that names a folder of presets of the user's own."""
     parser.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="presets of your own: +task=NAME finds DIR/task/NAME.yaml"
+        "--config-dir",
+        type=Path,
+        metavar="DIR",
+        help="presets of your own: +task=NAME finds DIR/task/NAME.yaml, method=NAME DIR/method/NAME.yaml",
     )
 
 

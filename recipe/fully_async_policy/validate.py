@@ -15,6 +15,7 @@ from recipe.fully_async_policy.checks.errors import check_each
 from recipe.fully_async_policy.checks.layout import check_layout
 from recipe.fully_async_policy.checks.logger import check_logger
 from recipe.fully_async_policy.checks.model import check_model
+from recipe.fully_async_policy.checks.own_loss import check_own_loss
 from recipe.fully_async_policy.checks.run_folder import check_checkpoint, check_folders, check_nothing_replaced
 from recipe.fully_async_policy.checks.settings import check_types
 from recipe.fully_async_policy.checks.tool_use import check_tool_use
@@ -51,6 +52,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_agent_loop(config.actor_rollout_ref.rollout, files),
         lambda: check_tool_use(config, vcpo, files),
         lambda: check_trainable(config),
+        lambda: check_own_loss(config.actor_rollout_ref.actor),
         *(of_files if files else []),
         *more,
     )

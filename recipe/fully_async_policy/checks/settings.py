@@ -24,6 +24,7 @@ from recipe.fully_async_policy.checks.types import (
 from recipe.fully_async_policy.effects import LOSS_SETTINGS
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.workers.rollout.kv_cache import KVCache
+from verl_vcpo.workers.utils.own_loss import is_own
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -118,7 +119,7 @@ class Checkpoint(Section):
 class PolicyLoss(Section):
     """`actor_rollout_ref.actor.policy_loss`."""
 
-    loss_mode: Annotated[str, one_of(*LOSS_SETTINGS)]
+    loss_mode: Annotated[str, one_of(*LOSS_SETTINGS, unless=is_own)]
 
 
 class Actor(Section):

@@ -1,5 +1,6 @@
 """Types of settings. What a value may be stands beside the words that the user reads where it is something else."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
@@ -26,14 +27,17 @@ def says(words: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-def one_of(*allowed: Any, why: str = "") -> WrapValidator:
+def one_of(*allowed: Any, why: str = "", unless: Callable[[str], bool] | None = None) -> WrapValidator:
     """Accepts these values alone.
 
     Args:
         why: the reason why others do not work, where the list of choices does not say it.
+        unless: which other texts are accepted too.
     """
 
     def check(value: Any, accept: Any) -> Any:
+        if unless and isinstance(value, str) and unless(value):
+            return value
         if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed):
             raise _refused(f"{why}; {choices(value, allowed)}" if why else choices(value, allowed))
         return value

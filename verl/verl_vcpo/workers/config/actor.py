@@ -6,6 +6,7 @@ from typing import Any
 from verl.workers.config import McoreActorConfig
 
 from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.utils import own_loss
 from verl_vcpo.workers.utils.losses import LOSS_AGG_MODES, TOKEN_SUM_NORM
 from verl_vcpo.workers.utils.policy_losses import check_settings
 
@@ -15,14 +16,15 @@ class VCPOActorConfig(McoreActorConfig):
     """verl's McoreActorConfig with the VCPO update's settings.
 
     Raises:
-        ValueError: a setting that the policy loss does not have; with VCPO enabled, a loss aggregation without a score
-            per sequence, or a term of the loss that the VCPO update does not have.
+        ValueError: a setting that the policy loss does not have, or a loss of the user's own that cannot be used; with
+            VCPO enabled, such a loss, a loss aggregation without a score per sequence, or a term of the loss that the
+            VCPO update does not have.
     """
 
     vcpo: VCPOSettings = field(default_factory=VCPOSettings)
 
     stabilizer: dict[str, Any] = field(default_factory=dict)
-    """Settings of a policy loss from `vcpo.stabilizers`."""
+    """Settings of a policy loss from `vcpo.stabilizers`, or of the user's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,6 +35,11 @@ class VCPOActorConfig(McoreActorConfig):
         self._check_gradients()
 
     def _check_loss(self) -> None:
+        if own_loss.is_own(self.policy_loss.loss_mode):
+            raise ValueError(
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.policy_loss.loss_mode}: VCPO's update forms its "
+                "gradient from each sequence's, and calls no loss; set vcpo.enable=false in the method's file"
+            )
         if self.loss_agg_mode not in LOSS_AGG_MODES:
             raise ValueError(
                 f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode!r}: VCPO's update has one of "

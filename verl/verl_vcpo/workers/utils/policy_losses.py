@@ -18,6 +18,7 @@ import verl_vcpo.workers.utils.rollout_corr_helper  # noqa: F401  # applies a fi
 from vcpo.stabilizers import TOKEN_LOSSES
 from vcpo.stabilizers.oapl import optimal_advantages
 from vcpo.stabilizers.tba import tba_tokens
+from verl_vcpo.workers.utils import own_loss
 
 _LOSSES = TOKEN_LOSSES | {"tba": tba_tokens}
 
@@ -27,14 +28,15 @@ _SHARES = ("positive_share", "quantile")
 
 
 def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
-    """Refuse a setting that the policy loss does not have, and a value that is none.
+    """Refuse a setting that the policy loss does not have, and a value that is none; register a loss of the user's own.
 
     Raises:
-        ValueError: naming the setting, and those there are or the values it can have.
+        ValueError: naming the setting, and those there are or the values it can have; or why there is no such loss.
     """
     known: dict[str, Any] = {}
-    if loss := _LOSSES.get(loss_mode):
-        parameters = inspect.signature(loss).parameters.values()
+    is_own = own_loss.is_own(loss_mode)
+    if loss := own_loss.loaded(loss_mode) if is_own else _LOSSES.get(loss_mode):
+        parameters = [p for p in inspect.signature(loss).parameters.values() if p.name not in own_loss.PASSED]
         known = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for name, value in settings.items():
         if name not in known:
@@ -42,11 +44,13 @@ def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
                 f"actor_rollout_ref.actor.stabilizer.{name}: policy_loss.loss_mode={loss_mode} has "
                 + (f"the settings {', '.join(known)} only" if known else "no settings there; leave it out")
             )
-        if isinstance(known[name], float):
+        if isinstance(known[name], float) and not is_own:
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not number or value < 0 or (name in _SHARES and value > 1):
                 wanted = "in [0, 1]" if name in _SHARES else "of at least 0"
                 raise ValueError(f"actor_rollout_ref.actor.stabilizer.{name}={value!r}: give a number {wanted}")
+    if is_own:
+        own_loss.register(loss_mode, settings)
 
 
 def _policy_loss(

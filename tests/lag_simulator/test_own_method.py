@@ -1,0 +1,30 @@
+"""The method file and the loss of docs/guide/choose-a-method.md, which are those of method=tis_token."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from recipe.lag_simulator import main
+from testkit import ROOT
+from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
+
+PAGE = ROOT / "docs" / "guide" / "choose-a-method.md"
+
+
+def test_a_method_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = PAGE.read_text().split("## A method of your own\n")[1]
+    (block,) = re.findall(r"^```bash\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    *files, command = block.strip().rsplit("\n", 1)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["bash", "-euc", *files], check=True)
+    (found,) = re.findall(r"--config-dir \S+", command)
+
+    def rewards(name: str, *more: str) -> list[tuple[float, float]]:
+        assert main.main([*overrides, "async.lag=2", f"method={name}", f"run_dir={name}", *more]) == 0
+        return [(line["reward"], line["grad_norm"]) for line in read_metrics(name)[1:]]
+
+    own, known = rewards("truncated", *found.split()), rewards("tis_token")
+    assert len(own) == 6 and own[-1][1] > 0
+    assert own == [pytest.approx(step, rel=1e-4) for step in known]
