@@ -26,6 +26,7 @@ from vllm import LLM, SamplingParams
 
 from recipe.evaluate.scored import Answer
 from verl_vcpo.trainer.ppo.reward import bound_custom_reward
+from verl_vcpo.utils.dataset.rl_dataset import keep_files_apart
 
 
 def answers_of(config: DictConfig, samples: int, temperature: float, top_p: float, top_k: int) -> list[Answer]:
@@ -38,6 +39,7 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
     path = config.actor_rollout_ref.model.path
     tokenizer = hf_tokenizer(path)
     data = config.data
+    keep_files_apart(data)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints how many rows there are
         rows = create_rl_dataset(
             data.val_files, data, tokenizer, None, is_train=False, max_samples=data.get("val_max_samples", -1)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.agent_loop import check_agent_loop
 from recipe.fully_async_policy.checks.consistency import consistency_checks
-from recipe.fully_async_policy.checks.data import Sample, check_data, check_given
+from recipe.fully_async_policy.checks.data import Sample, check_data, check_given, check_shares
 from recipe.fully_async_policy.checks.errors import SettingError as SettingError
 from recipe.fully_async_policy.checks.errors import check_each
 from recipe.fully_async_policy.checks.layout import check_layout
@@ -46,6 +46,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: samples.extend(check_data(config, check_model(config))),
     ]
     check_each(
+        lambda: check_shares(config.data),
         *consistency_checks(config, vcpo),
         lambda: check_layout(config),
         lambda: check_logger(config),

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recipe.command_line import OneLineParser, run_command
 
@@ -188,7 +188,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     print(f"{folder}: {in_words(summary)}")
 
 
-def metrics_line(row: "Row", wall_clock_s: float, step_s: float, answers: int) -> dict[str, float | None]:
+def metrics_line(row: "Row", wall_clock_s: float, step_s: float, answers: int) -> dict[str, Any]:
     """A row under the real stack's names: null where the simulator measures nothing, or no number came out.
 
     Args:
@@ -197,15 +197,17 @@ def metrics_line(row: "Row", wall_clock_s: float, step_s: float, answers: int) -
         step_s: seconds that the step took, with its evaluation.
         answers: of an evaluation.
     """
-    from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, HEADLINES
+    from verl_vcpo.trainer.ppo.v1.run_log import ACCURACIES, ANSWERS, HEADLINES, held_out_accuracies
 
-    line: dict[str, float | None] = {"step": row["step"], "wall_clock_s": round(wall_clock_s, 3), "val_accuracy": None}
+    line: dict[str, Any] = {"step": row["step"], "wall_clock_s": round(wall_clock_s, 3), "val_accuracy": None}
     line |= dict.fromkeys(HEADLINES) | row
     if line["val_accuracy"] is not None:
         line[ANSWERS] = answers
     if row["step"]:
         line |= {"lag_min": row["lag_max"], "lag_mean": row["lag_max"]}  # all of a batch are of one version
         line |= {"tokens_per_s": row["tokens"] / step_s, "step_s": step_s}
+    if accuracies := held_out_accuracies(row):
+        line[ACCURACIES] = accuracies
     return {name: None if value != value else value for name, value in line.items()}
 
 

@@ -23,6 +23,8 @@ from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
 from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
 from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
+from verl_vcpo.trainer.ppo.v1.run_log import mean_accuracy
+from verl_vcpo.utils.dataset.shares import InShares
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 
 Row = dict[str, float]
@@ -60,20 +62,26 @@ class Run:
 
     def start(self) -> Row:
         """Step 0: the evaluation of the first policy."""
-        self.rows = [{"step": 0, "val_accuracy": self.accuracy()}]
+        self.rows = [{"step": 0, **self._evaluated()}]
         return self.rows[0]
 
-    def accuracy(self) -> float:
-        """Share of responses to the held-out problems that solve them: `val_kwargs.n` per problem, drawn or greedy."""
+    def accuracies(self) -> dict[str, float]:
+        """Share of responses to each data source's held-out problems that solve them: `val_kwargs.n` per problem."""
         settings = self._config.actor_rollout_ref.rollout.val_kwargs
-        return self._accuracy(settings.n, self._val_generator if settings.do_sample else None)
+        return self._accuracies(settings.n, self._val_generator if settings.do_sample else None)
 
-    def _accuracy(self, samples: int, generator: torch.Generator | None) -> float:
+    def _evaluated(self) -> Row:
+        """The accuracy; of several data sources their mean, and each under verl's name."""
+        each, n = self.accuracies(), self._config.actor_rollout_ref.rollout.val_kwargs.n
+        of_each = {f"val-core/{source}/acc/mean@{n}": value for source, value in each.items()} if len(each) > 1 else {}
+        return {"val_accuracy": mean_accuracy(each), **of_each}
+
+    def _accuracies(self, samples: int, generator: torch.Generator | None) -> dict[str, float]:
         """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
         held_out, longest = self._task.held_out, self._config.data.max_response_length
         generators = None if generator is None else [generator]
         response, _, _ = sample(self.policy, [held_out], samples, longest, generators)
-        return self._task.accuracy(response[0], held_out.problems)
+        return self._task.accuracies(response[0], held_out.problems)
 
     def wants(self, step: int) -> bool:
         """Whether a batch has to be drawn before step `step`."""
@@ -93,18 +101,23 @@ class Run:
         row["finite"] = float(self.policy.flat.isfinite().all())
         test_freq = self._config.trainer.test_freq
         if not row["finite"]:
-            row["val_accuracy"] = 0.0
+            row |= {name: 0.0 for name in self.rows[0] if name != "step"}
         elif (test_freq > 0 and step % test_freq == 0) or step == self._steps:
-            row["val_accuracy"] = self.accuracy()
+            row |= self._evaluated()
         if step == self._steps or not row["finite"]:
             drawn = torch.Generator().manual_seed(self._config.data.seed)
-            row["last_accuracy"] = self._accuracy(LAST_SAMPLES, drawn) if row["finite"] else 0.0
+            row["last_accuracy"] = mean_accuracy(self._accuracies(LAST_SAMPLES, drawn)) if row["finite"] else 0.0
         self.rows.append(row)
         return row
 
     def _epochs(self) -> Iterator[list[int]]:
-        """The rows of each batch: every epoch in another order, a last incomplete batch left out."""
-        size, total = self._config.data.train_batch_size, len(self._task.train)
+        """The rows of each batch: every epoch in another order, a last incomplete batch left out; or `data.shares`."""
+        data, total = self._config.data, len(self._task.train)
+        size = data.train_batch_size
+        if data.shares:
+            mixed = InShares(self._task.train.of_files, data.shares, data.seed)
+            while True:
+                yield [mixed.next_row() for _ in range(size)]
         while True:
             order = torch.randperm(total, generator=self.generator).tolist()
             for start in range(0, total - size + 1, size):

@@ -20,6 +20,8 @@ from verl_vcpo.trainer.ppo.reward_result import RewardError, checked, of_respons
 _READ_TOGETHER = 128
 """Prompts whose hidden states fit the processor's caches."""
 
+_FILE = "file of the row"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -41,6 +43,8 @@ class TokenizedPrompts:
     mask: Tensor
     """[N, P] false on padding."""
     problems: list[Problem]
+    of_files: list[int] = field(default_factory=list)
+    """How many of them are of each file, one file after the other; empty for a batch."""
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -79,7 +83,7 @@ def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) ->
     """
     files = data[f"{setting}_files"]
     files = [files] if isinstance(files, str | Path) else list(files)
-    table = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    table = pd.concat([pd.read_parquet(f).assign(**{_FILE: i}) for i, f in enumerate(files)], ignore_index=True)
     loops = set(table["agent_name"]) - {SINGLE_TURN} if "agent_name" in table else set()
     if loops:
         raise ValueError(
@@ -105,7 +109,9 @@ def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) ->
         )
     tokens = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])
-    return TokenizedPrompts(tokens, mask, [_problem(row, data.prompt_key) for row in table.to_dict("records")])
+    of_files = [int((table[_FILE] == i).sum()) for i in range(len(files))]
+    problems = [_problem(row, data.prompt_key) for row in table.to_dict("records")]
+    return TokenizedPrompts(tokens, mask, problems, of_files)
 
 
 def _problem(row: dict[str, Any], prompt_key: str) -> Problem:
@@ -145,13 +151,12 @@ class Task:
         reward, accuracy = zip(*results, strict=True)
         return Scores(torch.tensor(reward, dtype=torch.float64), torch.tensor(accuracy, dtype=torch.float64))
 
-    def accuracy(self, response: Tensor, problems: list[Problem]) -> float:
-        """The mean over the data sources of the mean accuracy on each; arguments as of `score`."""
+    def accuracies(self, response: Tensor, problems: list[Problem]) -> dict[str, float]:
+        """The mean accuracy on each data source; arguments as of `score`."""
         accuracy = self.score(response, problems).accuracy
         samples = len(accuracy) // len(problems)
         sources = [problem.data_source for problem in problems for _ in range(samples)]
-        means = [accuracy[[of == source for of in sources]].mean().item() for source in dict.fromkeys(sources)]
-        return sum(means) / len(means)
+        return {one: accuracy[[of == one for of in sources]].mean().item() for one in dict.fromkeys(sources)}
 
     def _score(self, problem: Problem, text: str) -> tuple[float, float]:
         """(score, accuracy) of one response. Raises RewardError: there is no score."""

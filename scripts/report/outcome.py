@@ -14,6 +14,11 @@ def standard_error(accuracy: float, answers: int) -> float:
     return math.sqrt(max(share * (1 - share), 0.0) / answers)
 
 
+def error_of(run: ReportedRun, accuracy: float) -> float | None:
+    """The standard error of an accuracy of the run; None where it is unknown over how many answers each mean is."""
+    return standard_error(accuracy, run.answers) if run.answers and not run.accuracies_of_each else None
+
+
 def outcome(runs: list[ReportedRun]) -> str:
     """Who ended where, from where, after how many steps, and how far chance moves these numbers."""
     by_task: dict[str, list[tuple[ReportedRun, str]]] = {}
@@ -34,17 +39,25 @@ def _of_run(run: ReportedRun, label: str) -> str:
     if not run.accuracies:
         return f"{label}, was not evaluated ({run.steps} of {run.planned} steps)"
     step, accuracy = run.accuracies[-1]
-    now = _percent(accuracy, run.answers)
+    now = _percent(accuracy, error_of(run, accuracy)) + _of_sets(run, step)
     if step == 0:
         return f"{label}, begins at {now}"
-    start = "" if run.base_accuracy is None else f" from {_percent(run.base_accuracy, run.answers)}"
+    base = run.base_accuracy
+    start = "" if base is None else f" from {_percent(base, error_of(run, base))}{_of_sets(run, 0)}"
     if run.finished:
-        return f"{label}, ended at {now}{start} in {step} steps"
+        return f"{label}, ended at {now}{start} in {step} {'step' if step == 1 else 'steps'}"
     return f"{label}, is at {now}{start} after {step} of {run.planned} steps"
 
 
-def _percent(accuracy: float, answers: int | None) -> str:
-    noise = f" ± {100 * standard_error(accuracy, answers):.1f}" if answers else ""
+def _of_sets(run: ReportedRun, step: int) -> str:
+    """The accuracy of each of several held-out sets after a step, whose mean is the run's."""
+    found = {source: dict(points).get(step) for source, points in run.accuracies_of_each.items()}
+    shown = [f"{source} {_percent(value)}" for source, value in found.items() if value is not None]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def _percent(accuracy: float, error: float | None = None) -> str:
+    noise = "" if error is None else f" ± {100 * error:.1f}"
     return f"{100 * accuracy:.1f}{noise} %"
 
 
@@ -55,4 +68,5 @@ def _noise(runs: list[ReportedRun]) -> str:
     answers = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
     how = {run.answered for run in runs}
     drawn = f", {how.pop()}" if len(how) == 1 and None not in how else ""
-    return f" (±: one standard error of {answers} held-out answers{drawn})"
+    what = "of" if any(run.accuracies_of_each for run in runs) else "±: one standard error of"
+    return f" ({what} {answers} held-out answers{drawn})"

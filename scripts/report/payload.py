@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fully_async_policy.method import description
-from scripts.report.outcome import outcome, standard_error
+from scripts.report.outcome import error_of, outcome
 from scripts.report.runs import ReportedRun, labels
 from scripts.report.samples import read_samples
 from scripts.report.table import NOTE, has_speed_ups, make_table
@@ -105,9 +105,12 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "steps": steps,
         "series": {name: [_rounded(value) for value in run.series(metric)[1]] for name, metric in _SERIES.items()},
         "validations": [
-            [step, _rounded(accuracy), run.answers and _rounded(standard_error(accuracy, run.answers))]
-            for step, accuracy in run.accuracies
+            [step, _rounded(accuracy), _rounded(error_of(run, accuracy))] for step, accuracy in run.accuracies
         ],
+        "validations_of_each": {
+            source: [[step, _rounded(accuracy)] for step, accuracy in points]
+            for source, points in run.accuracies_of_each.items()
+        },
         "warnings": _warnings(run.lines),
         "command": run.command,
         "settings": _settings(run.config),
@@ -116,9 +119,9 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float) -> float | None:
+def _rounded(value: float | None) -> float | None:
     """Six digits; None for what JSON does not have."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _warnings(lines: list[dict[str, Any]]) -> list[str]:

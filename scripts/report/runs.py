@@ -15,6 +15,7 @@ from recipe.fully_async_policy.method import decided_by
 from vcpo import VCPOConfig
 from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound, lag_in_words
 from verl_vcpo.trainer.ppo.v1.run_log import (
+    ACCURACIES,
     ANSWERS,
     COMMAND_FILE,
     CONFIG_FILE,
@@ -85,6 +86,12 @@ class ReportedRun:
         return [(line["step"], line["val_accuracy"]) for line in self.lines if line.get("val_accuracy") is not None]
 
     @property
+    def accuracies_of_each(self) -> dict[str, list[tuple[int, float | None]]]:
+        """`accuracies` of each data source, where there are several."""
+        sources = _by_source(self.lines)
+        return sources if len(sources) > 1 else {}
+
+    @property
     def accuracy(self) -> float | None:
         """Of the last validation."""
         return self.accuracies[-1][1] if self.accuracies else None
@@ -150,15 +157,25 @@ def read_run(folder: Path) -> ReportedRun:
         raise RunError(f"{folder}: not the files of a run ({type(error).__name__}: {reason})") from None
 
 
+def _by_source(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float | None]]]:
+    """(step, held-out accuracy) of each validation, by data source; nothing of runs that recorded the mean alone."""
+    found: dict[str, list[tuple[int, float | None]]] = {}
+    for line in lines:
+        for source, accuracy in line.get(ACCURACIES, {}).items():
+            found.setdefault(source, []).append((line["step"], accuracy))
+    return found
+
+
 def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: float, finished: bool) -> ReportedRun:
     rollout, on_cpu = config.actor_rollout_ref.rollout, config.trainer.device == "cpu"
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes
     val_files = config.data.val_files
     task = Path(val_files if isinstance(val_files, str) else val_files[0]).parent.name
+    sources = _by_source(lines)
     return ReportedRun(
         folder=folder,
         method=method(config),
-        task=TASKS.get(task, task or "held-out"),
+        task=f"Mean of {', '.join(sources)}" if len(sources) > 1 else TASKS.get(task, task or "held-out"),
         lag=lag_bound(config["async"]),
         devices=(os.cpu_count() or 1) if on_cpu else gpus,
         device="CPU" if on_cpu else "GPU",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import pytest
 import requests
@@ -44,6 +45,8 @@ from verl_vcpo.workers.rollout.kv_cache import KVCache
 pytestmark = pytest.mark.e2e
 
 STEPS, LAG = 5, 2
+OTHER_TASK = "other"
+OTHER_ROWS = 48  # from this row on, of the 64
 MEETING = 2, 3  # the steps whose weight update meets running programs, which belong to batches up to the last
 SAMPLES_EVERY, SAMPLES = 2, 16  # every trajectory of a recorded step: BATCH prompts with four each
 TRUNCATION = 1.0  # so that some weights of every draw are truncated
@@ -74,6 +77,19 @@ def model(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def two_tasks(assets: Path, folder: Path) -> list[str]:
+    """Settings: a quarter of the rows, the last ones, are of another task, whose truths have another type."""
+    files: dict[str, list[Path]] = {"train": [], "val": []}
+    for part, found in files.items():
+        rows = pd.read_parquet(assets / "data" / f"{part}.parquet")
+        others = rows[len(rows) * 3 // 4 :].assign(data_source=OTHER_TASK, answer="yes")
+        others["reward_model"] = [{"ground_truth": "a text"}] * len(others)
+        for name, some in (("first", rows[: len(rows) - len(others)]), (OTHER_TASK, others)):
+            found.append(folder / f"{name}-{part}.parquet")
+            some.to_parquet(found[-1])
+    return [*(f"data.{part}_files=[{','.join(map(str, found))}]" for part, found in files.items()), "data.shares=[3,1]"]
 
 
 @dataclass
@@ -118,6 +134,7 @@ def stack(
         run_id, config = prepared(
             [
                 *small_task(assets, run_dir),
+                *two_tasks(assets, tmp_path_factory.mktemp("two_tasks")),
                 "+agent=simpletir",
                 f"tool_use.sandbox_url={held.url}",
                 "tool_use.max_turns=3",
@@ -231,7 +248,10 @@ def test_vllm_serves_the_weights_that_the_trainer_has(stack: Stack, model: Path)
 
 def test_what_the_run_logs(stack: Stack) -> None:
     assert stack.zero["step"] == 0 and 0 <= stack.zero["val_accuracy"] <= 1
-    assert stack.steps[-1]["val_accuracy"] is not None
+    for line in (stack.zero, stack.steps[-1]):
+        accuracies = line["val_accuracies"]
+        assert accuracies.keys() == {"countdown", OTHER_TASK}, "each held-out set has its own"
+        assert line["val_accuracy"] == pytest.approx(sum(accuracies.values()) / 2)
     for line in stack.steps:
         usable = SAMPLES - line["tool_use/dropped_trajectories"]
         assert (1 / usable if usable else 0) <= line["ess_ratio"] <= 1
@@ -261,7 +281,7 @@ def test_sampled_responses_are_kept(stack: Stack) -> None:
     for sample in samples:
         line = lines[sample["step"]]
         assert line["lag_min"] <= sample["lag"] <= line["lag_max"]
-        assert sample["data_source"] == "countdown" and "write an expression" in sample["prompt"]
+        assert sample["data_source"] in ("countdown", OTHER_TASK) and "write an expression" in sample["prompt"]
         assert 0 <= sample["weight"] <= TRUNCATION and 0 <= sample["reward"] <= 1
         assert 0 < sample["tokens"] <= 96
     assert any(PROGRAM in sample["response"] for sample in samples)
@@ -312,6 +332,8 @@ def test_the_lag_is_bounded_and_no_prompt_is_lost(stack: Stack) -> None:
     assert max(line["lag_max"] for line in stack.steps) > 0, "no batch was sampled ahead"
     rows = [row for line in stack.steps for row in line["trained_rows"]]
     assert len(rows) == len(set(rows)) == STEPS * BATCH, "every prompt is trained on once"
+    others = sum(row >= OTHER_ROWS for row in rows)
+    assert 0 < others <= (STEPS + LAG) * BATCH / 4, "a quarter of all that were submitted"
 
 
 def test_weights_are_updated_while_programs_run(stack: Stack) -> None:

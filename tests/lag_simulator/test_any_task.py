@@ -56,6 +56,7 @@ def test_any_task(own_task: list[str], tmp_path: Path) -> None:
     zero, *steps = [json.loads(line) for line in (tmp_path / "own" / "metrics.jsonl").read_text().splitlines()]
     assert [step["reward"] for step in steps] == [0.125, 0.125], "what is trained on is the score"
     assert zero["val_accuracy"] == steps[-1]["val_accuracy"] == 0.5, "the mean over the two sources of acc"
+    assert zero["val_accuracies"] == steps[-1]["val_accuracies"] == {"short": 0.0, "long": 1.0}
     assert [step["lag_max"] for step in steps] == [0, 1]
     assert [line.get(ANSWERS) for line in (zero, *steps)] == [4, None, 4]
 
@@ -140,3 +141,14 @@ def test_what_the_simulator_cannot_do(
     assert main.main([*own_task, setting]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_shares_of_files(own_task: list[str], tmp_path: Path) -> None:
+    rows = pd.read_parquet(tmp_path / "rows.parquet")
+    for name in ("short", "long"):
+        rows[rows["data_source"] == name].to_parquet(tmp_path / f"{name}.parquet")
+    files = f"data.train_files=[{tmp_path}/short.parquet,{tmp_path}/long.parquet]"
+    main_settings = [*own_task, files, "data.shares=[1,3]", "data.train_batch_size=4"]
+    (run,) = Simulator([main.compose(main_settings)]).runs
+    for _ in range(3):
+        assert sorted(row == 3 for row in run.next_prompts()) == [False, True, True, True]

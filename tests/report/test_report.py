@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from scripts.report import figure, table
 from scripts.report.__main__ import main
 from scripts.report.outcome import outcome, standard_error
+from scripts.report.payload import make
 from scripts.report.runs import method, read_run
 from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.trainer.ppo.v1.learning_signal import EQUAL_GROUPS
@@ -96,6 +97,25 @@ def test_the_papers_table(runs: list[Path]) -> None:
         ["vcpo_off, lag 10", "0.0%", "4", "16.00", "not reached", "not reached"],
         ["vcpo, lag 128", "41.0%", "1 of 4, unfinished", "4.00", "not reached", "not reached"],
     ]
+
+
+def test_several_held_out_sets(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "two", config(0), [0.4, 0.6], 3600)
+    lines = read_metrics(folder)
+    for line in lines:
+        line["val_accuracies"] = {"sums": line["val_accuracy"] - 0.1, "games": line["val_accuracy"] + 0.1}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    assert table.make_table([run])[0][1] == "Mean of sums, games accuracy"
+    (shown,) = make([run])["runs"]
+    assert shown["validations_of_each"] == {"sums": [[0, 0.3], [1, 0.5]], "games": [[0, 0.5], [1, 0.7]]}
+    assert outcome([run]) == (
+        "Mean of sums, games: vcpo, synchronous, ended at 60.0 % (sums 50.0 %, games 70.0 %) "
+        "from 40.0 % (sums 30.0 %, games 50.0 %) in 1 step (of 100 held-out answers, greedy)."
+    )
+    assert [error for _, _, error in shown["validations"]] == [None, None], "how many are of each is not known"
+    (alone,) = make([read_run(write_run(tmp_path / "one", config(0), [0.4], 3600))])["runs"]
+    assert alone["validations_of_each"] == {}
 
 
 def test_the_files(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,27 @@ def test_the_summary_of_a_run_without_a_finite_ratio(tmp_path: Path) -> None:
     assert "mean ESS ratio not measured" in in_words(summary_of(tmp_path))
 
 
+def test_every_held_out_set_has_an_accuracy_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(tmp_path)
+    names = "val-core/countdown/acc/mean@4", "val-core/openai/gsm8k/reward/mean@4"
+    others = {"val-core/countdown/acc/best@4/mean": 0.9, "val-core/countdown/acc/maj@4/mean": 0.8}
+    log.write(0, dict(zip(names, (0.1, 0.5), strict=True)) | others)
+    log.write(1, step_metrics(2, 0.5) | dict(zip(names, (0.2, float("nan")), strict=True)))
+    before, after = read_metrics(tmp_path)
+    assert before["val_accuracies"] == {"countdown": 0.1, "openai/gsm8k": 0.5}
+    assert before["val_accuracy"] == pytest.approx(0.3)
+    assert after["val_accuracies"] == {"countdown": 0.2, "openai/gsm8k": None} and after["val_accuracy"] is None
+    shown = capfd.readouterr().out
+    assert "step 0: held out, the mean of countdown 10.0%, openai/gsm8k 50.0%" in shown
+    assert "step 1: held out, the mean of countdown 20.0%, openai/gsm8k -" in shown
+    log.write(2, step_metrics(2, 0.5) | dict(zip(names, (0.3, 0.7), strict=True)))
+    assert in_words(summary_of(tmp_path)).splitlines()[1:4] == [
+        "held-out accuracy: 30.0% before training, 50.0% after, the mean over 2 data sources:",
+        "  countdown: 10.0% before training, 30.0% after",
+        "  openai/gsm8k: 50.0% before training, 70.0% after",
+    ]
+
+
 def summary_of(run_dir: Path) -> dict:
     return write_summary(run_dir, "vcpo", lag=4, wall_clock_s=12.34)
 

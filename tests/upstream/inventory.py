@@ -28,7 +28,7 @@ _OUR_SETTINGS = (
     "method",
     "sandbox",
 )
-_OUR_SETTINGS_INSIDE = ("actor_rollout_ref.actor.vcpo", "actor_rollout_ref.actor.stabilizer")
+_OUR_SETTINGS_INSIDE = ("actor_rollout_ref.actor.vcpo", "actor_rollout_ref.actor.stabilizer", "data.shares")
 
 
 @cache

@@ -25,6 +25,7 @@ TRAINER = Place(
             "our workers in `role_worker_mapping`",
         ),
         Reach("LagKTrainer._setup", How.OVERRIDES, f"{ASYNC}._setup", "", "weight updates have a limit"),
+        Reach("LagKTrainer._init_dataloader", How.OVERRIDES, f"{BASE}._init_dataloader", "", "several files; shares"),
         Reach("LagKTrainer._load_checkpoint", How.OVERRIDES, f"{BASE}._load_checkpoint", "", "whole checkpoints only"),
         Reach(
             "LagKTrainer._end_unused_balancer",
@@ -177,7 +178,7 @@ STORED = Place(
         ),
         Reach("HEADLINES", How.NAMES, "verl.trainer.ppo.metric_utils", '"perf/total_num_tokens"', "`tokens_per_s`"),
         Reach("HEADLINES", How.NAMES, f"{BASE}._update_actor", '"actor/"', "the prefix of the engine's metrics"),
-        Reach("validation_accuracy", How.NAMES, BASE, '"val-core"', "`val_accuracy`"),
+        Reach("held_out_accuracies", How.NAMES, BASE, '"val-core"', "`val_accuracies`, and `val_accuracy`, their mean"),
         Reach(
             "_shares",
             How.CALLS,
@@ -259,12 +260,48 @@ REPLAY = Place(
     ),
 )
 
+DATASET = "verl.utils.dataset.rl_dataset"
+ROWS = Place(
+    "verl/verl_vcpo/utils/dataset/rl_dataset.py",
+    "`RLHFDataset`: what it does with `dataframe`, and the order of reading, drawing and filtering.",
+    (
+        Reach("FilesDataset", How.SUBCLASSES, f"{DATASET}:RLHFDataset", "", "each file stays a table"),
+        Reach(
+            "FilesDataset._read_files_and_tokenize",
+            How.OVERRIDES,
+            f"{DATASET}:RLHFDataset._read_files_and_tokenize",
+            "",
+            "called for each file",
+        ),
+        Reach(
+            "FilesDataset._read_files_and_tokenize",
+            How.CALLS,
+            f"{DATASET}:RLHFDataset.maybe_filter_out_long_prompts",
+            "dataframe",
+            "for each file",
+        ),
+        Reach("FilesDataset._drawn", How.NAMES, f"{DATASET}:RLHFDataset", "rng.choice(total, size=", "the same rows"),
+        Reach("keep_files_apart", How.SETTING, "data.custom_cls.path", "= None", "the dataset's class"),
+        Reach(
+            "with_shares", How.NAMES, f"{BASE}._init_dataloader", "sampler=create_rl_sampler(", "the order, replaced"
+        ),
+    ),
+)
+
 METHODS = Place(
-    "verl/verl_vcpo/workers/utils/policy_losses.py, rollout_corr_helper.py, trainer/ppo/v1/token_baseline.py, "
-    "v1/tba_replay.py, v1/trajectory_metrics.py, v1/batch_totals.py",
+    "verl/verl_vcpo/workers/utils/policy_losses.py, own_loss.py, rollout_corr_helper.py, "
+    "trainer/ppo/v1/token_baseline.py, v1/tba_replay.py, v1/trajectory_metrics.py, v1/batch_totals.py",
     "Whether the two faults that ours repairs are still there: a zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),
+        Reach("loaded", How.CALLS, "verl.utils.import_utils:load_module", "module_path", "a loss of the user's own"),
+        Reach(
+            "PASSED",
+            How.NAMES,
+            "verl.workers.utils.losses:ppo_loss",
+            "rollout_is_weights=rollout_is_weights",
+            "what a loss of the user's own is called with, by keyword",
+        ),
         Reach("oapl_advantages", How.REGISTERS, "verl.trainer.ppo.core_algos:register_adv_est", "name_or_enum", "ours"),
         Reach("oapl_advantages", How.NAMES, "verl.trainer.ppo.ray_trainer", 'adv_kwargs["index"]', "the prompts"),
         Reach(
@@ -363,4 +400,4 @@ PLUGIN = Place(
     ),
 )
 
-PLACES = (TRAINER, REPLAY, STORED, METHODS, PLUGIN)
+PLACES = (TRAINER, REPLAY, STORED, ROWS, METHODS, PLUGIN)

@@ -108,6 +108,29 @@ def check_given(data: DictConfig) -> None:
         raise SettingError(NO_DATA)
 
 
+def check_shares(data: DictConfig) -> None:
+    """Refuse shares that do not belong to the training files.
+
+    Args:
+        data: the settings `data`.
+
+    Raises:
+        SettingError: there is not one share for each of several files, or their order could not be drawn again.
+    """
+    if data.shares is None:
+        return
+    setting, files = f"data.shares=[{','.join(map(str, data.shares))}]", data.train_files
+    names = list(files) if isinstance(files, ListConfig) else [files]
+    if len(names) == 1:
+        raise SettingError(f"{setting}: data.train_files is one file; leave it out, or give a list of files")
+    if len(names) != len(data.shares):
+        raise SettingError(f"{setting}: give a share for each of the {len(names)} data.train_files, {', '.join(names)}")
+    if data.shuffle and data.seed is None:
+        raise SettingError(f"{setting}: needs data.seed, from which a resumed run draws the same order; give a number")
+    if data.custom_cls.path:
+        raise SettingError(f"{setting}: data.custom_cls={data.custom_cls.path} reads the files itself; leave one out")
+
+
 def _files(config: DictConfig, setting: str) -> Iterator[DataFile]:
     given = config.data[setting]
     paths = list(given) if isinstance(given, list | ListConfig) else [given]

@@ -12,6 +12,7 @@ from recipe.fully_async_policy.checks.types import (
     Flag,
     NotNegative,
     Number,
+    Positive,
     Seconds,
     Section,
     Share,
@@ -69,6 +70,10 @@ class Data(Section):
     prompt_key: Text
     shuffle: Flag
     seed: Whole | None
+    shares: (
+        Annotated[list[Positive], Field(min_length=1), says("give a share above 0 of each train file, [0.7,0.3]")]
+        | None
+    )
     filter_overlong_prompts: Flag
     filter_overlong_prompts_workers: Count | None
     truncation: Annotated[str, one_of("error", "left", "right", "middle")]

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.utils.tracking import Tracking
 
-from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, validation_accuracy
+from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, held_out_accuracies, mean_accuracy
 
 SECTION = "00_overview"
 """Both make a section of the names with one prefix, and order sections, and curves in them, by the alphabet."""
@@ -40,7 +40,8 @@ class Overview:
 
     def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the held-out accuracy, from verl's metrics of an evaluation."""
-        self._log(step, {ACCURACY: validation_accuracy(dict(metrics))})
+        accuracies = held_out_accuracies(metrics)
+        self._log(step, {ACCURACY: mean_accuracy(accuracies)} if accuracies else {})
 
     def step(self, step: int, metrics: Mapping[str, Any], warning: str | None) -> None:
         """Log the curves of a step from verl's metrics, and alert whoever W&B is to alert of the collapse warning."""

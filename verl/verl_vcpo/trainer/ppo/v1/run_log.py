@@ -3,6 +3,7 @@
 import json
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ COMMAND_FILE = "command.txt"
 """What the run was started with, for a shell."""
 SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
+ACCURACIES = "val_accuracies"
+"""Of a line with a held-out accuracy: that of each data source."""
 ANSWERS = "vcpo/val_answers"
 """Of a line with a held-out accuracy: over how many answers that is the mean."""
 WEIGHTS_FOLDER = "weights"  # in the run's folder: the policies of its checkpoints, step_N, in the same form
@@ -47,10 +50,15 @@ HEADLINES = {
 }
 
 
-def validation_accuracy(metrics: dict[str, Any]) -> float | None:
-    """The mean of verl's core accuracies (one per data source) among `metrics`; None without a validation."""
-    core = [float(v) for name, v in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
-    return sum(core) / len(core) if core else None
+def held_out_accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """verl's core accuracy of each data source among `metrics`; empty without a validation."""
+    core = {n.removeprefix("val-core/"): float(v) for n, v in metrics.items() if n.startswith("val-core/")}
+    return {name.rsplit("/", 2)[0]: value for name, value in core.items() if "/mean@" in name}
+
+
+def mean_accuracy(accuracies: dict[str, float]) -> float:
+    """The mean over the data sources, of which there is one at least."""
+    return sum(accuracies.values()) / len(accuracies)
 
 
 def how_answered(sampling: Any) -> str:
@@ -119,10 +127,12 @@ class RunLog:
 
     def _line(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
         headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
+        accuracies = held_out_accuracies(metrics)
         return {
             "step": step,
             "wall_clock_s": round(time.perf_counter() - self._start, 3),
-            "val_accuracy": validation_accuracy(metrics),
+            "val_accuracy": mean_accuracy(accuracies) if accuracies else None,
+            **({ACCURACIES: _finite(accuracies)} if accuracies else {}),
             **headlines,
             **metrics,
         }
@@ -178,12 +188,15 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
     steps = [line for line in lines if line["reward"] is not None]
     accuracies = [line["val_accuracy"] for line in lines if line["val_accuracy"] is not None]
     before = [line["val_accuracy"] for line in lines if line["step"] == 0]
+    by_source = [(line["step"], line[ACCURACIES]) for line in lines if line.get(ACCURACIES)]
     trained_s = sum(line["step_s"] for line in steps)
     ratios = [line["ess_ratio"] for line in steps if line["ess_ratio"] is not None]  # null: not finite
     summary = {
         "method": method,
         "base_accuracy": before[0] if before else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
+        "base_accuracies": by_source[0][1] if by_source and by_source[0][0] == 0 else {},
+        "final_accuracies": by_source[-1][1] if by_source else {},
         "steps": len(steps),
         "lag": lag,
         "max_realized_lag": max((line["lag_max"] for line in steps), default=None),
@@ -198,17 +211,22 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
 def in_words(summary: dict[str, Any]) -> str:
     """The summary in lines for the console."""
 
-    def accuracy(name: str) -> str:
-        return "not measured" if summary[name] is None else f"{summary[name]:.1%}"
+    def share(value: float | None) -> str:
+        return "not measured" if value is None else f"{value:.1%}"
 
-    took = console.duration(summary["wall_clock_s"])
-    if not summary["steps"]:  # trainer.val_only=true
-        return f"no training, {took}\nheld-out accuracy: {accuracy('final_accuracy')}"
-    lines = [f"{summary['steps']} {'step' if summary['steps'] == 1 else 'steps'} in {took}"]
-    if summary["final_accuracy"] is not None:
-        lines.append(
-            f"held-out accuracy: {accuracy('base_accuracy')} before training, {accuracy('final_accuracy')} after"
-        )
+    def accuracy(base: float | None, final: float | None) -> str:
+        return f"{share(base)} before training, {share(final)} after" if summary["steps"] else share(final)
+
+    took, steps = console.duration(summary["wall_clock_s"]), summary["steps"]
+    lines = [f"{steps} {'step' if steps == 1 else 'steps'} in {took}" if steps else f"no training, {took}"]
+    if summary["final_accuracy"] is not None or not steps:
+        base, final = summary["base_accuracies"], summary["final_accuracies"]
+        lines.append(f"held-out accuracy: {accuracy(summary['base_accuracy'], summary['final_accuracy'])}")
+        if len(final) > 1:
+            lines[-1] += f", the mean over {len(final)} data sources:"
+            lines += [f"  {source}: {accuracy(base.get(source), value)}" for source, value in final.items()]
+    if not steps:  # trainer.val_only=true
+        return "\n".join(lines)
     lag = f"{summary['max_realized_lag']:g} of at most {summary['lag']:g}"
     speed = f"{summary['tokens_per_s']:.0f} tokens/s"
     ratio = "not measured" if summary["mean_ess_ratio"] is None else f"{summary['mean_ess_ratio']:.2f}"

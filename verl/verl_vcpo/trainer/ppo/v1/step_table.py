@@ -123,6 +123,15 @@ def _row(cells: list[str], columns: Sequence[_Column]) -> str:
 
 
 def _notes(line: dict[str, Any]) -> list[str]:
+    notes = []
     if line.get("actor/vcpo/skipped_updates"):
-        return [f"step {line['step']}: update SKIPPED: no usable sequence (see vcpo/excluded_sequences)"]
-    return []
+        notes.append(f"step {line['step']}: update SKIPPED: no usable sequence (see vcpo/excluded_sequences)")
+    if each := _of_each(line.get("val_accuracies") or {}):
+        notes.append(f"step {line['step']}: held out, the mean of {each}")
+    return notes
+
+
+def _of_each(accuracies: dict[str, float | None]) -> str:
+    """The held-out accuracy of each of several data sources; empty for one alone, which the mean is that of."""
+    shown = (f"{source} {'-' if value is None else format(value, '.1%')}" for source, value in accuracies.items())
+    return ", ".join(shown) if len(accuracies) > 1 else ""

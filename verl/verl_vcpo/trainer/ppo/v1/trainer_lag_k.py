@@ -64,6 +64,7 @@ from verl_vcpo.trainer.ppo.v1.trajectory_metrics import (
     trajectory_metrics,
     trajectory_tables,
 )
+from verl_vcpo.utils.dataset.rl_dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import in_words
 from verl_vcpo.workers.engine_workers import VCPOActorWorker, VCPOCriticWorker
@@ -84,6 +85,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     standalone_checkpoint_manager: Any
     standalone_server_manager: Any
+    train_dataloader: Any
+    train_dataloader_it: Any
 
     # Start: the parts of the run, each created once.
 
@@ -148,6 +151,13 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             of_experts = vcpo.kept_with_experts if experts else None
             console.print_line(in_words(vcpo.norms.how, layers, obstacle, of_experts, vcpo.norms.keep))
 
+    def _init_dataloader(self) -> None:
+        data = self.config.data
+        keep_files_apart(data)
+        super()._init_dataloader()
+        if data.shares:
+            self.train_dataloader = with_shares(self.train_dataloader, data)
+
     def _has_devices(self) -> bool:
         manager = getattr(self, "resource_pool_manager", None)  # verl makes it in `_setup`
         return manager is not None and has_devices(manager.resource_pool_dict)
@@ -157,6 +167,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         checkpoint.choose(self.config.trainer)
         super()._load_checkpoint()
         if self.global_steps:
+            self.train_dataloader_it = gone_on_with(self.train_dataloader)
             self._restored_tq_prompt_count = self.replay_buffer.resume(
                 self.global_steps + 1, self.config.data.train_batch_size
             )

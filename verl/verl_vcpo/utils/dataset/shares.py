@@ -1,0 +1,81 @@
+"""`data.shares`: the order of training rows of several files, mixed exactly.
+
+Each file has a credit, to which every draw adds the file's share. A row is drawn from the file with the most credit,
+and costs 1: after any number of draws a file is less than one row above its share of them. The rows of a file come in
+an order of their own, another one each time that the file begins anew.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+
+class InShares(Sampler[int]):
+    """Numbers of rows, without an end; one pass has as many as all files together, and the next goes on.
+
+    Args:
+        sizes: rows of each file, which lie one file after the other.
+        shares: of each file, above 0; of any sum.
+        seed: of the order of each file's rows; None: as they stand.
+    """
+
+    def __init__(self, sizes: Sequence[int], shares: Sequence[float], seed: int | None) -> None:
+        given = [Fraction(str(share)) for share in shares]
+        self._shares = [share / sum(given) for share in given]
+        self._sizes, self._first, self._seed = sizes, [0, *accumulate(sizes)], seed
+        self._orders: dict[int, tuple[int, Sequence[int]]] = {}
+        self.drawn, self.credit = [0] * len(sizes), [Fraction(0)] * len(sizes)
+
+    def __len__(self) -> int:
+        return sum(self._sizes)
+
+    def __iter__(self) -> "_Pass":
+        return _Pass(self)
+
+    def next_row(self) -> int:
+        """Draw one."""
+        self.credit = [credit + share for credit, share in zip(self.credit, self._shares, strict=True)]
+        file = self.credit.index(max(self.credit))
+        self.credit[file] -= 1
+        times, place = divmod(self.drawn[file], self._sizes[file])
+        self.drawn[file] += 1
+        return self._first[file] + int(self._order(file, times)[place])
+
+    def _order(self, file: int, times: int) -> Sequence[int]:
+        """Of a file's rows, when it has been drawn whole so many times."""
+        if self._seed is None:
+            return range(self._sizes[file])
+        if self._orders.get(file, (-1,))[0] != times:
+            order = np.random.default_rng([self._seed, file, times]).permutation(self._sizes[file])
+            self._orders[file] = times, order  # type: ignore[assignment]  # an array is a sequence here
+        return self._orders[file][1]
+
+
+class _Pass(Iterator[int]):
+    """One pass; torchdata asks it for the state that a checkpoint keeps."""
+
+    def __init__(self, order: InShares) -> None:
+        self._order, self._left = order, len(order)
+
+    def __next__(self) -> int:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        return self._order.next_row()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self._left, "drawn": list(self._order.drawn), "credit": list(self._order.credit)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was asked for. Raises ValueError: it is of other files."""
+        drawn = state.get("drawn", ())
+        if len(drawn) != len(self._order.drawn):
+            raise ValueError(
+                f"data.shares: the checkpoint's order of rows is of {len(drawn) or 'no'} files with shares, not of "
+                f"{len(self._order.drawn)}; resume with the files and shares of the run, or start a new one"
+            )
+        self._left, self._order.drawn, self._order.credit = state["left"], list(drawn), list(state["credit"])
