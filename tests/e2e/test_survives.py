@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from scripts.bench.reliability.faults import FAULTS, FaultVerdict, try_fault
+from tests.lag_simulator.test_own_method import written
 from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e
@@ -25,11 +26,17 @@ class Survivor:
 
 @pytest.fixture(scope="module")
 def survivor(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Survivor:
-    """Its reward fails in the validation before step 1 and in step 1; the sampler is killed after step 3."""
+    """Its reward fails in the validation before step 1 and in step 1; the sampler is killed after step 3.
+
+    Its method and its loss are the user's own.
+    """
     folder = tmp_path_factory.mktemp("survivor")
     marks = folder / "marks"
     marks.mkdir()
+    loss = f"actor_rollout_ref.actor.policy_loss.loss_mode={folder}/mine/loss.py:truncated"
     settings = [
+        *written(folder),
+        loss,  # the run works in another folder than the page's commands
         "reward.custom_reward_function.name=fails_thrice",
         f"+reward.custom_reward_function.reward_kwargs.marks={marks}",
         "async.reward_timeout_s=5",
@@ -45,6 +52,10 @@ def test_nothing_is_lost(survivor: Survivor) -> None:
     assert survivor.verdict.ok, survivor.verdict
     assert "1 sampler(s) restarted" in survivor.output
     assert survivor.failed == {f"{when}-{what}" for when in ("val", "train") for what in ("hang", "die", "nan")}
+
+
+def test_the_trainer_called_the_loss_of_the_users_own(survivor: Survivor) -> None:
+    assert all(0 <= line["actor/mine/truncated"] <= 1 for line in survivor.lines if line["step"])
 
 
 def test_prompts_whose_reward_failed_are_sampled_again(survivor: Survivor) -> None:

@@ -17,7 +17,7 @@ from scripts.report.payload import make
 from scripts.report.runs import read_run
 from scripts.report.samples import read_samples
 from testkit import browser
-from tests.report.test_report import config, write_run
+from tests.report.test_report import config, with_two_sets, write_run
 from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW
 from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 
@@ -108,6 +108,20 @@ def test_the_page_in_a_browser(url: str, page: browser.Page) -> None:
     assert page.run("getComputedStyle(document.body).backgroundColor") != before
     assert page.run("document.querySelector('#plot-kl text').style.fill") == "rgb(230, 237, 243)", "curves too"
     assert page.errors == []
+
+
+@NEEDS_CHROMIUM
+def test_each_held_out_set_has_a_curve(page: browser.Page, tmp_path: Path) -> None:
+    page.errors.clear()
+    drawn = {}
+    for name, run in (
+        ("one", write_run(tmp_path / "one", config(0), [0.4, 0.6], 60)),
+        ("two", with_two_sets(tmp_path / "two")),
+    ):
+        write(make([read_run(run)]), tmp_path / f"{name}.html")
+        page.open((tmp_path / f"{name}.html").as_uri(), DRAWN)
+        drawn[name] = curves(page, "accuracy")
+    assert drawn["two"] == drawn["one"] + 2 and page.errors == []
 
 
 @NEEDS_CHROMIUM

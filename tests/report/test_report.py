@@ -99,13 +99,18 @@ def test_the_papers_table(runs: list[Path]) -> None:
     ]
 
 
-def test_several_held_out_sets(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "two", config(0), [0.4, 0.6], 3600)
+def with_two_sets(folder: Path) -> Path:
+    """A run whose held-out accuracy is the mean of two."""
+    write_run(folder, config(0), [0.4, 0.6], 3600)
     lines = read_metrics(folder)
     for line in lines:
         line["val_accuracies"] = {"sums": line["val_accuracy"] - 0.1, "games": line["val_accuracy"] + 0.1}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = read_run(folder)
+    return folder
+
+
+def test_several_held_out_sets(tmp_path: Path) -> None:
+    run = read_run(with_two_sets(tmp_path / "two"))
     assert table.make_table([run])[0][1] == "Mean of sums, games accuracy"
     (shown,) = make([run])["runs"]
     assert shown["validations_of_each"] == {"sums": [[0, 0.3], [1, 0.5]], "games": [[0, 0.5], [1, 0.7]]}
