@@ -16,6 +16,7 @@ from recipe.lag_simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.trainer.ppo.reward_process import Reward
 from verl_vcpo.trainer.ppo.reward_result import RewardError, checked, of_response, raised, score_of, with_prompt
+from verl_vcpo.utils.dataset.shares import check_sizes
 
 _READ_TOGETHER = 128
 """Prompts whose hidden states fit the processor's caches."""
@@ -137,6 +138,8 @@ class Task:
         self._reward, self._compute_score = reward, reward.load()
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.train = load_prompts("train", data, self._tokenizer)
+        if data.shares:
+            check_sizes(self.train.of_files, data)
         self.held_out = load_prompts("val", data, self._tokenizer)
         if len(self.train) < data.train_batch_size:
             raise ValueError(

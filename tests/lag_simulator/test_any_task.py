@@ -51,8 +51,13 @@ def own_task(assets: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-def test_any_task(own_task: list[str], tmp_path: Path) -> None:
+def test_any_task(own_task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(own_task) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "before training" in line] == [
+        "held-out accuracy: 50.0% before training, 50.0% after, the mean over 2 data sources:",
+        "  short: 0.0% before training, 0.0% after",
+        "  long: 100.0% before training, 100.0% after",
+    ]
     zero, *steps = [json.loads(line) for line in (tmp_path / "own" / "metrics.jsonl").read_text().splitlines()]
     assert [step["reward"] for step in steps] == [0.125, 0.125], "what is trained on is the score"
     assert zero["val_accuracy"] == steps[-1]["val_accuracy"] == 0.5, "the mean over the two sources of acc"
@@ -143,7 +148,7 @@ def test_what_the_simulator_cannot_do(
     assert message in error and error.count("\n") == 1
 
 
-def test_shares_of_files(own_task: list[str], tmp_path: Path) -> None:
+def test_shares_of_files(own_task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pd.read_parquet(tmp_path / "rows.parquet")
     for name in ("short", "long"):
         rows[rows["data_source"] == name].to_parquet(tmp_path / f"{name}.parquet")
@@ -152,3 +157,6 @@ def test_shares_of_files(own_task: list[str], tmp_path: Path) -> None:
     (run,) = Simulator([main.compose(main_settings)]).runs
     for _ in range(3):
         assert sorted(row == 3 for row in run.next_prompts()) == [False, True, True, True]
+    assert main.main([*main_settings, "data.train_batch_size=2", "data.train_max_samples=3"]) == 2
+    error = capsys.readouterr().err
+    assert "data.shares: data.train_max_samples=3 and " in error and f"leave no row of {tmp_path}/long.parq" in error

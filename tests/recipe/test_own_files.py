@@ -115,6 +115,8 @@ WRONG = {
         (GOOD + below("trainer", "logger: 5"), ":9: trainer.logger=5"),
         (GOOD + below("async", "lag: soon"), ":9: async.lag=soon: give a number of policy updates"),
         (GOOD + below("vcpo", "baseline: best"), "vcpo.baseline='best': choose one of"),
+        (GOOD + "  shares: [0.7, x]\n", ":8: data.shares=[0.7, 'x']: give a share above 0 of each train file"),
+        (GOOD + "  shares: [1]\n", ":8: data.shares=[1]: data.train_files is one file; leave it out"),
     ],
 }  # fmt: skip
 RIGHT = {
@@ -126,6 +128,7 @@ RIGHT = {
     "a preset of ours below": GOOD.replace("/scale: ${oc.env:VCPO_HARDWARE}", "countdown"),
     "another method": GOOD.replace("  - _self_", "  - override /method: vcpo_minibatch\n  - _self_"),
     "flow style": HEADER + DEFAULTS + "data: {train_files: [a.parquet, b.parquet], val_files: val.parquet}\n",
+    "two files and their shares": GOOD.replace("train.parquet", "[a.parquet, b.parquet]") + "  shares: [0.7, 0.3]\n",
     "an anchor": GOOD + "trainer:\n  test_freq: &n 5\n  save_freq: *n\n",
     "a reference": GOOD + "trainer:\n  save_freq: ${trainer.test_freq}\n",
     "null": GOOD + "  train_max_samples: -1\n  val_batch_size: null\n",
@@ -209,6 +212,7 @@ def test_all_slips_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 OF_METHOD = HEADER + "method: mine\nvcpo:\n  enable: true\n  baseline: mean\n"
+OF_LOSS = OF_METHOD.replace("true", "false") + below(f"{ACTOR}.policy_loss", "loss_mode: none.py:f")
 
 
 @pytest.mark.parametrize(
@@ -220,6 +224,8 @@ OF_METHOD = HEADER + "method: mine\nvcpo:\n  enable: true\n  baseline: mean\n"
         (OF_METHOD.replace(HEADER, ""), "mine.yaml:1: the first line has to be `# @package _global_`"),
         (OF_METHOD.replace("mean", "average"), "vcpo.baseline='average': choose one of"),
         (OF_METHOD.replace("true", "perhaps"), "vcpo.enable"),
+        (OF_LOSS, f"mine.yaml:9: {ACTOR}.policy_loss.loss_mode="),
+        (OF_LOSS.replace("none.py:f", "gsop"), f"mine.yaml:9: {ACTOR}.policy_loss.loss_mode=gsop: did you mean gspo?"),
         (OF_METHOD + "  enable: false\n", "mine.yaml:6: vcpo.enable is given already in line 4"),
         (OF_METHOD + below(f"{ACTOR}.policy_loss", "loss_mod: gspo"), f"mine.yaml:9: {ACTOR}.policy_loss.loss_mod: th"),
         ("", "mine.yaml: is empty"),

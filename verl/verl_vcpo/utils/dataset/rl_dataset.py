@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from verl_vcpo.utils.dataset.shares import InShares
+from verl_vcpo.utils.dataset.shares import InShares, check_sizes
 
 
 class Tables:
@@ -90,12 +90,7 @@ def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoa
     """
     dataset = loader.dataset
     assert isinstance(dataset, FilesDataset), "the checks before the start refuse data.shares without several files"
-    for file, size in zip(dataset.original_data_files, dataset.dataframe.sizes, strict=True):
-        if not size:
-            raise ValueError(
-                f"data.shares: data.train_max_samples={data.train_max_samples} and data.max_prompt_length="
-                f"{data.max_prompt_length} leave no row of {file}; raise them, or leave the file out"
-            )
+    check_sizes(dataset.dataframe.sizes, data)
     return StatefulDataLoader(
         dataset=dataset,
         batch_size=loader.batch_size,

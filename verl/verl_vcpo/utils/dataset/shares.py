@@ -14,6 +14,24 @@ import numpy as np
 from torch.utils.data import Sampler
 
 
+def check_sizes(sizes: Sequence[int], data: Any) -> None:
+    """Refuse a file of which no row is left.
+
+    Args:
+        sizes: rows of each of `data.train_files`.
+        data: the settings `data`.
+
+    Raises:
+        ValueError: a file has no row.
+    """
+    for file, size in zip(data.train_files, sizes, strict=True):
+        if not size:
+            raise ValueError(
+                f"data.shares: data.train_max_samples={data.train_max_samples} and data.max_prompt_length="
+                f"{data.max_prompt_length} leave no row of {file}; raise them, or leave the file out"
+            )
+
+
 class InShares(Sampler[int]):
     """Numbers of rows, without an end; one pass has as many as all files together, and the next goes on.
 
