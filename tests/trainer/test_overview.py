@@ -44,6 +44,7 @@ def trained(run_dir: Path, loggers: str, environment: pytest.MonkeyPatch) -> Non
     main.prepare_environment(["hardware=cpu"])
     settings = [f"run_dir={run_dir}", "trainer.val_only=true", f"trainer.logger={loggers}"]
     trainer = object.__new__(LagKTrainer)
+    trainer.val_dataset = range(4)  # its length is asked for
     trainer.config, trainer.global_steps = main.compose(["hardware=cpu", "+task=countdown", *settings]), 0
     trainer.run_log, trainer.current_mode = RunLog(run_dir), HybridEngineMode.ROLLOUT
     trainer._dump_futures, trainer._dump_executor = [], ThreadPoolExecutor(1)
