@@ -70,6 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (place.get(item.path.stem, len(LONGEST)), "e2e" not in item.keywords))
 
 
+@pytest.fixture(autouse=True)
+def no_attention_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron writes NVTE_*_ATTN wherever a model is built; the launcher would take them for the user's."""
+    for name in [name for name in os.environ if name.startswith("NVTE_") and name.endswith("_ATTN")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="session")
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> None:
     store = tmp_path_factory.mktemp("store") / "rendezvous"

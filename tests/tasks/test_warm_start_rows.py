@@ -132,7 +132,9 @@ def test_lines_into_a_pipe(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     lines = printed.out.splitlines()
     assert re.fullmatch(r"step 1 of 2: loss \d\.\d\d, accuracy 0 %; \d+ s left", lines[0])
     assert re.fullmatch(r"step 2 of 2: loss \d\.\d\d, accuracy (0 %|not measured yet)", lines[1])
-    assert lines[2].startswith("Accuracy before RL: 0.0 % (greedy, 4 held-out problems), 0.0 % of the responses drawn")
+    assert lines[2].startswith(
+        "Accuracy before RL: 0.0% greedy (always the likeliest token), 0.0% drawn (each token by"
+    )
     assert printed.err == (
         "warm_start: warning: no response is right. RL learns nothing from this model, as all rewards of a prompt are "
         "equal: teach longer (--until 0.3 --steps 20), make the model larger (--layers, --heads), or shorten the "

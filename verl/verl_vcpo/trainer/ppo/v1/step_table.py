@@ -103,7 +103,7 @@ class StepTable:
     def _explanation(self, column: _Column) -> list[str]:
         answered = f"; answers: {self._answered}" if self._answered and column.heading == HELD_OUT else ""
         text = f"{column.heading:>8}  {column.meaning}{answered}"
-        return textwrap.wrap(text, width, subsequent_indent=" " * 10) if (width := console.width()) else [text]
+        return textwrap.wrap(text, width - 1, subsequent_indent=" " * 10) if (width := console.width()) else [text]
 
 
 def row(line: dict[str, Any], columns: Sequence[_Column] = _COLUMNS) -> str:
