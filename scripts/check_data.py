@@ -47,12 +47,15 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.checks.data import check_file
     from recipe.fully_async_policy.checks.data_file import DataFile
     from recipe.fully_async_policy.checks.errors import SettingError
+    from recipe.fully_async_policy.checks.own_files import located
     from recipe.fully_async_policy.checks.settings import check_types
 
     trainer.prepare_environment(args.overrides)
     try:
-        config = trainer.compose([f"+task={args.task}", *args.overrides], args.config_dir)
-        check_types(config)
+        overrides = [f"+task={args.task}", *args.overrides]
+        config = trainer.compose(overrides, args.config_dir)
+        with located(overrides, args.config_dir):
+            check_types(config)
         file = DataFile("FILE", args.file)
         check_file(file, config)
         print(f"{args.file}: {file.rows} rows; columns {', '.join(file.schema.names)}")

@@ -55,11 +55,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
 
     trainer.prepare_environment(args.overrides)
+    from recipe.fully_async_policy.checks.own_files import located
     from recipe.fully_async_policy.validate import SettingError
 
     try:
         config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)
-        check(config, args.json)
+        with located([f"+task={args.task}", *args.overrides], args.config_dir):
+            check(config, args.json)
     except (SettingError, ExportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

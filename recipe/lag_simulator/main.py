@@ -73,6 +73,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
 def _composed(overrides: list[str], config_dir: Path | None) -> "tuple[DictConfig, list[Sample]]":
     """What `compose` returns, and a row of every data source."""
     from recipe.fully_async_policy import main as real
+    from recipe.fully_async_policy.checks.own_files import located
     from recipe.fully_async_policy.validate import validate
     from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 
@@ -80,8 +81,9 @@ def _composed(overrides: list[str], config_dir: Path | None) -> "tuple[DictConfi
     config = real.compose(overrides, config_dir)
     if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
         config["async"].exact_lag = config["async"].lag != AUTO
-    samples = validate(config)
-    check(config)
+    with located(overrides, config_dir):
+        samples = validate(config)
+        check(config)
     return config, samples
 
 

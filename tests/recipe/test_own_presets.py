@@ -71,6 +71,19 @@ def test_the_commands_take_the_folder_anywhere(folder: Path, capsys: pytest.Capt
     assert "FILE=no.parquet: no such file" in capsys.readouterr().err
 
 
+def test_every_command_says_where_a_wrong_value_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preset = folder / "task" / "mine.yaml"
+    preset.write_text(PRESET.replace("max_response_length: 7", "max_response_length: 0"))
+    (folder / "config.json").write_text("{}")
+    of_task = ["--config-dir", str(folder), "hardware=cpu", *(f"data.{part}_files=no" for part in ("train", "val"))]
+    assert main.main(["+task=mine", *of_task]) == 2
+    assert simulator.main(["+task=mine", *of_task]) == 2
+    assert evaluate.main([str(folder), "--task", "mine", *of_task]) == 2
+    assert check_data.main(["no.parquet", "--task", "mine", *of_task]) == 2
+    words = f"{preset}:7: data.max_response_length=0: give a whole number"
+    assert capsys.readouterr().err.count(words) == 4
+
+
 def test_a_folder_that_cannot_be_meant(folder: Path) -> None:
     with pytest.raises(SettingError, match=r"^--config-dir .*nowhere: no such folder$"):
         composed(folder / "nowhere")
