@@ -4,6 +4,7 @@ Those of gpu_rehearsal/ run CUDA builds on stand-ins (testkit/fake_cuda), in pro
 """
 
 import os
+import signal
 from pathlib import Path
 
 from verl_vcpo import start_up
@@ -47,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control lets what it starts in the background ignore Ctrl-C, and so would all processes here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers are such processes themselves
         reaper = session.begin()
         config.add_cleanup(lambda: reaper.communicate(timeout=60))

@@ -1,14 +1,12 @@
 """What W&B and TensorBoard show first, by the trainer's own calls: logged with real W&B, offline, and read back."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
@@ -18,7 +16,7 @@ from recipe.fully_async_policy.checks.logger import check_logger
 from testkit.wandb_file import offline_run
 from tests.trainer.test_run_log import step_metrics
 from verl_vcpo.run_id import RUN_ID_VARIABLE
-from verl_vcpo.trainer.ppo.v1.overview import ACCURACY, ALERT, CURVES, SECTION, TABLE
+from verl_vcpo.trainer.ppo.v1.overview import ACCURACY, ALERT, CURVES, SECTION, TABLE, finish
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES, RunLog
 from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 
@@ -31,12 +29,11 @@ SAMPLES = [
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def offline(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv(RUN_ID_VARIABLE, "overview")
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/countdown/acc/mean@1": 0.25})
-    yield monkeypatch
-    wandb.teardown()
+    return monkeypatch
 
 
 def trained(run_dir: Path, loggers: str, environment: pytest.MonkeyPatch) -> None:
@@ -62,7 +59,7 @@ def trained(run_dir: Path, loggers: str, environment: pytest.MonkeyPatch) -> Non
             trainer.overview.samples(step, SAMPLES)
         trainer._record(step, metrics, metrics | {"trained_rows": [1]})
         trainer.logger.log(metrics, step)  # as verl's `fit`
-    trainer.logger.finish()
+    finish(trainer.logger, 0)  # as the launcher: W&B's process may write until it has ended
 
 
 def test_both_show_the_curves_first_and_wandb_the_responses_and_the_alarm(
