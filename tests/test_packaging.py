@@ -104,3 +104,10 @@ def test_scripts_choose_tests_by_marks_and_folders_that_there_are() -> None:
     for call in calls:
         assert {word for choice in re.findall(r'-m "([^"]*)"', call) for word in choice.split()} <= marks
         assert all((ROOT / folder).exists() for folder in re.findall(r"tests/[\w./]+", call))
+
+
+def test_its_files_are_found_from_any_folder(tmp_path: Path) -> None:
+    """Another package of the environment has a folder `recipe` too, without an `__init__.py`."""
+    code = "from recipe.cluster_planner import page; from scripts.report import page as report\n"
+    code += "assert report._SHARED_STYLE.is_file() and page._STYLE.is_file()"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

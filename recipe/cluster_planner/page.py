@@ -21,7 +21,7 @@ _WORDS = "what binds"
 _ON_A_TERMINAL = [head for head in HEADS if head not in ("95 %", "largest", "deadline wait, s")]
 """The page has the others, too."""
 _WIDTH, _NARROW = 118, 8
-_STYLE = files("recipe") / "page_style.css"
+_STYLE = files("recipe.cluster_planner") / "page_style.css"
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
