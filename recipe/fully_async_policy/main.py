@@ -289,7 +289,10 @@ def check(config: "DictConfig", files: bool = True) -> None:
     Raises:
         SettingError: a line for each thing that is wrong.
     """
-    import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
+    from recipe.fully_async_policy.processes import interrupted_afterwards
+
+    with interrupted_afterwards():
+        import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
     from recipe.fully_async_policy.checks.consistency import check_lag
     from recipe.fully_async_policy.checks.devices import check_gpus

@@ -143,6 +143,32 @@ def sigterm_is_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def interrupted_afterwards() -> Iterator[None]:
+    """A first Ctrl-C or SIGTERM in the block takes effect after it, a second one at once.
+
+    For imports: packages catch every exception around some of theirs, KeyboardInterrupt too, and the run would go on.
+    """
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: handler for signum, handler in before.items() if callable(handler)}  # none of ignored signals
+    came: list[int] = []
+
+    def note(signum: int, frame: Any) -> None:
+        came.append(signum)
+        if len(came) > 1:
+            handlers[signal.Signals(signum)](signum, frame)
+
+    for signum in handlers:
+        signal.signal(signum, note)
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        if came:
+            handlers[signal.Signals(came[0])](came[0], None)
+
+
+@contextlib.contextmanager
 def cleaned_up(run_id: str) -> Iterator[Run]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
     run, reaper = Run(run_id), start_reaper(run_id)

@@ -53,18 +53,19 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
 @contextlib.contextmanager
 def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes]":
     """The Ray cluster of `ray_session`."""
+    from recipe.fully_async_policy.processes import catch_sigterm, interrupted_afterwards
     from verl_vcpo import console
 
     console.stage("Loading the packages (torch, Ray, Megatron)")
-    import ray
-    from omegaconf import OmegaConf
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+    with interrupted_afterwards():
+        import ray
+        from omegaconf import OmegaConf
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    from recipe.fully_async_policy import ray_access
-    from recipe.fully_async_policy.nodes import RunOnNodes
-    from recipe.fully_async_policy.processes import catch_sigterm
-    from verl_vcpo.trainer import main_ppo as main_ppo  # Megatron and verl's trainer, before Ray starts
-    from verl_vcpo.workers.rollout import replica
+        from recipe.fully_async_policy import ray_access
+        from recipe.fully_async_policy.nodes import RunOnNodes
+        from verl_vcpo.trainer import main_ppo as main_ppo  # Megatron and verl's trainer, before Ray starts
+        from verl_vcpo.workers.rollout import replica
 
     if os.environ["VCPO_HARDWARE"] == "cpu":
         replica.register("verl_vcpo.cpu.vllm_server", "CPUvLLMReplica")

@@ -1,5 +1,6 @@
 """What is said of a run that was interrupted, or that failed: above all the command with which it goes on."""
 
+import contextlib
 import shlex
 import signal
 from pathlib import Path
@@ -183,3 +184,19 @@ def test_an_import_that_fails_because_of_ctrl_c_is_an_interruption(
     monkeypatch.setattr(main, "prepare_environment", imports)
     assert main.main(["+task=countdown"]) == 130
     assert command_in(capsys.readouterr().err) == ["+task=countdown"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_package_that_catches_everything_does_not_lose_it(signum: signal.Signals) -> None:
+    """Packages import some of their own parts so; the run would begin all the same."""
+    loaded = []
+    with processes.sigterm_is_ctrl_c(), pytest.raises(KeyboardInterrupt), processes.interrupted_afterwards():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signum)
+        loaded.append("the rest of it")
+    assert loaded
+    with processes.sigterm_is_ctrl_c(), pytest.raises(KeyboardInterrupt), processes.interrupted_afterwards():
+        signal.raise_signal(signum)
+        signal.raise_signal(signum)
+        loaded.append("a second signal is not waited with")
+    assert len(loaded) == 1
