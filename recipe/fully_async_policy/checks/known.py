@@ -62,23 +62,22 @@ def check_known(
     Raises:
         SettingError: FILE:LINE or the override; a line for each of them.
     """
-    given: dict[str, str] = {}  # full name -> as the user wrote it
-    added: list[str] = []  # those that the configuration may not have without the user
-    for one in files:
-        given[one.name] = f"{one.place}: {one.name}"
-        added.append(one.name)
+    given = {one.name: f"{one.place}: {one.name}" for one in files}  # full name -> as the user wrote it
+    places = {one.name: f"{one.place}: " for one in files}
+    added = [one.name for one in files]  # those that the configuration may not have without the user
     for override in OverridesParser.create().parse_overrides(overrides):
         name, line = override.key_or_group, str(override.input_line)
         if chooses_a_file(line, folder) or override.is_delete():
             continue
         names = [name, *(f"{name}.{below}" for below in _names_below(override.value()))]
         given |= dict.fromkeys(names, line)
+        places |= dict.fromkeys(names, "")
         if override.is_add() or override.is_force_add() or _is_old(name):
             added += names
     wrong = _unknown(config, given, added, without_files) if added else {}
-    for name, written in given.items():
+    for name, place in places.items():
         if not any(f"{name}.".startswith(f"{above}.") for above in wrong) and (why := _wrong_value(config, name)):
-            wrong[name] = SettingError(f"{written.partition(f'{name}')[0].lstrip('+')}{name}{why}")
+            wrong[name] = SettingError(f"{place}{name}{why}")
     if wrong:
         raise all_that_is_wrong(wrong.values())
 

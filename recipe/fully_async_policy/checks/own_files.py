@@ -58,8 +58,8 @@ def written(overrides: list[str], folder: Path | None) -> list[Written]:
     seen = set(files)
     while files:
         file = files.pop(0)
-        tree = _tree(file)
-        found += _settings(file, tree)
+        tree, package = _tree(file)
+        found += _settings(file, tree, package)
         more = [wanted for wanted in _of_defaults(file, tree, folder) if wanted not in seen]
         seen.update(more)
         files += more
@@ -127,8 +127,8 @@ def _chosen(override: str, folder: Path) -> list[_File]:
     return []
 
 
-def _tree(file: _File) -> yaml.MappingNode:
-    """The file's content.
+def _tree(file: _File) -> tuple[yaml.MappingNode, str]:
+    """The file's content, and the package of Hydra's that its first line names.
 
     Raises:
         SettingError: it is none that Hydra can use.
@@ -151,8 +151,8 @@ def _tree(file: _File) -> yaml.MappingNode:
     if not isinstance(tree, yaml.MappingNode):
         raise SettingError(f"{_place(file, tree)}: is no section of settings; write `name: value`, without a dash")
     first = next(number for number, line in enumerate(lines, 1) if line)  # Hydra looks no further
-    header = lines[first - 1]
-    if not _PACKAGE.fullmatch(header):
+    header = _PACKAGE.fullmatch(lines[first - 1])
+    if header is None:
         like = next((number for number, line in enumerate(lines, 1) if _LIKE_A_HEADER.fullmatch(line)), first)
         raise SettingError(
             f"{file.path}:{like}: the first line has to be `{HEADER}`: without it all settings would be below "
@@ -163,17 +163,15 @@ def _tree(file: _File) -> yaml.MappingNode:
             break
         if re.match(r"#\s*@", line) and len(line.lstrip("# ").split()) != 2:
             raise SettingError(f"{file.path}:{number}: Hydra reads a comment with @ as an order; leave the @ out")
-    return tree
+    return tree, header[1]
 
 
-def _settings(file: _File, tree: yaml.MappingNode) -> list[Written]:
+def _settings(file: _File, tree: yaml.MappingNode, package: str) -> list[Written]:
     """The file's settings and sections.
 
     Raises:
         SettingError: one is given twice, or without a value; a method's file does not name the method, or another does.
     """
-    lines = map(str.strip, file.path.read_text().splitlines())
-    package = next(header[1] for header in map(_PACKAGE.fullmatch, lines) if header)
     above = package.removeprefix("_global_").lstrip(".")
     below = _below(file, tree, f"{above}." if above else "")
     found = [one for one in below if one.name.partition(".")[0] != "defaults"]

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from recipe.fully_async_policy.checks.errors import SettingError, all_that_is_wrong, closest, first_line, shown
+from recipe.fully_async_policy.checks.errors import SettingError, all_that_is_wrong, first_line, shown
 from recipe.fully_async_policy.checks.types import (
     Count,
     Flag,
@@ -41,8 +41,6 @@ _UNFINISHED = "the folder would be taken for whole while its files are still bei
 
 class Async(Section):
     """`async`: the lag-k trainer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     lag: Annotated[
         Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["auto"],
@@ -346,29 +344,22 @@ def _message(place: list[str], kind: str, given: Any, words: str) -> str:
     name = ".".join(place)
     if kind == "missing":
         return f"{name}: is missing; leave ~{name} out, or give it a value"
-    if kind == "extra_forbidden":
-        near = closest(place[-1], Async.model_fields)
-        return f"{name}={shown(given)}: there is no such setting" + (
-            f"; did you mean {'.'.join([*place[:-1], near])}?" if near else ""
-        )
     if kind in ("model_type", "model_attributes_type"):
         return f"{name}={shown(given)}: is a section of settings; give {name}.NAME=value"
     return f"{name}={shown(given)}: {words}"
 
 
 def _read(section: DictConfig, model: type[Section], above: str = "") -> dict[str, Any]:
-    """The values of those settings of a section that `model` knows; all where it accepts no others."""
+    """The values of those settings of a section that `model` knows."""
     known = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-    names = (
-        [str(n) for n in section] if model.model_config.get("extra") == "forbid" else [n for n in known if n in section]
-    )
     values = {}
-    for name in names:
+    for name, below in known.items():
+        if name not in section:
+            continue
         try:
             value = section[name]
         except OmegaConfBaseException as error:
             raise SettingError(f"{above}{name}: {first_line(error)}") from None
-        below = known.get(name)
         if isinstance(value, DictConfig) and isinstance(below, type) and issubclass(below, Section):
             value = _read(value, below, f"{above}{name}.")
         elif isinstance(value, DictConfig | ListConfig):
