@@ -82,8 +82,6 @@ def test_before_the_stack_is_up(assets: Path, tmp_path: Path, when: str, signum:
 @pytest.mark.parametrize("signum", SIGNALS)
 @pytest.mark.parametrize(("when", "delay"), WITH_STACK)
 def test_with_the_stack(assets: Path, tmp_path: Path, when: str, signum: str, delay: str) -> None:
-    if (when, signum) == ("ending", "SIGTERM"):
-        pytest.xfail("ray.shutdown gives SIGTERM its default action: the launcher dies, and its reaper cleans up")
     run, said = interrupted(assets, tmp_path, when, signum, delay)
     if "after the run's end" in said:
         assert when == "ending" and (run.run_dir / MODEL_FOLDER).is_dir()

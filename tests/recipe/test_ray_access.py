@@ -225,3 +225,22 @@ def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(slow)], capture_output=True, text=True, timeout=200)
     assert done.stdout.endswith("up\n"), done.stderr[-1000:]
+
+
+def test_a_sigterm_while_ray_ends_goes_to_the_launcher() -> None:
+    program = (
+        "import os, signal, ray\n"
+        "from recipe.fully_async_policy import main, ray_access\n"
+        "main.prepare_environment(['hardware=cpu'])\n"
+        "with ray_access.started({'num_cpus': 1, 'include_dashboard': False, 'log_to_driver': False}):\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"
+        "    node = ray._private.worker.global_worker.node\n"
+        "    end_processes = node.kill_all_processes\n"
+        "    def at_the_end(*args, **settings):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        end_processes(*args, **settings)\n"
+        "    node.kill_all_processes = at_the_end\n"
+        "print('ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.split()) == (0, ["told", "ended"]), done.stderr

@@ -103,6 +103,7 @@ RAY = Place(
         Reach("started", How.REPLACES, "ray._private.ray_constants:ENABLE_RAY_CLUSTER", "", "loopback; restored"),
         Reach("started", How.REPLACES, "ray._private.state:next_job_id", "", "an id that no other run has; restored"),
         Reach("_random_job_id", How.CALLS, "ray:JobID.from_int", "value", "an id"),
+        Reach("_shut_down", How.REPLACES, "ray._private.node:Node.kill_all_processes", "", "SIGTERM has our handler"),
         Reach("started", How.CALLS, "ray._raylet:Config.initialize", "config_list", "reads the environment again"),
         Reach("started", How.CALLS, "ray._raylet:AuthenticationTokenLoader.instance", "", "the token"),
         Reach("started", How.USES, "ray._raylet:AuthenticationTokenLoader.reset_cache", "", "reads it again"),
