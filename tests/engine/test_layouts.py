@@ -21,6 +21,7 @@ NIGHTLY = {
     "CP2, tied, padded",
     "CP2 x DP2",
     "MoE EP2 inside TP2 SP",
+    "MoE EP2 x ETP2 over TP2 SP x DP2",
 }
 CASES = [
     pytest.param(layout, id=layout.name, marks=[pytest.mark.nightly] if layout.name in NIGHTLY else [])

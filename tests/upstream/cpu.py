@@ -50,6 +50,10 @@ SHIMS = Place(
         ),
         Reach("install", How.REPLACES, f"{DISPATCHER}.cuda_dtoh_stream", "", "no stream"),
         Reach("install", How.REPLACES, f"{DISPATCHER}._maybe_dtoh_and_synchronize", "", "no copy"),
+        *(
+            Reach("install", How.REPLACES, f"megatron.core.tensor_parallel.mappings:{name}", "", "gloo: equal sizes")
+            for name in ("_gather_along_first_dim", "_reduce_scatter_along_first_dim")
+        ),
         Reach("_splits_on_cpu", How.NAMES, DISPATCHER, "self.cuda_dtoh_point", "when the splits have to be numbers"),
         Reach("install", How.CALLS, f"{RANDOM}:_get_cuda_rng_state", "", "replaced: CPU generator"),
         Reach("install", How.CALLS, f"{RANDOM}:_set_cuda_rng_state", "new_state", "replaced: CPU generator"),

@@ -52,6 +52,8 @@ LAYOUTS = [
     ParallelLayout("MoE EP2 (DP2)", model="moe", dp=2, ep=2),
     ParallelLayout("MoE EP2 inside TP2 SP", model="moe", ep=2, etp=1, tp=2, sequence_parallel=True),
     ParallelLayout("MoE EP2 inside TP2 SP, x DP2", model="moe", dp=2, ep=2, etp=1, tp=2, sequence_parallel=True),
+    ParallelLayout("MoE ETP2 (TP2 SP)", model="moe", tp=2, sequence_parallel=True),
+    ParallelLayout("MoE EP2 x ETP2 over TP2 SP x DP2", model="moe", ep=2, tp=2, sequence_parallel=True, dp=2),
     ParallelLayout("MoE EP2 x CP2", model="moe", dp=2, ep=2, cp=2),
     ParallelLayout("MoE EP2 x PP2", model="moe", dp=2, ep=2, pp=2),
 ]

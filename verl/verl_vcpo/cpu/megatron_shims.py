@@ -16,6 +16,7 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel import mappings
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
@@ -101,6 +102,35 @@ def _splits_on_cpu(
     return tokens_per_expert
 
 
+_gather, _reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+
+def _lengthened(rows: torch.Tensor, length: int) -> torch.Tensor:
+    return torch.cat([rows, rows.new_zeros(length - len(rows), *rows.shape[1:])])
+
+
+def _gather_uneven(
+    input_: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+) -> torch.Tensor:
+    """Replaces `_gather_along_first_dim`: gloo gathers equal sizes only, and tokens of experts are not equally many."""
+    if output_split_sizes is None:
+        return _gather(input_, group, None, use_global_buffer)
+    longest = max(output_split_sizes)
+    parts = _gather(_lengthened(input_, longest), group).split(longest)
+    return torch.cat([part[:size] for part, size in zip(parts, output_split_sizes, strict=True)])
+
+
+def _reduce_scatter_uneven(
+    input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+) -> torch.Tensor:
+    """Replaces `_reduce_scatter_along_first_dim`, for the same reason."""
+    if input_split_sizes is None:
+        return _reduce_scatter(input_, group, None, use_global_buffer)
+    longest = max(input_split_sizes)
+    parts = [_lengthened(part, longest) for part in input_.split(input_split_sizes)]
+    return _reduce_scatter(torch.cat(parts), group)[: input_split_sizes[group.rank()]]
+
+
 def _no_synchronize(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -118,6 +148,7 @@ def install() -> None:
     torch.Tensor.cuda = torch.Tensor.pin_memory = _stay  # type: ignore[assignment,method-assign]
     schedules.torch = rope_utils.torch = _TorchOnCPU()
     moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine
+    mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = _gather_uneven, _reduce_scatter_uneven
     MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # unused; for None Megatron would create a CUDA stream
     MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _splits_on_cpu
     megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
