@@ -29,7 +29,7 @@ from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
+from vcpo import AUTO, Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.whole_file import write_whole
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import MiniBatch, check_lengths, gather_mini_batch
@@ -96,7 +96,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         Args:
             data: this data-parallel rank's sequences (B of them); besides verl's fields it needs
                 `rollout_log_probs` [B, T], `rm_scores` [B, T] (their sum: the raw reward) and `uid` (the prompt group),
-                and may have `lag`, the largest lag of the global mini-batch.
+                and with `base_ess_ratio=auto` `lag`, the largest lag of the batch.
             loss_function: verl's, a partial that carries the actor's config.
 
         Returns:
@@ -104,6 +104,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
 
         Raises:
             ValueError: a sequence without one log-prob, or one value of the mask, for each response token.
+            KeyError: `base_ess_ratio=auto` and no `lag`.
         """
         actor_config = loss_function.keywords["config"]
         vcpo: VCPOSettings = actor_config.vcpo
@@ -118,6 +119,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
             self.sequence_weights.note(data, log_weight, log_weight.exp())
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
 
+        lag = _lag(data, vcpo)
         note_longest_response(data)
         aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
         packed = self._packed_update(data, vcpo, aggregation)
@@ -126,8 +128,8 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         step = self._estimate(vcpo, batch)
         self.last_update = (batch, step)
         self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
-        if batch_begins:  # later mini-batches of a batch are stale: the earlier have moved the policy
-            self.freshest_ess_ratio.update(step.ess_ratio, tu.get_non_tensor_data(data, key="lag", default=0))
+        if batch_begins and lag is not None:  # later mini-batches are stale: the earlier have moved the policy
+            self.freshest_ess_ratio.update(step.ess_ratio, lag)
         if not step.usable.any():
             return self._skipped(batch, step)
         if packed and not packed.rounded:
@@ -305,6 +307,14 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
 def _ends_batch(data: TensorDict) -> bool:
     """Whether this is a batch's last mini-batch in the last epoch, as verl's worker marks it."""
     return bool(tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True))
+
+
+def _lag(data: TensorDict, config: VCPOConfig) -> int | None:
+    """The largest lag of the batch. None, or with `base_ess_ratio=auto` a KeyError, where it is missing."""
+    lag: int | None = tu.get_non_tensor_data(data, key="lag", default=None)
+    if lag is None and config.base_ess_ratio == AUTO:
+        raise KeyError("vcpo.base_ess_ratio=auto needs the batch's `lag`, which the trainer puts into its extra_info")
+    return lag
 
 
 def _mean(values: Tensor) -> float:
