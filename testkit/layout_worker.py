@@ -42,8 +42,12 @@ def make_batch(
     whole_groups: bool = False,
     dominance: float = 0.0,
     straddling: bool = False,
+    holes: bool = True,
 ) -> TensorDict:
-    """Data-parallel rank `rank`'s part of a batch that depends on `seed` and `dominance` only."""
+    """Data-parallel rank `rank`'s part of a batch that depends on `seed`, `dominance` and `holes` only.
+
+    With `holes` two of three responses have one or two tokens of a tool's output: their mask and log-prob are 0.
+    """
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []
     for i in range(GROUPS * GROUP_SIZE):
@@ -52,8 +56,12 @@ def make_batch(
         reward = torch.zeros(length)
         reward[-1] = rng.random() + 0.5
         log_prob = torch.tensor([-4.3 + 0.6 * rng.random() for _ in range(length)])
+        mask = torch.ones(length, dtype=torch.int64)
+        if holes:
+            mask[length // 2 :][: (i + 1) % 3] = 0
         if i == 0:
-            log_prob -= dominance / length
+            log_prob -= dominance / mask.sum()
+        log_prob = log_prob * mask
         rows.append(
             {
                 "uid": f"{i % GROUPS:032x}",
@@ -61,8 +69,8 @@ def make_batch(
                 "responses": response,
                 "input_ids": torch.cat([prompt, response]),
                 "position_ids": torch.arange(5 + length),
-                "response_mask": torch.ones(length, dtype=torch.int64),
-                "loss_mask": torch.ones(length, dtype=torch.int64),
+                "response_mask": mask,
+                "loss_mask": mask.clone(),
                 "rollout_log_probs": log_prob,
                 "rm_scores": reward,
                 # what verl's own loss (method=none, ...) reads instead
@@ -90,6 +98,7 @@ def make_batch(
             "temperature": 1.0,
             "use_remove_padding": layout.packed,
             "global_batch_size": GROUPS * GROUP_SIZE,
+            "lag": 0,
             **micro_batches,
         },
     )

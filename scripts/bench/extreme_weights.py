@@ -3,9 +3,9 @@
 One update of the real Megatron actor on a small model, in one process on CPU, with log importance weights between -40
 and 40, for every way to form the gradient (`vcpo.norms.keep`, scope and `per_trajectory`). Its gradient is compared
 with one backward per sequence, whose gradients are added up in float64 with coefficients in which nothing cancels. A
-`+` marks an update that found that its two sums would not do, and took a second backward. Two less exact ways stand
-beside: the two sums without a second backward, and a second buffer of bfloat16 numbers. Takes a minute; exits with 1
-where a relative error of the others exceeds 1e-4.
+`+` marks an update that found that its two sums would not do, and took a second backward. A less exact way stands
+beside: the two sums without a second backward. Takes a minute; exits with 1 where a relative error of the others
+exceeds 1e-4.
 """
 
 import json

@@ -66,7 +66,7 @@ def test_a_critic_is_the_policy_with_another_head_and_learns_returns(checkpoints
         torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-4, atol=1e-5)
 
     returns = torch.where(mask, 0.7, 0.0)
-    nested = [row[: int(m.sum())] for row, m in zip(returns, mask, strict=True)]
+    nested = [row[: len(response)] for row, response in zip(returns, batch["responses"].unbind(), strict=True)]
     batch["returns"] = torch.nested.as_nested_tensor(nested, layout=torch.jagged)
     batch["values"] = torch.nested.as_nested_tensor([row.clone() for row in nested], layout=torch.jagged)
     config = McoreCriticConfig(ppo_micro_batch_size_per_gpu=2, cliprange_value=100.0)

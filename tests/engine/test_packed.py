@@ -25,8 +25,8 @@ from verl_vcpo.workers.engine.megatron.packed.collector import Collector
 from verl_vcpo.workers.engine.megatron.packed.plan import Experts, plan_passes, what_to_keep
 from verl_vcpo.workers.engine.megatron.packed.routing import ExpertRows
 
-# Of the largest entry of each tensor: sums in another order, whose rounding is the processor's (2.6e-6 on one of them).
-TOLERANCE = 5e-6
+# Of the largest entry of each tensor: sums in another order, and a difference of two sums (5.1e-6 on one processor).
+TOLERANCE = 1e-5
 
 
 def gradients(engine: Any, batch: Any, **settings: Any) -> dict[str, torch.Tensor]:

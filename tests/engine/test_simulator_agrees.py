@@ -30,7 +30,7 @@ THE_ACTORS = [name for name in METHODS if not decided_by(name)["vcpo.enable"] an
 
 
 def as_simulated(data: TensorDict) -> Batch:
-    """The engine's batch in the simulator's form."""
+    """The engine's batch in the simulator's form, which knows no tools."""
     mask = data["response_mask"].to_padded_tensor(0).bool()
     return Batch(
         prompt=torch.stack(data["prompts"].unbind()),
@@ -68,7 +68,7 @@ def check_step(engine: Any, checkpoint: Path, policy: Policy, update: Update) ->
 def test_ratios_norms_baselines_and_step(
     make_engine: Callable[..., Any], checkpoints: Callable[..., Path], settings: dict[str, Any]
 ) -> None:
-    vcpo, engine, data = VCPOSettings(**settings), make_engine(), make_batch(ONE_PROCESS)
+    vcpo, engine, data = VCPOSettings(**settings), make_engine(), make_batch(ONE_PROCESS, holes=False)
     train(engine, data, vcpo)
     real, real_step = engine.last_update
 
@@ -100,7 +100,7 @@ def test_every_method_makes_the_same_step(
     from verl.utils.config import omega_conf_to_dataclass
 
     config = configured(name)
-    actor, data = omega_conf_to_dataclass(config.actor_rollout_ref.actor), make_batch(ONE_PROCESS)
+    actor, data = omega_conf_to_dataclass(config.actor_rollout_ref.actor), make_batch(ONE_PROCESS, holes=False)
     tu.assign_non_tensor(data, micro_batch_size_per_gpu=len(data))  # some look at the whole batch
     engine = make_engine()
     torch.manual_seed(0)  # clip_cov leaves tokens out at random
@@ -127,7 +127,7 @@ def test_the_optimizer_is_megatrons(make_engine: Callable[..., Any], checkpoints
     method = VCPOMethod(vcpo, loss_function(vcpo).keywords["config"])
     optimizer = Optimizer(policy, adamw(), trainer=None)
     for seed in (0, 1):
-        data = make_batch(ONE_PROCESS, seed)
+        data = make_batch(ONE_PROCESS, seed, holes=False)
         norm = train(engine, data, vcpo)["grad_norm"]
         update = method.update(policy, as_simulated(data), {}, lag=0)
         assert optimizer.step(update.gradient, update.lr_multiplier) == pytest.approx(norm, rel=1e-4)

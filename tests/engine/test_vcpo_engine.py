@@ -37,14 +37,13 @@ def train(engine: Any, batch: TensorDict, vcpo: VCPOSettings, *args: Any, **kwar
 def reference_scores(model: torch.nn.Module, batch: TensorDict, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """([B] scores with their graph, [B] log importance weights), sequence by sequence."""
     scores, log_weights = [], []
-    for ids, prompt, rollout in zip(
-        *(batch[k].unbind() for k in ("input_ids", "prompts", "rollout_log_probs")), strict=True
-    ):
+    fields = ("input_ids", "prompts", "rollout_log_probs", "response_mask")
+    for ids, prompt, rollout, mask in zip(*(batch[k].unbind() for k in fields), strict=True):
         log_prob = model(ids[None]).logits[0].log_softmax(-1)
-        token = log_prob[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0]
+        token = log_prob[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[mask.bool(), 0]
         scale = {"seq-mean-token-mean": len(token), "seq-mean-token-sum-norm": 7}.get(mode, 1)
         scores.append(token.sum() / scale)
-        log_weights.append((token.detach() - rollout).double().sum())
+        log_weights.append((token.detach() - rollout[mask.bool()]).double().sum())
     return torch.stack(scores), torch.stack(log_weights)
 
 
@@ -61,7 +60,7 @@ def reference_update(
     norms = torch.stack([sum(g.double().square().sum() for g in gradient) for gradient in gradients])
     reward = torch.stack([r.sum() for r in batch["rm_scores"].unbind()])
     group = torch.tensor([int(uid, 16) for uid in batch["uid"]])
-    length = torch.tensor([len(r) for r in batch["responses"].unbind()])
+    length = torch.stack([mask.sum() for mask in batch["response_mask"].unbind()])
     step = estimate(vcpo, log_weights, reward, group, squared_norm=norms, length=length)
     rate = LEARNING_RATE * step.step_size_multiplier
     weights = {

@@ -94,6 +94,7 @@ class Actor:
         self.engine.optimizer_step = self._look
         self.batch = make_batch(_ONE_PROCESS)
         self.group = torch.tensor([int(uid, 16) for uid in self.batch["uid"]])
+        self.masks = [mask.bool() for mask in self.batch["response_mask"].unbind()]
         self.gradients, self.log_probs = self._by_sequence()
 
     def _look(self) -> float:
@@ -123,8 +124,8 @@ class Actor:
         """The batch with these log-weights, up to float32, and with these rewards."""
         batch = self.batch.clone()
         rollout = [
-            log_prob - (wanted / len(log_prob)).float()
-            for log_prob, wanted in zip(self.log_probs, log_weight, strict=True)
+            torch.where(mask, log_prob - (wanted / mask.sum()).float(), 0.0)
+            for log_prob, mask, wanted in zip(self.log_probs, self.masks, log_weight, strict=True)
         ]
         batch["rollout_log_probs"] = torch.nested.as_nested_tensor(rollout, layout=torch.jagged)
         if reward is not None:
@@ -140,8 +141,8 @@ class Actor:
 
     def exact(self, batch: TensorDict, settings: VCPOSettings) -> Tensor:
         """[P] float64: the definition, with coefficients that no cancellation has touched."""
-        pairs = zip(self.log_probs, batch["rollout_log_probs"].unbind(), strict=True)
-        log_weight = torch.stack([(policy.double() - rollout.double()).sum() for policy, rollout in pairs])
+        rows = zip(self.log_probs, batch["rollout_log_probs"].unbind(), self.masks, strict=True)
+        log_weight = torch.stack([(policy.double() - rollout.double())[mask].sum() for policy, rollout, mask in rows])
         reward = torch.stack([row.double().sum() for row in batch["rm_scores"].unbind()])
         log_used = log_weight.clamp(max=min(math.log(settings.truncation or math.inf), 40.0))
         groups = [self.group == group for group in self.group.unique()]
