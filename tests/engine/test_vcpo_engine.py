@@ -135,19 +135,25 @@ def test_a_sequence_without_tokens_has_weight_one_and_no_gradient(
     assert all(torch.isfinite(weight).all() for weight in exported(engine).values())
 
 
+@pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("baseline", ["opob", "mean", "length"])
-def test_a_masked_sequence_is_as_if_it_were_not_there(make_engine: Callable[..., Any], baseline: str) -> None:
+def test_a_masked_or_padding_sequence_is_as_if_it_were_not_there(
+    make_engine: Callable[..., Any], baseline: str, padding: bool
+) -> None:
     engine, other = make_engine(), make_engine()
     masked = make_batch(ONE_PROCESS)
     without = tu.index_select_tensor_dict(masked, [i for i in range(len(masked)) if i not in (3, 4)])
+    if padding:
+        masked["uid"] = [f"pad{i}" if i in (3, 4) else str(uid) for i, uid in enumerate(masked["uid"])]
     for row in (3, 4):
-        with_response_mask(masked, row)
+        if not padding:
+            with_response_mask(masked, row)
         first, end = masked["rm_scores"].offsets()[row : row + 2]
         masked["rm_scores"].values()[first:end] = 1e6  # its reward is nobody's business
         masked["rollout_log_probs"].values()[first:end] = -1e6
     metrics = train(engine, masked, VCPOSettings(baseline=baseline, base_ess_ratio=0.9))
     expected = train(other, without, VCPOSettings(baseline=baseline, base_ess_ratio=0.9))
-    assert metrics["vcpo/dropped_sequences"] == [2] and expected["vcpo/dropped_sequences"] == [0]
+    assert metrics["vcpo/dropped_sequences"] == [0 if padding else 2] and expected["vcpo/dropped_sequences"] == [0]
     assert metrics["vcpo/excluded_sequences"] == [0]
     for name in ("ess_ratio", "lr_multiplier", "baseline", "weight/max", "kl_rollout_policy"):
         assert metrics[f"vcpo/{name}"] == pytest.approx(expected[f"vcpo/{name}"], rel=1e-6), name
@@ -213,12 +219,6 @@ def test_huge_ratios_neither_overflow_nor_reach_the_parameters(
     metrics = train(engine, batch, VCPOSettings())
     assert metrics["vcpo/excluded_sequences"] == [0] and 0 < metrics["vcpo/ess_ratio"][0] <= 1
     assert all(torch.isfinite(weight).all() for weight in exported(engine).values())
-
-
-def test_padding_rows_are_left_out_and_not_counted(make_engine: Callable[..., Any]) -> None:
-    batch = make_batch(ONE_PROCESS)
-    batch["uid"] = ["pad0" if i == 0 else str(uid) for i, uid in enumerate(batch["uid"])]
-    assert train(make_engine(), batch, VCPOSettings())["vcpo/excluded_sequences"] == [0]
 
 
 def test_disabled_is_verls_own_update(make_engine: Callable[..., Any]) -> None:

@@ -55,6 +55,13 @@ def test_oldest_first() -> None:
     assert choose(buffer, step=2, batch_size=1) == ["old"]
 
 
+def test_of_one_step_in_the_order_of_submission() -> None:
+    names = [f"{number:x}" for number in range(15, 0, -1)]
+    buffer = buffer_with(4, dict.fromkeys(names, 1), set(names))
+    buffer.note_submitted(TensorDict({"uid": names, "index": list(range(15))}, batch_size=15))
+    assert choose(buffer, step=1, batch_size=4) == names[:4]
+
+
 def test_waits_for_a_prompt_whose_deadline_has_come() -> None:
     """`slow` must be consumed at step 3 at the latest: verl's own rule would take `fast` and go on."""
     assert choose(buffer_with(2, {"slow": 1, "fast": 2}, {"fast"}), step=3, batch_size=1) is None
