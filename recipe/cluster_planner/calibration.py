@@ -1,7 +1,6 @@
 """Rates from the folders of runs: what each part took, by the runs' own metrics.jsonl."""
 
 import itertools
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from scipy.optimize import nnls
 from recipe.cluster_planner.processors import Processors, fitted_line
 from recipe.cluster_planner.rates import Layout, PlanError, Rates, SamplerRate, TrainerRate, Workload
 from recipe.cluster_planner.simulation import Simulation
-from verl_vcpo.metrics_file import METRICS_FILE, read_metrics
+from verl_vcpo.metrics_file import METRICS_FILE, SAVE_S, read_metrics
 from verl_vcpo.trainer.ppo.v1.deadlines import POLL_S
 from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.trainer.ppo.v1.processor_meter import CORES
@@ -97,7 +96,7 @@ def _read(folder: Path) -> tuple[float, DictConfig, list[dict[str, Any]]]:
     try:
         lines = read_metrics(folder)
         config = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))
-    except (json.JSONDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise PlanError(f"{folder}: not the files of a run ({type(error).__name__})") from None
     steps = [line for line in lines if line.get("step_s") is not None]
     for before, line in itertools.pairwise(steps):
@@ -133,7 +132,7 @@ def _call_s(rates: Rates, config: DictConfig, lines: list[dict[str, Any]]) -> fl
 
 def trainer_seconds(line: dict[str, Any]) -> float:
     """What the trainer worked in a step: without waiting for rollouts, the weight update, and a checkpoint."""
-    saved = line.get("timing_s/save_checkpoint") or 0.0
+    saved = line.get(SAVE_S) or 0.0
     return line["step_s"] * (1 - line["trainer_idle_share"]) - line["weight_sync_s"] - saved
 
 

@@ -114,7 +114,7 @@ class ReportedRun:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of a metric of the training steps; NaN where it was not measured."""
-        steps = [line for line in self.lines if line["reward"] is not None]
+        steps = [line for line in self.lines if line.get("reward") is not None]
         values = [line.get(name) for line in steps]
         return [line["step"] for line in steps], [math.nan if value is None else value for value in values]
 

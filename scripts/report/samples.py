@@ -1,12 +1,12 @@
 """The sampled responses of a run, as many as a page can hold."""
 
 import heapq
-import json
 import math
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from verl_vcpo.step_lines import read_lines
 from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 
 _NEWEST, _HEAVIEST = 500, 500
@@ -34,15 +34,11 @@ def read_samples(folder: Path) -> Samples | None:
     newest: deque[_Entry] = deque(maxlen=_NEWEST)
     heaviest: list[_Entry] = []
     number, groups = -1, dict[str, int]()
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            if not line.endswith("\n"):
-                number -= 1
-                break  # the run is writing this line
-            sample = _row(json.loads(line), groups)
-            entry = sample["weight"] or 0.0, _or_least(sample["log_weight"]), number, sample
-            newest.append(entry)
-            (heapq.heappush if len(heaviest) < _HEAVIEST else heapq.heappushpop)(heaviest, entry)
+    for number, line in enumerate(read_lines(path)):
+        sample = _row(line, groups)
+        entry = sample["weight"] or 0.0, _or_least(sample["log_weight"]), number, sample
+        newest.append(entry)
+        (heapq.heappush if len(heaviest) < _HEAVIEST else heapq.heappushpop)(heaviest, entry)
     kept = {number: sample for *_, number, sample in [*heaviest, *newest]}
     return Samples([kept[number] for number in sorted(kept)], number + 1)
 

@@ -105,5 +105,10 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="5 steps; a calibration needs 6"):
         calibrate([run])
     (run / "metrics.jsonl").write_text("no JSON\n")
+    with pytest.raises(PlanError, match="0 steps; a calibration needs 6"):
+        calibrate([run])
+    (run / "metrics.jsonl").write_text("no JSON\n".join(lines))
+    assert calibrate([run]).trainer
+    (run / "config.yaml").write_text("a: [")
     with pytest.raises(PlanError, match="not the files of a run"):
         calibrate([run])

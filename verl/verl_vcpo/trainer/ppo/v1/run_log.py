@@ -12,6 +12,7 @@ import numpy as np
 from verl_vcpo import console
 from verl_vcpo.metrics_file import METRICS_FILE as METRICS_FILE
 from verl_vcpo.metrics_file import read_metrics as read_metrics
+from verl_vcpo.step_lines import lines_until
 from verl_vcpo.trainer.ppo.v1.advice import Advisor, CollapseWarner
 from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW, SignalWatch
 from verl_vcpo.trainer.ppo.v1.step_table import StepTable
@@ -117,13 +118,13 @@ class RunLog:
         """
         if not self._path.is_file():
             return
-        lines = [line for line in read_metrics(self._path.parent) if line["step"] <= step]
+        lines = lines_until(self._path, step)
         kept = Path(checkpoint) / LINE_FILE if checkpoint else None
         if kept and kept.is_file() and step not in {line["step"] for line in lines}:
             lines.append(json.loads(kept.read_text()))
         write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         if lines:
-            self._start = time.perf_counter() - lines[-1]["wall_clock_s"]
+            self._start = time.perf_counter() - lines[-1].get("wall_clock_s", 0.0)
 
     def _line(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
         headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
@@ -185,12 +186,13 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
         wall_clock_s: seconds of the whole run, with the start.
     """
     lines = read_metrics(run_dir)
-    steps = [line for line in lines if line["reward"] is not None]
-    accuracies = [line["val_accuracy"] for line in lines if line["val_accuracy"] is not None]
-    before = [line["val_accuracy"] for line in lines if line["step"] == 0]
+    steps = [line for line in lines if line.get("reward") is not None]
+    accuracies = [line["val_accuracy"] for line in lines if line.get("val_accuracy") is not None]
+    before = [line.get("val_accuracy") for line in lines if line["step"] == 0]
     by_source = [(line["step"], line[ACCURACIES]) for line in lines if line.get(ACCURACIES)]
-    trained_s = sum(line["step_s"] for line in steps)
-    ratios = [line["ess_ratio"] for line in steps if line["ess_ratio"] is not None]  # null: not finite
+    timed = [line for line in steps if "step_s" in line and "tokens_per_s" in line]
+    trained_s = sum(line["step_s"] for line in timed)
+    ratios = [line["ess_ratio"] for line in steps if line.get("ess_ratio") is not None]  # null: not finite
     summary = {
         "method": method,
         "base_accuracy": before[0] if before else None,
@@ -199,10 +201,10 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
         "final_accuracies": by_source[-1][1] if by_source else {},
         "steps": len(steps),
         "lag": lag,
-        "max_realized_lag": max((line["lag_max"] for line in steps), default=None),
+        "max_realized_lag": max((line["lag_max"] for line in steps if "lag_max" in line), default=None),
         "mean_ess_ratio": sum(ratios) / len(ratios) if ratios else None,
         "wall_clock_s": round(wall_clock_s, 1),
-        "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in steps) / trained_s if steps else None,
+        "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in timed) / trained_s if timed else None,
     }
     write_whole(Path(run_dir) / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     return summary

@@ -11,6 +11,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.step_lines import lines_until, read_lines
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
 from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
 from verl_vcpo.whole_file import write_whole
@@ -41,7 +42,7 @@ class SampleLog:
 
     def resume(self, step: int) -> None:
         """Continue an earlier process's file after step `step`: drop the lines of later steps. 0 begins anew."""
-        lines = [line for line in read_samples(self._path.parent) if line["step"] <= step]
+        lines = lines_until(self._path, step) if self._path.is_file() else []
         if lines:
             write_whole(self._path, "".join(map(_json, lines)))
         else:
@@ -54,10 +55,9 @@ class SampleLog:
 
 
 def read_samples(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of `samples.jsonl`, oldest first, without a last line that a crash has cut off; [] without a file."""
+    """The lines of `samples.jsonl` that can be read, oldest first; [] without a file."""
     path = Path(run_dir) / SAMPLES_FILE
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return list(read_lines(path)) if path.is_file() else []
 
 
 def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[Session, SequenceWeight], tokenizer: Any) -> list[Any]:
