@@ -21,7 +21,6 @@ from recipe.fully_async_policy.session import LOG_LEVELS, ray_session
 from verl_vcpo import start_up
 
 if TYPE_CHECKING:
-    from filelock import AcquireReturnProxy
     from omegaconf import DictConfig
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
@@ -39,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             config = _checked(args)
             if config is None:
                 return 0
-            in_its_folder = _folder(config)
+            in_its_folders = _folders(config, run_id)
         except SettingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -51,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
             print(next_steps.before_start(composed_of(args)), file=sys.stderr)
             return code
-        with in_its_folder:
+        with in_its_folders:
             return launch(config, run_id, composed_of(args))
 
 
@@ -82,15 +81,15 @@ def _checked(args: argparse.Namespace) -> "DictConfig | None":
     return None
 
 
-def _folder(config: "DictConfig") -> "AcquireReturnProxy":
-    """The run's folder, held and without an earlier run."""
-    from recipe.fully_async_policy.checks.run_folder import taken
-    from recipe.fully_async_policy.older_run import set_aside
+def _folders(config: "DictConfig", launch: str) -> contextlib.ExitStack:
+    """The run's folders, held, with nothing in them that is another run's."""
+    from recipe.fully_async_policy.checks.run_folder import held
+    from recipe.fully_async_policy.older_run import take_over
 
-    held = taken(config.run_dir)
-    if moved := set_aside(config):
-        print(moved)
-    return held
+    with held(config) as both:
+        if moved := take_over(config, launch):
+            print(moved)
+        return both.pop_all()
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

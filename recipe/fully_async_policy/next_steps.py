@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipe.tasks.rows import SINGLE_TURN
-from verl_vcpo.trainer.ppo.v1.checkpoint import checkpoints, damage
+from verl_vcpo.trainer.ppo.v1.checkpoint import NoWholeCheckpoint, newest_whole
 from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, SUMMARY_FILE, command, last_step
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def after_error(error: BaseException, config: "DictConfig", given: list[str]) ->
         config: the run's.
         given: the arguments that the run was started with.
     """
-    return f"error: {one_line(error)}. Details: {config.run_dir}/verl.log\n{to_go_on(config, given)}"
+    said = f"error: {one_line(error)}. Details: {config.run_dir}/verl.log"
+    return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"
 
 
 def one_line(error: BaseException) -> str:
@@ -117,5 +118,4 @@ def to_go_on(config: "DictConfig", given: list[str]) -> str:
 
 
 def _newest(config: "DictConfig") -> Path | None:
-    folders = checkpoints(Path(config.trainer.default_local_dir))
-    return next((folder for folder in folders if damage(folder, contents=False) is None), None)
+    return newest_whole(Path(config.trainer.default_local_dir), contents=False)[0]

@@ -16,6 +16,7 @@ from recipe.fully_async_policy.checks.data import Sample
 from recipe.fully_async_policy.checks.errors import SettingError
 from recipe.fully_async_policy.checks.reward import arguments, check_reward, reward_of
 from recipe.fully_async_policy.validate import validate
+from testkit.checkpoints import write_checkpoint
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
 from tests.recipe.rewards_that_fail import RIGHT, WRONG
@@ -204,11 +205,25 @@ def test_a_broken_model_folder(good: dict[str, str], capsys: pytest.CaptureFixtu
 
 
 def test_one_run_at_a_time_in_a_folder(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    with run_folder.taken(good["run_dir"]):
+    with run_folder.taken("run_dir", good["run_dir"]):
         assert main.main([f"{name}={value}" for name, value in good.items()]) == 2
         assert f"run_dir={good['run_dir']}: another run writes there" in capsys.readouterr().err
     assert main.main([f"{name}={value}" for name, value in good.items()]) == 1
     assert "a run would have started" in capsys.readouterr().err
+    saved = f"{good['run_dir']}-checkpoints"
+    with run_folder.taken("trainer.default_local_dir", saved):
+        shared = {**good, "trainer.default_local_dir": saved, "trainer.save_freq": "5"}
+        assert main.main([f"{name}={value}" for name, value in shared.items()]) == 2
+        assert f"trainer.default_local_dir={saved}: another run writes there" in capsys.readouterr().err
+
+
+def test_a_run_whose_checkpoints_are_all_damaged(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_checkpoint(Path(good["run_dir"], "checkpoints"), 5)
+    (folder / "model").unlink()
+    assert main.main([*(f"{name}={value}" for name, value in good.items()), "trainer.resume_mode=auto"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: trainer.default_local_dir={folder.parent}: none of 1 checkpoint(s) is whole")
+    assert said.count("\n") == 1 and folder.is_dir()
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +231,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SettingError, match=f"run_dir={tmp_path}/new/run: {tmp_path} may not be written"):
         run_folder.check_folder("run_dir", f"{tmp_path}/new/run")
     with pytest.raises(SettingError, match="run_dir=/proc/run: cannot be made"):
-        run_folder.taken("/proc/run")
+        run_folder.taken("run_dir", "/proc/run")
 
 
 def test_gpus_that_are_not_there(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

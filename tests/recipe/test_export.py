@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from recipe import export
@@ -15,15 +16,16 @@ def run_with_checkpoints(root: Path, *steps: int) -> list[Path]:
     """The checkpoints of a run, with a model of two files."""
     folders = []
     for step in steps:
-        model = checkpoint.staging(root / "checkpoints") / f"global_step_{step}" / "actor" / "model" / "huggingface"
-        model.mkdir(parents=True)
-        (model / "config.json").write_text("{}")
-        place = {}
-        for file in "ab":
-            save_file({f"{file}.weight": torch.zeros(3)}, model / f"{file}.safetensors")
-            place[f"{file}.weight"] = f"{file}.safetensors"
-        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
-        folders.append(checkpoint.publish(root / "checkpoints", step))
+        with checkpoint.written_whole(OmegaConf.create({"default_local_dir": f"{root}/checkpoints"}), step) as folder:
+            model = folder / "actor" / "model" / "huggingface"
+            model.mkdir(parents=True)
+            (model / "config.json").write_text("{}")
+            place = {}
+            for file in "ab":
+                save_file({f"{file}.weight": torch.zeros(3)}, model / f"{file}.safetensors")
+                place[f"{file}.weight"] = f"{file}.safetensors"
+            (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+        folders.append(root / "checkpoints" / folder.name)
     return folders
 
 

@@ -11,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy import main, processes, session
 from recipe.fully_async_policy.next_steps import after_error, after_interruption, to_go_on
+from testkit.checkpoints import write_checkpoint
 from verl_vcpo.run_id import RUN_ID_VARIABLE
-from verl_vcpo.trainer.ppo.v1 import checkpoint
+from verl_vcpo.trainer.ppo.v1.checkpoint import NoWholeCheckpoint
 from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
 
 
@@ -24,10 +25,7 @@ def config(run_dir: Path, **trainer: Any) -> DictConfig:
 
 
 def saved(run_dir: Path, step: int) -> Path:
-    folder = checkpoint.staging(run_dir / "checkpoints") / f"global_step_{step}"
-    folder.mkdir()
-    (folder / "model.bin").write_text("weights")
-    return checkpoint.publish(run_dir / "checkpoints", step)
+    return write_checkpoint(run_dir / "checkpoints", step, **{"model.bin": "weights"})
 
 
 def command_in(said: str) -> list[str]:
@@ -92,6 +90,12 @@ def test_an_error_says_it_too(tmp_path: Path) -> None:
     said = after_error(ValueError("first line\nthe reason."), config(tmp_path), ["+task=gsm8k", "run_dir=x"])
     assert said.startswith(f"error: ValueError: the reason. Details: {tmp_path}/verl.log\nTo go on from global_step_5:")
     assert command_in(said) == ["+task=gsm8k", "run_dir=x", "trainer.resume_mode=auto"]
+
+
+def test_where_no_checkpoint_is_whole_no_command_goes_on(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    said = after_error(NoWholeCheckpoint("restore one"), config(tmp_path), ["+task=gsm8k"])
+    assert said == f"error: NoWholeCheckpoint: restore one. Details: {tmp_path}/verl.log"
 
 
 def raised(*errors: type[BaseException], hidden: bool = False) -> BaseException:

@@ -176,6 +176,7 @@ STORED = Place(
         Reach(
             "HEADLINES", How.NAMES, "verl.trainer.ppo.metric_utils", 'f"timing_s/{name}"', "`weight_sync_s`, `step_s`"
         ),
+        Reach("SAVE_S", How.NAMES, BASE, 'marked_timer("save_checkpoint"', "which steps have written a checkpoint"),
         Reach("HEADLINES", How.NAMES, "verl.trainer.ppo.metric_utils", '"perf/total_num_tokens"', "`tokens_per_s`"),
         Reach("HEADLINES", How.NAMES, f"{BASE}._update_actor", '"actor/"', "the prefix of the engine's metrics"),
         Reach("held_out_accuracies", How.NAMES, BASE, '"val-core"', "`val_accuracies`, and `val_accuracy`, their mean"),

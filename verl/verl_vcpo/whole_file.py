@@ -1,6 +1,7 @@
-"""Files and folders that are written completely or not at all."""
+"""Files and folders that are written completely or not at all, also where the power fails."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ def whole_file(file: Path) -> Iterator[Path]:
     partial = file.with_name(f"{file.name}.partial")
     try:
         yield partial
+        on_disk(partial)
         os.replace(partial, file)
+        on_disk(file.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -29,10 +32,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        all_on_disk(partial)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             os.replace(folder, old)
         os.replace(partial, folder)
+        on_disk(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # where the block was interrupted
@@ -42,3 +47,21 @@ def write_whole(file: Path, text: str) -> None:
     """Replace `file` by one with the content `text`, in one step."""
     with whole_file(file) as partial:
         partial.write_text(text)
+
+
+def on_disk(path: Path) -> None:
+    """Wait until the disk has a file's content, or a folder's list of names: a renaming can reach it earlier."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some file systems cannot do that with a folder
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def all_on_disk(folder: Path) -> None:
+    """`on_disk` of a folder and of all below it."""
+    for path in (*folder.rglob("*"), folder):
+        on_disk(path)

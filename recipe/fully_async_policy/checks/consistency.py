@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.checks.errors import SettingError, choices, shown
+from verl_vcpo.trainer.ppo.v1.checkpoint import NAME
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO, bound_setting, lag_bound
 from verl_vcpo.workers.config.vcpo import VCPOSettings
@@ -142,7 +144,7 @@ def _check_schedule(config: DictConfig) -> None:
             f"trainer.total_training_steps=null: the run would last {_ENDLESS} epochs; give a number of steps, or "
             "trainer.total_epochs"
         )
-    if trainer.resume_mode == "resume_path" and "global_step_" not in str(trainer.resume_from_path):
+    if trainer.resume_mode == "resume_path" and not NAME.fullmatch(Path(str(trainer.resume_from_path)).name):
         raise SettingError(
             f"trainer.resume_from_path={shown(trainer.resume_from_path)}: trainer.resume_mode=resume_path needs a "
             "checkpoint's folder, .../global_step_N; resume_mode=auto finds the newest"

@@ -1,5 +1,6 @@
-"""The run's folder: that it can be made, and that one run at a time writes into it."""
+"""The run's folders: that they can be made, and that one run at a time writes into each."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -72,16 +73,31 @@ def check_checkpoint(trainer: DictConfig) -> None:
             )
 
 
-def taken(run_dir: str) -> AcquireReturnProxy:
+def held(config: DictConfig) -> contextlib.ExitStack:
+    """Hold the run's folder, and the folder of checkpoints as far as the run changes that: a context manager.
+
+    Raises:
+        SettingError: another run holds one of them, or it cannot be made.
+    """
+    trainer, saved = config.trainer, Path(config.trainer.default_local_dir)
+    changed = not trainer.val_only and (trainer.save_freq > 0 or saved.is_dir())
+    with contextlib.ExitStack() as both:
+        both.enter_context(taken("run_dir", config.run_dir))
+        if changed and saved.resolve() != Path(config.run_dir).resolve():
+            both.enter_context(taken("trainer.default_local_dir", str(saved)))
+        return both.pop_all()
+
+
+def taken(setting: str, path: str) -> AcquireReturnProxy:
     """Make the folder, and hold it: a context manager. The kernel lets go of it when this process ends in any way.
 
     Raises:
         SettingError: another run holds it, or it cannot be made.
     """
     try:
-        Path(run_dir).mkdir(parents=True, exist_ok=True)
-        return FileLock(Path(run_dir) / LOCK).acquire(timeout=0)
+        Path(path).mkdir(parents=True, exist_ok=True)
+        return FileLock(Path(path) / LOCK).acquire(timeout=0)
     except Timeout:
-        raise SettingError(f"run_dir={run_dir}: another run writes there; give each run a folder of its own") from None
+        raise SettingError(f"{setting}={path}: another run writes there; give each run a folder of its own") from None
     except OSError as error:
-        raise SettingError(f"run_dir={run_dir}: cannot be made ({first_line(error)}); give another folder") from None
+        raise SettingError(f"{setting}={path}: cannot be made ({first_line(error)}); give another folder") from None

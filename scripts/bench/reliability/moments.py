@@ -32,8 +32,8 @@ def inside_a_weight_update(run: TrainerRun) -> None:
 def while_saving(run: TrainerRun) -> None:
     """The second checkpoint is being written."""
     run.wait_for_step(FAULT_AFTER)
-    staged = run.run_dir / "checkpoints" / ".partial" / f"global_step_{FAULT_AFTER + 1}"
-    _wait(run, staged.exists, f"the checkpoint of step {FAULT_AFTER + 1}")
+    staged, root = f".partial*/global_step_{FAULT_AFTER + 1}", run.run_dir / "checkpoints"
+    _wait(run, lambda: any(root.glob(staged)), f"the checkpoint of step {FAULT_AFTER + 1}")
 
 
 def while_validating(run: TrainerRun) -> None:

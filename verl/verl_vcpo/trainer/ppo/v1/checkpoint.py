@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: written in a staging folder, sealed with checksums of all files, then renamed.
 
-<root>/.partial/global_step_5/...    while it is written
-<root>/global_step_5/manifest.json   size and CRC-32 of every file: whole
+<root>/.partial-RUN-X/global_step_5/...  while it is written: RUN is the run's id, X is different in each folder
+<root>/global_step_5/manifest.json       the run's id, size and CRC-32 of every file: whole
 <root>/latest_checkpointed_iteration.txt  verl's pointer to the newest, written last
 """
 
@@ -10,44 +10,63 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_vcpo.console import print_line
-from verl_vcpo.whole_file import write_whole
+from verl_vcpo.whole_file import all_on_disk, on_disk, write_whole
 
 MANIFEST = "manifest.json"
+NAME = re.compile(r"global_step_\d+")
+"""Of a checkpoint's folder."""
 TRACKER = "latest_checkpointed_iteration.txt"  # verl/utils/checkpoint/checkpoint_manager.py
 _STAGING = ".partial"
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of a manifest that is spoilt
 _CHUNK = 1 << 24
+
+
+class NoWholeCheckpoint(RuntimeError):
+    """`resume_mode=auto` finds checkpoints, and all are damaged."""
 
 
 def choose(trainer: DictConfig) -> None:
     """Make verl load a whole checkpoint, by `trainer.resume_mode` and `trainer.resume_from_path`.
 
-    `resume_mode=auto` takes the newest whole checkpoint, and starts anew where there is none.
+    `resume_mode=auto` takes the newest whole checkpoint, and starts anew where there is no checkpoint.
 
     Raises:
+        NoWholeCheckpoint: `resume_mode=auto`, and all checkpoints are damaged.
         RuntimeError: the checkpoint that `resume_mode=resume_path` names is damaged.
     """
     if trainer.resume_mode == "auto":
-        folder, complaints = newest_whole(Path(trainer.default_local_dir))
-        for line in complaints:
-            print_line(line)
+        root = Path(trainer.default_local_dir)
+        folder, damaged = newest_whole(root)
+        if folder is None and damaged:
+            raise NoWholeCheckpoint(none_whole(root, damaged))
+        for path, wrong in damaged.items():
+            print_line(f"checkpoint {path} is damaged ({wrong}): trying the one before it")
         trainer.resume_mode = "disable" if folder is None else "resume_path"
         trainer.resume_from_path = None if folder is None else str(folder.absolute())
     elif trainer.resume_mode == "resume_path":
         wrong = damage(Path(trainer.resume_from_path))
+        trainer.resume_from_path = str(Path(trainer.resume_from_path))  # without a slash at the end, as verl wants it
         if wrong:
             raise RuntimeError(f"trainer.resume_from_path={trainer.resume_from_path}: {wrong}; give a whole checkpoint")
 
 
 @contextlib.contextmanager
-def written_whole(trainer: DictConfig, step: int) -> Iterator[Path]:
-    """In the block verl writes the checkpoint of `step` into the staging folder; the end of the block publishes it.
+def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Iterator[Path]:
+    """In the block verl writes the checkpoint of `step` into a staging folder; the end of the block publishes it.
+
+    Args:
+        trainer: the settings `trainer`.
+        step: the number of the step.
+        run: the run's id.
 
     Yields:
         the checkpoint's folder, as long as it is being written.
@@ -56,39 +75,39 @@ def written_whole(trainer: DictConfig, step: int) -> Iterator[Path]:
         RuntimeError: the checkpoint was not written, and why.
     """
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
-    trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging(root)), None
+    root.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING}-{run}-", dir=root))  # no other process writes there
+    trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging), None
     try:
-        yield root / _STAGING / f"global_step_{step}"
-        publish(root, step)
+        yield staging / f"global_step_{step}"
+        _publish(staging / f"global_step_{step}", root, run)
+        write_whole(root / TRACKER, str(step))
     except Exception as error:
         raise RuntimeError(why_not_written(root, step, error)) from error
     finally:
         trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
-    prune(root, keep)
+        shutil.rmtree(staging, ignore_errors=True)
+    prune(root, keep, step)
 
 
-def staging(root: Path) -> Path:
-    """An empty folder to write a checkpoint into; files that a crash has left there are removed."""
-    folder = root / _STAGING
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+def _publish(staged: Path, root: Path, run: str | None) -> None:
+    """Seal a staged checkpoint, and move it into place.
 
-
-def publish(root: Path, step: int) -> Path:
-    """Seal the staged checkpoint of `step`, move it into place and point verl's tracker to it.
-
-    A crash at any point leaves either no checkpoint of this step or a whole one.
+    A crash or a power cut at any point leaves either no checkpoint of this step or a whole one.
     """
-    staged = root / _STAGING / f"global_step_{step}"
-    entries = {str(file.relative_to(staged)): [file.stat().st_size, _crc(file)] for file in _files(staged)}
-    write_whole(staged / MANIFEST, json.dumps(entries, indent=1))
+    files = {str(file.relative_to(staged)): [file.stat().st_size, _crc(file)] for file in _files(staged)}
+    write_whole(staged / MANIFEST, json.dumps({"run": run, "files": files}, indent=1))
+    all_on_disk(staged)
     final = root / staged.name
-    shutil.rmtree(final, ignore_errors=True)  # an earlier run's checkpoint of the same step
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
     os.replace(staged, final)
-    write_whole(root / TRACKER, str(step))
-    shutil.rmtree(root / _STAGING, ignore_errors=True)
-    return final
+    on_disk(root)
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what was being written when a process died. No run may be writing into `root`."""
+    for folder in root.glob(f"{_STAGING}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def why_not_written(root: Path, step: int, error: Exception) -> str:
@@ -101,16 +120,39 @@ def why_not_written(root: Path, step: int, error: Exception) -> str:
     )
 
 
-def prune(root: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints; None keeps all."""
-    for folder in checkpoints(root)[keep:] if keep else []:
+def prune(root: Path, keep: int | None, step: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to that of `step`; None keeps all."""
+    written = [folder for folder in checkpoints(root) if step_of(folder) <= step]
+    for folder in written[keep:] if keep else []:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """The checkpoints of a run, newest first."""
-    found = [(int(m[1]), path) for path in root.glob("global_step_*") if (m := re.fullmatch(r"\D+(\d+)", path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    """The checkpoints in a folder, newest first."""
+    return sorted((path for path in root.glob("global_step_*") if NAME.fullmatch(path.name)), key=step_of)[::-1]
+
+
+def step_of(folder: Path) -> int:
+    """After which step a checkpoint was written, by the name of its folder."""
+    return int(folder.name.removeprefix("global_step_"))
+
+
+def written_by(folder: Path) -> str | None:
+    """The id of the run that wrote a checkpoint; None where the checkpoint does not say."""
+    try:
+        run = _manifest(folder)["run"]
+    except _UNREADABLE:
+        return None
+    return run if isinstance(run, str) else None
+
+
+def none_whole(root: Path, damaged: dict[Path, str]) -> str:
+    """One line for a folder of damaged checkpoints only; `damaged` says what is wrong with each, newest first."""
+    newest, wrong = next(iter(damaged.items()))
+    return (
+        f"trainer.default_local_dir={root}: none of {len(damaged)} checkpoint(s) is whole ({newest.name}: {wrong}); "
+        "restore one, or begin anew with trainer.resume_mode=disable, which moves all files of this run aside"
+    )
 
 
 def damage(folder: Path, contents: bool = True) -> str | None:
@@ -120,29 +162,42 @@ def damage(folder: Path, contents: bool = True) -> str | None:
         contents: read every file; otherwise compare sizes, which takes no time.
     """
     try:
-        entries = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        entries = [(str(name), int(size), int(crc)) for name, (size, crc) in _manifest(folder)["files"].items()]
+    except _UNREADABLE:
         return f"{MANIFEST} is missing or unreadable"
-    for name, (size, crc) in entries.items():
+    for name, size, crc in entries:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes, not {size}"
-        if contents and _crc(file) != crc:
-            return f"{name} has changed since it was written"
+        try:
+            if contents and _crc(file) != crc:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     return None
 
 
-def newest_whole(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and a line for each newer one that is damaged."""
-    complaints: list[str] = []
+def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[Path, str]]:
+    """The newest whole checkpoint, and what is wrong with each newer one.
+
+    Args:
+        contents: as of `damage`.
+    """
+    damaged: dict[Path, str] = {}
     for folder in checkpoints(root):
-        wrong = damage(folder)
+        wrong = damage(folder, contents)
         if wrong is None:
-            return folder, complaints
-        complaints.append(f"checkpoint {folder} is damaged ({wrong}): trying the one before it")
-    return None, complaints
+            return folder, damaged
+        damaged[folder] = wrong
+    return None, damaged
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """`run` and `files`. A manifest of version 0.1 has the files alone."""
+    content = json.loads((folder / MANIFEST).read_text())
+    return content if "files" in content else {"run": None, "files": content}
 
 
 def _files(folder: Path) -> list[Path]:

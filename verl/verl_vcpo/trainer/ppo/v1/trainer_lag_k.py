@@ -37,6 +37,7 @@ from verl.utils.debug import marked_timer
 import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers the advantages of one of our methods
 from verl_vcpo import console
 from verl_vcpo.checkpoint_engine.base import BoundedCheckpointEngineManager
+from verl_vcpo.run_id import run_in
 from verl_vcpo.single_controller.worker_group import kept_port
 from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, withheld_prompts
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
@@ -300,7 +301,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _save_checkpoint(self) -> None:
         with (
             console.busy("Writing a checkpoint"),
-            checkpoint.written_whole(self.config.trainer, self.global_steps) as folder,
+            checkpoint.written_whole(self.config.trainer, self.global_steps, run_in(self.config.run_dir)) as folder,
         ):
             super()._save_checkpoint()
             self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
