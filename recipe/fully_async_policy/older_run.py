@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,16 +33,26 @@ def take_over(config: "DictConfig", launch: str) -> str:
     Raises:
         SettingError: the checkpoints are another run's, or are not there to go on from; files cannot be moved.
     """
-    from verl_vcpo.trainer.ppo.v1 import checkpoint
-
     if config.trainer.val_only:
         return set_aside(config)
+    try:
+        return _taken_over(config, launch)
+    except OSError as error:
+        raise SettingError(
+            f"run_dir={config.run_dir}: cannot be read or written ({first_line(error)}); mend that, or give another"
+        ) from None
+
+
+def _taken_over(config: "DictConfig", launch: str) -> str:
+    """`take_over` of a run that trains. Raises OSError besides."""
+    from verl_vcpo.trainer.ppo.v1 import checkpoint
+
     chosen, moved, run = _gone_on_from(config), "", launch
     if chosen is None:
         moved = set_aside(config)
     else:
         _refuse_other_runs(config)
-        run = run_in(config.run_dir) or checkpoint.written_by(chosen) or launch
+        run = checkpoint.written_by(chosen) or launch
         if config.trainer.resume_mode == "resume_path":
             moved = _later_set_aside(config, chosen)
     checkpoint.remove_unfinished(_saved(config))
@@ -113,24 +124,27 @@ def _refuse_other_runs(config: "DictConfig") -> None:
 
 
 def _later_set_aside(config: "DictConfig", chosen: Path) -> str:
-    """Move the checkpoints of steps after that of `chosen`, and copy the records, which lose those steps."""
+    """Move checkpoints and weights of steps after that of `chosen`, and copy the records, which lose those steps."""
     from verl_vcpo.trainer.ppo.v1 import checkpoint, run_log
 
     step, run_dir = checkpoint.step_of(chosen), Path(config.run_dir)
-    later = [path for path in checkpoint.checkpoints(_saved(config)) if checkpoint.step_of(path) > step]
-    places = _moved(config, later)
-    for aside in places.values():
-        for name in (METRICS_FILE, run_log.SAMPLES_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE):
-            if (run_dir / name).is_file():
-                shutil.copy2(run_dir / name, aside / name)
+    weights = [p for p in run_dir.glob(f"{run_log.WEIGHTS_FOLDER}/step_*") if p.name.removeprefix("step_").isdigit()]
+    later = [p for p in (*checkpoint.checkpoints(_saved(config)), *weights) if checkpoint.step_of(p) > step]
+    records = METRICS_FILE, run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE
+    places = _moved(config, later, copied=[run_dir / name for name in records])
     return "; ".join(
-        f"{place} had checkpoints of steps after {step}: they are now in {aside}, with a copy of the metrics"
+        f"{place} had steps after {step}: their checkpoints are now in {aside}, with a copy of the metrics"
         for place, aside in places.items()
     )
 
 
-def _moved(config: "DictConfig", found: list[Path]) -> dict[str, Path]:
+def _moved(config: "DictConfig", found: list[Path], copied: Sequence[Path] = ()) -> dict[str, Path]:
     """Move files in `run_dir`, or in the folder of checkpoints, to folders with the names of these and the ending .N.
+
+    Args:
+        config: the run's.
+        found: what is there, and is to be moved.
+        copied: what is copied into each of the new folders, as far as it is there.
 
     Returns:
         Of each of the two that had some of the files, where these are now.
@@ -152,6 +166,9 @@ def _moved(config: "DictConfig", found: list[Path]) -> dict[str, Path]:
             aside = Path(f"{above}.{number}") / path.relative_to(above)
             aside.parent.mkdir(parents=True, exist_ok=True)
             os.rename(path, aside)
+        for file, place in itertools.product(copied, places.values()):
+            if file.is_file():
+                shutil.copy2(file, place)
     except OSError as error:
         raise SettingError(
             f"run_dir={config.run_dir}: has an earlier run, which cannot be moved to {config.run_dir}.{number} "

@@ -17,8 +17,9 @@ from scripts.bench.reliability import nodes
 from scripts.bench.reliability.faults import left_over
 from testkit.nodes import cluster, why_not
 from testkit.small_run import BATCH, TrainerRun, abandoned_memory
-from verl_vcpo.trainer.ppo.v1.checkpoint import checkpoints
-from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, WEIGHTS_FOLDER, read_metrics
+from verl_vcpo.run_id import run_in
+from verl_vcpo.trainer.ppo.v1.checkpoint import checkpoints, written_by
+from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SAMPLES_FILE, WEIGHTS_FOLDER, read_metrics
 from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
 
 pytestmark = pytest.mark.e2e
@@ -40,6 +41,8 @@ SETTINGS = [
     "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
 ]
 KEPT = ["save_weights=true", "trainer.max_actor_ckpt_to_keep=1"]
+NULS = "\0" * 99 + "\n"
+"""A line as a power cut leaves it."""
 DEBRIS = re.compile(r"Traceback|never retrieved|was destroyed|Exception ignored")
 
 
@@ -95,8 +98,10 @@ class Resumed:
 
 @pytest.fixture(scope="module")
 def resumed(assets: Path, stopped: Stopped) -> Resumed:
-    with open(stopped.run_dir / METRICS_FILE, "a") as log:
-        log.write('{"step": 5, "rew')  # as if kill -9 had come while a line was written
+    for name in (METRICS_FILE, SAMPLES_FILE):
+        with open(stopped.run_dir / name, "a") as log:
+            log.write(NULS)
+            log.write('{"step": 5, "rew')  # as if kill -9 had come while a line was written
     marks = stopped.run_dir.with_name("marks-of-resumed")
     waiting = waiting_after(STEPS - 1 - SAVED_AFTER, marks)
     settings = [*SETTINGS, *KEPT, *waiting, "trainer.resume_mode=auto"]
@@ -181,8 +186,16 @@ def test_stopped_and_resumed_it_is_the_same_run(stopped: Stopped, resumed: Resum
     same_weights(weights(stopped.run_dir, STEPS), weights(synchronous, STEPS))
 
 
+def test_a_line_that_cannot_be_read_was_kept_aside(stopped: Stopped, resumed: Resumed) -> None:
+    for name in (METRICS_FILE, SAMPLES_FILE):
+        assert f"{stopped.run_dir / name}: 1 line(s) cannot be read: skipped" in resumed.output
+        assert Path(f"{stopped.run_dir / name}.spoilt").read_text() == NULS
+
+
 def test_old_checkpoints_go_and_their_weights_stay(stopped: Stopped, resumed: Resumed) -> None:
-    assert [folder.name for folder in checkpoints(stopped.run_dir / "checkpoints")] == [f"global_step_{STEPS}"]
+    (newest,) = checkpoints(stopped.run_dir / "checkpoints")
+    assert newest.name == f"global_step_{STEPS}"
+    assert written_by(newest) == run_in(stopped.run_dir) is not None, "of the run, not of the launch that went on"
     for step in (SAVED_AFTER, STEPS):
         folder, files = stopped.run_dir / WEIGHTS_FOLDER / f"step_{step}", kept(stopped.run_dir, step)
         policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()

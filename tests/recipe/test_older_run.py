@@ -75,23 +75,28 @@ def names(saved: Path) -> list[str]:
     return [path.name for path in checkpoint.checkpoints(saved)]
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in run_dir", "elsewhere"])
 def test_a_new_run_keeps_its_own_checkpoints_and_goes_on_from_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: bool
 ) -> None:
     """Where the older run had more steps, and both keep two checkpoints."""
-    for place in ("inside/checkpoints", "outside"):
-        run_dir, saved = tmp_path / "inside", tmp_path / place
-        folder = {"default_local_dir": str(saved), "max_actor_ckpt_to_keep": 2}
-        begin(run_dir, A, 80, 90, 100, **folder)
-        begin(run_dir, B, 10, 20, 30, **folder)
-        assert names(saved) == ["global_step_30", "global_step_20"]
-        assert {checkpoint.written_by(path) for path in checkpoint.checkpoints(saved)} == {B}
-        resumed = begin(run_dir, C, 40, **folder, resume_mode="auto")
-        assert resumed.trainer.resume_from_path == str(saved / "global_step_30")
-        assert run_in(run_dir) == B == checkpoint.written_by(saved / "global_step_40")
-        (moved,) = capsys.readouterr().out.splitlines()[-1:]
-        where = run_dir if saved.is_relative_to(run_dir) else saved
-        assert f"{where} had an earlier run: its files are now in {where}." in moved
+    run_dir = tmp_path / "run"
+    saved = run_dir / "checkpoints" if inside else tmp_path / "scratch"
+    folder = {"default_local_dir": str(saved), "max_actor_ckpt_to_keep": 2}
+    begin(run_dir, A, 80, 90, 100, **folder)
+    (run_dir / "metrics.jsonl").write_text(LINES)
+    begin(run_dir, B, 10, 20, 30, **folder)
+    places = [run_dir] if inside else [saved, run_dir]
+    said = "; ".join(f"{place} had an earlier run: its files are now in {place}.1" for place in places)
+    assert capsys.readouterr().out == f"{said}\n"
+    assert names(saved) == ["global_step_30", "global_step_20"]
+    assert {checkpoint.written_by(path) for path in checkpoint.checkpoints(saved)} == {B}
+    resumed = begin(run_dir, C, 40, **folder, resume_mode="auto")
+    assert resumed.trainer.resume_from_path == str(saved / "global_step_30")
+    assert run_in(run_dir) == B == checkpoint.written_by(saved / "global_step_40")
+    moved = Path(f"{run_dir}.1/checkpoints" if inside else f"{saved}.1")
+    older = begin(Path(f"{run_dir}.1"), C, default_local_dir=str(moved), resume_mode="auto")
+    assert older.trainer.resume_from_path == str(moved / "global_step_100"), "the older run can go on, too"
 
 
 def test_steps_after_the_one_that_a_run_goes_on_from_are_moved_aside(
@@ -100,15 +105,20 @@ def test_steps_after_the_one_that_a_run_goes_on_from_are_moved_aside(
     saved = run_dir / "checkpoints"
     begin(run_dir, A, 50, 90, 100)
     (run_dir / "metrics.jsonl").write_text(LINES)
+    for step in (50, 90):
+        (run_dir / "weights" / f"step_{step}").mkdir(parents=True)
     chosen = {"resume_mode": "resume_path", "resume_from_path": f"{saved}/global_step_50/"}
     capsys.readouterr()
-    begin(run_dir, B, 60, **chosen, max_actor_ckpt_to_keep=2)
+    resumed = begin(run_dir, B, 60, **chosen, max_actor_ckpt_to_keep=2)
+    assert resumed.trainer.resume_from_path == f"{saved}/global_step_50", "verl takes the step from its end"
     assert capsys.readouterr().out == (
-        f"{run_dir} had checkpoints of steps after 50: they are now in {run_dir}.2, with a copy of the metrics\n"
+        f"{run_dir} had steps after 50: their checkpoints are now in {run_dir}.2, with a copy of the metrics\n"
     )
     assert names(saved) == ["global_step_60", "global_step_50"]
     assert names(Path(f"{run_dir}.2/checkpoints")) == ["global_step_100", "global_step_90"]
     assert Path(f"{run_dir}.2/metrics.jsonl").read_text() == LINES == (run_dir / "metrics.jsonl").read_text()
+    assert [path.name for path in (run_dir / "weights").iterdir()] == ["step_50"]
+    assert [path.name for path in Path(f"{run_dir}.2/weights").iterdir()] == ["step_90"]
     assert begin(run_dir, C, resume_mode="auto").trainer.resume_from_path == str(saved / "global_step_60")
     assert run_in(run_dir) == A, "it is the same run"
 
@@ -227,6 +237,15 @@ def test_a_model_of_the_older_run_is_not_moved_from_under_the_new_one(run_dir: P
     with pytest.raises(SettingError, match=r"model\.path=.*: an earlier run wrote it .*; give this run a folder"):
         set_aside(config(run_dir, model=f"{run_dir}/model"))
     assert (run_dir / "metrics.jsonl").is_file()
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("recipe.fully_async_policy.older_run.write_whole", write)
+    with pytest.raises(SettingError, match=rf"run_dir={tmp_path}: cannot be .* \(.*No space left on device\); mend"):
+        begin(tmp_path, A)
 
 
 def test_where_it_cannot_be_moved_nothing_starts(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_vcpo.console import print_line
-from verl_vcpo.whole_file import all_on_disk, on_disk, write_whole
+from verl_vcpo.whole_file import all_on_disk, write_whole
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"global_step_\d+")
@@ -48,8 +48,8 @@ def choose(trainer: DictConfig) -> None:
         folder, damaged = newest_whole(root)
         if folder is None and damaged:
             raise NoWholeCheckpoint(none_whole(root, damaged))
-        for path, wrong in damaged.items():
-            print_line(f"checkpoint {path} is damaged ({wrong}): trying the one before it")
+        for path, why in damaged.items():
+            print_line(f"checkpoint {path} is damaged ({why}): trying the one before it")
         trainer.resume_mode = "disable" if folder is None else "resume_path"
         trainer.resume_from_path = None if folder is None else str(folder.absolute())
     elif trainer.resume_mode == "resume_path":
@@ -81,7 +81,6 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
     try:
         yield staging / f"global_step_{step}"
         _publish(staging / f"global_step_{step}", root, run)
-        write_whole(root / TRACKER, str(step))
     except Exception as error:
         raise RuntimeError(why_not_written(root, step, error)) from error
     finally:
@@ -91,7 +90,7 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
 
 
 def _publish(staged: Path, root: Path, run: str | None) -> None:
-    """Seal a staged checkpoint, and move it into place.
+    """Seal a staged checkpoint, move it into place and point verl's tracker to it.
 
     A crash or a power cut at any point leaves either no checkpoint of this step or a whole one.
     """
@@ -101,7 +100,7 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
     final = root / staged.name
     shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
     os.replace(staged, final)
-    on_disk(root)
+    write_whole(root / TRACKER, str(step_of(final)))  # which has the disk take note of both names
 
 
 def remove_unfinished(root: Path) -> None:
@@ -133,8 +132,8 @@ def checkpoints(root: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """After which step a checkpoint was written, by the name of its folder."""
-    return int(folder.name.removeprefix("global_step_"))
+    """After which step a checkpoint or weights were written, by the name of the folder, which ends in _N."""
+    return int(folder.name.rpartition("_")[2])
 
 
 def written_by(folder: Path) -> str | None:
