@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,10 +75,10 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
         RuntimeError: the checkpoint was not written, and why.
     """
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
-    root.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING}-{run}-", dir=root))  # no other process writes there
+    staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
     trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging), None
     try:
+        staging.mkdir(parents=True)
         yield staging / f"global_step_{step}"
         _publish(staging / f"global_step_{step}", root, run)
     except Exception as error:
