@@ -7,11 +7,15 @@ names the actor. `trainer.resume_mode=auto` continues a run from the last checkp
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import ray
 
+from verl_vcpo.console import print_line
+
 _INTERVAL_S = 1.0
+_TELL_S = 60.0  # after each of these without an answer of Ray's a line says so
 # By the end of the class's name: the Ray actors of a sampler, and what cleans up a node, which may disappear.
 _REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker", "NodeCleaner")
 
@@ -34,8 +38,20 @@ class ActorWatch:
         self._stop.set()
 
     def _run(self) -> None:
+        seen = told = time.monotonic()
         while not self._stop.wait(_INTERVAL_S):
-            actors = _actors()
+            try:
+                actors = _actors()
+            except Exception as error:  # a request to Ray's control process, which may be too busy to answer in time
+                now = time.monotonic()
+                if now - told >= _TELL_S:
+                    told = now
+                    print_line(
+                        f"Ray has not said for {now - seen:.0f} s which processes are alive ({type(error).__name__}): "
+                        "the death of one would not be seen."
+                    )
+                continue
+            seen = told = time.monotonic()
             for actor_id in self._alive:
                 actor = actors.get(actor_id)
                 if actor is None or actor["State"] != "DEAD" or actor["ActorClassName"].endswith(_REPLACEABLE):
