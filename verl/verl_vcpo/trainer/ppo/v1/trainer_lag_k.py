@@ -45,6 +45,7 @@ from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
 from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
 from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
+from verl_vcpo.trainer.ppo.v1.long_work import tell_of_long_work
 from verl_vcpo.trainer.ppo.v1.overview import Overview
 from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
@@ -142,6 +143,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         with kept_port(), EarlyStart(self.config, self._has_devices) as samplers:
             self.standalone_server_manager = samplers
             super()._setup()
+        tell_of_long_work(self)
         weights = self.standalone_checkpoint_manager
         self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
             weights.config, weights.actor_wg, weights.replicas, self.config["async"].weight_update_timeout_s
@@ -323,6 +325,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self._verls_metrics(batch, stored, metrics, timing, self.global_steps, epoch)
         return self._with_own_metrics(stored, metrics, timing)
 
+    def _stage_weights(self) -> None:
+        with marked_timer("stage_weights", self.timing_raw):
+            self.actor_rollout_wg.stage_weights(self.global_steps)
+
     def on_step_end(self) -> None:
         # From here on the trainer has the weights of this step: a sampler that replaces a dead one gets these.
         self.sampler_keeper.version = self.global_steps
@@ -330,8 +336,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             # Unfinished responses would otherwise be completed by newer weights, and have a lag below k.
             self.replay_buffer.wait_until_finished(self.global_steps, "train")
         self.sampler_keeper.replace_dead()  # a weight update would wait for a dead sampler until its time is over
-        with marked_timer("stage_weights", self.timing_raw):
-            self.actor_rollout_wg.stage_weights(self.global_steps)
+        self._stage_weights()
         start = time.perf_counter()
         try:
             super().on_step_end()
