@@ -96,6 +96,16 @@ def test_where_the_trainer_fails_they_stop(samplers: type[Samplers], monkeypatch
     thread_ends()
 
 
+def test_a_start_that_never_ends_has_a_limit(samplers: type[Samplers], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "how", lambda: asyncio.sleep(3600))
+    monkeypatch.setattr(early_start, "START_S", 0.05)
+    late = pytest.raises(RuntimeError, match="the samplers were not up 0 s after the trainer was")
+    with late, EarlyStart({}, lambda: True) as manager:
+        created({})
+    assert manager.cancelled.wait(LIMIT_S)
+    thread_ends()
+
+
 async def _two_that_end_later() -> None:
     """As verl starts samplers: each needs a moment to end once it is cancelled, and one of them fails then."""
 

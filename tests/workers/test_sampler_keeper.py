@@ -78,7 +78,7 @@ def test_a_replacement_that_does_not_start_ends_the_run_with_a_line(monkeypatch:
         await asyncio.sleep(3600)
 
     samplers = Samplers(monkeypatch, alive=[1], free=2)
-    monkeypatch.setattr(sampler_keeper, "_START_S", 0.01)
+    monkeypatch.setattr(sampler_keeper, "START_S", 0.01)
     monkeypatch.setattr(samplers.keeper, "_start", SamplerKeeper._start.__get__(samplers.keeper))
     samplers.servers.rollout_replica_class = lambda **_: SimpleNamespace(init_standalone=for_ever)
     samplers.servers.rollout_config, samplers.servers.model_config = SimpleNamespace(n_gpus_per_node=1), None

@@ -8,12 +8,15 @@ import asyncio
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.rollout.llm_server import LLMServerManager
+
+from verl_vcpo.workers.rollout.sampler_keeper import START_S
 
 THREAD = "start of the samplers"
 _POLL_S = 0.02
@@ -85,9 +88,19 @@ class EarlyStart:
         await self.manager.start()
 
     def _create(self, config: DictConfig, start_rank: int) -> BalancerFirst:
-        """In place of `LLMServerManager.create`: wait for the samplers. Raises what kept them from starting."""
+        """In place of `LLMServerManager.create`: wait for the samplers. Raises what kept them from starting.
+
+        Raises:
+            RuntimeError: they were not up `START_S` after the trainer was.
+        """
         assert start_rank == 0, "the trainer has no samplers on its own devices"
         self._needed = True
+        wait([self._started], timeout=START_S)
+        if not self._started.done():
+            raise RuntimeError(
+                f"the samplers were not up {START_S:.0f} s after the trainer was: their workers' logs say why; mend "
+                "that, and start the run again"
+            )
         self._started.result()
         return self.manager
 

@@ -21,7 +21,7 @@ from verl_vcpo.workers.rollout.llm_client import is_server_failure
 _PROBE_S = 60.0
 _NODE_DEATH_S = 180.0  # Ray takes a node that does not answer for dead after about a minute
 _DEVICES_S, _POLL_S = 10.0, 0.5
-_START_S = 1800.0  # a large model is read, compiled and captured in CUDA graphs
+START_S = 1800.0  # a large model is read, compiled and captured in CUDA graphs
 
 
 class SamplerKeeper:
@@ -134,10 +134,10 @@ class SamplerKeeper:
         ]
         starts = asyncio.gather(*[replica.init_standalone() for replica in fresh])
         try:
-            await asyncio.wait_for(starts, _START_S)
+            await asyncio.wait_for(starts, START_S)
         except TimeoutError:
             raise RuntimeError(
-                f"a sampler that replaces a dead one was not up after {_START_S:.0f} s: its worker's log says why; the "
+                f"a sampler that replaces a dead one was not up after {START_S:.0f} s: its worker's log says why; the "
                 "run goes on from its last checkpoint when it is started again"
             ) from None
         return fresh
