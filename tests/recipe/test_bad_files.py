@@ -129,7 +129,7 @@ def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: 
             "raises",
             r"raises KeyError: 'answer' \(rewards_that_fail.py:\d+\), for a made-up response to data.train",
         ),
-        ("exits", "gave no score: its process ended with exit code 3, for .*; mend the function"),
+        ("exits", "gave no result: its process ended with exit code 3, for .*; mend the function"),
         ("hangs", "took longer than 1 s, for .*; raise async.reward_timeout_s"),
         ("of_another_library", "cannot be called with .*: missing a required argument: 'completions'; give it these"),
         ("no_function", "does not load: there is no function no_function, but .*raises, .*; name the function"),

@@ -31,7 +31,9 @@ def worker_of(places: int, samples: int = 1) -> LagKAgentLoopWorker:
     """A worker that has `places` for agent loops, and runs `samples` of them for a prompt of training."""
     worker = object.__new__(LagKAgentLoopWorker)
     rollout = SimpleNamespace(n=samples, val_kwargs=SimpleNamespace(n=1))
-    worker.config = DictConfig({"async": {"deterministic": False}}, flags={"allow_objects": True})
+    worker.config = DictConfig(
+        {"async": {"deterministic": False, "trajectory_timeout_s": 3600}}, flags={"allow_objects": True}
+    )
     worker.config.actor_rollout_ref = {"rollout": rollout}
     worker._loops, worker._held, worker._stopped, worker.background_tasks = AdmissionGate(places), {}, {}, set()
     return worker

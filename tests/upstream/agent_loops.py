@@ -89,4 +89,50 @@ LOOPS = Place(
     ),
 )
 
-PLACES = (LOOPS,)
+TOOLS = Place(
+    "verl/verl_vcpo/tools/limits.py",
+    "Which methods of a tool `ToolAgentLoop._call_tool` calls, and which errors of them it tells to the model.",
+    (
+        Reach(
+            "LimitedFunctionTool",
+            How.SUBCLASSES,
+            "verl.tools.function_tool:FunctionTool",
+            "",
+            "name, fn, schema, async",
+        ),
+        Reach(
+            "LimitedFunctionTool.call",
+            How.OVERRIDES,
+            "verl.tools.function_tool:FunctionTool.call",
+            "",
+            "calls the function in another process",
+        ),
+        *(
+            Reach("_METHODS", How.USES, f"verl.tools.base_tool:BaseTool.{name}", "", "called in another thread")
+            for name in ("create", "execute", "calc_reward", "release")
+        ),
+        Reach(
+            "tool_function.py",
+            How.USES,
+            "verl.tools.function_tool:FUNCTION_TOOL_REGISTRY",
+            "",
+            "where a file has imported verl itself",
+        ),
+        Reach(
+            "ToolFailure",
+            How.NAMES,
+            "verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop._call_tool",
+            "except Exception as e",
+            "what it tells to the model",
+        ),
+        Reach(
+            "LagKAgentLoopWorker.__init__",
+            How.NAMES,
+            "verl.experimental.agent_loop.agent_loop:AgentLoopWorker.__init__",
+            "self.tools = load_all_tools(",
+            "the worker's tools",
+        ),
+    ),
+)
+
+PLACES = (LOOPS, TOOLS)

@@ -52,6 +52,8 @@ class Async(Section):
     sampler_timeout_s: Seconds
     weight_update_timeout_s: Seconds
     reward_timeout_s: Seconds
+    tool_timeout_s: Seconds
+    trajectory_timeout_s: Seconds
     deterministic: Flag
     exact_lag: Flag
 

@@ -89,7 +89,7 @@ async def compute_score(
 
 
 class RewardPool:
-    """Processes that have loaded a reward: each runs one call at a time, or very many where it is a coroutine.
+    """Processes that have loaded a reward or a tool: each runs one call at a time, or very many of a coroutine.
 
     Args:
         most: processes at a time.
@@ -169,7 +169,7 @@ class _Process:
                 start_new_session=True,  # a process group, to be killed with all processes that the reward starts
             )
         self._connection = ours
-        self._timeout_s = self._limit_s = reward.timeout_s
+        self._reward, self._limit_s = reward, reward.timeout_s
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self.alive, self.room = True, 1
@@ -208,7 +208,7 @@ class _Process:
                 result, complaint = await answer
         except TimeoutError:
             self.kill()
-            raise took_too_long(self._timeout_s, self._company()) from None
+            raise took_too_long(self._reward.limit, self._reward.timeout_s, self._company()) from None
         except asyncio.CancelledError:
             if self.room == 1:
                 self.kill()  # the call would go on, with no caller left
@@ -233,7 +233,7 @@ class _Process:
         ended = await self._end() if was_alive else "was killed, because another call in it did not return"
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_result((None, RewardError(f"gave no score: its process {ended}{self._company()}", _MEND)))
+                answer.set_result((None, RewardError(f"gave no result: its process {ended}{self._company()}", _MEND)))
 
     async def _message(self) -> Any:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))

@@ -1,4 +1,4 @@
-"""The process in which a reward function runs and can be killed: started by `verl_vcpo.trainer.ppo.reward` only.
+"""The process in which a reward, or a tool, runs and can be killed: started by `verl_vcpo.trainer.ppo.reward` only.
 
 Messages are pickles on a socket, which is standard input: first a `Reward`, answered by whether it is a coroutine
 function or a `RewardLoadError`; then calls (number, arguments), each answered by (number, pickled result, RewardError).
@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from verl_vcpo.trainer.ppo.reward_result import RewardError, RewardLoadError, checked, raised, took_too_long
 
@@ -42,6 +42,12 @@ class Reward:
     timeout_s: float
     """Limit of one call of a coroutine function. A call of another function is ended by killing the process."""
     sys_path: list[str]
+    limit: ClassVar[str] = "async.reward_timeout_s"
+    """The setting that `timeout_s` comes from."""
+
+    def checked(self, result: Any) -> Any:
+        """What a call returned, as it is sent back. Raises RewardError where that cannot be used."""
+        return checked(result)
 
     def load(self) -> Callable[..., Any]:
         """Import and return the function.
@@ -118,17 +124,17 @@ def main() -> None:
     if is_async:
         asyncio.run(_serve_all_at_once(connection, function, reward))
     else:
-        _serve_one_by_one(stream, function, reward.fixed)
+        _serve_one_by_one(stream, function, reward)
 
 
-def _serve_one_by_one(stream: Any, function: Callable[..., Any], fixed: dict[str, Any]) -> None:
+def _serve_one_by_one(stream: Any, function: Callable[..., Any], reward: Reward) -> None:
     while True:
         try:
             number, arguments = _read(stream)
         except EOFError:
             return
         try:
-            reply = packed((number, pickle.dumps(checked(function(**arguments, **fixed))), None))
+            reply = packed((number, pickle.dumps(reward.checked(function(**arguments, **reward.fixed))), None))
         except RewardError as error:
             reply = packed((number, None, error))
         except BaseException as error:  # a reward may also call sys.exit
@@ -145,13 +151,13 @@ async def _serve_all_at_once(connection: socket.socket, function: Callable[..., 
         try:
             async with asyncio.timeout(reward.timeout_s) as clock:
                 result = await function(**arguments, **reward.fixed)
-            reply = packed((number, pickle.dumps(checked(result)), None))
+            reply = packed((number, pickle.dumps(reward.checked(result)), None))
         except RewardError as error:
             reply = packed((number, None, error))
         except BaseException as error:
             traceback.print_exc()
             late = isinstance(error, TimeoutError) and clock.expired()
-            reply = packed((number, None, took_too_long(reward.timeout_s) if late else raised(error)))
+            reply = packed((number, None, took_too_long(reward.limit, reward.timeout_s) if late else raised(error)))
         writer.write(reply)
 
     tasks: set[asyncio.Task[None]] = set()

@@ -33,6 +33,12 @@ class RewardLoadError(RewardError):
     """There is no such function, or its file cannot be imported."""
 
 
+class RewardRaised(RewardError):
+    """The function itself raised. `said` is the exception's own text."""
+
+    said = ""
+
+
 def checked(result: Any) -> float | dict[str, Any]:
     """What a reward returned, with Python's own numbers in place of NumPy's and torch's.
 
@@ -73,12 +79,14 @@ def raised(error: BaseException) -> RewardError:
     own = [frame for frame in frames if not frame.filename.startswith(installed)]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     lines = str(error).strip().splitlines()
-    return RewardError(f"raises {type(error).__name__}" + (f": {lines[0]}" if lines else "") + where)
+    complaint = RewardRaised(f"raises {type(error).__name__}" + (f": {lines[0]}" if lines else "") + where)
+    complaint.said = str(error)
+    return complaint
 
 
-def took_too_long(limit_s: float, which: str = "") -> RewardError:
-    """The error for a call that did not end within `async.reward_timeout_s`."""
-    return RewardError(f"took longer than {limit_s:g} s{which}", "raise async.reward_timeout_s, or mend the function")
+def took_too_long(setting: str, limit_s: float, which: str = "") -> RewardError:
+    """The error for a call that did not end within the limit of this setting."""
+    return RewardError(f"took longer than {limit_s:g} s{which}", f"raise {setting}, or mend the function")
 
 
 def of_response(error: RewardError, reward: str, row: Any, data_source: Any, response: str) -> RewardError:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -35,10 +35,28 @@ T = TypeVar("T")
 
 
 class Seconds:
-    """A sum of seconds."""
+    """The seconds in which at least one of several blocks was under way."""
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self._ended, self._since, self._under_way = 0.0, 0.0, 0
+
+    @property
+    def total(self) -> float:
+        """Until now."""
+        return self._ended + (time.monotonic() - self._since if self._under_way else 0.0)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the block."""
+        if not self._under_way:
+            self._since = time.monotonic()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._ended += time.monotonic() - self._since
 
 
 def is_server_failure(error: BaseException) -> bool:
@@ -101,14 +119,13 @@ class ResumingLLMClient(LLMServerClient):
         Raises:
             RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on it.
         """
-        start, spent = time.monotonic(), at_samplers.get()
-        async with self._gate.admitted(request_order.get()):
-            try:
-                return await self._whole_response(request_id, normalize_token_ids(prompt_ids), sampling_params, kwargs)
-            finally:
-                self._leave_server(request_id)
-                if spent is not None:
-                    spent.total += time.monotonic() - start
+        with (at_samplers.get() or Seconds()).counted():
+            async with self._gate.admitted(request_order.get()):
+                try:
+                    tokens = normalize_token_ids(prompt_ids)
+                    return await self._whole_response(request_id, tokens, sampling_params, kwargs)
+                finally:
+                    self._leave_server(request_id)
 
     async def _whole_response(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]

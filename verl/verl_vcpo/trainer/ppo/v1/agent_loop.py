@@ -1,8 +1,11 @@
 """Agent loops whose prompts can be stopped and sampled again (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
 import asyncio
+import contextlib
 import time
 import zlib
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +19,15 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.experimental.agent_loop.agent_loop import make_without_copies
-from verl_vcpo.trainer.ppo.reward_result import RewardError, checked, of_response, score_of, with_prompt
+from verl_vcpo.tools.limits import ToolFailure, limited
+from verl_vcpo.trainer.ppo.reward_result import (
+    RewardError,
+    checked,
+    of_response,
+    score_of,
+    took_too_long,
+    with_prompt,
+)
 from verl_vcpo.trainer.ppo.v1.data_rows import row_number
 from verl_vcpo.trainer.ppo.v1.replay_buffer import Failure
 from verl_vcpo.trainer.ppo.v1.stored_tags import clear_trajectories, sessions_of, tags_of
@@ -36,6 +47,7 @@ _places: ContextVar[Places] = ContextVar("_places")
 _begun: ContextVar[float] = ContextVar("_begun")
 """When the agent loop began."""
 
+_LOOK_S = 1.0
 _REPLY_S = 0.05  # in which Ray sends what an actor's method returned
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
 
@@ -76,6 +88,8 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         make_without_copies()
+        tools = self.config.actor_rollout_ref.rollout.multi_turn.function_tool_path
+        self.tools: list[Any] = limited(self.tools, tools, self.config["async"].tool_timeout_s)
         self._held: dict[str, HeldPrompt] = {}
         self._stopped: dict[str, HeldPrompt] = {}
         self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
@@ -109,8 +123,13 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             sampling_params = {**sampling_params, "seed": seed}
         at_samplers.set(Seconds())
         _begun.set(time.monotonic())
+        limit_s = self.config["async"].trajectory_timeout_s
         try:
-            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+            async with _time_outside(limit_s, at_samplers.get() or Seconds()):
+                try:
+                    return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+                except ToolFailure as failure:
+                    raise failure.error from None
         except Exception as error:
             # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
             partition_id = "val" if trajectory["validate"] else "train"
@@ -168,13 +187,57 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         """
         prompts = {uid: self._stopped.pop(uid) for uid in uids}
         if begun := {uid: held.sessions for uid, held in prompts.items() if held.begun}:
-            await asyncio.to_thread(clear_trajectories, begun, partition_id)
+            # Not one of the event loop's threads: calls of an agent loop that hang may have them all.
+            with _one_thread() as thread:
+                await asyncio.get_running_loop().run_in_executor(thread, clear_trajectories, begun, partition_id)
         for held in prompts.values():
             prompt, trajectory = {**held.prompt, "global_steps": step}, {**held.trajectory, "step": step}
             again = self._run_prompt(prompt, held.sampling_params, trajectory=trajectory, **held.options)
             task = asyncio.create_task(again)
             self.background_tasks.add(task)  # as verl's: asyncio keeps no reference to a task
             task.add_done_callback(self.background_tasks.discard)
+
+
+@contextlib.asynccontextmanager
+async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None]:
+    """The block may take `limit_s` outside of these requests to samplers, which have a limit of their own.
+
+    Raises:
+        RewardError: the block took longer, and was cancelled.
+    """
+    loop, begun = asyncio.get_running_loop(), time.monotonic()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        left_s = limit_s - (time.monotonic() - begun - requests.total)
+        if left_s > 0:
+            timer = loop.call_later(max(left_s, _LOOK_S), look)
+        else:
+            clock.reschedule(loop.time())
+
+    timer = loop.call_later(limit_s, look)
+    try:
+        async with asyncio.timeout(None) as clock:
+            yield
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        # A call that it has left in one of the event loop's threads keeps the thread for ever.
+        loop.set_default_executor(ThreadPoolExecutor())
+        late = took_too_long("async.trajectory_timeout_s", limit_s, " outside of its requests to samplers")
+        raise RewardError(f"the agent loop, with its reward, {late.what}", late.fix) from None
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        yield thread
+    finally:
+        thread.shutdown(wait=False)
 
 
 class LagKAgentLoopManager(AgentLoopManagerTQ):
