@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.trainer.test_agent_loop import VERLS_WORKER, worker_of
 from verl_vcpo.tools import limits
 from verl_vcpo.tools.limits import LimitedFunctionTool, ToolFailure, limited
 from verl_vcpo.trainer.ppo.v1 import agent_loop
+from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
 from verl_vcpo.workers.rollout.llm_client import Seconds
 
 LIMIT_S, SHORT_S = 60.0, 1.0
@@ -209,6 +211,28 @@ def test_the_time_of_requests_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(0.5)
 
     assert failing(monkeypatch, 0.3, respond) == []
+
+
+def test_a_worker_that_is_blocked_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, blocked = object.__new__(agent_loop.LagKAgentLoopManager), False
+    manager.agent_loop_workers = [SimpleNamespace(answer=SimpleNamespace(remote=lambda: "answer"))] * 2
+    manager.config = DictConfig({"async": {"trajectory_timeout_s": 50}})
+    manager._answers, manager._asked, now = [], 0.0, 0.0
+    monkeypatch.setattr(agent_loop.time, "monotonic", lambda: now)
+    monkeypatch.setattr(agent_loop.ray, "wait", lambda refs, **_: ([], refs) if blocked else (refs, []))
+    monkeypatch.setattr(agent_loop.ray, "get", lambda refs: refs)
+    trainer = object.__new__(LagKTrainer)
+    trainer.agent_loop_manager, manager._handing_over = manager, []
+    trainer.sampler_keeper = SimpleNamespace(sleep=lambda seconds: None)
+    for now in (10.0, 100.0):  # between them the trainer did not wait for samples  # noqa: B007
+        trainer._sleep(0.0)
+    assert manager._asked == 100.0
+    blocked = True
+    now = 149.0
+    trainer._sleep(0.0)
+    now = 150.0
+    with pytest.raises(RuntimeError, match=r"2 agent-loop worker\(s\) have not answered for so long"):
+        trainer._sleep(0.0)
 
 
 def test_two_requests_at_a_time_count_once() -> None:

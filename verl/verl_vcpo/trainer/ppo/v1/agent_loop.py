@@ -48,6 +48,7 @@ _begun: ContextVar[float] = ContextVar("_begun")
 """When the agent loop began."""
 
 _LOOK_S = 1.0
+_ASK_S = 10.0
 _REPLY_S = 0.05  # in which Ray sends what an actor's method returned
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
 
@@ -159,6 +160,9 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
 
+    async def answer(self) -> None:
+        """Nothing: an answer says that no tool and no agent loop blocks the worker."""
+
     async def stop(self, uids: list[str]) -> list[str]:
         """Stop those of these prompts that this worker samples, and keep them for `begin_again`.
 
@@ -248,6 +252,8 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(LagKAgentLoopWorker)
         self._row_in_validation: dict[str, int] = {}
         self._handing_over: list[ray.ObjectRef[None]] = []
+        self._answers: list[ray.ObjectRef[None]] = []
+        self._asked = time.monotonic()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """As verl's, without verl's wait until the workers, which may be busy, have taken the prompts.
@@ -274,6 +280,25 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         if self._handing_over:
             over, self._handing_over = ray.wait(self._handing_over, num_returns=len(self._handing_over), timeout=0)
             ray.get(over)
+
+    def raise_blocked(self) -> None:
+        """Raise where a tool, or an agent loop, blocks a worker so that no limit in the worker can end it.
+
+        Raises:
+            RuntimeError: a worker has not answered for `async.trajectory_timeout_s`.
+            RayError: a worker died.
+        """
+        answers = self._answers
+        answered, waiting = ray.wait(answers, num_returns=len(answers), timeout=0) if answers else ([], [])
+        ray.get(answered)
+        now, limit_s = time.monotonic(), self.config["async"].trajectory_timeout_s
+        if not waiting and now - self._asked >= _ASK_S:
+            self._answers, self._asked = [worker.answer.remote() for worker in self.agent_loop_workers], now
+        elif waiting and now - self._asked >= limit_s:
+            raise RuntimeError(
+                f"async.trajectory_timeout_s={limit_s:g}: {len(waiting)} agent-loop worker(s) have not answered for "
+                "so long: a tool or an agent loop blocks them; have it await, or make it a function tool"
+            )
 
     def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
         """Sample these prompts again from the start, as if they had been submitted at `step`.

@@ -202,6 +202,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _sleep(self, seconds: float) -> None:
         """The replay buffer's pause between two looks at the samples. Raises what keeps samples from coming."""
         self.agent_loop_manager.raise_errors()
+        self.agent_loop_manager.raise_blocked()
         self.sampler_keeper.sleep(seconds)
 
     def get_llm_client(self) -> ResumingLLMClient:
