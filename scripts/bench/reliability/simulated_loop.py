@@ -99,6 +99,9 @@ class SimulatedSamplers:
     def raise_errors(self) -> None:
         """No worker fails to take prompts."""
 
+    def raise_blocked(self) -> None:
+        """Nothing blocks a worker."""
+
     # The real methods, over `stop`, `_begin_again` and `generate_sequences` of this class.
     resubmit, _take_back = LagKAgentLoopManager.resubmit, LagKAgentLoopManager._take_back
 
