@@ -81,7 +81,7 @@ WRONG = [
     ("async.weight_update_timeout_s=0", "async.weight_update_timeout_s=0: give a number of seconds"),
     ("async.reward_timeout_s=0", "async.reward_timeout_s=0: give a number of seconds"),
     ("async.tool_timeout_s=0", "async.tool_timeout_s=0: give a number of seconds"),
-    ("async.trajectory_timeout_s=null", "async.trajectory_timeout_s=None: give a number of seconds"),
+    ("async.trajectory_timeout_s=null", "async.trajectory_timeout_s=null: give a number of seconds"),
     ("async.reward_timeout_s=inf", "async.reward_timeout_s=inf: give a number of seconds"),
     ("async.exact_lag=2", "async.exact_lag=2: give true or false"),
     ("trainer.total_training_steps=0", "total_training_steps=0: give a whole number of at least 1"),
