@@ -1,6 +1,7 @@
 """What a sampler's engine has on its node: processes, and shared memory, which outlives processes that are killed."""
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -33,20 +34,21 @@ def engine_processes(node_id: str) -> EngineProcesses:
 
 
 def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
-    """The shared-memory files that the processes have mapped and that still have a name.
+    """The shared-memory files, semaphores among them, that the processes have mapped and that still have a name.
 
-    /proc/PID/maps, not psutil's memory_maps: that counts the pages of every mapping, which takes long where a process
-    has many.
+    Files are told by their inode: a named semaphore is mapped under the name that it had while it was made. Read from
+    /proc/PID/maps, not by psutil's memory_maps, which counts the pages of every mapping.
     """
-    files = set()
+    names = {file.inode(): file.path for file in os.scandir(_SHARED_MEMORY)}
+    found = set()
     for process in processes:
         # the process has ended meanwhile, or is another user's
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-                path = line.split(maxsplit=5)[-1]
-                if path.startswith(_SHARED_MEMORY) and not path.endswith(" (deleted)"):
-                    files.add(path)
-    return files
+                fields = line.split(maxsplit=5)
+                if fields[-1].startswith(_SHARED_MEMORY):
+                    found.add(int(fields[4]))
+    return {names[inode] for inode in found & names.keys()}
 
 
 def end(engine: EngineProcesses) -> None:
