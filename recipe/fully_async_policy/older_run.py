@@ -147,7 +147,7 @@ def _moved(config: "DictConfig", found: list[Path], copied: Sequence[Path] = ())
         copied: what is copied into each of the new folders, as far as it is there.
 
     Returns:
-        Of each of the two that had some of the files, where these are now.
+        Where the files are now, by the folder that they were in, as its setting names it.
     """
     run_dir, saved = Path(config.run_dir).absolute(), _saved(config)
     number = next(n for n in itertools.count(1) if not any(os.path.lexists(f"{path}.{n}") for path in (run_dir, saved)))

@@ -7,7 +7,7 @@ from verl_vcpo.step_lines import read_lines
 
 METRICS_FILE = "metrics.jsonl"
 SAVE_S = "timing_s/save_checkpoint"
-"""Of the line of a step that wrote a checkpoint."""
+"""The metric with the seconds of a checkpoint: in the line of a step that wrote one, and in no other."""
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:

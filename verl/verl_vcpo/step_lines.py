@@ -13,7 +13,7 @@ from typing import Any
 from verl_vcpo.console import print_line
 
 SPOILT = ".spoilt"
-"""After the name of a file: the lines that could not be read, taken out when the run went on."""
+"""The ending of the file that gets the unreadable lines of another one when a run goes on."""
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -123,7 +123,7 @@ def _gather_uneven(
 def _reduce_scatter_uneven(
     input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
 ) -> torch.Tensor:
-    """Replaces `_reduce_scatter_along_first_dim`, for the same reason."""
+    """Replaces `_reduce_scatter_along_first_dim`: gloo scatters equal sizes only, and experts' are unequal."""
     if input_split_sizes is None:
         return _reduce_scatter(input_, group, None, use_global_buffer)
     longest = max(input_split_sizes)

@@ -24,7 +24,7 @@ from verl_vcpo.tools.tool_function import ToolFunction
 from verl_vcpo.trainer.ppo.reward import RewardPool
 from verl_vcpo.trainer.ppo.reward_result import RewardError, RewardRaised, took_too_long
 
-_ANSWER_S = 5.0  # in which an event loop that nothing blocks answers
+_ANSWER_S = 5.0  # an event loop that has not answered after this time is blocked
 _METHODS = ("create", "execute", "calc_reward", "release")
 
 
@@ -67,7 +67,7 @@ class ToolThread:
     """An event loop in a thread of its own, for tools with a state. A thread that a call blocks is replaced.
 
     Args:
-        timeout_s: of one call.
+        timeout_s: the limit of one call, in seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ def limited(tools: list[Any], function_tool_path: str | None, timeout_s: float) 
     """verl's tools, each call of which has the limit `timeout_s`.
 
     Args:
-        tools: of `verl.tools.tool_registry.load_all_tools`.
+        tools: what `verl.tools.tool_registry.load_all_tools` has returned.
         function_tool_path: the file that the functions are from.
     """
     thread = ToolThread(timeout_s)

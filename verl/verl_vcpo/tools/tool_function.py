@@ -23,7 +23,7 @@ class ToolFunction(Reward):
     limit: ClassVar[str] = "async.tool_timeout_s"
 
     def checked(self, result: Any) -> Any:
-        """What the tool returned. Of an object that verl shows as text, the text: its class may be of this file."""
+        """What the tool returned. What verl would show as text becomes text: only this process may know the class."""
         return result if isinstance(result, _SENT) or type(result).__name__ == "ToolResponse" else str(result)
 
     def _module(self) -> ModuleType:
@@ -40,12 +40,12 @@ class ToolFunction(Reward):
 
 
 class _Decorator(ModuleType):
-    """In place of verl's module, until a file asks for more than its decorator: importing verl takes ten seconds, and
+    """Stands in for verl's module until a file asks for more than the decorator: importing verl takes ten seconds, and
     half a GiB of each process."""
 
     @staticmethod
     def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-        """As verl's: note a function as a tool, with its own name or a given one."""
+        """Note a function as a tool, with its own name or a given one, as verl's decorator does."""
 
         def note(function: Callable[..., Any]) -> Callable[..., Any]:
             _functions[name if isinstance(name, str) else function.__name__] = function

@@ -42,7 +42,7 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """Until now."""
+        """Their sum until now."""
         return self._ended + (time.monotonic() - self._since if self._under_way else 0.0)
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ import ray
 from verl_vcpo.console import print_line
 
 _INTERVAL_S = 1.0
-_TELL_S = 60.0  # after each of these without an answer of Ray's a line says so
+_TELL_S = 60.0  # while Ray does not answer, a line says so each time that this many seconds have passed
 # By the end of the class's name: the Ray actors of a sampler, and what cleans up a node, which may disappear.
 _REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker", "NodeCleaner")
 

@@ -47,8 +47,8 @@ _places: ContextVar[Places] = ContextVar("_places")
 _begun: ContextVar[float] = ContextVar("_begun")
 """When the agent loop began."""
 
-_LOOK_S = 1.0
-_ASK_S = 10.0
+_LOOK_S = 1.0  # the least time between two looks at how long a trajectory has taken
+_ASK_S = 10.0  # the least time between two questions whether a worker is blocked
 _REPLY_S = 0.05  # in which Ray sends what an actor's method returned
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
 
@@ -161,7 +161,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
 
     async def answer(self) -> None:
-        """Nothing: an answer says that no tool and no agent loop blocks the worker."""
+        """Return nothing. That it returns says that no tool and no agent loop blocks the worker."""
 
     async def stop(self, uids: list[str]) -> list[str]:
         """Stop those of these prompts that this worker samples, and keep them for `begin_again`.

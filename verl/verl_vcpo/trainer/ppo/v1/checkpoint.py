@@ -23,10 +23,10 @@ from verl_vcpo.whole_file import all_on_disk, write_whole
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"global_step_\d+")
-"""Of a checkpoint's folder."""
+"""The name of a checkpoint's folder."""
 TRACKER = "latest_checkpointed_iteration.txt"  # verl/utils/checkpoint/checkpoint_manager.py
 _STAGING = ".partial"
-_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of a manifest that is spoilt
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # what reading a spoilt manifest raises
 _CHUNK = 1 << 24
 
 
@@ -100,7 +100,7 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
     final = root / staged.name
     shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
     os.replace(staged, final)
-    write_whole(root / TRACKER, str(step_of(final)))  # which has the disk take note of both names
+    write_whole(root / TRACKER, str(step_of(final)))  # flushes `root`, which has the name of the checkpoint too
 
 
 def remove_unfinished(root: Path) -> None:
@@ -182,7 +182,7 @@ def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[P
     """The newest whole checkpoint, and what is wrong with each newer one.
 
     Args:
-        contents: as of `damage`.
+        contents: read every file; otherwise compare sizes, which takes no time.
     """
     damaged: dict[Path, str] = {}
     for folder in checkpoints(root):

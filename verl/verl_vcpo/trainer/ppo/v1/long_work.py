@@ -14,7 +14,7 @@ from typing import Any
 from verl_vcpo.console import print_line
 
 _TELL_S = 60.0
-_KEPT = 101  # of the last times; the line has their median
+_KEPT = 101  # so many of the last durations are kept; the line has their median
 
 WORK = {
     "_compute_old_log_prob": "The trainer's pass for log-probs",
