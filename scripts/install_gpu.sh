@@ -75,7 +75,7 @@ environment "$VENV"
 # The pip of Python 3.11.7 misses the extra core_cu13 of transformer-engine.
 install "tools" --upgrade pip "setuptools>=77,<82" wheel
 install "packages of $LOCK" --no-deps -r "$LOCK"
-install "this project, editable" --no-deps --no-build-isolation -e .
+install "this project, editable" --no-deps --no-build-isolation -e . -e verl
 if ((te)); then
   wheels=$(echo "$VENV"/lib/python3.*/site-packages/nvidia)
   [[ $wheels == /* ]] || wheels=$PWD/$wheels
@@ -87,7 +87,7 @@ if ((te)); then
   extras=te
   if ((flash)); then extras+=,flash-attn; fi
   # Both compile against the installed torch, so no isolated environment is made for them.
-  MAX_JOBS=${MAX_JOBS:-8} install "the extras $extras, compiled" --no-build-isolation --constraint "$LOCK" -e ".[$extras]"
+  MAX_JOBS=${MAX_JOBS:-8} install "the extras $extras, compiled" --no-build-isolation --constraint "$LOCK" -e . -e "verl[$extras]"
 fi
 phase "the versions agree" "$VENV/bin/python" -m pip check
 modules="torch vllm verl megatron.core mbridge ray transfer_queue cupy verl_vcpo.plugin"

@@ -1,11 +1,14 @@
-"""What `pip install vcpo` brings: all files of the packages, and a `vcpo` that runs where torch alone is installed."""
+"""Our two wheels have one package each, harm no other, and `vcpo` runs where torch alone is installed."""
 
+import hashlib
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 import zipfile
 from email import message_from_string
 from email.message import Message
@@ -16,19 +19,34 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vcpo", "verl", "recipe", "scripts", "testkit")
-FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "NOTICE")
+FILES = ("setup.py", "pyproject.toml", "LICENSE", "NOTICE")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution, as pip does where there is no wheel."""
-    folder = tmp_path_factory.mktemp("build")
-    source = folder / "checkout"
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a clone has, without what tests and installations have left in it."""
+    source = tmp_path_factory.mktemp("build") / "checkout"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in FILES:
         shutil.copy(ROOT / name, source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> Path:
+    return _wheel(checkout, checkout.parent / "vcpo")
+
+
+@pytest.fixture(scope="module")
+def wheel_of_the_patch(checkout: Path) -> Path:
+    return _wheel(checkout / "verl", checkout.parent / "vcpo-verl")
+
+
+def _wheel(source: Path, folder: Path) -> Path:
+    """Built from the source distribution, as pip does where there is no wheel."""
+    folder.mkdir()
     _build("sdist", source, folder)
     (archive,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(archive, folder, filter="data")
@@ -86,18 +104,45 @@ def run_alone(folder: Path, program: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
-    """An editable installation finds a file that package_data forgets; a wheel does not."""
-    with zipfile.ZipFile(wheel) as archive:
-        there = set(archive.namelist())
-    wanted = {
-        str(path.relative_to(ROOT / "verl" if package == "verl" else ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and not {"__pycache__"} & set(path.parts) and path.suffix not in (".md", ".pyc")
-    }
-    missing = {name for name in wanted - there if ".egg-info/" not in name}
-    assert not missing, f"not in the wheel: {sorted(missing)}"
+def test_each_wheel_has_every_file_of_its_package_and_no_other(wheel: Path, wheel_of_the_patch: Path) -> None:
+    """An editable installation finds a file that package-data forgets; a wheel does not."""
+    for built, package in ((wheel, ROOT / "vcpo"), (wheel_of_the_patch, ROOT / "verl/verl_vcpo")):
+        with zipfile.ZipFile(built) as archive:
+            there = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert there == {
+            str(path.relative_to(package.parent))
+            for path in package.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+
+
+def test_both_wheels_come_and_go_without_a_trace_in_other_packages(
+    wheel: Path, wheel_of_the_patch: Path, tmp_path: Path
+) -> None:
+    """verl has a package `scripts`, TransferQueue a package `recipe`: pip writes over a file that is there already."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    for name in ("verl", "TransferQueue"):
+        for file in importlib.metadata.distribution(name).files or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), site / file)
+
+    def state() -> dict[str, str]:
+        files = (path for path in site.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return {str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    def pip(*arguments: str) -> None:
+        command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", *arguments]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+    before = state()
+    assert {"scripts/__init__.py", "verl/__init__.py"} <= set(before)
+    pip("install", "--no-deps", "--no-index", str(wheel), str(wheel_of_the_patch))
+    assert before.items() < state().items()
+    pip("uninstall", "--yes", "vcpo", "vcpo-verl")
+    assert state() == before
 
 
 def test_vcpo_alone_requires_torch_alone(metadata: Message) -> None:
@@ -107,6 +152,8 @@ def test_vcpo_alone_requires_torch_alone(metadata: Message) -> None:
 
 def test_there_is_one_version(metadata: Message) -> None:
     version = metadata["Version"]
+    patch = tomllib.loads((ROOT / "verl/pyproject.toml").read_text())["project"]
+    assert (patch["version"], patch["dependencies"]) == (version, [f"vcpo=={version}"])
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
     for path in (*(ROOT / "deploy").rglob("*"), ROOT / "docs/guide/cluster.md"):

@@ -118,7 +118,7 @@ def test_wheels_come_from_the_lock(machine: dict[str, str]) -> None:
     tools, lock, project = pip_calls(machine)
     assert tools.startswith("--upgrade pip ")
     assert lock == "--no-deps -r requirements/gpu.lock"
-    assert project == "--no-deps --no-build-isolation -e ."
+    assert project == "--no-deps --no-build-isolation -e . -e verl"
     assert "-m pip check" in Path(machine["CALLS"]).read_text()
 
 
@@ -128,8 +128,8 @@ def test_transformer_engine_takes_a_c_compiler_and_the_wheels_headers(machine: d
     add(machine, "g++")
     done = run(machine, "--te")
     assert done.returncode == 0, done.stderr
-    assert pip_calls(machine)[3:] == ["--no-build-isolation --constraint requirements/gpu.lock -e .[te]"]
-    (call,) = [line for line in Path(machine["CALLS"]).read_text().splitlines() if line.endswith(".[te]")]
+    assert pip_calls(machine)[3:] == ["--no-build-isolation --constraint requirements/gpu.lock -e . -e verl[te]"]
+    (call,) = [line for line in Path(machine["CALLS"]).read_text().splitlines() if line.endswith("verl[te]")]
     wheels = f"{machine['VENV']}/lib/python3.11/site-packages/nvidia"
     assert f"CUDA_HOME={wheels}/cu13 CPATH={wheels}/cudnn/include:{wheels}/nccl/include " in call
 
@@ -154,7 +154,9 @@ def test_flash_attention_takes_a_toolkit(machine: dict[str, str], tmp_path: Path
     program(tmp_path / "cuda/bin/nvcc", NVCC)
     done = run(machine | {"CUDA_HOME": f"{tmp_path}/cuda"}, *both)
     assert done.returncode == 0, done.stderr
-    assert pip_calls(machine)[3:] == ["--no-build-isolation --constraint requirements/gpu.lock -e .[te,flash-attn]"]
+    assert pip_calls(machine)[3:] == [
+        "--no-build-isolation --constraint requirements/gpu.lock -e . -e verl[te,flash-attn]"
+    ]
 
 
 def test_an_option_that_there_is_not(machine: dict[str, str]) -> None:

@@ -300,7 +300,7 @@ def check(config: "DictConfig", files: bool = True) -> None:
     from recipe.fully_async_policy.validate import SettingError, validate
 
     if "verl_vcpo.plugin" not in sys.modules:
-        raise SettingError("verl did not load this package's plugin: install it with `pip install --no-deps -e .`")
+        raise SettingError("verl did not load this package's plugin: install it with `bash scripts/install.sh`")
     samples = validate(
         config,
         lambda: check_lag(config),

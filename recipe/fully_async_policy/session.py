@@ -111,4 +111,6 @@ def environment_of_workers() -> dict[str, str]:
         defaults[_CONNECTIONS] = "1"
     # A package that has been imported here may have removed its variable.
     given = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    if "PYTHONPATH" in os.environ:  # `vcpo train` in another folder finds the checkout by it
+        given["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}

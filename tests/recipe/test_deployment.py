@@ -339,7 +339,7 @@ def test_shared_memory_holds_rays_object_store(cluster: Cluster) -> None:
 
 
 def test_the_image_has_the_versions_of_the_extra(cluster: Cluster) -> None:
-    extra = pins("GPU") | pins("TE") | pins("FLASH_ATTN")
+    extra = pins("gpu") | pins("te") | pins("flash-attn")
     expected = {"torch": extra["torch"], "flash-attn": extra["flash-attn"]}
     expected["transformer-engine-torch"] = extra["transformer-engine"]  # its bindings, which are compiled
     named = dict(re.findall(r"([\w-]+)==([\w.]+)", DOCKERFILE))
@@ -350,7 +350,7 @@ def test_the_image_has_the_versions_of_the_extra(cluster: Cluster) -> None:
 def test_all_pods_have_the_image_that_the_dockerfile_makes(cluster: Cluster) -> None:
     (image,) = {container.image for pod in pods(cluster) for container in pod.containers}
     assert f"-t {image} ." in DOCKERFILE
-    assert f'version="{image.rpartition(":")[2]}"' in (ROOT / "setup.py").read_text()
+    assert f'version = "{image.rpartition(":")[2]}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_pods_user_is_the_images(cluster: Cluster) -> None:

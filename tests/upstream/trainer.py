@@ -372,7 +372,7 @@ PLUGIN = Place(
     "verl/verl_vcpo/plugin.py, recipe/fully_async_policy/main.py and session.py",
     "That verl still loads the entry point in every process, and which errors it keeps to itself.",
     (
-        Reach("setup.py", How.NAMES, "verl", 'group="verl.plugins"', "the entry point's group"),
+        Reach("verl/pyproject.toml", How.NAMES, "verl", 'group="verl.plugins"', "the entry point's group"),
         Reach(
             "CPU_REQUESTED", How.NAMES, "verl.plugin.platform.platform_manager", '"VERL_PLATFORM"', "asks for a CPU run"
         ),

@@ -1,0 +1,51 @@
+"""The command `vcpo`, which verl/pyproject.toml installs."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_vcpo import command
+
+ROOT = Path(__file__).resolve().parent.parent
+VCPO = Path(sys.executable).with_name("vcpo")
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([VCPO, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_help_has_a_line_for_each_command_and_the_page_has_them_all(tmp_path: Path) -> None:
+    said = run(tmp_path, "--help").stdout
+    words = re.findall(r"^  (\w+) {2,}\w", said, re.MULTILINE)
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    named = dict(re.findall(r"^\| `vcpo (\w+)` \| `python -m ([\w.]+)", page, re.MULTILINE))
+    assert named == {word: command.COMMANDS[word][0] for word in words} and len(words) == len(command.COMMANDS)
+    assert all(importlib.util.find_spec(module) for module in named.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["report", "train", "serve"])
+def test_a_command_runs_from_any_folder(tmp_path: Path, word: str) -> None:
+    """Where the environment's own packages `scripts` and `recipe` would be found first."""
+    done = run(tmp_path, word, "--help")
+    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+    assert "method=" in done.stdout or "--" in done.stdout
+
+
+def test_what_is_no_command_is_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "trian")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "no command trian" in done.stderr
+
+
+def test_a_wheel_says_where_the_commands_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["vcpo", "train"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2 and "from a checkout" in capsys.readouterr().err
