@@ -18,7 +18,6 @@ from recipe.cluster_planner.rates import Layout, PlanError, Rates, SamplerRate, 
 from recipe.cluster_planner.simulation import Simulation
 from verl_vcpo.metrics_file import METRICS_FILE, SAVE_S, read_metrics
 from verl_vcpo.trainer.ppo.v1.deadlines import POLL_S
-from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.trainer.ppo.v1.processor_meter import CORES
 from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
@@ -124,7 +123,7 @@ def _call_s(rates: Rates, config: DictConfig, lines: list[dict[str, Any]]) -> fl
     ]
     seconds = max(0.0, float(np.mean(with_requests_only)))
     settings, gpus = config["async"], round(samplers) * rates.sampler.gpus
-    layout = Layout(rates.trainer.gpus, gpus, lag_bound(settings), exact=bool(settings.exact_lag))
+    layout = Layout(rates.trainer.gpus, gpus, settings.lag, exact=bool(settings.exact_lag))
     simulation = Simulation(rates, layout, share=min(1.0, _SIMULATED_SAMPLERS / samplers))
     steps = simulation.run(min(len(lines), _SIMULATED_STEPS))
     return seconds * len(steps) / simulation.begun

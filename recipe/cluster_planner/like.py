@@ -12,7 +12,6 @@ from recipe.cluster_planner import page
 from recipe.cluster_planner.answers import plan
 from recipe.cluster_planner.calibration import calibrate, trainer_unit
 from recipe.cluster_planner.rates import PlanError, Rates
-from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.workers.rollout.admission import gpus_of_sampler, slots_of_sampler
 
 _SCRIPT_S = 300
@@ -52,7 +51,7 @@ def of_config(config: DictConfig) -> LaunchLayout:
     return LaunchLayout(
         trainer_gpus=config.trainer.n_gpus_per_node * config.trainer.nnodes,
         sampler_gpus=rollout.n_gpus_per_node * rollout.nnodes,
-        lag=lag_bound(config["async"]),
+        lag=config["async"].lag,
         trainer_unit=trainer_unit(config),
         gpus_of_sampler=gpus_of_sampler(rollout),
         slots=slots_of_sampler(rollout),

@@ -24,7 +24,6 @@ from recipe.fully_async_policy.method import description
 from recipe.fully_async_policy.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.norms_plan import norms_line
 from recipe.fully_async_policy.ray_access import cluster_address
-from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
 from verl_vcpo.workers.engine.megatron.models import Install
 from verl_vcpo.workers.rollout.admission import slots_of_sampler
 
@@ -132,7 +131,7 @@ def print_plan(config: DictConfig) -> None:
     for name in SETTINGS:
         if name.startswith("vcpo.") and not config.vcpo.enable:
             continue
-        value = lag_in_words(config["async"]) if name == "async.lag" else str(OmegaConf.select(config, name))
+        value = f"{config['async'].lag:g}" if name == "async.lag" else str(OmegaConf.select(config, name))
         settings.add_row(name, f"{value}: {description(value)}" if name == "method" else value)
     console.print(settings)
     if config.trainer.device == "cpu":

@@ -130,9 +130,8 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
     from recipe.fully_async_policy import next_steps
     from recipe.fully_async_policy.method import description
     from recipe.fully_async_policy.processes import code_of_interruption
-    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_in_words
 
-    print(f"method={config.method}, async.lag={lag_in_words(config['async'])}, run_dir={config.run_dir}")
+    print(f"method={config.method}, async.lag={config['async'].lag:g}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
         print(f"{train(config, run_id, given)}\nTo see it: python -m scripts.report {config.run_dir}")
@@ -328,7 +327,6 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         config: composed from `given`.
         given: arguments of this command.
     """
-    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
     from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_command, write_summary
 
     start = time.perf_counter()
@@ -339,7 +337,7 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         LagKTaskRunner().run(config, observe_processes=run.observe)
         took = time.perf_counter() - start
         # Before the processes are ended, which can be interrupted: the run is whole.
-        return in_words(write_summary(config.run_dir, config.method, lag_bound(config["async"]), took))
+        return in_words(write_summary(config.run_dir, config.method, config["async"].lag, took))
 
 
 if __name__ == "__main__":

@@ -75,12 +75,11 @@ def _composed(overrides: list[str], config_dir: Path | None) -> "tuple[DictConfi
     from recipe.fully_async_policy import main as real
     from recipe.fully_async_policy.checks.own_files import located
     from recipe.fully_async_policy.validate import validate
-    from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 
     real.prepare_environment(["hardware=cpu"])
     config = real.compose(overrides, config_dir)
     if not any(o.partition("=")[0].lstrip("+") == EXACT_LAG for o in overrides):
-        config["async"].exact_lag = config["async"].lag != AUTO
+        config["async"].exact_lag = True
     with located(overrides, config_dir):
         samples = validate(config)
         check(config)
@@ -95,14 +94,13 @@ def check(config: "DictConfig") -> None:
     """
     from recipe.fully_async_policy.validate import SettingError
     from recipe.tasks.rows import SINGLE_TURN
-    from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
     tba = actor.policy_loss.loss_mode == "tba"  # whose loss has the penalty in it
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
-        (EXACT_LAG, config["async"].exact_lag, config["async"].lag != AUTO),
+        (EXACT_LAG, config["async"].exact_lag, True),
         ("trainer.val_only", config.trainer.val_only, False),
         ("trainer.resume_mode", config.trainer.resume_mode, "disable"),
         ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),
@@ -153,7 +151,6 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
-    from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
     from verl_vcpo.trainer.ppo.v1.run_log import (
         CONFIG_FILE,
         METRICS_FILE,
@@ -186,7 +183,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
                 progress.set_postfix(reward=f"{row['reward']:.2f}", ess=f"{row['ess_ratio']:.3f}", refresh=False)
 
         simulator.run(on_step)
-    summary = write_summary(folder, config.method, lag_bound(config["async"]), time.perf_counter() - start)
+    summary = write_summary(folder, config.method, config["async"].lag, time.perf_counter() - start)
     print(f"{folder}: {in_words(summary)}")
 
 

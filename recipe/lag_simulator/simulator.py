@@ -1,8 +1,7 @@
 """Runs side by side: sample, wait k updates in the queue, train. The lag is exact and a seed decides a run's numbers.
 
 The schedule is the lag-k trainer's (verl/verl_vcpo/trainer/ppo/v1/trainer_lag_k.py): k+1 batches are drawn before step
-1 and one after each step, so step s trains on version max(0, s-1-k) of the policy. With `async.lag=auto` the trainer's
-own controller says before each step how many batches there are to be.
+1 and one after each step, so step s trains on version max(0, s-1-k) of the policy.
 """
 
 from collections import deque
@@ -21,8 +20,6 @@ from recipe.lag_simulator.replay import TrajectoryBalance
 from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.task import Task
 from recipe.lag_simulator.update import LossMethod, Update, VCPOMethod
-from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
-from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound
 from verl_vcpo.trainer.ppo.v1.run_log import mean_accuracy
 from verl_vcpo.utils.dataset.shares import InShares
 from verl_vcpo.workers.config.vcpo import VCPOSettings
@@ -42,8 +39,7 @@ class Run:
 
     def __init__(self, config: DictConfig, task: Task, first: Policy) -> None:
         self._config, self._task = config, task
-        self._lag, self._steps = int(lag_bound(config["async"])), int(config.trainer.total_training_steps)
-        self.lag_controller = LagController.of(config["async"])
+        self._lag, self._steps = int(config["async"].lag), int(config.trainer.total_training_steps)
         self.generator = torch.Generator().manual_seed(config.data.seed)
         self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
         self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
@@ -85,8 +81,7 @@ class Run:
 
     def wants(self, step: int) -> bool:
         """Whether a batch has to be drawn before step `step`."""
-        lag = self.lag_controller.lag if self.lag_controller else self._lag
-        return len(self.queue) <= lag and len(self.queue) <= self._steps - step
+        return len(self.queue) <= self._lag and len(self.queue) <= self._steps - step
 
     def next_prompts(self) -> list[int]:
         """The training problems of the next batch."""
@@ -95,9 +90,6 @@ class Run:
     def train(self, step: int) -> Row:
         """Step `step`, on the oldest batch of the queue; the evaluation after it where there is one."""
         row: Row = {"step": step, **self._step(self.queue.popleft(), version=step - 1)}
-        if self.lag_controller:
-            self.lag_controller.update(row["ess_ratio"], row["kl"], len(self.queue))
-            row[LAG_TARGET] = self.lag_controller.lag
         row["finite"] = float(self.policy.flat.isfinite().all())
         test_freq = self._config.trainer.test_freq
         if not row["finite"]:

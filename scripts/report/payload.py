@@ -40,7 +40,6 @@ _SETTINGS = {
     "held-out data": "data.val_files",
     "method": "method",
     "async.lag (k)": "async.lag",
-    "async.max_lag": "async.max_lag",
     "on deadline": "async.on_deadline",
     "steps": "trainer.total_training_steps",
     "prompts per step": "data.train_batch_size",

@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fully_async_policy.method import decided_by
 from vcpo import VCPOConfig
-from verl_vcpo.trainer.ppo.v1.lag_setting import lag_bound, lag_in_words
 from verl_vcpo.trainer.ppo.v1.run_log import (
     ACCURACIES,
     ANSWERS,
@@ -67,7 +66,7 @@ class ReportedRun:
 
     @property
     def label(self) -> str:
-        lag = "synchronous" if self.lag == 0 else f"lag {lag_in_words(self.config['async'])}"
+        lag = "synchronous" if self.lag == 0 else f"lag {self.lag:g}"
         return f"{self.method}, {lag}{', simulated' if _SIMULATOR in (self.command or '') else ''}"
 
     @property
@@ -176,7 +175,7 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
         folder=folder,
         method=method(config),
         task=f"Mean of {', '.join(sources)}" if len(sources) > 1 else TASKS.get(task, task or "held-out"),
-        lag=lag_bound(config["async"]),
+        lag=config["async"].lag,
         devices=(os.cpu_count() or 1) if on_cpu else gpus,
         device="CPU" if on_cpu else "GPU",
         lines=lines,

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
@@ -164,18 +163,6 @@ def test_the_first_policies_solve_what_the_page_says() -> None:
         policy = json.loads((DOCS / f"measurements/stability/first_policy/{task}_lag/warm_start.json").read_text())
         wanted.append([f"`{task}`", f"{policy['sampled_accuracy']:.1%} ({policy['accuracy']:.1%})".replace("%", " %")])
     assert [[row[0], row[-1]] for row in rows(table)] == wanted
-
-
-def test_what_is_said_of_a_lag_that_governs_itself_follows_from_its_table() -> None:
-    text = (DOCS / "measurements/lag-auto.md").read_text()
-    (table,) = (table for table in tables(text) if "p (Holm)" in table.splitlines()[0])
-    page, cells = " ".join(text.split()), {(row[0], row[1]): row for row in rows(table)}
-    governed = [row for (_, lag), row in cells.items() if lag.startswith("auto")]
-    assert f"a lag of about {mean(float(row[7]) for row in governed):.0f} where 128 is allowed" in page
-    assert f"the largest lag was {max(int(row[8]) for row in governed)}" in page
-    assert all(row[6] == "0 of 4" for row in governed) and "none of its 8 runs collapsed" in page
-    waits = [float(cells["`vcpo_ess`", lag][10]) for lag in ("auto (max 128)", "6")]
-    assert f"{waits[0]:.1f} instead of {waits[1]:.1f} at latency 64" in page
 
 
 def test_what_is_said_of_levels_of_the_ess_ratio_follows_from_its_table() -> None:

@@ -19,16 +19,8 @@ from recipe.lag_simulator.sampling import sample
 from recipe.lag_simulator.simulator import Simulator
 from recipe.lag_simulator.task import TokenizedPrompts
 from scripts.bench.stability.preset import METHODS
-from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
 
 TASK = "countdown_lag"
-
-
-class PinnedToTheTop(LagController):
-    """Wants as many batches as it may, whatever the signs."""
-
-    def update(self, ess_ratio: float, kl: float, on_their_way: int) -> None:
-        pass
 
 
 def rows(overrides: list[str], *more: str) -> list[dict[str, float]]:
@@ -40,25 +32,6 @@ def test_every_batch_is_exactly_as_old_as_asked_for(overrides: list[str], lag: i
     steps = rows(overrides, f"async.lag={lag}")[1:]
     assert [row["lag_max"] for row in steps] == [min(step, lag) for step in range(6)]
     assert steps[0]["kl"] < 1e-9 and (steps[-1]["kl"] < 1e-9) == (lag == 0)
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_a_lag_that_governs_itself_pinned_to_the_top_is_a_fixed_lag(overrides: list[str], lag: int) -> None:
-    """The same batches in the same order: the same losses, to the last digit."""
-    simulator = Simulator([main.compose([*overrides, "async.lag=auto", f"async.max_lag={lag}"])])
-    simulator.runs[0].lag_controller = PinnedToTheTop(max_lag=lag, batches=lag + 1)
-    (governed,) = simulator.run()
-    targets = [row.pop(LAG_TARGET) for row in governed[1:]]
-    assert targets == [lag] * 6
-    assert json.dumps(governed) == json.dumps(rows(overrides, f"async.lag={lag}"))
-
-
-def test_a_lag_that_governs_itself_starts_synchronous_and_keeps_its_bound(overrides: list[str]) -> None:
-    settings = ["async.lag=auto", "async.max_lag=2", "trainer.total_training_steps=24"]
-    slow = "actor_rollout_ref.actor.optim.lr=1e-6"
-    steps = rows(overrides, *settings, slow)[1:]
-    assert steps[3]["lag_max"] == 0 and steps[-1]["lag_max"] == steps[-1][LAG_TARGET] == 2
-    assert max(row["lag_max"] for row in rows(overrides, *settings, "actor_rollout_ref.actor.optim.lr=1e-2")[1:]) <= 2
 
 
 def test_the_seed_decides(overrides: list[str]) -> None:

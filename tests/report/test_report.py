@@ -192,12 +192,6 @@ def test_a_resumed_run_counts_its_time_and_steps_once(tmp_path: Path) -> None:
     assert (read.steps, read.accuracy, read.hours) == (2, 0.66, 9000 / 3600 * 8)
 
 
-def test_a_lag_that_governs_itself_is_named_with_its_bound(tmp_path: Path) -> None:
-    settings = {**config(4), "async": {"lag": "auto", "max_lag": 4}}
-    run = read_run(write_run(tmp_path / "run", settings, [0.1, 0.2], 60, finished=False))
-    assert (run.label, run.lag) == ("vcpo, lag auto (max 4)", 4)
-
-
 def test_two_tasks_are_kept_apart(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / task, config(0, task=task), [0.4, 0.5], 60) for task in ("math", "gsm8k")]
     rows = table.make_table([read_run(run) for run in runs])

@@ -21,7 +21,7 @@ def test_a_thousand_schedules() -> None:
     """`python -m scripts.bench.schedules --n 100000` runs more; `scripts/test.sh --nightly` does that."""
     total = outcome_of(range(1000))
     assert total.schedules == 1000 and total.reissued > 100 and total.retried > 100
-    assert total.resumed > 300 and total.withheld > 300 and total.governed > 1000
+    assert total.resumed > 300 and total.withheld > 300
 
 
 def test_a_rule_that_does_not_keep_the_bound_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,6 @@ TRAINER = Place(
         Reach("LagKTrainer._save_checkpoint", How.OVERRIDES, f"{BASE}._save_checkpoint", "", "written aside, sealed"),
         Reach("LagKTrainer.fit", How.OVERRIDES, f"{BASE}.fit", "", "writes the trained model afterwards"),
         Reach("LagKTrainer.step", How.OVERRIDES, f"{BASE}.step", "", "its batch and metrics, for the checkpoint"),
-        Reach("LagKTrainer.prepare_step", How.OVERRIDES, f"{ASYNC}.prepare_step", "", "lag=auto: 0, 1 or 2 batches"),
-        Reach("LagKTrainer.prepare_step", How.CALLS, f"{BASE}._add_batch_to_generate", "", "one of these batches"),
         Reach("LagKTrainer._metrics_so_far", How.USES, f"{BASE}._compute_metrics", "", "before the weight update"),
         Reach(
             "LagKTrainer._next_train_batch",

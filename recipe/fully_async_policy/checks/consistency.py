@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 from recipe.fully_async_policy.checks.errors import SettingError, choices, shown
 from verl_vcpo.trainer.ppo.v1.checkpoint import NAME
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
-from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO, bound_setting, lag_bound
 from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.rollout.kv_cache import KVCache
 
@@ -56,11 +55,10 @@ def check_lag(config: DictConfig) -> None:
     Raises:
         SettingError: the lag is larger than the number of steps.
     """
-    lag, steps = lag_bound(config["async"]), config.trainer.total_training_steps
+    lag, steps = config["async"].lag, config.trainer.total_training_steps
     if None not in (lag, steps) and lag > steps and not config.trainer.val_only:
-        name = bound_setting(config["async"])
         raise SettingError(
-            f"{name}={lag}: more than trainer.total_training_steps={steps}, so that batches are "
+            f"async.lag={lag}: more than trainer.total_training_steps={steps}, so that batches are "
             f"sampled which no step trains on; set it to {steps} or less, or train for more steps"
         )
 
@@ -90,11 +88,9 @@ def check_length(config: DictConfig) -> None:
 
 def _check_async(config: DictConfig) -> None:
     settings = config["async"]
-    _check_auto(settings)
-    if settings.on_deadline == OnDeadline.REISSUE and lag_bound(settings) == 0:
+    if settings.on_deadline == OnDeadline.REISSUE and settings.lag == 0:
         raise SettingError(
-            f"async.on_deadline=reissue: at {bound_setting(settings)}=0 the trainer has nothing else to train on; use "
-            "wait"
+            "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
         )
     if settings.kv_cache == KVCache.KEEP and config.actor_rollout_ref.rollout.free_cache_engine:
         raise SettingError(
@@ -103,18 +99,6 @@ def _check_async(config: DictConfig) -> None:
         )
     if settings.exact_lag and (settings.lag != int(settings.lag) or settings.on_deadline != OnDeadline.WAIT):
         raise SettingError("async.exact_lag=true: needs a whole async.lag and async.on_deadline=wait")
-
-
-def _check_auto(settings: DictConfig) -> None:
-    if settings.lag != AUTO:
-        if settings.max_lag is not None:
-            raise SettingError(
-                f"async.max_lag={settings.max_lag}: bounds async.lag=auto only; set async.lag=auto, or leave it out"
-            )
-    elif settings.max_lag is None:
-        raise SettingError("async.lag=auto: needs a bound; set async.max_lag to the largest lag allowed, 0 or more")
-    elif settings.exact_lag:
-        raise SettingError("async.exact_lag=true: async.lag=auto changes the lag; set it to false")
 
 
 def _check_groups(config: DictConfig, vcpo: VCPOSettings) -> None:

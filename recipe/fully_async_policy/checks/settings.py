@@ -1,6 +1,6 @@
 """The settings that decide a run, each with its type: what verl's configuration accepts of them without a word."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -43,10 +43,8 @@ class Async(Section):
     """`async`: the lag-k trainer."""
 
     lag: Annotated[
-        Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["auto"],
-        says("give a number of policy updates, 0 (synchronous) or more, or auto with async.max_lag"),
+        float, Field(ge=0, allow_inf_nan=False), says("give a number of policy updates, 0 (synchronous) or more")
     ]
-    max_lag: Annotated[int | None, Field(ge=0), says("give a whole number of policy updates, 0 or more")]
     on_deadline: Annotated[str, one_of(*OnDeadline)]
     kv_cache: Annotated[str, one_of(*KVCache)]
     sampler_timeout_s: Seconds

@@ -40,8 +40,6 @@ class Schedule:
     rows: int
     """Of the data; an epoch ends after so many prompts."""
     resume: Resume | None
-    auto: bool
-    """The lag governs itself, at most `lag`, by ESS ratios that are random."""
 
     @staticmethod
     def draw(seed: int) -> "Schedule":
@@ -74,7 +72,6 @@ class Schedule:
             samples=rng.choice([1, 1, 3]),
             rows=rng.choice([5, 12, 40, 10000]),
             resume=resume,
-            auto=not exact and lag == int(lag) and rng.random() < 0.4,
         )
 
 
@@ -91,8 +88,6 @@ class ScheduleOutcome:
     reissued: int = 0
     retried: int = 0
     resumed: int = 0
-    governed: int = 0
-    """Steps of a lag that governs itself."""
     withheld: int = 0
     """Prompts of a checkpoint for which the resumed run had no room at once."""
 

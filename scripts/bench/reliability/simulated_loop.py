@@ -29,14 +29,12 @@ from scripts.bench.reliability.memory_queue import MemoryQueue  # noqa: E402
 from scripts.bench.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
 from verl_vcpo.trainer.ppo.v1 import (  # noqa: E402
     agent_loop,
-    lag_controller,
     replay_buffer,
     stored_tags,
     trainer_lag_k,
     withheld_prompts,
 )
 from verl_vcpo.trainer.ppo.v1.agent_loop import LagKAgentLoopManager  # noqa: E402
-from verl_vcpo.trainer.ppo.v1.lag_setting import AUTO  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.replay_buffer import MAX_ATTEMPTS  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.run_log import HEADLINES  # noqa: E402
 from verl_vcpo.trainer.ppo.v1.stored_tags import prompt_of  # noqa: E402
@@ -277,8 +275,6 @@ class SimulatedTrainer(trainer_lag_k.LagKTrainer):
     def _save_checkpoint(self) -> None:
         queue, submitted = self._samplers.queue.copy(), frozenset(self._samplers.submitted)
         self.saved = Saved(self.global_steps, queue, self._data.position, submitted)
-        if self.lag_controller:
-            self.lag_controller.save(Path(self.config.trainer.resume_from_path))
 
     def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
         """None: verl's are of trajectories that have tokens."""
@@ -294,7 +290,7 @@ def _settings() -> DictConfig:
 
 def _configured(schedule: Schedule, lag: float, batch_size: int, checkpoint: Path) -> DictConfig:
     config = _settings()
-    config["async"].lag, config["async"].max_lag = (AUTO, int(lag)) if schedule.auto else (lag, None)
+    config["async"].lag = lag
     config["async"].on_deadline = str(schedule.on_deadline)
     config["async"].exact_lag = schedule.exact
     config.data.train_batch_size = batch_size
@@ -319,7 +315,6 @@ def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
         stack.enter_context(mock.patch.object(trainer_lag_k, "SamplerKeeper", SamplersThatLive))
         stack.enter_context(mock.patch.object(replay_buffer, "print_line", Silent()))
         stack.enter_context(mock.patch.object(trainer_lag_k, "console", Silent()))
-        stack.enter_context(mock.patch.object(lag_controller, "_CALM_STEPS", 1))  # runs have few steps
         for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # of verl's `fit`
             stack.enter_context(mock.patch.object(trainer_base, name, Silent()))
         yield
@@ -369,7 +364,6 @@ def _run(schedule: Schedule, checkpoint: Path) -> ScheduleOutcome:
         trainer = _trained(schedule, outcome, resume.lag, resume.batch_size, checkpoint, trainer.saved)
         steps += [(resume.lag, *step) for step in trainer.batches]
     trained = Counter[str]()
-    outcome.governed = len(steps) if schedule.auto else 0
     for lag, step, batch, metrics in steps:
         lags = [step - 1 - tag["min_global_steps"] for tag in batch.tags]
         outcome.lag_violations += sum(of_one > math.ceil(lag) for of_one in lags)

@@ -17,11 +17,10 @@ class Advisor:
     Args:
         lag: k. With 0 one side waits while the other works, whatever the devices are.
         shares_cores: trainer and samplers run on the same processor, so that there is no device to move.
-        lag_setting: the setting that `lag` comes from.
     """
 
-    def __init__(self, lag: float, shares_cores: bool, lag_setting: str = "async.lag") -> None:
-        self._lag, self._shares_cores, self._lag_setting = lag, shares_cores, lag_setting
+    def __init__(self, lag: float, shares_cores: bool) -> None:
+        self._lag, self._shares_cores = lag, shares_cores
         self._lines: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
         self._given: set[str] = set()
 
@@ -50,18 +49,17 @@ class Advisor:
         last = f"over the last {_WINDOW} steps"
         waited = f"the trainer waited for rollouts {trainer:.0%} of the time {last}"
         if self._lag == 0:
-            cure = f"{self._lag_setting}=1 or more lets both work at the same time"
+            cure = "async.lag=1 or more lets both work at the same time"
             return (waited, cure) if trainer > _IDLE else ("", "")
         if held_back > _HELD_BACK:
             return f"stragglers held the trainer up {held_back:.0%} of the time {last}", (
-                f"raise {self._lag_setting}, shorten data.max_response_length, or set async.on_deadline=reissue"
+                "raise async.lag, shorten data.max_response_length, or set async.on_deadline=reissue"
             )
         if self._shares_cores:
             return "", ""
         if trainer > _IDLE and trainer > samplers:
             return waited, (
-                "give the samplers more devices (actor_rollout_ref.rollout.n_gpus_per_node, .nnodes) or raise "
-                f"{self._lag_setting}"
+                "give the samplers more devices (actor_rollout_ref.rollout.n_gpus_per_node, .nnodes) or raise async.lag"
             )
         if samplers > _IDLE:
             return f"the samplers had nothing to do {samplers:.0%} of the time {last}, so rollouts age in the buffer", (
@@ -82,12 +80,11 @@ class CollapseWarner:
 
     Args:
         scales_step_size: whether VCPO scales the step size already; otherwise the warning recommends scaling.
-        lag_setting: the setting that bounds the lag.
     """
 
-    def __init__(self, scales_step_size: bool, lag_setting: str = "async.lag") -> None:
+    def __init__(self, scales_step_size: bool) -> None:
         self._alarm = CollapseAlarm()
-        self._scales, self._lag_setting = scales_step_size, lag_setting
+        self._scales = scales_step_size
 
     def look_at(self, line: dict[str, Any]) -> tuple[list[str], str | None]:
         """Take in one step. Returns the signs that appeared at this step, and the text of a warning, or None.
@@ -99,6 +96,6 @@ class CollapseWarner:
         signs = self._alarm.update(*values)
         if not signs:
             return [], None
-        cure = f"lower actor_rollout_ref.actor.optim.lr or {self._lag_setting}"
+        cure = "lower actor_rollout_ref.actor.optim.lr or async.lag"
         cure += "" if self._scales else ", or set method=vcpo"
         return [str(sign) for sign in signs], f"collapse ahead: {'; '.join(_SIGNS[sign] for sign in signs)}: {cure}"

@@ -50,7 +50,7 @@ def resume_prompts(
         submitted: step at which each prompt was submitted, in order of submission.
         finished: those that are sampled completely.
         step: the first step of the resumed run.
-        lag: the bound of the resumed run: `async.lag`, or `async.max_lag` of a lag that governs itself.
+        lag: the bound of the resumed run: `async.lag`.
         batch_size: prompts consumed per step in the resumed run.
     """
     bound, allowed = math.ceil(lag), in_flight(lag, batch_size)

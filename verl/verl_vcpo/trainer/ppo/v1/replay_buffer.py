@@ -93,11 +93,6 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.ages: Counter[int] = Counter()
         """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
 
-    @property
-    def on_their_way(self) -> int:
-        """Prompts submitted and not taken by `sample`."""
-        return len(self._submission_number)
-
     def note_submitted(self, prompts: TensorDict) -> None:
         """Remember the order of submission: batches follow that order, whatever finishes first.
 

@@ -92,7 +92,6 @@ class RunLog:
         run_dir: the run's folder, which exists.
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
         advisor: gives advice on the console; None: there is none.
-        lag_setting: the setting that bounds the lag, which the collapse warning names.
         answered: how held-out prompts are answered (`how_answered`), which the console says of their accuracy.
     """
 
@@ -101,14 +100,13 @@ class RunLog:
         run_dir: str | Path,
         scales_step_size: bool = True,
         advisor: Advisor | None = None,
-        lag_setting: str = "async.lag",
         answered: str = "",
     ) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
         self._advisor = advisor
         self._table = StepTable(answered)
-        self._warner = CollapseWarner(scales_step_size, lag_setting)
+        self._warner = CollapseWarner(scales_step_size)
         self._signal = SignalWatch()
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:

@@ -9,16 +9,12 @@
 k+1 batches are submitted and not yet trained on at any time; the replay buffer keeps `lag <= k` for every trajectory.
 k = 0 is synchronous training: nothing is sampled while the trainer steps.
 
-With `async.lag=auto` the bound k is `async.max_lag`, and lag_controller.py says how many batches are to be on their
-way: a run begins with one, and each step submits 0, 1 or 2.
-
 verl's `PPOTrainer` calls the methods of `LagKTrainer` in the order in which they stand here.
 """
 
 import contextlib
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,8 +39,6 @@ from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, w
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
-from verl_vcpo.trainer.ppo.v1.lag_controller import LAG_TARGET, LagController
-from verl_vcpo.trainer.ppo.v1.lag_setting import bound_setting, lag_bound
 from verl_vcpo.trainer.ppo.v1.long_work import tell_of_long_work
 from verl_vcpo.trainer.ppo.v1.overview import Overview
 from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
@@ -52,7 +46,6 @@ from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
 from verl_vcpo.trainer.ppo.v1.replay_buffer import LagKReplayBuffer
 from verl_vcpo.trainer.ppo.v1.run_log import (
     ANSWERS,
-    HEADLINES,
     MODEL_FOLDER,
     WEIGHTS_FOLDER,
     RunLog,
@@ -95,12 +88,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         actor = config.actor_rollout_ref.actor
         scales = VCPOSettings.of(config.vcpo).scales_step_size
-        bound, setting = lag_bound(config["async"]), bound_setting(config["async"])
         shares_cores = config.trainer.device == "cpu"
-        advisor = Advisor(bound, shares_cores=shares_cores, lag_setting=setting)
+        advisor = Advisor(config["async"].lag, shares_cores=shares_cores)
         answered = how_answered(config.actor_rollout_ref.rollout.val_kwargs)
-        self.run_log = RunLog(config.run_dir, scales, advisor, setting, answered)
-        self.lag_controller = LagController.of(config["async"])
+        self.run_log = RunLog(config.run_dir, scales, advisor, answered)
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         self.has_token_baseline: bool = actor.calculate_sum_pi_squared
@@ -116,7 +107,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _build_replay_buffer(self) -> LagKReplayBuffer:
         settings = self.config["async"]
         return LagKReplayBuffer(
-            lag=lag_bound(settings),
+            lag=settings.lag,
             samples=self.config.actor_rollout_ref.rollout.n,
             reissue_fn=self._resubmit,
             failures_fn=failures,
@@ -176,8 +167,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             )
             if self.tba_replay:
                 self.tba_replay.resume()
-            if self.lag_controller:
-                self.lag_controller.resume(self.config.trainer.resume_from_path)
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
@@ -225,15 +214,13 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def on_train_begin(self) -> None:
         console.training(self.total_training_steps, self.global_steps - 1)
-        self._add_async_warmup_batches(self.lag_controller.lag if self.lag_controller else self.config["async"].lag)
+        self._add_async_warmup_batches(self.config["async"].lag)
 
     # Each step, in order, and what follows the last one.
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         start = time.perf_counter()
         batch = super().step(metrics, timing_raw)
-        if self.lag_controller:
-            self._govern_lag(self.lag_controller, metrics)
         self._trained = batch, metrics, start
         if self.sample_log.is_due(self.global_steps):
             # Before the step's checkpoint is written: a run that resumes there keeps the samples up to this step.
@@ -243,14 +230,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.sample_log.write(samples)
             self.overview.samples(self.global_steps, samples)
         return batch
-
-    def prepare_step(self) -> dict[str, Any]:
-        if not self.lag_controller:
-            return super().prepare_step()
-        prompts, batch_size = self.replay_buffer.on_their_way, self.config.data.train_batch_size
-        for _ in range(self.lag_controller.to_register(prompts, batch_size)):
-            self._add_batch_to_generate()
-        return {}
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         batch_size = self.config.data.train_batch_size
@@ -295,12 +274,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         batch.extra_info["lag"] = self.global_steps - 1 - oldest
         return super()._update_actor(batch, metrics)
 
-    def _govern_lag(self, controller: LagController, metrics: dict[str, Any]) -> None:
-        if HEADLINES["ess_ratio"] in metrics:  # the actor was updated: trainer.critic_warmup is over
-            batches = math.ceil(self.replay_buffer.on_their_way / self.config.data.train_batch_size)
-            controller.update(metrics[HEADLINES["ess_ratio"]], metrics[HEADLINES["kl"]], batches)
-        metrics[LAG_TARGET] = controller.lag
-
     def _save_checkpoint(self) -> None:
         with (
             console.busy("Writing a checkpoint"),
@@ -308,8 +281,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         ):
             super()._save_checkpoint()
             self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
-            if self.lag_controller:
-                self.lag_controller.save(folder)
         if self.config.save_weights:
             self._save_hugging_face(f"{WEIGHTS_FOLDER}/step_{self.global_steps}")
 
