@@ -76,38 +76,6 @@ def optimal_off_policy(
     return baseline
 
 
-def shrunk_off_policy(
-    reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor, log_scale: Tensor
-) -> Tensor:
-    """OPOB of the other sequences, shrunk towards the baseline that equal a^2 ||g||^2 would give.
-
-    b_i = lambda_i b*_-i + (1 - lambda_i) mean_-i. The mean b*_-i, weighted by influences h_j = a_j^2 ||g_j||^2, is made
-    of m = (sum h)^2 / sum h^2 effective samples; lambda_i = 1 - 1/m. Where one of the others has all the influence,
-    b*_-i is that sequence's reward and b_i the plain mean (RLOO); where all have the same influence, both are one.
-
-    Args:
-        reward: [B] rewards R_i.
-        log_weight: [B] log a_i, a_i being the weight that multiplies g_i in the update, with `log_scale` in it.
-        squared_norm: [B] ||g_i||^2 of the score gradients.
-        group: [B] group indices; all equal for the scope `minibatch`.
-        log_scale: [B] log 1/s_i by which rewards are scaled; 0 where that is one constant in each group.
-
-    Returns:
-        [B] float64 baselines within [min R, max R] of the other sequences; 0 where there are none.
-    """
-    log_influence = 2 * log_weight.double() + squared_norm.double().log()
-    baseline = torch.zeros_like(reward, dtype=torch.float64)
-    for index in torch.unique(group):
-        rows = group == index
-        mine, influence = reward[rows].double(), log_influence[rows]
-        optimal, mean = (_weighted_mean_of_others(mine, x) for x in (influence, 2 * log_scale[rows].double()))
-        # [n] log 1/m; NaN where the others have no influence, and `optimal` is a plain mean
-        log_share = log_sum_of_others(2 * influence) - 2 * log_sum_of_others(influence)
-        kept = -torch.expm1(log_share.nan_to_num(nan=0.0).clamp(max=0.0))  # lambda
-        baseline[rows] = mean + kept * (optimal - mean)
-    return baseline
-
-
 def without_optimal(
     reward: Tensor, baseline: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor
 ) -> Tensor:

@@ -23,7 +23,7 @@ class EssWeights(StrEnum):
     UNTRUNCATED = "untruncated"
     """w: how far off policy the batch is, whatever the truncation hides."""
     TRUNCATED = "truncated"
-    """The tempered and truncated weights: the concentration of the weights that are really used."""
+    """The truncated weights: the concentration of the weights that are really used."""
 
 
 class Baseline(StrEnum):
@@ -39,8 +39,6 @@ class Baseline(StrEnum):
     """The mean reward of the group weighted by response length: OPO (arXiv 2505.23585)."""
     OPOB = "opob"
     """The optimal off-policy baseline: minimises the variance of the update."""
-    SHRUNK = "shrunk"
-    """OPOB of the other sequences, shrunk towards their mean reward, the more the fewer of them have the influence."""
 
 
 class OpobWeights(StrEnum):
@@ -63,8 +61,6 @@ class OpobScope(StrEnum):
 
 AUTO = "auto"
 """`base_ess_ratio=auto`: measured while training (`vcpo.ess.FreshestEssRatio`)."""
-
-_LARGEST_KL_COEF = 1e6
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -104,17 +100,6 @@ class VCPOConfig:
     truncation: float | None = 8.0
     """c: a sequence's weight is min(w, c). None: no truncation."""
 
-    tempered_ess_ratio: float | None = None
-    """w^alpha takes the place of w, with the largest alpha <= 1 that gives w^alpha this ESS ratio. None: alpha = 1."""
-
-    leverage_weights: bool = False
-    """a_i (1 - h_i) takes the place of a_i, h_i being the share of sequence i in its group's sum of a^2 ||g||^2: the
-    weights that OPOB of a group amounts to, for use with another baseline (`vcpo.leverage`)."""
-
-    kl_coef: float = 0.0
-    """tau: the reward that one nat of KL to the samplers' policy costs (`vcpo.kl_penalty`); with `norm_by_std` in
-    standard deviations of the group's rewards."""
-
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
     """How the learning rate follows the ESS ratio rho."""
 
@@ -143,7 +128,7 @@ class VCPOConfig:
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
 
     def __post_init__(self) -> None:
-        for name in ("enable", "norm_by_std", "opob_leave_one_out", "leverage_weights"):
+        for name in ("enable", "norm_by_std", "opob_leave_one_out"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"vcpo.{name}={getattr(self, name)!r}: give true or false")
         for name, enum in (
@@ -156,9 +141,6 @@ class VCPOConfig:
             object.__setattr__(self, name, choice(name, getattr(self, name), enum))
         if self.truncation is not None:
             _number("truncation", self.truncation, 0.0, math.inf, low_open=True)
-        if self.tempered_ess_ratio is not None:
-            _number("tempered_ess_ratio", self.tempered_ess_ratio, 0.0, 1.0, low_open=True)
-        _number("kl_coef", self.kl_coef, 0.0, _LARGEST_KL_COEF, low_open=False)
         if self.base_ess_ratio != AUTO:
             _number("base_ess_ratio", self.base_ess_ratio, 0.0, 1.0, low_open=True)
         _number("min_step_size_multiplier", self.min_step_size_multiplier, 0.0, 1.0, low_open=False)
@@ -174,26 +156,15 @@ class VCPOConfig:
                 if ignored:
                     value = getattr(self, name)
                     raise ValueError(f"vcpo.{name}={value}: has no effect with vcpo.step_size_rule=none; leave it out")
-        as_they_are = self.truncation is None and self.tempered_ess_ratio is None
-        if as_they_are and self.ess_weights is EssWeights.TRUNCATED:
+        if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:
             raise ValueError("vcpo.ess_weights=truncated: nothing is truncated; set vcpo.truncation, or `untruncated`")
         if self.truncation is None and self.opob_weights is OpobWeights.PAPER:
             raise ValueError(
                 "vcpo.opob_weights=paper: without truncation the estimator's weights are the paper's; set "
                 "vcpo.truncation, or vcpo.opob_weights=estimator"
             )
-        if self.leverage_weights and self.weighs_by_influence:
-            raise ValueError(
-                f"vcpo.leverage_weights=true: vcpo.baseline={self.baseline} is made of the same shares; set "
-                "vcpo.baseline=leave_one_out, or leave it out"
-            )
-        ignored_by = {
-            "opob_scope": not self.weighs_by_influence,
-            "opob_weights": not self.weighs_by_influence,
-            "opob_leave_one_out": self.baseline is not Baseline.OPOB,
-        }
-        for name, without_effect in ignored_by.items():
-            if without_effect and getattr(self, name) != getattr(type(self), name):
+        for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):
+            if self.baseline is not Baseline.OPOB and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
                     f"vcpo.{name}={getattr(self, name)}: has no effect with vcpo.baseline={self.baseline}; "
                     "set vcpo.baseline=opob, or leave it out"
@@ -205,19 +176,14 @@ class VCPOConfig:
         return self.enable and self.step_size_rule is not StepSizeRule.NONE
 
     @property
-    def weighs_by_influence(self) -> bool:
-        """Whether the baseline is a mean of rewards weighted by a^2 ||g||^2."""
-        return self.baseline in (Baseline.OPOB, Baseline.SHRUNK)
-
-    @property
     def needs_gradient_norms(self) -> bool:
         """Whether the update has to know each sequence's gradient norm."""
-        return self.enable and (self.weighs_by_influence or self.leverage_weights)
+        return self.enable and self.baseline is Baseline.OPOB
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
         """Whether a group of one sequence has no signal: its advantage would always be 0."""
         within_group = self.baseline in (Baseline.MEAN, Baseline.LENGTH) or (
-            self.weighs_by_influence and self.opob_scope is OpobScope.GROUP
+            self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
         )
-        return self.enable and (within_group or self.norm_by_std or self.leverage_weights or self.kl_coef > 0)
+        return self.enable and (within_group or self.norm_by_std)

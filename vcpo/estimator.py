@@ -1,7 +1,7 @@
 """Weights, baseline and normalisation together: one coefficient per sequence, one multiplier per step.
 
 The update is G = sum_i coefficient_i * g_i, with g_i the score gradient of sequence i:
-coefficient_i = min(w_i, c) ((R_i - b_i) / s_i - tau (log w_i - mean)) / B, tau = 0 unless set.
+coefficient_i = min(w_i, c) (R_i - b_i) / (s_i B), s_i = 1 unless rewards are divided by their standard deviation.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,11 @@ from vcpo.baseline import (
     leave_one_out,
     length_weighted,
     optimal_off_policy,
-    shrunk_off_policy,
     without_optimal,
 )
 from vcpo.config import AUTO, Baseline, EssWeights, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
-from vcpo.kl_penalty import centred_log_ratios
-from vcpo.leverage import log_unleveraged
-from vcpo.tempering import tempering_exponent
 
 # A group whose rewards differ by less than this has no signal: its coefficients are 0, not 0/0.
 _EQUAL_REWARDS = 1e-6
@@ -48,7 +44,7 @@ class Estimate:
     baseline: Tensor
     """[B] float64: b of the sequence."""
     weight: Tensor
-    """[B] float64: a_i, by which g_i (R_i - b_i) is multiplied: min(w_i, c) unless weights are tempered, too."""
+    """[B] float64: a_i, by which g_i (R_i - b_i) is multiplied: min(w_i, c)."""
     usable: Tensor
     """[B] bool: false where the weight or the gradient norm is NaN or infinite; such sequences do not count in B."""
     ess_ratio: float
@@ -74,7 +70,7 @@ def estimate(
         log_weight: [B] log w_i from `sequence_log_weights`.
         reward: [B] raw sequence rewards R_i.
         group: [B] integers, equal for the sequences of one prompt.
-        squared_norm: [B] ||g_i||^2; needed by `baseline=opob`, `baseline=shrunk` and `leverage_weights`.
+        squared_norm: [B] ||g_i||^2; needed by `baseline=opob`.
         length: [B] numbers of response tokens; needed by `baseline=length`.
         base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
             this batch is the freshest there is and earns the full learning rate.
@@ -101,8 +97,7 @@ def estimate(
 
 def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, length: Tensor | None) -> None:
     if config.needs_gradient_norms and squared_norm is None:
-        what = f"baseline={config.baseline}" if config.weighs_by_influence else "leverage_weights=true"
-        raise ValueError(f"vcpo.{what} needs the gradient norm of every sequence")
+        raise ValueError(f"vcpo.baseline={config.baseline} needs the gradient norm of every sequence")
     if config.baseline is Baseline.LENGTH and length is None:
         raise ValueError("vcpo.baseline=length needs the length of every sequence")
     if not torch.isfinite(reward).all():
@@ -127,18 +122,11 @@ def log_packed_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
     return log_used_weights(config, log_weight).clamp(min=_SMALLEST_LOG_WEIGHT)
 
 
-def tempered_log_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
-    """[B] alpha log w_i, of the usable sequences of the *global* mini-batch."""
-    if config.tempered_ess_ratio is None:
-        return log_weight
-    return tempering_exponent(log_weight, config.tempered_ess_ratio) * log_weight
-
-
 def _ess_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
     """[B] log of the weights that rho is measured on."""
     if config.ess_weights is EssWeights.UNTRUNCATED:
         return log_weight
-    return truncated_log_weights(tempered_log_weights(config, log_weight), config.truncation)
+    return truncated_log_weights(log_weight, config.truncation)
 
 
 def _coefficients(
@@ -151,23 +139,17 @@ def _coefficients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(coefficient, baseline, weight), each [B], of usable sequences only."""
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
-    log_used = log_used_weights(config, tempered_log_weights(config, log_weight))
+    log_used = log_used_weights(config, log_weight)
     log_scale = log_reward_scale(config, reward, group)
-    if config.leverage_weights:
-        assert squared_norm is not None
-        log_used = log_used + log_unleveraged(log_used, squared_norm, group)
-    if config.weighs_by_influence:
+    if config.baseline is Baseline.OPOB:
         assert squared_norm is not None
         log_a = log_weight if config.opob_weights is OpobWeights.PAPER else log_used
-        baseline, advantage = _weighed_by_influence(config, reward, log_a, squared_norm, group, log_scale)
+        baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:
         baseline = _mean_reward(config.baseline, reward, group, length)
         advantage = reward - baseline
     weight = log_used.exp()
-    coefficient = weight * advantage * log_scale.exp()
-    if config.kl_coef:
-        coefficient = coefficient - config.kl_coef * weight * centred_log_ratios(log_weight, log_used, group)
-    coefficient = coefficient / reward.numel()
+    coefficient = weight * advantage * log_scale.exp() / reward.numel()
     return coefficient.clamp(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT), baseline, weight
 
 
@@ -184,7 +166,7 @@ def _mean_reward(kind: Baseline, reward: Tensor, group: Tensor, length: Tensor |
     return length_weighted(reward, length, group)
 
 
-def _weighed_by_influence(
+def _off_policy(
     config: VCPOConfig, reward: Tensor, log_a: Tensor, squared_norm: Tensor, group: Tensor, log_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(baseline b, R - b), each [B]."""
@@ -192,11 +174,6 @@ def _weighed_by_influence(
         group = torch.zeros_like(group)
         log_scale = log_scale if config.opob_weights is OpobWeights.ESTIMATOR else torch.zeros_like(log_scale)
         log_a = log_a + log_scale
-    else:
-        log_scale = torch.zeros_like(log_scale)  # within one group the scale cancels
-    if config.baseline is Baseline.SHRUNK:
-        baseline = shrunk_off_policy(reward, log_a, squared_norm, group, log_scale)
-        return baseline, reward - baseline
     baseline = optimal_off_policy(reward, log_a, squared_norm, group, config.opob_leave_one_out)
     if config.opob_leave_one_out:
         return baseline, reward - baseline

@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("vcpo.norms",),
         lambda config: _vcpo(config).needs_gradient_norms,
-        "gradient norms are measured for vcpo.baseline=opob or shrunk and for vcpo.leverage_weights=true only",
+        "gradient norms are measured for vcpo.baseline=opob only",
     ),
     Rule(("vcpo",), lambda config: config.vcpo.enable, "only VCPO's update reads it"),
     # The lag-k trainer

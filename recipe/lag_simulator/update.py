@@ -169,11 +169,8 @@ class VCPOMethod:
         return log_prob, norm, weighted
 
     def _have_signal(self, batch: Batch) -> Tensor:
-        """[B] false where coefficients are 0 whatever the norms: in a group of equal rewards, compared within it.
-
-        A KL penalty to the samplers' policy makes coefficients in every group.
-        """
-        if not self._vcpo.compares_samples_of_a_prompt or self._vcpo.kl_coef:
+        """[B] false where coefficients are 0 whatever the norms: in a group of equal rewards, compared within it."""
+        if not self._vcpo.compares_samples_of_a_prompt:
             return torch.ones(len(batch), dtype=torch.bool)
         group = batch.group.unique(return_inverse=True)[1]
         return group_std(batch.reward, group) > 0

@@ -63,9 +63,6 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
         dict(opob_scope="minibatch", norms=dict(keep="gradients")),
         dict(opob_weights="paper", norm_by_std=False, norms=dict(keep="gradients")),
         dict(opob_leave_one_out=True),
-        dict(baseline="shrunk"),
-        dict(baseline="leave_one_out", leverage_weights=True),
-        dict(kl_coef=0.3),
         dict(truncation=None, norms=dict(keep="activations", tokens=1)),
         dict(opob_scope="minibatch", norms=dict(keep="activations")),
         dict(norms=dict(keep="gradients")),
@@ -329,7 +326,7 @@ def test_what_is_kept_with_experts() -> None:
     for of_ranks in (Experts.OWN, Experts.SHARED):
         assert kept(of_ranks) is NormsKeep.ACTIVATIONS
         assert kept(of_ranks, opob_scope="minibatch") is NormsKeep.GRADIENTS
-        assert kept(of_ranks, opob_scope="minibatch", baseline="shrunk") is NormsKeep.ACTIVATIONS
+        assert kept(of_ranks, opob_scope="minibatch", opob_leave_one_out=True) is NormsKeep.ACTIVATIONS
         assert kept(of_ranks, opob_scope="minibatch", norms=two_sums) is NormsKeep.GRADIENTS
     assert kept(Experts.OWN, norms=two_sums) is NormsKeep.GRADIENTS
     with pytest.raises(ValueError, match="norms.keep=gradients: experts get tokens of several data-parallel ranks"):

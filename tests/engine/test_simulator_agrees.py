@@ -59,9 +59,6 @@ def check_step(engine: Any, checkpoint: Path, policy: Policy, update: Update) ->
     [
         dict(),
         dict(baseline="mean"),
-        dict(baseline="mean", tempered_ess_ratio=0.5, kl_coef=0.3),
-        dict(baseline="shrunk", opob_scope="minibatch"),
-        dict(baseline="leave_one_out", leverage_weights=True),
     ],
     ids=str,
 )

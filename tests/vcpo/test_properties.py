@@ -38,17 +38,12 @@ def select(batch: dict[str, torch.Tensor], rows: torch.Tensor) -> dict[str, torc
 
 
 def every_config() -> list[VCPOConfig]:
-    """Each baseline (OPOB in each form) with ESS scaling on and off, truncation on and off, normalised and not.
-
-    And the shrunk baseline, and weights and penalties that are off by default, without truncation.
-    """
+    """Each baseline (OPOB in each form) with ESS scaling on and off, truncation on and off, normalised and not."""
     settings = []
     for baseline, rule, truncation, norm in itertools.product(
         Baseline, (StepSizeRule.SQRT, StepSizeRule.NONE), (8.0, None), (True, False)
     ):
         forms = [{}]
-        if baseline is Baseline.SHRUNK:
-            continue
         if baseline is Baseline.OPOB:
             forms = [
                 {"opob_scope": scope, "opob_weights": weights, "opob_leave_one_out": others}
@@ -59,10 +54,7 @@ def every_config() -> list[VCPOConfig]:
             settings.append(
                 VCPOConfig(baseline=baseline, step_size_rule=rule, truncation=truncation, norm_by_std=norm, **form)
             )
-    others = [{"baseline": "shrunk", "opob_scope": scope} for scope in OpobScope]
-    others += [{"baseline": "leave_one_out", "leverage_weights": True}, {"baseline": "mean", "kl_coef": 0.3}]
-    others += [{"baseline": "mean", "tempered_ess_ratio": 0.5}]
-    return settings + [VCPOConfig(truncation=None, **other) for other in others]
+    return settings
 
 
 def short_name(config: VCPOConfig) -> str:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import leave_one_out, optimal_off_policy, shrunk_off_policy
-from vcpo.leverage import log_unleveraged
+from vcpo.baseline import group_sum, leave_one_out, optimal_off_policy
 
 TRUNCATION, BLOCKS = 8.0, 20
 INTERVAL = 2.09  # standard errors to each side of a 95 % confidence interval, from 20 blocks
@@ -109,11 +108,10 @@ def measure(slope: float, ratio: float, size: int, groups: int, seed: int = 0) -
     """Every baseline at one slope, ESS ratio and group size, from `groups` groups."""
     world = make_world(ratio, slope)
     log_a, reward, group = draw(world, size, groups, seed)
-    norm, equal = torch.ones_like(reward), torch.zeros_like(reward)
+    norm = torch.ones_like(reward)
     baselines = {
         "leave-one-out mean": leave_one_out(reward, group),
         "leave-one-out OPOB": optimal_off_policy(reward, log_a, norm, group, leave_out_own=True),
-        "shrunk": shrunk_off_policy(reward, log_a, norm, group, equal),
     }
     cost = world.influence / world.variance
     squared = {name: cost * (b - world.optimum).square().view(groups, size).mean(1) for name, b in baselines.items()}
@@ -122,7 +120,8 @@ def measure(slope: float, ratio: float, size: int, groups: int, seed: int = 0) -
     rows = [Excess(slope, ratio, size, "constant mean", known, 0.0, *_with_error(known - mean))]
     rows += [Excess(slope, ratio, size, n, *_with_error(x), *_with_error(x - mean)) for n, x in squared.items()]
 
-    kept = log_unleveraged(log_a, norm, group).exp()  # 1 - h
+    influence = (2 * log_a).exp()  # all gradients have norm 1
+    kept = 1 - influence / group_sum(influence, group)  # 1 - h
     own = log_a.exp() * (reward - world.policy_reward)
     best, of_group = (own * (reward - b) for b in (world.optimum, optimal_off_policy(reward, log_a, norm, group)))
     smallest = kept.view(groups, size).amin(dim=1)

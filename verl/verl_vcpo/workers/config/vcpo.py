@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from vcpo import Baseline, OpobScope, VCPOConfig
+from vcpo import OpobScope, VCPOConfig
 from verl_vcpo.workers.engine.megatron.norms import NormsConfig, NormsHow, NormsKeep
+
+OWN_BASELINES = "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,8 @@ class VCPOSettings(VCPOConfig):
             object.__setattr__(self, "norms", NormsConfig(**self.norms))
         if self.packs_gradient_norms and self.norms.keep is NormsKeep.GRADIENTS and not self.fits_two_sums:
             raise ValueError(
-                f"vcpo.norms.keep=gradients: {self.against_two_sums}, and two sums are not enough; set "
+                f"vcpo.norms.keep=gradients: {OWN_BASELINES}, and two sums are not enough; set "
                 "vcpo.norms.keep=activations, or leave it out"
-            )
-        if self.packs_gradient_norms and self.tempered_ess_ratio is not None:
-            raise ValueError(
-                f"vcpo.tempered_ess_ratio={self.tempered_ess_ratio}: alpha is that of all weights of a mini-batch, and "
-                "packed norms come group by group; set vcpo.baseline=mean, or vcpo.norms.how=per_trajectory"
             )
 
     @classmethod
@@ -45,22 +42,9 @@ class VCPOSettings(VCPOConfig):
         return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED
 
     @property
-    def against_two_sums(self) -> str | None:
-        """Why the update is no difference of two sums known before the norms (`keep=gradients`), in words."""
-        if self.opob_leave_one_out:
-            return "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
-        if self.baseline is Baseline.SHRUNK:
-            return "with vcpo.baseline=shrunk every sequence has a baseline of its own"
-        if self.leverage_weights:
-            return "with vcpo.leverage_weights=true norms are part of the weights"
-        if self.kl_coef:
-            return "with vcpo.kl_coef the penalty of a sequence is known after the forward pass only"
-        return None
-
-    @property
     def fits_two_sums(self) -> bool:
         """Whether the update is a difference of two sums that are known before the norms (`keep=gradients`)."""
-        return self.against_two_sums is None
+        return not self.opob_leave_one_out
 
     @property
     def kept_with_experts(self) -> NormsKeep:

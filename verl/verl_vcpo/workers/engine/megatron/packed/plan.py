@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vcpo import OpobScope
-from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.workers.config.vcpo import OWN_BASELINES, VCPOSettings
 from verl_vcpo.workers.engine.megatron.mini_batch import SequencesBeforeForward
 from verl_vcpo.workers.engine.megatron.norms import NormsKeep
 
@@ -62,8 +62,8 @@ def against_gradients(
     experts: Experts,
 ) -> str | None:
     """Why groups and ranks do not allow `keep=gradients`, in words; None if they do. Arguments as of `what_to_keep`."""
-    if config.against_two_sums:
-        return config.against_two_sums
+    if not config.fits_two_sums:
+        return OWN_BASELINES
     if config.opob_scope is OpobScope.MINIBATCH:
         return None
     if experts is Experts.SHARED:
