@@ -132,7 +132,8 @@ QUEUE = Place(
     "Whether tags of one key are still merged, and what a checkpoint of the queue holds.",
     (
         Reach("LagKTaskRunner.run", How.CALLS, "transfer_queue:init", "conf", "starts it"),
-        Reach("LagKTaskRunner.run", How.CALLS, "transfer_queue:close", "", "ends it"),
+        Reach("end_queue", How.CALLS, "transfer_queue:close", "", "ends it"),
+        Reach("end_queue", How.NAMES, "transfer_queue.client:TransferQueueClient", "self._loop", "runs its calls"),
         Reach("(several files)", How.CALLS, "transfer_queue:kv_list", "partition_id=None", "tags by key, by partition"),
         Reach("tags_of", How.CALLS, "transfer_queue:get_client", "", "for calls that the key-value interface lacks"),
         Reach(

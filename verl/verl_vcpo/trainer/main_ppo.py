@@ -16,6 +16,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class
 from verl_vcpo.trainer.ppo.reward import bound_custom_reward
 from verl_vcpo.trainer.ppo.v1 import trainer_lag_k as trainer_lag_k  # registers the trainer
 from verl_vcpo.trainer.ppo.v1.actor_watch import ActorWatch
+from verl_vcpo.trainer.ppo.v1.end_of_queue import end_queue
 from verl_vcpo.trainer.ppo.v1.overview import finish
 
 
@@ -56,7 +57,7 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
             try:
                 finish(getattr(self.trainer, "logger", None), exit_code=0 if succeeded else 1)
             finally:
-                tq.close()
+                end_queue()
 
 
 def _start_queue(config: DictConfig) -> None:
