@@ -61,6 +61,35 @@ def test_an_update_that_hangs_is_told_of_with_its_usual_time(monkeypatch: pytest
     assert lines[2:] == ["The update has taken 0 s, and it is the first of this process."] * 2
 
 
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [("_setup", "Starting the trainer and the samplers"), ("_load_checkpoint", "Reading the checkpoint")],
+)
+def test_a_start_that_hangs_is_told_of(monkeypatch: pytest.MonkeyPatch, method: str, what: str) -> None:
+    lines: list[str] = []
+    told_twice = threading.Event()
+
+    def said(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 2:
+            told_twice.set()
+
+    def hangs(self: LagKTrainer) -> None:
+        assert told_twice.wait(LIMIT_S)
+        raise InterruptedError  # what follows is not for this test
+
+    monkeypatch.setattr(long_work, "print_line", said)
+    monkeypatch.setattr(long_work, "_TELL_S", 0.01)
+    monkeypatch.setattr(PPOTrainerSeparateAsync, method, hangs)
+    monkeypatch.setattr(LagKTrainer, "_end_unused_balancer", lambda self: None)
+    monkeypatch.setattr(trainer_lag_k.checkpoint, "choose", lambda settings: None)
+    trainer = Trainer()
+    trainer.config.trainer = {}
+    with pytest.raises(InterruptedError):
+        getattr(trainer, method)()
+    assert lines[:2] == [f"{what} has taken 0 s."] * 2
+
+
 def test_what_is_raised_goes_on() -> None:
     trainer = Trainer()
     trainer._save_checkpoint = lambda: 1 / 0

@@ -4,11 +4,12 @@ verl's driver waits for them without a limit. A process that hangs, because it w
 would otherwise look like a slow step.
 """
 
+import contextlib
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_vcpo.console import print_line
@@ -39,19 +40,32 @@ def _told(call: Callable[..., Any], what: str) -> Callable[..., Any]:
     took: deque[float] = deque(maxlen=_KEPT)
 
     def told(*arguments: Any, **named: Any) -> Any:
-        start, over = time.monotonic(), threading.Event()
-
-        def tell() -> None:
-            while not over.wait(_TELL_S):
-                usually = f"usually {statistics.median(took):.1f} s" if took else "and it is the first of this process"
-                print_line(f"{what} has taken {time.monotonic() - start:.0f} s, {usually}.")
-
-        threading.Thread(target=tell, name="long work", daemon=True).start()
-        try:
+        start = time.monotonic()
+        usually = f"usually {statistics.median(took):.1f} s" if took else "and it is the first of this process"
+        with telling(what, f", {usually}"):
             result = call(*arguments, **named)
-        finally:
-            over.set()
         took.append(time.monotonic() - start)
         return result
 
     return told
+
+
+@contextlib.contextmanager
+def telling(what: str, more: str = "") -> Iterator[None]:
+    """Print a line after every minute that the block takes.
+
+    Args:
+        what: the block does, as the line calls it.
+        more: after the time, in the line.
+    """
+    start, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_TELL_S):
+            print_line(f"{what} has taken {time.monotonic() - start:.0f} s{more}.")
+
+    threading.Thread(target=tell, name="long work", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -39,7 +39,7 @@ from verl_vcpo.trainer.ppo.v1 import batch_totals, checkpoint, token_baseline, w
 from verl_vcpo.trainer.ppo.v1.advice import Advisor
 from verl_vcpo.trainer.ppo.v1.agent_loop import failures
 from verl_vcpo.trainer.ppo.v1.deadlines import OnDeadline
-from verl_vcpo.trainer.ppo.v1.long_work import tell_of_long_work
+from verl_vcpo.trainer.ppo.v1.long_work import tell_of_long_work, telling
 from verl_vcpo.trainer.ppo.v1.overview import Overview
 from verl_vcpo.trainer.ppo.v1.processor_meter import ProcessorMeter
 from verl_vcpo.trainer.ppo.v1.prompt_groups import keep_groups_whole
@@ -133,7 +133,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _setup(self) -> None:
         with kept_port(), EarlyStart(self.config, self._has_devices) as samplers:
             self.standalone_server_manager = samplers
-            super()._setup()
+            with telling("Starting the trainer and the samplers"):
+                super()._setup()
         tell_of_long_work(self)
         weights = self.standalone_checkpoint_manager
         self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
@@ -159,7 +160,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()
         checkpoint.choose(self.config.trainer)
-        super()._load_checkpoint()
+        with telling("Reading the checkpoint"):
+            super()._load_checkpoint()
         if self.global_steps:
             self.train_dataloader_it = gone_on_with(self.train_dataloader)
             self._restored_tq_prompt_count = self.replay_buffer.resume(
