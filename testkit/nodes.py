@@ -66,8 +66,8 @@ class Machine:
         return found
 
     def shared_memory(self) -> set[str]:
-        """The files in the machine's /dev/shm."""
-        return {name for name in os.listdir(f"/proc/{self.pid}/root/dev/shm") if not name.startswith("sem.")}
+        """The files in the machine's /dev/shm, semaphores among them."""
+        return set(os.listdir(f"/proc/{self.pid}/root/dev/shm"))
 
     def received_bytes(self) -> int:
         """What has come to the machine over the network, in all."""
@@ -92,10 +92,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster over two machines; `environment` is what a driver on one of them needs."""
+    """A Ray cluster over two machines; `environment` is what a driver on one of them needs.
+
+    temporary: what both machines have instead of /tmp.
+    """
 
     machines: tuple[Machine, Machine]
     environment: Mapping[str, str]
+    temporary: Path
+
+    def sockets(self) -> list[Path]:
+        """Unix sockets in `temporary`, and folders of runs."""
+        below = [path for path in self.temporary.rglob("*") if path.is_socket()]
+        return sorted({*below, *self.temporary.glob("vcpo-*/*")})
 
 
 def why_not() -> str:
@@ -129,11 +138,14 @@ def cluster(gpus: tuple[int, int] = (1, 1), cpus: int = 32) -> Iterator[Cluster]
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="vcpo-nodes-"))
         stack.callback(shutil.rmtree, folder)
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        given["TMPDIR"] = str(temporary)
         machines = stack.enter_context(_machines(folder))
         head = f"{machines[0].address}:{_PORT}"
         for machine, devices in zip(machines, gpus, strict=True):
             _start_ray(machine, head, devices, cpus, folder / "ray", given)
-        yield Cluster(machines, given | {"RAY_ADDRESS": head})
+        yield Cluster(machines, given | {"RAY_ADDRESS": head}, temporary)
 
 
 @contextlib.contextmanager

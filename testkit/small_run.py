@@ -17,6 +17,7 @@ from recipe.fully_async_policy import processes
 from recipe.fully_async_policy.processes import processes_of
 from testkit import ROOT
 from testkit.nodes import Cluster
+from verl_vcpo.run_folder import private_folder
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, read_metrics
 from verl_vcpo.workers.rollout.engine_processes import shared_memory_of
 
@@ -25,7 +26,7 @@ SEED = os.environ.get("VCPO_TEST_SEED")
 """Of all that a run draws; None: the seeds of the product's settings."""
 _TAUGHT = ["--steps", "20", *(["--seed", SEED] if SEED else [])]
 _TIMEOUT_S = 900
-_WEIGHTS = re.compile(r"vcpo-([0-9a-f]+)-weights-")
+_OF_A_RUN = re.compile(r"(?:vcpo-)?([0-9a-f]{12})(?:-weights-|[0-9a-f]{4}$)")
 
 
 def make_assets(folder: Path, train: int = 64, environment: dict[str, str] | None = None) -> Path:
@@ -70,11 +71,14 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
     ]
 
 
-def abandoned_memory() -> set[str]:
-    """The shared-memory files of this machine that no process has mapped, less the weights of runs that are up."""
-    files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-    files -= {Path(file).name for file in shared_memory_of(psutil.process_iter())}
-    return {name for name in files if not ((run := _WEIGHTS.match(name)) and processes_of(run[1]))}
+def abandoned() -> set[str]:
+    """What nobody uses of what runs have on this machine: shared memory, semaphores, sockets, folders.
+
+    Shared memory is used by who has it mapped, the weights and the private folder of a run by the run.
+    """
+    memory = {file.path for file in os.scandir("/dev/shm")} - shared_memory_of(psutil.process_iter())
+    owners = {path: _OF_A_RUN.match(Path(path).name) for path in memory | {*map(str, private_folder().iterdir())}}
+    return {path for path, run in owners.items() if not (run and processes_of(run[1]))}
 
 
 class Listener(NamedTuple):

@@ -16,6 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.fully_async_policy.processes import Run, dismiss, start_reaper
+from verl_vcpo.run_folder import run_folder
 
 _CLEAN_UP_S = 60.0
 _LOOK_S, _CUT_OFF_S = 10.0, 120.0  # Ray takes a node that does not answer for dead after about a minute
@@ -26,7 +27,8 @@ class NodeCleaner:
 
     def __init__(self, run_id: str) -> None:
         # Ray kills the children of a worker process that ends.
-        self._run, self._reaper = Run(run_id), start_reaper(run_id, detached=True)
+        folder = run_folder(run_id)
+        self._run, self._reaper = Run(run_id, folder), start_reaper(run_id, folder, detached=True)
         threading.Thread(target=end_when_cut_off, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
 
     def observe(self) -> None:
@@ -34,7 +36,7 @@ class NodeCleaner:
         self._run.observe()
 
     def clean_up(self) -> None:
-        """End every other process of the run on this node, then remove the run's shared memory."""
+        """End every other process of the run on this node, then remove the run's shared memory and sockets."""
         self._run.clean_up()
         dismiss(self._reaper)
 
@@ -74,7 +76,7 @@ class RunOnNodes:
             cleaner.observe.remote()
 
     def clean_up_elsewhere(self) -> None:
-        """End the run's processes, and remove its shared memory, on the nodes other than the driver's."""
+        """End the run's processes, and remove what they leave, on the nodes other than the driver's."""
         answers = {node: cleaner.clean_up.remote() for node, cleaner in self._cleaners.items()}
         if answers:
             ray.wait(list(answers.values()), num_returns=len(answers), timeout=_CLEAN_UP_S)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 VERL_LOG, TENSORBOARD, FILE_LOGGER = "verl.log", "tensorboard", "verl_metrics.jsonl"
+RAY_LOGS = "ray_logs"
+"""After an error: the logs of the processes of a Ray of the run's own."""
 _WANDB = "wandb"
 
 
@@ -192,7 +194,16 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
         return []
     spoilt = [f"{name}{SPOILT}" for name in (METRICS_FILE, run_log.SAMPLES_FILE)]
     records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE, *spoilt)
-    names = (*records, VERL_LOG, FILE_LOGGER, TENSORBOARD, _WANDB, run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
+    names = (
+        *records,
+        VERL_LOG,
+        RAY_LOGS,
+        FILE_LOGGER,
+        TENSORBOARD,
+        _WANDB,
+        run_log.WEIGHTS_FOLDER,
+        run_log.MODEL_FOLDER,
+    )
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]
     written = (*of_checkpoints, *(run_dir / name for name in (*names, RUN_ID_FILE)), metrics)
     return [path for path in written if path.exists()]

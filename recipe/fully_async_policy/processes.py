@@ -1,8 +1,9 @@
-"""A run leaves nothing behind: no process, no shared-memory file, however it ends."""
+"""A run leaves nothing behind, however it ends: no process, shared memory, semaphore, socket or session of Ray's."""
 
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,10 +40,17 @@ def processes_of(run_id: str) -> list[psutil.Process]:
 
 
 class Run:
-    """What a run has on this machine. `observe` while it is up, so that `clean_up` knows it after a crash."""
+    """What a run has on this machine. `observe` while it is up, so that `clean_up` knows it after a crash.
 
-    def __init__(self, run_id: str) -> None:
+    Args:
+        folders: of this run alone, which go with it: its sockets, and the session of a Ray of its own.
+    """
+
+    def __init__(self, run_id: str, *folders: Path) -> None:
         self.run_id = run_id
+        self.keep_logs_in: Path | None = None
+        """Where the logs of a Ray of the run's own go when they are cleaned up; None: nowhere."""
+        self._folders = folders
         self._shared_memory: set[Path] = set()
 
     def observe(self) -> list[psutil.Process]:
@@ -52,7 +60,7 @@ class Run:
         return processes
 
     def clean_up(self) -> None:
-        """End every process of the run, then remove its shared memory."""
+        """End every process of the run, then remove its shared memory and its folders."""
         processes = self.observe()
         for ask in (psutil.Process.terminate, psutil.Process.kill):
             for process in processes:
@@ -61,18 +69,32 @@ class Run:
             _, processes = psutil.wait_procs(processes, timeout=_GRACE_S)
         for file in self._shared_memory | set(Path(_SHARED_MEMORY).glob(f"vcpo-{self.run_id}-*")):
             file.unlink(missing_ok=True)
+        for folder in self._folders:
+            if self.keep_logs_in:
+                _keep_logs(folder, self.keep_logs_in)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_logs(folder: Path, place: Path) -> None:
+    """Move the logs of the Ray that had its session in `folder`, if any had. Ray lets everyone write to its own."""
+    for logs in folder.glob("session_[0-9]*/logs"):
+        try:
+            shutil.move(logs, place)
+            place.chmod(0o700)
+        except OSError as error:
+            print(f"{place}: the logs of Ray's processes could not be kept: {error}", file=sys.stderr)
 
 
 _OBSERVE_OFTEN_S, _OBSERVE_S, _START_UP_S = 10.0, 60.0, 180.0
 _DONE, _DETACHED = "done", "--detached"
 
 
-def reap(run_id: str) -> None:
+def reap(run_id: str, *folders: Path) -> None:
     """Clean up after a process that was killed: in a process of its own, whose standard input is the other's end.
 
     The other says "done" when it has cleaned up itself; the input ending without that means that it was killed.
     """
-    run, start = Run(run_id), time.monotonic()
+    run, start = Run(run_id, *folders), time.monotonic()
     while True:
         young = time.monotonic() - start < _START_UP_S  # shared memory is made while the processes start
         readable, _, _ = select.select([sys.stdin], [], [], _OBSERVE_OFTEN_S if young else _OBSERVE_S)
@@ -83,11 +105,11 @@ def reap(run_id: str) -> None:
         run.clean_up()
 
 
-def start_reaper(run_id: str, detached: bool = False) -> subprocess.Popen[str]:
+def start_reaper(run_id: str, *folders: Path, detached: bool = False) -> subprocess.Popen[str]:
     """What cleans up this machine if the calling process is killed. `detached`: no child of the calling process."""
     environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
     return subprocess.Popen(
-        [sys.executable, "-m", __spec__.name, run_id, *([_DETACHED] if detached else [])],
+        [sys.executable, "-m", __spec__.name, run_id, *map(str, folders), *([_DETACHED] if detached else [])],
         cwd=Path(__file__).resolve().parents[2],
         env=environment,
         stdin=subprocess.PIPE,
@@ -169,9 +191,9 @@ def interrupted_afterwards() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cleaned_up(run_id: str) -> Iterator[Run]:
+def cleaned_up(run_id: str, *folders: Path) -> Iterator[Run]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
-    run, reaper = Run(run_id), start_reaper(run_id)
+    run, reaper = Run(run_id, *folders), start_reaper(run_id, *folders)
     try:
         with sigterm_is_ctrl_c():
             yield run
@@ -187,4 +209,4 @@ def cleaned_up(run_id: str) -> Iterator[Run]:
 if __name__ == "__main__":
     if _DETACHED in sys.argv and os.fork():
         os._exit(0)
-    reap(sys.argv[1])
+    reap(sys.argv[1], *(Path(folder) for folder in sys.argv[2:] if folder != _DETACHED))

@@ -13,10 +13,13 @@ import secrets
 import signal
 import stat
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from recipe.fully_async_policy.checks.errors import SettingError, closest
+from verl_vcpo.run_folder import private_folder, run_folder
 
 LOOPBACK = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -35,6 +38,7 @@ _START = {
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"
 _CONNECT_TIMEOUT_S = 10.0
+_SOCKET_PATH, _SOCKET_NAME = 107, 50  # bytes: the kernel's limit; the longest name that verl and vLLM give
 _OF_OWN_RAY = ("num_cpus", "num_gpus", "object_store_memory", "resources", "labels")
 
 
@@ -54,21 +58,47 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
     if address := cluster_address(ray_init):
         if token is None:
             raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/guide/cluster.md)")
-        if connect:
-            _check_cluster(address, token)
+    else:
+        folder = ray_init.get("_temp_dir")
+        if folder and not _is_private(Path(folder)):
+            raise SettingError(
+                f"ray_kwargs.ray_init._temp_dir={folder}: Ray would let every user change its sockets there; give a "
+                "folder inside one of mode 0700"
+            )
+        _check_names(ray_init)
+    if not connect:
         return
-    folder = ray_init.get("_temp_dir")
-    if folder and not _is_private(Path(folder)):
+    try:
+        of_run = run_folder("0" * 12)
+    except OSError as error:
+        raise SettingError(str(error)) from None
+    _check_length(of_run, session_folder(ray_init, of_run))
+    if address and token:
+        _check_cluster(address, token)
+
+
+def session_folder(ray_init: Mapping[str, Any], of_run: Path) -> Path | None:
+    """Where a Ray of the run's own has its session: in the run's folder, or in one of that name in `_temp_dir`.
+
+    None: a cluster is named, and has its session where it was told to.
+    """
+    if cluster_address(ray_init):
+        return None
+    given = ray_init.get("_temp_dir")
+    return Path(given) / of_run.name if given else of_run
+
+
+def _check_length(of_run: Path, session: Path | None) -> None:
+    """Raises SettingError where sockets would have too long a path in the run's folder, or Ray's in its session's."""
+    longest = of_run / ("-" * _SOCKET_NAME)
+    if session:
+        longest = session / f"session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{os.getpid()}" / "sockets" / "plasma_store"
+    if (length := len(os.fsencode(longest))) > _SOCKET_PATH:
         raise SettingError(
-            f"ray_kwargs.ray_init._temp_dir={folder}: Ray would let every user change its sockets there; give a folder "
-            "inside one of mode 0700"
+            f"{(session or of_run).parent}: sockets in this folder would have paths of {length} bytes, and "
+            f"{_SOCKET_PATH} is the most; set RAY_TMPDIR (or ray_kwargs.ray_init._temp_dir) to a folder with a shorter "
+            "path"
         )
-    _check_names(ray_init)
-    if connect:
-        try:
-            private_folder()
-        except OSError as error:
-            raise SettingError(str(error)) from None
 
 
 def _check_names(ray_init: Mapping[str, Any]) -> None:
@@ -106,11 +136,12 @@ def without_own_nodes(ray_init: MutableMapping[str, Any], given: Collection[str]
 
 
 @contextlib.contextmanager
-def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
+def started(ray_init: Mapping[str, Any], folder: Path | None = None) -> Iterator[None]:
     """Ray for the block: the cluster that `ray_init` or RAY_ADDRESS names, otherwise one of our own on this machine.
 
     Args:
         ray_init: arguments of `ray.init`. `_node_ip_address` replaces loopback.
+        folder: for the session of a Ray of our own, and not removed. None: one that ends with the block.
 
     Raises:
         PermissionError: the private folder belongs to someone else.
@@ -121,29 +152,28 @@ def started(ray_init: Mapping[str, Any]) -> Iterator[None]:
 
     arguments, environment = dict(ray_init), {_MODE: "token"}
     environment |= {name: os.environ.get(name, value) for name, value in _START.items()}
-    if cluster_address(ray_init) is None:
-        folder = private_folder()
-        arguments |= {"address": "local", "_temp_dir": ray_init.get("_temp_dir") or f"{folder}/ray"}
-        environment["VLLM_RPC_BASE_PATH"] = str(folder)  # vLLM's sockets
-        if ray_init.get("_node_ip_address") is None:
-            environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()} | {_ONE_MACHINE: "0"}
-        if _given_token() is None:
-            environment[_TOKEN] = secrets.token_hex(32)
     loader, had_clusters = AuthenticationTokenLoader.instance(), ray_constants.ENABLE_RAY_CLUSTER
-    next_job_id = ray._private.state.next_job_id
-    with _environment(environment):
+    with contextlib.ExitStack() as stack:
+        if cluster_address(ray_init) is None:
+            if folder is None:
+                made = TemporaryDirectory(dir=private_folder(), ignore_cleanup_errors=True)
+                folder = Path(stack.enter_context(made))
+            arguments |= {"address": "local", "_temp_dir": str(folder)}
+            if ray_init.get("_node_ip_address") is None:
+                loopback = {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
+                environment |= loopback | {_ONE_MACHINE: "0"}
+            if _given_token() is None:
+                environment[_TOKEN] = secrets.token_hex(32)
+        stack.enter_context(_environment(environment))
         Config.initialize("")  # this process has read the mode already, and may have read a token
         loader.reset_cache()
         ray_constants.ENABLE_RAY_CLUSTER = had_clusters and _ONE_MACHINE not in environment
-        if arguments.get("address") == "local":
-            ray._private.state.next_job_id = _random_job_id
         try:
             ray.init(**arguments)
-            ray._private.state.next_job_id = next_job_id
             yield
         finally:
             _shut_down()
-            ray_constants.ENABLE_RAY_CLUSTER, ray._private.state.next_job_id = had_clusters, next_job_id
+            ray_constants.ENABLE_RAY_CLUSTER = had_clusters
     loader.reset_cache()
 
 
@@ -165,33 +195,6 @@ def _shut_down() -> None:
 
         node.kill_all_processes = caught
     ray.shutdown()
-
-
-def _random_job_id() -> Any:
-    """An id of this run's Ray job. Ray counts jobs per cluster, so that the first one of every cluster has the same id.
-
-    verl names the socket, over which vLLM gets its weights, after the job: with a cluster per run, two runs on one
-    machine would have one socket.
-    """
-    import ray
-
-    return ray.JobID.from_int(1 + secrets.randbelow(2**31))
-
-
-def private_folder() -> Path:
-    """This user's folder for the sockets and logs of runs on this machine, of mode 0700. Ray opens its own to everyone.
-
-    Raises:
-        PermissionError: somebody else made it, or others can enter it.
-    """
-    from ray._common.utils import get_default_system_temp_dir
-
-    folder = Path(get_default_system_temp_dir()) / f"vcpo-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or _others_can(found):
-        raise PermissionError(f"{folder} is not a folder of yours with mode 0700; set RAY_TMPDIR to a folder that is")
-    return folder
 
 
 def _given_token() -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -22,36 +23,45 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 @contextlib.contextmanager
 def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
-    """A run's folder and a Ray cluster for the block; no process or shared memory on any node after it."""
+    """A run's folder and a Ray cluster for the block; nothing of it on any node after it."""
     from omegaconf import OmegaConf
 
-    from recipe.fully_async_policy.older_run import FILE_LOGGER, TENSORBOARD, VERL_LOG
+    from recipe.fully_async_policy.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
     from recipe.fully_async_policy.processes import cleaned_up
+    from recipe.fully_async_policy.ray_access import session_folder
     from verl_vcpo import console
+    from verl_vcpo.run_folder import run_folder
     from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE, SUMMARY_FILE
 
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / RAY_LOGS, ignore_errors=True)
     (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
     os.environ["TENSORBOARD_DIR"] = str(run_dir / TENSORBOARD)
     os.environ.setdefault("WANDB_DIR", str(run_dir))
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / FILE_LOGGER))
 
     # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
-    with open(run_dir / VERL_LOG, "w") as log, console.owned(log), cleaned_up(run_id) as here:
+    of_run = run_folder(run_id)
+    session = session_folder(config.ray_kwargs.ray_init, of_run)
+    folders = {of_run, session or of_run}
+    with open(run_dir / VERL_LOG, "w") as log, console.owned(log), cleaned_up(run_id, *folders) as here:
         try:
-            with _ray(config, here, log) as run:
+            with _ray(config, here, session, log) as run:
                 yield run
-        except BaseException:
+        except BaseException as error:
             print(traceback.format_exc(), file=log, flush=True)
+            if isinstance(error, Exception) and session:
+                here.keep_logs_in = run_dir / RAY_LOGS
+                print(f"The processes' own logs are in {here.keep_logs_in}", file=log, flush=True)
             raise
         finally:
             console.ending()
 
 
 @contextlib.contextmanager
-def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes]":
+def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
     """The Ray cluster of `ray_session`."""
     from recipe.fully_async_policy.processes import catch_sigterm, interrupted_afterwards
     from verl_vcpo import console
@@ -80,14 +90,15 @@ def _ray(config: "DictConfig", here: "Run", log: TextIO) -> "Iterator[RunOnNodes
     given = init.pop("runtime_env", None) or {}
     runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
     init["runtime_env"] = OmegaConf.to_container(runtime_env)
-    with ray_access.started(init):
+    with ray_access.started(init, session):
         catch_sigterm()
         run = RunOnNodes(here)
         try:
             yield run
         except Exception:
-            logs = ray._private.worker.global_worker.node.get_logs_dir_path()
-            print(f"The processes' own logs are in {logs}", file=log, flush=True)
+            if session is None:
+                logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+                print(f"The processes' own logs are on each node in {logs}", file=log, flush=True)
             raise
         finally:
             console.ending()

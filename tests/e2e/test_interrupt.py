@@ -15,7 +15,7 @@ import pytest
 from recipe.fully_async_policy.processes import processes_of
 from scripts.bench.reliability.faults import left_over
 from testkit import ROOT
-from testkit.small_run import TrainerRun, abandoned_memory
+from testkit.small_run import TrainerRun, abandoned
 from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
 
 pytestmark = pytest.mark.e2e
@@ -37,7 +37,7 @@ DAILY = [("compose", "SIGINT"), ("Loading the packages", "SIGINT"), ("Starting R
 
 def interrupted(assets: Path, folder: Path, when: str, signum: str, delay: str) -> tuple[TrainerRun, str]:
     """A run that has ended so, after the checks that hold at any moment, and what it printed."""
-    before = abandoned_memory()
+    before = abandoned()
     run = TrainerRun(
         assets,
         folder / "my run",
@@ -98,7 +98,7 @@ def test_with_the_stack(assets: Path, tmp_path: Path, when: str, signum: str, de
 
 @pytest.mark.nightly
 def test_kill_9_while_training(assets: Path, tmp_path: Path) -> None:
-    before = abandoned_memory()
+    before = abandoned()
     run = TrainerRun(assets, tmp_path / "run", "async.lag=2", "trainer.total_training_steps=1000")
     run.wait_for_step(1)
     time.sleep(12)  # what would clean up after a killed launcher has looked around

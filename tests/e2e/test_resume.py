@@ -16,7 +16,7 @@ from recipe.fully_async_policy.processes import processes_of
 from scripts.bench.reliability import nodes
 from scripts.bench.reliability.faults import left_over
 from testkit.nodes import cluster, why_not
-from testkit.small_run import BATCH, TrainerRun, abandoned_memory
+from testkit.small_run import BATCH, TrainerRun, abandoned
 from verl_vcpo.run_id import run_in
 from verl_vcpo.trainer.ppo.v1.checkpoint import checkpoints, written_by
 from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SAMPLES_FILE, WEIGHTS_FOLDER, read_metrics
@@ -71,7 +71,7 @@ class Stopped:
 
 @pytest.fixture(scope="module")
 def stopped(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    before = abandoned_memory()
+    before = abandoned()
     folder = tmp_path_factory.mktemp("lag0")
     run = TrainerRun(assets, folder / "run", *SETTINGS, *KEPT, *waiting_after(STOPPED_AFTER, folder / "marks"))
     run.wait_for_step(STOPPED_AFTER)

@@ -4,13 +4,14 @@ import contextlib
 import shlex
 import signal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy import main, processes, session
 from recipe.fully_async_policy.next_steps import after_error, after_interruption, to_go_on
+from recipe.fully_async_policy.processes import Run
 from testkit.checkpoints import write_checkpoint
 from verl_vcpo.run_id import RUN_ID_VARIABLE
 from verl_vcpo.trainer.ppo.v1.checkpoint import NoWholeCheckpoint
@@ -19,9 +20,8 @@ from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
 
 def config(run_dir: Path, **trainer: Any) -> DictConfig:
     settings = {"default_local_dir": str(run_dir / "checkpoints"), "val_only": False, "save_freq": 5, **trainer}
-    return OmegaConf.create(
-        {"run_dir": str(run_dir), "trainer": settings, "method": "vcpo", "async": {"lag": 1}, "save_model": False}
-    )
+    of_run = {"run_dir": str(run_dir), "trainer": settings, "ray_kwargs": {"ray_init": {}}}
+    return OmegaConf.create({**of_run, "method": "vcpo", "async": {"lag": 1}, "save_model": False})
 
 
 def saved(run_dir: Path, step: int) -> Path:
@@ -148,16 +148,35 @@ def test_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert command_in(said) == ["+task=gsm8k", f"run_dir={tmp_path}", "trainer.resume_mode=auto"]
 
 
-def test_the_log_has_the_traceback_of_a_start_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_ray(*_: Any) -> NoReturn:
-        raise TimeoutError("Ray does not start")
+@pytest.mark.parametrize("ending", [TimeoutError, KeyboardInterrupt])
+def test_the_traceback_of_an_error_and_the_logs_of_rays_processes_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: type[BaseException]
+) -> None:
+    """Of a start that fails. The folder of the run, in which Ray has its logs, is removed."""
+    folders: list[Path] = []
+
+    def no_ray(config: DictConfig, here: Run, folder: Path, log: TextIO) -> NoReturn:
+        logs = folder / "session_2026" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.out").write_text("no memory")
+        (folder / "session_latest").symlink_to(logs.parent)
+        folders.append(folder)
+        raise ending("Ray does not start")
 
     monkeypatch.setattr(session, "_ray", no_ray)
     for name in ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH", RUN_ID_VARIABLE):
         monkeypatch.setenv(name, "")
-    with pytest.raises(TimeoutError), session.ray_session(config(tmp_path), processes.new_run_id()):
+    (tmp_path / "ray_logs").mkdir()
+    (tmp_path / "ray_logs" / "of an earlier launch").touch()
+    with pytest.raises(ending), session.ray_session(config(tmp_path), processes.new_run_id()):
         pass
-    assert "TimeoutError: Ray does not start" in (tmp_path / "verl.log").read_text()
+    said = (tmp_path / "verl.log").read_text()
+    assert f"{ending.__name__}: Ray does not start" in said
+    failed = ending is TimeoutError
+    assert (f"logs are in {tmp_path}/ray_logs" in said) == failed
+    kept = {file.name: file.read_text() for file in tmp_path.glob("ray_logs/*")}
+    assert kept == ({"raylet.out": "no memory"} if failed else {})
+    assert not folders[0].exists()
 
 
 @pytest.mark.parametrize("part", ["prepare_environment", "compose", "check"])

@@ -1,13 +1,15 @@
-"""However a launcher ends, it leaves no process and no shared-memory file behind: shown with one that starts a sleeper.
+"""However a launcher ends, it leaves no process, shared memory and folder behind: shown with one that starts a sleeper.
 
 tests/e2e has the same of real runs.
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,17 +23,21 @@ from testkit import ROOT
 
 LAUNCHER = """
 import subprocess, sys
+from pathlib import Path
 from recipe.fully_async_policy import processes
 
 run_id = processes.new_run_id()
 try:
-    with processes.cleaned_up(run_id):
-        subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, sys.argv[2]], start_new_session=True).wait()
+    with processes.cleaned_up(run_id, Path(sys.argv[3])):
+        subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, *sys.argv[2:]], start_new_session=True).wait()
 except KeyboardInterrupt as interruption:
     sys.exit(processes.code_of_interruption(interruption))
 """
 SLEEPER = """
-import mmap, signal, sys, time
+import mmap, os, signal, socket, sys, time
+os.mkdir(sys.argv[3])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[3] + "/socket")
 signal.signal(signal.SIGTERM, {on_sigterm})
 with open(sys.argv[2], "w+b") as file:
     file.truncate(4096)
@@ -48,12 +54,18 @@ def memory() -> Iterator[Path]:
     path = Path(f"/dev/shm/vcpo-test-{uuid.uuid4().hex}")
     yield path
     path.unlink(missing_ok=True)
+    shutil.rmtree(folder_of(path), ignore_errors=True)
+
+
+def folder_of(memory: Path) -> Path:
+    """The folder, with a socket in it, of the run that has `memory`."""
+    return Path(tempfile.gettempdir(), memory.name)
 
 
 def started(sleeper: str, memory: Path) -> tuple[subprocess.Popen[str], str]:
     """A launcher whose sleeper is up and has mapped `memory`, and the id of its run."""
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, sleeper, str(memory)],
+        [sys.executable, "-c", LAUNCHER, sleeper, str(memory), str(folder_of(memory))],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -63,7 +75,7 @@ def started(sleeper: str, memory: Path) -> tuple[subprocess.Popen[str], str]:
     assert launcher.stdout is not None
     run_id = launcher.stdout.readline().strip()
     assert processes_of(run_id), "the sleeper is not found, so its absence proves nothing"
-    assert memory.exists()
+    assert memory.exists() and folder_of(memory).exists()
     return launcher, run_id
 
 
@@ -74,9 +86,9 @@ def ignores(pid: int, signum: int) -> bool:
 
 def nothing_left(run_id: str, memory: Path, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
-    while (processes_of(run_id) or memory.exists()) and time.monotonic() < deadline:
+    while (processes_of(run_id) or memory.exists() or folder_of(memory).exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return not processes_of(run_id) and not memory.exists()
+    return not (processes_of(run_id) or memory.exists() or folder_of(memory).exists())
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
@@ -110,11 +122,12 @@ def test_killed(memory: Path) -> None:
 
 HOLDER = """
 import subprocess, sys, time
+from pathlib import Path
 from recipe.fully_async_policy import processes
 
 run_id = processes.new_run_id()
-sleeper = subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, sys.argv[2]], start_new_session=True)
-reaper = processes.start_reaper(run_id, detached=True)
+sleeper = subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, *sys.argv[2:]], start_new_session=True)
+reaper = processes.start_reaper(run_id, Path(sys.argv[3]), detached=True)
 reaper.wait()
 print("detached", flush=True)
 time.sleep(600)
@@ -124,7 +137,10 @@ time.sleep(600)
 def test_a_detached_reaper_is_no_child_and_cleans_up_too(memory: Path) -> None:
     """As on another node, where Ray kills the children of the process that holds the reaper."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, OBEDIENT, str(memory)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, OBEDIENT, str(memory), str(folder_of(memory))],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holder.stdout is not None
     (run_id,) = {holder.stdout.readline().strip() for _ in range(2)} - {"detached"}

@@ -18,6 +18,7 @@ from recipe.fully_async_policy import main, ray_access
 from recipe.fully_async_policy.session import environment_of_workers
 from recipe.fully_async_policy.validate import SettingError
 from testkit.small_run import listening
+from verl_vcpo.run_folder import private_folder
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,8 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             secret = ray.put("the run's data")
             yield ray.get_runtime_context().gcs_address
             del secret
+            session = Path(session_folder())
+        assert not session.parent.exists(), "its session is left"
         assert not list(home.iterdir()), "Ray wrote a token of its own"
     assert TOKEN not in os.environ
 
@@ -182,7 +185,7 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatc
 
 def test_ray_is_not_given_a_folder_that_others_can_enter(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    ray_access.check_access({"_temp_dir": str(tmp_path / "ray")})
+    ray_access.check_access({"_temp_dir": str(tmp_path / "ray")}, connect=False)
     with pytest.raises(SettingError, match="_temp_dir=/tmp/anyone: .*mode 0700"):
         ray_access.check_access({"_temp_dir": "/tmp/anyone"})
 
@@ -203,13 +206,23 @@ def test_a_private_folder_that_is_not_ours_is_refused(
         ray_access.check_access({})
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
-    made = ray_access.private_folder()
-    assert stat.S_IMODE(made.stat().st_mode) == 0o700 and ray_access.private_folder() == made
+    made = private_folder()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700 and private_folder() == made
 
 
-def test_runs_on_one_machine_have_different_jobs(own_ray: str) -> None:
-    """verl names a socket in /tmp, over which vLLM gets weights, after the job. Ray's first is 01000000 everywhere."""
-    assert ray.get_runtime_context().get_job_id() != ray.JobID.from_int(1).hex()
+def test_a_folder_with_too_long_a_path_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray says it when it starts, the samplers say it when they start."""
+    long = tmp_path / ("a" * 60)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    with pytest.raises(SettingError, match=f"{long}/.* 107 is the most; set RAY_TMPDIR"):
+        ray_access.check_access({})
+    monkeypatch.setenv(TOKEN, "0" * 64)
+    with pytest.raises(SettingError, match=f"{long}/.* 107 is the most; set RAY_TMPDIR"):
+        ray_access.check_access({"address": "10.0.0.1:6379"})
+    monkeypatch.delenv("RAY_TMPDIR")
+    with pytest.raises(SettingError, match=f"{long}: .* 107 is the most"):
+        ray_access.check_access({"_temp_dir": str(long)})
 
 
 @pytest.mark.nightly

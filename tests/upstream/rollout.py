@@ -197,7 +197,7 @@ WEIGHTS = Place(
             How.OVERRIDES,
             f"{ROLLOUT}.utils:vLLMColocateWorkerExtension._get_zmq_handle",
             "",
-            "refuses a socket of another user",
+            "in the run's folder",
         ),
         Reach(
             "_get_zmq_handle", How.NAMES, f"{ROLLOUT}.utils:vLLMColocateWorkerExtension", 'f"ipc:///', "a path on disk"

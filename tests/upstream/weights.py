@@ -143,6 +143,13 @@ RECEIVER = Place(
             "before theirs imports its client of the server",
         ),
         Reach(
+            "LagKCheckpointEngineWorker.__init__",
+            How.NAMES,
+            "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter",
+            'self.zmq_handle = f"ipc:///',
+            "a path on disk, moved to the run's folder",
+        ),
+        Reach(
             "LagKvLLMReplica.get_ray_class_with_init_args",
             How.USES,
             "verl.single_controller.ray:RayClassWithInitArgs.cls",

@@ -22,7 +22,7 @@ from scripts.bench.reliability.moments import (
     while_saving,
     while_validating,
 )
-from testkit.small_run import BATCH, SEED, TrainerRun, abandoned_memory
+from testkit.small_run import BATCH, SEED, TrainerRun, abandoned
 
 LAG, STEPS = 2, 7
 ENGINE = "VLLM::EngineCore"
@@ -223,7 +223,7 @@ def order_of_rows(assets: Path, rows: int) -> list[int]:
 
 def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
     """Run into the fault, go on after it, and account for every prompt."""
-    start, before, complaints = time.monotonic(), abandoned_memory(), []
+    start, before, complaints = time.monotonic(), abandoned(), []
     settings = [*SETTINGS, *fault.prepare(run_dir)]
     run = TrainerRun(assets, run_dir, *settings)
     fault.when(run)
@@ -246,7 +246,12 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
     )
 
 
-def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:
+def left_over(run_id: str, before: set[str]) -> list[str]:
+    """What a run that has ended leaves on this machine, once what cleans up has had time to.
+
+    Args:
+        before: `abandoned` before the run.
+    """
     start = time.monotonic()
     # What cleans up after a killed driver needs a moment.
     while processes_of(run_id) and time.monotonic() < start + _CLEAN_UP_S:
@@ -254,12 +259,12 @@ def left_over(run_id: str, abandoned_before: set[str]) -> list[str]:
     found = []
     if processes := processes_of(run_id):
         found.append(f"processes left: {[p.name() for p in processes]}")
-    memory = abandoned_memory() - abandoned_before
-    while memory and time.monotonic() < start + _OTHER_RUN_S:
+    files = abandoned() - before
+    while files and time.monotonic() < start + _OTHER_RUN_S:
         time.sleep(0.5)
-        memory &= abandoned_memory()  # another run's files come and go: what this run has left stays
-    if memory:
-        found.append(f"shared memory left: {sorted(memory)}")
+        files &= abandoned()  # another run's files come and go: what this run has left stays
+    if files:
+        found.append(f"files left: {sorted(files)}")
     return found
 
 

@@ -212,6 +212,8 @@ def left_over(run_id: str, both: Cluster, before: list[set[str]]) -> list[str]:
                 found.append(f"processes left on {machine.name}: {sorted(' '.join(p.cmdline()) for p in processes)}")
             if memory := machine.shared_memory() - had:
                 found.append(f"shared memory left on {machine.name}: {sorted(memory)}")
+        if sockets := both.sockets():
+            found.append(f"sockets left: {[str(path) for path in sockets]}")
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.5)

@@ -49,7 +49,6 @@ class CPUWorkerExtension(LagKWorkerExtension):
 
         Raises:
             NotImplementedError: LoRA adapters.
-            PermissionError: the sender is another user.
             TimeoutError: the sender stopped.
         """
         if peft_config:

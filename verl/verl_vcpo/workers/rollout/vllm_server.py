@@ -9,6 +9,7 @@ In both cases no prefix that old weights have computed is reused for another req
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from verl_vcpo.checkpoint_engine.receiver import LagKCheckpointEngineWorker
+from verl_vcpo.run_folder import socket_folder
 from verl_vcpo.workers.rollout.admission import most_calls
 from verl_vcpo.workers.rollout.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.workers.rollout.kv_cache import KVCache
@@ -66,6 +68,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         self._on_their_way: set[str] = set()
         self._without_token: set[str] = set()
         self._meter = SamplerMeter()
+        os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # of the sockets between vLLM's processes
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
         self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)

@@ -1,7 +1,7 @@
-"""vLLM's worker accepts weights of the same user only (extends verl/workers/rollout/vllm_rollout/utils.py).
+"""vLLM's worker gets weights over a socket in the run's folder (extends verl/workers/rollout/vllm_rollout/utils.py).
 
-verl sends weights over a Unix socket in /tmp, whose name another user of the machine can predict, and create before the
-sender does. The worker unpickles the messages, which can run any code.
+verl has the socket in /tmp, under a name that another user of the machine can predict, and create before the sender
+does. The worker unpickles the messages, which can run any code. Nobody else can enter the run's folder.
 """
 
 import os
@@ -10,15 +10,16 @@ from pathlib import Path
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from verl_vcpo.run_folder import in_run_folder
+
 _POLL_S = 0.01
 _TIMEOUT_S = 300.0
 
 
-def wait_for_own_socket(socket: Path, timeout_s: float = _TIMEOUT_S) -> None:
-    """Block until this user's sender has created the socket; in a folder like /tmp no other user can replace a file.
+def wait_for_socket(socket: Path, timeout_s: float = _TIMEOUT_S) -> None:
+    """Block until the sender has created the socket.
 
     Raises:
-        PermissionError: another user has created the socket.
         TimeoutError: the socket was not created in `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
@@ -28,15 +29,12 @@ def wait_for_own_socket(socket: Path, timeout_s: float = _TIMEOUT_S) -> None:
                 f"vLLM's worker waited {timeout_s:g} s for {socket}, over which weights come: their sender died"
             )
         time.sleep(_POLL_S)
-    owner = socket.lstat().st_uid
-    if owner != os.getuid():
-        raise PermissionError(f"{socket}, over which the weights come, is user {owner}'s: refused")
 
 
 class LagKWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's worker extension, which also checks that the sender is the same user."""
+    """verl's worker extension, which waits for the sender's socket in the run's folder."""
 
     def _get_zmq_handle(self) -> str:
-        handle = super()._get_zmq_handle()
-        wait_for_own_socket(Path(handle.removeprefix("ipc://")))
+        handle = in_run_folder(super()._get_zmq_handle())
+        wait_for_socket(Path(handle.removeprefix("ipc://")))
         return handle
