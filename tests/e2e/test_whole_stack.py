@@ -35,6 +35,7 @@ from tests.e2e.conftest import prepared
 from tests.e2e.held_answers import held_answers, updates_meet_calls
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
 from vcpo.ess import ess_ratio
+from verl_vcpo.run_folder import run_folder
 from verl_vcpo.trainer.ppo.v1 import sample_log
 from verl_vcpo.trainer.ppo.v1.overview import ACCURACY, CURVES, TABLE
 from verl_vcpo.trainer.ppo.v1.processor_meter import Role
@@ -97,6 +98,7 @@ class Stack:
     """A run that has trained. Its processes are up until `session` is closed.
 
     programs: what the sandbox had run by then.
+    niceness: of each process.
     weights: the trainer's after the last step; `served` are the log-probs of `response` that vLLM reported then.
     """
 
@@ -106,7 +108,7 @@ class Stack:
     trainer: Any
     kv_cache: KVCache
     listeners: list[Listener]
-    processes: int
+    niceness: list[int]
     session: contextlib.ExitStack
     programs: int
     zero: dict[str, Any]
@@ -168,7 +170,7 @@ def stack(
             trainer=runner.trainer,
             kv_cache=request.param,
             listeners=listeners,
-            processes=len(processes_of(run_id)),
+            niceness=[process.nice() for process in processes_of(run_id)],
             session=session,
             programs=stats["Success"] + stats["Failed"],
             zero=zero,
@@ -348,11 +350,17 @@ def test_log_probs_around_an_update(stack: Stack, model: Path, kv_cache: KVCache
     check_log_probs_around_an_update(sampler, kv_cache)
 
 
+def test_the_runs_processes_are_as_nice_as_the_launcher(stack: Stack) -> None:
+    """Ray would start its workers with 15 more, and a busy laptop would leave them hardly any time."""
+    assert {*stack.niceness} == {psutil.Process().nice()}
+
+
 def test_nothing_is_left_of_it(stack: Stack) -> None:
-    assert stack.processes > 5, "the run's processes are not found, so their absence proves nothing"
+    assert len(stack.niceness) > 5, "the run's processes are not found, so their absence proves nothing"
     stack.session.close()
     assert not processes_of(stack.run_id)
     assert not list(Path("/dev/shm").glob(f"vcpo-{stack.run_id}-*"))
+    assert not run_folder(stack.run_id).exists()
     files = [file for file in stack.run_dir.rglob("*") if file.is_file()]
     assert not [file for file in files if stack.token.encode() in file.read_bytes()], "Ray's token is on disk"
 

@@ -23,6 +23,8 @@ ENVIRONMENT = {
     # no network: models and data are local, and no statistics are sent
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's 15 would leave a run on a busy laptop hardly any processor time
+    "RAY_worker_niceness": "0",
     # a package asks torch for CUDA architectures at import, which fails without a GPU
     "TORCH_CUDA_ARCH_LIST": "8.0",
 }
