@@ -17,7 +17,7 @@ import torch.distributed as dist
 from verl_vcpo import start_up
 from verl_vcpo.cpu import environment
 
-start_up.collect_rarely()
+start_up.set_up_process()
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's condition for tensor parallelism

@@ -12,7 +12,7 @@ from verl_vcpo.cpu import environment
 
 REHEARSAL = "VCPO_FAKE_CUDA" in os.environ
 
-start_up.collect_rarely()
+start_up.set_up_process()
 if not REHEARSAL:
     environment.apply()
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a test that calls Ray without starting it fails, and starts none

@@ -148,7 +148,7 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
 
 def prepare_environment(overrides: list[str]) -> None:
     """Decide between CPU and GPU, and set what has to be set before verl, Ray and vLLM are imported."""
-    start_up.collect_rarely()
+    start_up.set_up_process()
     given = [o.removeprefix("hardware=") for o in overrides if o.startswith("hardware=")]
     if given:
         hardware = given[-1]

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recipe.fully_async_policy.checks.errors import SettingError, closest
+from verl_vcpo import start_up
 from verl_vcpo.run_folder import private_folder, run_folder
 
 LOOPBACK = {
@@ -39,6 +40,7 @@ _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"
 _CONNECT_TIMEOUT_S = 10.0
 _SOCKET_PATH, _SOCKET_NAME = 107, 50  # bytes: the kernel's limit; the longest name that verl and vLLM give
+_IN_EACH_WORKER = "worker_process_setup_hook"
 _OF_OWN_RAY = ("num_cpus", "num_gpus", "object_store_memory", "resources", "labels")
 
 
@@ -53,6 +55,11 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
         raise SettingError(
             f"{_MODE}={os.environ[_MODE]}: whoever reaches Ray's ports could run code as you; unset it, or set it to "
             "token, here and where the cluster is started"
+        )
+    if (hook := (ray_init.get("runtime_env") or {}).get(_IN_EACH_WORKER)) is not None:
+        raise SettingError(
+            f"ray_kwargs.ray_init.runtime_env.{_IN_EACH_WORKER}={hook}: Ray takes one such function, and the run needs "
+            "its own, which closes TransferQueue's sockets; leave it out"
         )
     token = _given_token()
     if address := cluster_address(ray_init):
@@ -150,7 +157,9 @@ def started(ray_init: Mapping[str, Any], folder: Path | None = None) -> Iterator
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # not in its stub
 
-    arguments, environment = dict(ray_init), {_MODE: "token"}
+    set_up = {_IN_EACH_WORKER: f"{start_up.__name__}.{start_up.set_up_process.__name__}"}
+    arguments = {**ray_init, "runtime_env": {**(ray_init.get("runtime_env") or {}), **set_up}}
+    environment = {_MODE: "token"}
     environment |= {name: os.environ.get(name, value) for name, value in _START.items()}
     loader, had_clusters = AuthenticationTokenLoader.instance(), ray_constants.ENABLE_RAY_CLUSTER
     with contextlib.ExitStack() as stack:

@@ -7,8 +7,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verl_vcpo import start_up
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -83,10 +81,7 @@ def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -
         replica.register("verl_vcpo.workers.rollout.vllm_server", "LagKvLLMReplica")
     console.stage("Starting Ray")
     init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    in_each_worker = {
-        "worker_process_setup_hook": start_up.__name__ + ".collect_rarely",
-        "env_vars": environment_of_workers(),
-    }
+    in_each_worker = {"env_vars": environment_of_workers()}
     given = init.pop("runtime_env", None) or {}
     runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
     init["runtime_env"] = OmegaConf.to_container(runtime_env)

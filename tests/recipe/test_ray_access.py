@@ -169,6 +169,12 @@ def test_authentication_cannot_be_switched_off(monkeypatch: pytest.MonkeyPatch) 
         ray_access.check_access({})
 
 
+def test_a_set_up_function_of_ones_own_would_replace_the_runs() -> None:
+    given = {"runtime_env": {"worker_process_setup_hook": "mine.set_up"}}
+    with pytest.raises(SettingError, match=r"runtime_env.worker_process_setup_hook=mine.set_up: .*leave it out"):
+        ray_access.check_access(given)
+
+
 def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     file = tmp_path / "token"

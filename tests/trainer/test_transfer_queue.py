@@ -1,15 +1,20 @@
-"""What is read from, and kept in, a real TransferQueue: chosen tags, remembered groups, samples for the record."""
+"""A real TransferQueue: who may speak to it, chosen tags, remembered groups, samples for the record."""
 
 import math
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transfer_queue as tq
+import zmq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from transfer_queue.utils import zmq_utils
 from verl.utils import tensordict_utils as tu
+from zmq.utils.monitor import recv_monitor_message
 
 from recipe.fully_async_policy import main, ray_access
 from verl_vcpo.trainer.ppo.v1.batch_totals import RAW_REWARD
@@ -30,6 +35,62 @@ def queue() -> Iterator[None]:
         tq.init(config)
         yield
         tq.close()
+
+
+class Touch:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def listeners() -> dict[str, str]:
+    """The addresses of all sockets that the queue's processes listen at, by name."""
+    client = tq.get_client()
+    servers = [client._controller, *client.storage_manager.storage_unit_infos.values()]
+    return {f"{server.id}.{port}": server.to_addr(port) for server in servers for port in server.ports}
+
+
+def send(key: str, address: str, message: list[bytes]) -> bool:
+    """Send what TransferQueue would read, with this key; whether the other side has taken the connection."""
+    with zmq.Context() as context:
+        if key == "the run's":
+            socket = zmq_utils.create_zmq_socket(context, zmq.DEALER, "127.0.0.1")
+        else:
+            socket = context.socket(zmq.DEALER)
+        if key == "another":
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.curve_serverkey, _ = zmq.curve_keypair()
+        socket.identity = zmq_utils.STORAGE_CLIENT_IDENTITY_PREFIXES[0] + b"test"
+        with socket, socket.get_monitor_socket() as events:
+            socket.connect(address)
+            socket.send_multipart(message)
+            event = 0
+            while event not in {zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED}:
+                assert events.poll(30_000), "neither taken nor refused"
+                event = recv_monitor_message(events)["event"]
+            taken = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            socket.linger = 30_000 if taken else 0
+    return taken
+
+
+@pytest.mark.parametrize("key", ["none", "another", "the run's"])
+def test_the_queue_unpickles_what_comes_with_the_runs_key(queue: None, key: str, tmp_path: Path) -> None:
+    assert len(addresses := listeners()) >= 3, "the controller's two, and one for each storage unit"
+    for name, address in addresses.items():
+        file = tmp_path / name
+        message = zmq_utils.ZMQMessage.create(zmq_utils.ZMQRequestType.HANDSHAKE, "test", {"field": Touch(file)})
+        taken = send(key, address, message.serialize())
+        until = time.monotonic() + 60
+        while taken and not file.exists():
+            assert time.monotonic() < until, "the message was taken, and is not read"
+            time.sleep(0.02)
+        assert file.exists() == (key == "the run's")
+    put_tags(key, {"a": {"status": "running"}})
+    assert tags_of(["a"], key) == {"a": {"status": "running"}}, "the queue goes on"
 
 
 def put(uids: list[str], step: int) -> KVBatchMeta:

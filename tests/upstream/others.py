@@ -68,7 +68,7 @@ RAY = Place(
         Reach("(several files)", How.CALLS, "ray:get", "object_refs, timeout", ""),
         Reach("(several files)", How.CALLS, "ray:remote", "", "a decorator; `options` of what it makes"),
         Reach("(several files)", How.CALLS, "ray:kill", "actor", ""),
-        Reach("ray_session", How.NAMES, "ray.runtime_env.runtime_env", '"worker_process_setup_hook"', "by its path"),
+        Reach("started", How.NAMES, "ray.runtime_env.runtime_env", '"worker_process_setup_hook"', "by its path"),
         Reach("(several files)", How.CALLS, "ray:get_runtime_context", "", "`get_node_id`, `get_job_id`"),
         Reach(
             "_remove", How.CALLS, "ray.util:remove_placement_group", "placement_group", "frees a dead sampler's devices"
@@ -169,6 +169,23 @@ QUEUE = Place(
     ),
 )
 
+SOCKETS = Place(
+    "verl/verl_vcpo/utils/queue_sockets.py",
+    "Whether every connection of TransferQueue is one of `create_zmq_socket`, from a DEALER to a ROUTER.",
+    (
+        Reach(
+            "encrypt",
+            How.REPLACES,
+            "transfer_queue.utils.zmq_utils:create_zmq_socket",
+            "",
+            "in every process of a run",
+        ),
+        Reach("_keys", How.CALLS, "ray._raylet:AuthenticationTokenLoader.instance", "", "the token, in every process"),
+        Reach("_keys", How.USES, "ray._raylet:AuthenticationTokenLoader.has_token", "", "whether Ray finds one"),
+        Reach("_keys", How.USES, "ray._raylet:AuthenticationTokenLoader.get_raw_token", "", "without its white space"),
+    ),
+)
+
 TORCH = Place(
     "verl/verl_vcpo/utils/distributed.py (torch)",
     "Where `torch.distributed` makes its store, in `rendezvous`.",
@@ -251,4 +268,4 @@ METER = Place(
     ),
 )
 
-PLACES = (VLLM, METER, RAY, QUEUE, TORCH, CHECKS)
+PLACES = (VLLM, METER, RAY, QUEUE, SOCKETS, TORCH, CHECKS)
