@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -276,6 +277,15 @@ def test_a_sandbox_that_is_away_fails_the_trajectory(tokenizer: Any, monkeypatch
     monkeypatch.setattr(agent_loop, "SandboxClient", partial(SandboxClient, patience_s=0.5, queue_s=1.0))
     with pytest.raises(SandboxUnavailable, match=r"tool_use\.sandbox_url"):
         runner.run((CODE, 1), (ANSWER, 1))
+
+
+def test_what_a_program_printed_is_encoded_while_other_threads_encode_prompts(tokenizer: Any) -> None:
+    loop = Runner(tokenizer, NOWHERE).loop(ScriptedPolicy(tokenizer, {}))
+    with ThreadPoolExecutor(1) as threads:
+        prompt = threads.submit(tokenizer, "1 2 3 " * 10_000, add_special_tokens=False)
+        while not prompt.done():
+            assert len(loop._encoded(TURN_END)) > 1, "ordinary tokens"
+    assert len(tokenizer.encode(TURN_END, add_special_tokens=False)) == 1
 
 
 def test_where_a_block_begins_and_ends() -> None:

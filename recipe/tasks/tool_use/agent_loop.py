@@ -10,6 +10,8 @@ A weight update in the middle of a turn is hidden by the samplers' client, and o
 turn is sampled by the new weights.
 """
 
+import copy
+import functools
 import itertools
 import time
 from dataclasses import dataclass, field
@@ -78,6 +80,12 @@ class _Trajectory:
         preempted = output.num_preempted
         if preempted is not None and preempted >= 0:
             self.metrics["num_preempted"] = self.metrics.get("num_preempted", 0) + preempted
+
+
+@functools.cache
+def _of_ordinary_tokens(tokenizer: Any) -> Any:
+    """A copy: `split_special_tokens` is a state of the tokenizer, which other threads encode prompts with meanwhile."""
+    return copy.deepcopy(tokenizer)
 
 
 @register("simpletir")
@@ -179,7 +187,8 @@ class SimpleTIRAgentLoop(AgentLoopBase):
 
     def _encoded(self, text: str) -> list[int]:
         """Ordinary tokens only: a program may print `<|im_end|>`."""
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ordinary = _of_ordinary_tokens(self.tokenizer)
+        return ordinary(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def _output(self, trajectory: _Trajectory) -> AgentLoopOutput:
         dropped = trajectory.void and self.settings.drop_void_turns
