@@ -1,0 +1,181 @@
+"""What a run of an hour of chaos shows to one who looks on: its lines of steps, its processes, and what they have open.
+
+Nothing here is the product's: JSON, /proc and psutil. A line of a step is copied before anybody spoils the run's file.
+"""
+
+import contextlib
+import json
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK = "VCPO_CHAOS"
+"""A variable that all processes of the runs inherit; its value is this hour's."""
+LEDGER = "ledger.jsonl"
+_POLL_S, _LOOK_S = 0.3, 2.0
+
+
+def processes_with(mark: str) -> set[psutil.Process]:
+    """The processes that inherited `mark`, and what they have started: a title can overwrite an environment."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # a process that has ended since, or another user's
+            if process.environ().get(MARK) == mark:
+                found |= {process, *process.children(recursive=True)}
+    return {process for process in found if _is_up(process)}
+
+
+def _is_up(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def title(process: psutil.Process) -> str:
+    """The command line; '' of a process that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def shared_memory_of(process: psutil.Process) -> set[int]:
+    """The inodes of the files in /dev/shm that a process has mapped or open: a semaphore is mapped by another name."""
+    found = set()
+    with contextlib.suppress(OSError):  # the process has ended meanwhile
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            if "/dev/shm/" in line:
+                found.add(int(line.split(maxsplit=5)[4]))
+        for descriptor in os.scandir(f"/proc/{process.pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(descriptor.path).startswith("/dev/shm/"):
+                    found.add(os.stat(descriptor.path).st_ino)
+    return found
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that are JSON objects with a number `step`; [] without a file."""
+    lines = []
+    for raw in file.read_bytes().split(b"\n")[:-1] if file.is_file() else []:
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+class Watch:
+    """Looks on in threads: copies each new line of `metrics` to the ledger, and notes processes and shared memory.
+
+    Args:
+        folder: gets the ledger.
+        metrics: the runs' file of metrics.
+        mark: the value of `MARK` in their environment.
+    """
+
+    def __init__(self, folder: Path, metrics: Path, mark: str) -> None:
+        self.last_step = self.last_launch = 0
+        """The newest line in the ledger."""
+        self.shared_memory: set[int] = set()
+        self.processes: set[psutil.Process] = set()
+        self._ledger, self._metrics, self._mark = folder / LEDGER, metrics, mark
+        self._launch, self._resumed_from = 0, 0
+        self._seen: dict[int, str] = {}
+        self._saved_by: dict[int, int] = {}
+        self._over, self._lock = threading.Event(), threading.Lock()
+        for look, pause in ((self.copy_lines, _POLL_S), (self._look_at_processes, _LOOK_S)):
+            threading.Thread(target=self._repeat, args=(look, pause), daemon=True).start()
+
+    def begin(self, launch: int, resumed_from: int | None) -> None:
+        """A launch begins, which goes on after this step; None: at the first one."""
+        with self._lock:
+            self._launch, self._resumed_from = launch, resumed_from or 0
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _repeat(self, look: Any, pause: float) -> None:
+        while not self._over.wait(pause):
+            look()
+
+    def _look_at_processes(self) -> None:
+        up = processes_with(self._mark)
+        self.processes |= up
+        for process in up:
+            self.shared_memory |= shared_memory_of(process)
+
+    def forget(self) -> None:
+        """What the processes of a launch had, which has ended."""
+        self.processes.clear()
+        self.shared_memory.clear()
+
+    def copy_lines(self) -> None:
+        """Append to the ledger what the file of metrics has that the ledger has not.
+
+        The line of a step that was saved in an earlier launch, which ended before the line was written, is of that one.
+        """
+        with self._lock:
+            new = []
+            for folder in self._metrics.parent.glob("checkpoints/global_step_*"):
+                step = int(folder.name.rpartition("_")[2])
+                if step > self._resumed_from:
+                    self._saved_by[step] = self._launch
+            for line in json_lines(self._metrics):
+                step = line["step"]
+                kept = {
+                    "step": step,
+                    "rows": line.get("trained_rows"),
+                    "lag": line.get("lag_max"),
+                    "reward": line.get("reward"),
+                    "calls": line.get("tool_use/calls", 0),
+                    "filtered": line.get("training/filter_groups/evicted_samples", 0),
+                }
+                text = json.dumps(kept)
+                if self._seen.get(step) != text:
+                    self._seen[step] = text
+                    launch = self._launch if step > self._resumed_from else self._saved_by.get(step, self._launch)
+                    new.append({**kept, "launch": launch, "at": time.monotonic()})
+                    self.last_step, self.last_launch = step, launch
+            if new:
+                with open(self._ledger, "a") as file:
+                    file.writelines(json.dumps(line) + "\n" for line in new)
+
+
+def left_over(watch: Watch, mark: str, temporary: Path, grace_s: float) -> dict[str, list[str]]:
+    """What the processes with `mark`, those that `watch` saw among them, have left when all have had `grace_s` to end.
+
+    Returns:
+        processes, shared memory, semaphores, and sockets, folders and files in `temporary`, by these names.
+    """
+    deadline = time.monotonic() + grace_s
+    while (up := processes_with(mark) | set(filter(_is_up, set(watch.processes)))) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    in_memory = sorted(file.name for file in os.scandir("/dev/shm") if file.inode() in watch.shared_memory)
+    sockets, folders, files = [], [], []
+    for path in temporary.rglob("*"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                sockets.append(str(path))
+            elif path.is_dir() and path.parent.name in ("ray", temporary.name) and not _is_kept(path):
+                folders.append(str(path))
+            elif path.is_file() and path.parent == temporary:
+                files.append(str(path))
+    return {
+        "processes": [f"{process.pid} {title(process)[:100]}" for process in up],
+        "shared memory": [name for name in in_memory if not name.startswith("sem.")],
+        "semaphores": [name for name in in_memory if name.startswith("sem.")],
+        "sockets": sorted(sockets),
+        "folders": sorted(folders),
+        "files": sorted(files),
+    }
+
+
+def _is_kept(folder: Path) -> bool:
+    """A user's private folder, for all runs; a link to a session; in a folder of temporary files, Python's caches."""
+    return folder.name.startswith("vcpo-") or folder.is_symlink() or folder.name.startswith("torchinductor_")
