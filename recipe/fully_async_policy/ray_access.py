@@ -35,6 +35,9 @@ _START = {
     "RAY_raylet_start_wait_time_s": "300",
     # Processes that Ray starts before any is asked for lack the run's environment, so that no actor takes one.
     "RAY_prestart_worker_first_driver": "0",
+    # Ray's agents write their titles over their environment, by which the run's processes are found, and they outlive a
+    # killed raylet by minutes. With this a title keeps to the command line.
+    "SPT_NOENV": "1",
 }
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 import ray
 
 from recipe.fully_async_policy import main, ray_access
+from recipe.fully_async_policy.processes import processes_of
 from recipe.fully_async_policy.session import environment_of_workers
 from recipe.fully_async_policy.validate import SettingError
 from testkit.small_run import listening
 from verl_vcpo.run_folder import private_folder
+from verl_vcpo.run_id import RUN_ID_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +48,9 @@ print(json.dumps({{name: attempt(name, function) for name, function in attempts.
 """
 
 
+RUN = "run-of-these-tests"
+
+
 @pytest.fixture(scope="module")
 def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray as the launcher starts it, with a value in its store; the address of its control store."""
@@ -53,6 +59,7 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))  # without a token of the user's
         patch.delenv(TOKEN, raising=False)
+        patch.setenv(RUN_ID_VARIABLE, RUN)
         with ray_access.started({"num_cpus": 1, "include_dashboard": False, "log_to_driver": False}):
             secret = ray.put("the run's data")
             yield ray.get_runtime_context().gcs_address
@@ -97,6 +104,17 @@ def test_it_listens_on_loopback_only(own_ray: str) -> None:
     assert len(addresses) > 5, "Ray's listeners are not found, so their absence elsewhere proves nothing"
     assert [found for found in addresses if not found.on_loopback] == []
     assert ray.util.get_node_ip_address() == "127.0.0.1", "what verl and TransferQueue bind to"
+
+
+def test_its_agents_are_known_as_processes_of_the_run(own_ray: str) -> None:
+    """The agents rename themselves, and outlive a raylet that is killed."""
+    deadline, found = time.monotonic() + 60, list[str]()
+    while len(found) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        titles = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        found = [title for title in titles if title.startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent"))]
+    known = [" ".join(process.cmdline()) for process in processes_of(RUN)]
+    assert len(found) == 2 and {*found} <= {*known}
 
 
 def test_the_token_is_in_no_command_line_and_no_file(own_ray: str) -> None:
