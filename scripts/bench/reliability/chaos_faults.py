@@ -3,6 +3,7 @@
 docs/explanation/asynchrony.md's table "When something fails" says what each leads to.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -193,7 +194,8 @@ def kill_sandbox(run: Target, rng: random.Random) -> str:
 def kill_program(run: Target, rng: random.Random) -> str:
     children = run.sandbox.process.children(recursive=True)
     for child in rng.sample(children, min(3, len(children))):
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # a program that has just ended
+            child.kill()
     return f"{min(3, len(children))} of {len(children)} processes of programs"
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from scripts.bench.reliability import chaos_faults as faults
 from scripts.bench.reliability.chaos_assets import keep_disk, make_chaos_assets, small_disk
 from scripts.bench.reliability.chaos_faults import Deck, Fault, NotPossible
@@ -177,7 +179,7 @@ class Hour:
         said, before = len(launch.output), self._made(number)
         try:
             target = fault.does(launch, rng)
-        except NotPossible as error:
+        except (NotPossible, psutil.Error) as error:  # psutil's: the process has ended since it was chosen
             return self._note(fault.name, number, "", f"not tried: {error}")
         reached = max(before, self._made(number)) + 2
 
@@ -197,7 +199,7 @@ class Hour:
         try:
             target = fault.does(launch, rng)
             code = launch.end(END_S)
-        except NotPossible as error:
+        except (NotPossible, psutil.Error) as error:
             launch.driver.terminate()
             return self._note(fault.name, number, "", f"not tried, but SIGTERM: {error}")
         except TooLate as error:
