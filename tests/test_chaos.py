@@ -1,7 +1,12 @@
 """The reader of an hour of chaos: a made-up hour without a mistake is clean, and each kind of mistake is found."""
 
+import contextlib
 import json
 import random
+import socket
+import subprocess
+import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +17,7 @@ import pytest
 from scripts.bench.reliability.chaos_reader import KINDS, LEFT, SAMPLES, count, newest_whole
 from scripts.bench.reliability.chaos_reward import compute_score, is_filtered, value
 from scripts.bench.reliability.chaos_spoil import SPOILS
-from scripts.bench.reliability.chaos_watch import LEDGER, Watch
+from scripts.bench.reliability.chaos_watch import LEDGER, MARK, Watch, left_over
 
 STEPS, BATCH = 6, 2
 ROWS = [row for row in range(100) if not is_filtered(row)]
@@ -194,3 +199,36 @@ def test_a_line_restored_from_a_checkpoint_is_of_the_launch_that_saved_it(tmp_pa
     watch.copy_lines()
     watch.stop()
     assert [(line["step"], line["launch"]) for line in lines_of(tmp_path / LEDGER)] == [(1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+def test_what_a_launch_has_left_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, "this test")
+    temporary = tmp_path / "temporary"
+    watch = Watch(tmp_path, tmp_path / "metrics.jsonl", "this test")
+    memory = f"/dev/shm/test-chaos-{time.monotonic_ns()}"
+    program = f"import time; kept = open('{memory}', 'w'); time.sleep(600)"
+    of_launch = subprocess.Popen([sys.executable, "-c", program])
+    for folder in ("session", "vcpo-0/ray/session", "vcpo-0/run"):
+        (temporary / folder).mkdir(parents=True)
+    (temporary / "a.lock").touch()
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(temporary):
+        bound.bind("a.socket")
+    deadline = time.monotonic() + 60
+    while not watch.shared_memory and time.monotonic() < deadline:
+        time.sleep(0.1)
+    try:
+        left = left_over(watch, "this test", temporary, 0.0)
+    finally:
+        watch.stop()
+        of_launch.terminate()
+        of_launch.wait()
+        Path(memory).unlink()
+    assert any(line.startswith(f"{of_launch.pid} ") for line in left["processes"])
+    assert left["shared memory"] == [Path(memory).name]
+    assert [Path(name).name for name in left["sockets"]] == ["a.socket"]
+    assert [str(Path(name).relative_to(temporary)) for name in left["folders"]] == [
+        "session",
+        "vcpo-0/ray/session",
+        "vcpo-0/run",
+    ]
+    assert [Path(name).name for name in left["files"]] == ["a.lock"]

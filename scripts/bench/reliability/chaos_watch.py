@@ -6,6 +6,7 @@ Nothing here is the product's: JSON, /proc and psutil. A line of a step is copie
 import contextlib
 import json
 import os
+import re
 import stat
 import threading
 import time
@@ -18,6 +19,7 @@ MARK = "VCPO_CHAOS"
 """A variable that all processes of the runs inherit; its value is this hour's."""
 LEDGER = "ledger.jsonl"
 _POLL_S, _LOOK_S = 0.3, 2.0
+_PRIVATE = re.compile(r"vcpo-\d+|ray")
 
 
 def processes_with(mark: str) -> set[psutil.Process]:
@@ -162,7 +164,7 @@ def left_over(watch: Watch, mark: str, temporary: Path, grace_s: float) -> dict[
         with contextlib.suppress(OSError):  # removed meanwhile
             if stat.S_ISSOCK(path.lstat().st_mode):
                 sockets.append(str(path))
-            elif path.is_dir() and path.parent.name in ("ray", temporary.name) and not _is_kept(path):
+            elif path.is_dir() and _is_of_a_run(path, temporary):
                 folders.append(str(path))
             elif path.is_file() and path.parent == temporary:
                 files.append(str(path))
@@ -176,6 +178,7 @@ def left_over(watch: Watch, mark: str, temporary: Path, grace_s: float) -> dict[
     }
 
 
-def _is_kept(folder: Path) -> bool:
-    """A user's private folder, for all runs; a link to a session; in a folder of temporary files, Python's caches."""
-    return folder.name.startswith("vcpo-") or folder.is_symlink() or folder.name.startswith("torchinductor_")
+def _is_of_a_run(folder: Path, temporary: Path) -> bool:
+    """Not what all runs share: a private folder, vcpo-UID, and Ray's in there; nor a link, or a cache of torch."""
+    shared = folder.is_symlink() or folder.name == "ray" or folder.name.startswith(("vcpo-", "torchinductor_"))
+    return not shared and (folder.parent == temporary or bool(_PRIVATE.fullmatch(folder.parent.name)))
