@@ -1,6 +1,8 @@
 """Each stabilizer: its value and gradient by hand, and REINFORCE's gradient on policy where its formula says so."""
 
+import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,23 @@ from torch import Tensor
 from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, oapl, off_policy_mask, sat, topr, vespo
 from vcpo.stabilizers.group_replay import GroupReplay
 from vcpo.stabilizers.oapl import optimal_advantages
+from vcpo.stabilizers.ratios import sequence_ratios, token_log_ratios
 from vcpo.stabilizers.sat import contraction
 from vcpo.stabilizers.tba import tba, tba_tokens
 
 MASK = torch.tensor([[True, True], [True, False]])
 ADVANTAGE = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
+# What a run without settings of its own trains with: the sources' values, where a source has one.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bapo": dict(positive_share=0.5, lower=(0.6, 0.9), upper=(1.2, 3.0), lower_step=0.02, upper_step=0.05),
+    "m2po": dict(tau=0.04),
+    "oapl": dict(beta=1e-3),
+    "off_policy_mask": dict(delta=0.5, clip=0.2),
+    "sat": dict(quantile=0.9, lower=0.2, upper=0.2),
+    "tba": dict(beta=0.05),
+    "topr": {},
+    "vespo": dict(positive=(2.0, 3.0), negative=(3.0, 2.0)),
+}
 
 
 def off_policy(ratios: list[list[float]]) -> tuple[Tensor, Tensor]:
@@ -27,6 +41,19 @@ def check(losses: Tensor, log_pi: Tensor, value: list[list[float]], gradient: li
     torch.testing.assert_close(losses.detach() * MASK, torch.tensor(value))
     (got,) = torch.autograd.grad((losses * MASK).sum(), log_pi)
     torch.testing.assert_close(got, torch.tensor(gradient))
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_settings_that_are_not_given_have_the_values_of_the_sources(name: str) -> None:
+    for loss in (tba, tba_tokens) if name == "tba" else (TOKEN_LOSSES[name],):
+        parameters = inspect.signature(loss).parameters.values()
+        assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == DEFAULTS[name]
+
+
+def test_ratios_are_bounded_where_their_squares_still_fit_float32() -> None:
+    log_pi, log_mu = torch.tensor([[-1.0, -1.0], [-300.0, -1.0]]), torch.tensor([[-200.0, -1.0], [-1.0, -1.0]])
+    assert token_log_ratios(log_pi, log_mu, MASK).tolist() == [[20.0, 0.0], [-20.0, 0.0]]
+    torch.testing.assert_close(sequence_ratios(log_pi, log_mu, MASK), torch.tensor([20.0, -20.0]).exp())
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_LOSSES))
@@ -43,6 +70,7 @@ def test_what_lies_outside_the_mask_is_ignored(name: str) -> None:
     dirty_pi, dirty_mu = log_pi.detach().masked_fill(~MASK, math.nan), log_mu.masked_fill(~MASK, -math.inf)
     dirty = TOKEN_LOSSES[name](dirty_pi, dirty_mu, ADVANTAGE, MASK)
     torch.testing.assert_close(dirty, clean.detach())
+    assert not clean[~MASK].any(), "a mean over all tokens would count it"
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_LOSSES))
@@ -89,6 +117,18 @@ def test_off_policy_mask_drops_bad_sequences_far_away() -> None:
         clipped = 0.8 if kept else 0.0  # below 0.8 PPO's loss of a bad token is constant
         check(losses, log_pi, [[-2 * ratio, -2 * ratio], [clipped, 0.0]], [[-2 * ratio, -2 * ratio], [0.0, 0.0]])
         assert (losses[1, 0] == 0) == (not kept)
+
+
+def test_off_policy_mask_keeps_ppos_clip() -> None:
+    log_pi, log_mu = off_policy([[1.5, 0.5], [1.5, 1.0]])
+    losses = off_policy_mask(log_pi, log_mu, ADVANTAGE, MASK)
+    check(losses, log_pi, [[-2 * 1.2, -2 * 0.5], [1.5, 0.0]], [[0.0, -1.0], [1.5, 0.0]])
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN_LOSSES.keys() - {"oapl"}))  # a regression, which has a penalty as well
+def test_a_group_without_a_signal_has_no_loss(name: str) -> None:
+    log_pi, log_mu = off_policy([[1.5, 0.5], [1.5, 1.0]])
+    assert not TOKEN_LOSSES[name](log_pi, log_mu, 0 * ADVANTAGE, MASK).any()
 
 
 def test_m2po_masks_the_largest_until_the_mean_is_at_most_tau() -> None:
@@ -232,3 +272,17 @@ def test_sat_cuts_an_outward_gradient_off_earlier_and_keeps_the_way_back() -> No
         assert gradient[0, 3].item() == pytest.approx(last), "outward: cut off; back to 1: r A"
         assert gradient[0, :3].abs().min() > 0.9
     assert sat(log_pi, log_mu, torch.ones(1, 4), mask, quantile=0.75)[0, 3].item() == pytest.approx(-1.04)
+
+
+def test_sat_contracts_the_bound_below_one_too() -> None:
+    """Ratio 1 / 1.1 with |d| twice the quantile: the lower bound is 1 - 0.2 / 5."""
+    small = math.log(1.1) / 2
+    log_mu, mask = torch.full((1, 4), -1.0), torch.ones(1, 4, dtype=torch.bool)
+    log_pi = log_mu + torch.tensor([[small, small, -small, -2 * small]])
+    assert sat(log_pi, log_mu, -torch.ones(1, 4), mask, quantile=0.75)[0, 3].item() == pytest.approx(0.96)
+    assert sat(log_pi, log_mu, torch.ones(1, 4), mask, quantile=0.75)[0, 3].item() == pytest.approx(-1 / 1.1)
+
+
+def test_sat_with_a_quantile_of_zero_takes_the_smallest() -> None:
+    above, _ = contraction(torch.tensor([[0.2, 0.1, 0.4]]), torch.ones(1, 3, dtype=torch.bool), 0.0)
+    torch.testing.assert_close(above, torch.tensor([[1 / 5, 1.0, 1 / 17]]))
