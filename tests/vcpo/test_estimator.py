@@ -1,11 +1,12 @@
 """The estimator against its definition, written out naively."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 
-from vcpo import Baseline, VCPOConfig, estimate
+from vcpo import Baseline, FreshestEssRatio, VCPOConfig, estimate
 from vcpo.config import StepSizeRule
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
@@ -90,6 +91,8 @@ def test_other_baselines_are_their_definitions(baseline: Baseline) -> None:
         }.get(baseline)
         if expected is not None:
             torch.testing.assert_close(result.baseline[group == g], expected)
+    advantage = reward - result.baseline
+    torch.testing.assert_close(result.coefficient, log_weight.exp().clamp(max=8.0) * advantage / 32)
 
 
 def test_on_policy_without_truncation_mean_and_std_is_grpo() -> None:
@@ -161,16 +164,18 @@ def test_bad_settings_name_the_setting_and_the_fix(setting: dict, message: str) 
         VCPOConfig(**setting)
 
 
+@pytest.mark.parametrize("opob_weights", ["estimator", "paper"])
 @pytest.mark.parametrize("norm_by_std", [True, False])
-def test_opob_of_the_mini_batch_is_one_constant(norm_by_std: bool) -> None:
+def test_opob_of_the_mini_batch_is_one_constant(norm_by_std: bool, opob_weights: str) -> None:
     log_weight, reward, group, squared_norm = _batch()
-    config = VCPOConfig(opob_scope="minibatch", norm_by_std=norm_by_std)
+    config = VCPOConfig(opob_scope="minibatch", norm_by_std=norm_by_std, opob_weights=opob_weights)
     result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
     a = log_weight.exp().clamp(max=8.0)
     if norm_by_std:
         std = torch.stack([reward[group == g].std(unbiased=False) for g in range(4)])[group]
         a = torch.where(std > 0, a / std, 0.0)
-    b = (a**2 * squared_norm * reward).sum() / (a**2 * squared_norm).sum()
+    influence = (log_weight.exp() if opob_weights == "paper" else a) ** 2 * squared_norm
+    b = (influence * reward).sum() / influence.sum()
     torch.testing.assert_close(result.baseline, b.expand(32))
     torch.testing.assert_close(result.coefficient, a * (reward - b) / 32)
 
@@ -218,3 +223,103 @@ def test_a_group_of_nearly_equal_rewards_far_from_the_baseline_has_a_bounded_coe
     log_weight, reward, group, squared_norm = (torch.tensor(column) for column in zip(*rows, strict=True))
     step = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
     assert step.coefficient.abs().max() == 1e18
+
+
+@pytest.mark.parametrize("scope", ["group", "minibatch"])
+def test_opob_of_the_others_is_the_definition(scope: str) -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    config = VCPOConfig(opob_leave_one_out=True, norm_by_std=False, opob_scope=scope)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    a = log_weight.exp().clamp(max=8.0)
+    for i in range(32):
+        rest = (torch.arange(32) != i) & ((group == group[i]) | (scope == "minibatch"))
+        influence = (a**2 * squared_norm)[rest]
+        baseline = (influence * reward[rest]).sum() / influence.sum()
+        torch.testing.assert_close(result.baseline[i], baseline)
+        torch.testing.assert_close(result.coefficient[i], a[i] * (reward[i] - baseline) / 32)
+
+
+def test_a_norm_that_is_not_finite_matters_where_norms_are_used() -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    squared_norm[[2, 7]] = torch.tensor([math.nan, math.inf]).double()
+    with_norms = estimate(VCPOConfig(), log_weight, reward, group, squared_norm=squared_norm)
+    assert (~with_norms.usable).nonzero().flatten().tolist() == [2, 7]
+    assert estimate(VCPOConfig(baseline="mean"), log_weight, reward, group, squared_norm=squared_norm).usable.all()
+
+
+def test_rewards_count_as_equal_below_a_deviation_of_a_millionth() -> None:
+    config = VCPOConfig(baseline="mean")
+    for deviation, normalised in ((0.7e-6, 0.0), (1.5e-6, 0.5)):
+        reward = torch.tensor([1 + deviation, 1 - deviation]).double()
+        step = estimate(config, torch.zeros(2), reward, torch.zeros(2).long())
+        torch.testing.assert_close(step.coefficient, torch.tensor([normalised, -normalised]).double())
+
+
+def test_a_base_that_is_measured_takes_the_place_of_a_given_one() -> None:
+    log_weight = torch.tensor([1e4, 0.0, 0.0, 0.0])  # rho is 1/4
+    rest = (torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4).long())
+    config = VCPOConfig(baseline="mean", base_ess_ratio="auto")
+    for base, multiplier in ((0.5, math.sqrt(0.5)), (None, 1.0)):
+        assert estimate(config, log_weight, *rest, base_ess_ratio=base).step_size_multiplier == pytest.approx(
+            multiplier
+        )
+    nothing = torch.full((4,), math.nan)
+    assert estimate(config, nothing, *rest).step_size_multiplier == 0.0
+
+
+def test_the_measured_base_is_the_mean_over_the_freshest_sixteen() -> None:
+    base = FreshestEssRatio()
+    assert base.value is None and base.state_dict() == {"lag": None, "ratios": []}
+    for i in range(20):
+        base.update(0.01 * (i + 1), 3)
+    assert base.value == pytest.approx(sum(range(5, 21)) / 1600)
+    restored = FreshestEssRatio()
+    restored.load_state_dict(base.state_dict())
+    restored.update(0.9, 4)  # staler
+    restored.update(0.0, 1)  # nothing usable
+    assert restored.value == base.value
+    restored.update(0.6, 3)
+    assert restored.value == pytest.approx((sum(range(6, 21)) / 100 + 0.6) / 16)
+    restored.update(0.8, 1)
+    assert restored.value == 0.8 and restored.state_dict() == {"lag": 1, "ratios": [0.8]}
+    empty = FreshestEssRatio()
+    empty.load_state_dict(FreshestEssRatio().state_dict())
+    empty.update(0.7, 5)
+    assert empty.value == 0.7
+
+
+def test_settings_that_are_not_given_are_the_published_method() -> None:
+    """What a user gets who sets nothing; `base_ess_ratio` and truncation are the paper's for single turns."""
+    assert asdict(VCPOConfig()) == dict(
+        enable=True,
+        truncation=8.0,
+        step_size_rule="sqrt",
+        ess_weights="untruncated",
+        base_ess_ratio=1.0,
+        min_step_size_multiplier=0.0,
+        baseline="opob",
+        opob_scope="group",
+        opob_weights="estimator",
+        opob_leave_one_out=False,
+        norm_by_std=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "norms", "compares"),
+    [
+        ({}, True, True),
+        ({"enable": False}, False, False),
+        ({"baseline": "none", "norm_by_std": False}, False, False),
+        ({"baseline": "leave_one_out", "norm_by_std": False}, False, False),
+        ({"baseline": "leave_one_out", "norm_by_std": True}, False, True),
+        ({"baseline": "mean", "norm_by_std": False}, False, True),
+        ({"baseline": "length", "norm_by_std": False}, False, True),
+        ({"opob_scope": "minibatch", "norm_by_std": False}, True, False),
+    ],
+)
+def test_what_settings_need(settings: dict, norms: bool, compares: bool) -> None:
+    config = VCPOConfig(**settings)
+    assert (config.needs_gradient_norms, config.compares_samples_of_a_prompt) == (norms, compares)
+    assert config.scales_step_size == config.enable
+    assert not VCPOConfig(**settings, step_size_rule="none").scales_step_size

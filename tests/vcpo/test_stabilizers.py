@@ -48,6 +48,8 @@ def test_settings_that_are_not_given_have_the_values_of_the_sources(name: str) -
     for loss in (tba, tba_tokens) if name == "tba" else (TOKEN_LOSSES[name],):
         parameters = inspect.signature(loss).parameters.values()
         assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == DEFAULTS[name]
+    replay = GroupReplay[str](seed=0)
+    assert (replay.capacity, replay.recent, replay.temperature) == (512, 0.5, 0.25)
 
 
 def test_ratios_are_bounded_where_their_squares_still_fit_float32() -> None:
@@ -145,6 +147,11 @@ def test_m2po_masks_the_largest_until_the_mean_is_at_most_tau() -> None:
     torch.testing.assert_close(gradient, expected)  # d(r)/d(log pi) = r
     assert (m2po(log_pi, log_mu, advantage, mask, tau=0.11) != 0).all()
     assert (m2po(log_pi, log_mu, advantage, mask, tau=0.005) != 0).tolist() == [[False, False, False, True, True]]
+
+
+def test_m2po_counts_no_token_that_has_not_moved() -> None:
+    losses = m2po(torch.tensor([[0.0, 0.3]]), torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool(), tau=0.05)
+    assert losses.tolist() == [[-1.0, 0.0]], "a mean with the first would be 0.045"
 
 
 def test_bapo_moves_its_bounds_until_good_tokens_have_their_share() -> None:
