@@ -10,7 +10,7 @@ bash scripts/test.sh [--quick | --nightly | --gpu-rehearsal] [pytest arguments]
   --quick     ruff, mypy, the import contracts, and the tests that take seconds
   (default)   and all other tests: parallel layouts, attacks on the sandbox, the whole stack. What CI runs
   --nightly   and all repetitions: 100,000 schedules, every fault, an hour of chaos, every layout with every method,
-              every attack in every mode of the sandbox; and the rehearsal
+              every attack in every mode of the sandbox, an hour of mistakes that tests should see; and the rehearsal
   --gpu-rehearsal   instead: the classes that GPUs run, on torch's CUDA build, without a GPU (testkit/fake_cuda). It
               installs the GPU's packages (11 GB) into .venv-gpu; VCPO_GPU_VENV=FOLDER has an environment that has them
 
@@ -55,7 +55,7 @@ if [[ $tier != quick ]]; then
 fi
 if [[ $tier == nightly ]]; then
   failed=()
-  for benchmark in "schedules --n 100000" layouts "layouts --layers te" sandbox faults chaos; do
+  for benchmark in "schedules --n 100000" layouts "layouts --layers te" sandbox faults chaos mutants; do
     # shellcheck disable=SC2086 # a name and its arguments
     setpriv --pdeathsig TERM python -m testkit.session python -m scripts.bench.$benchmark || failed+=("$benchmark")
   done

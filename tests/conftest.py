@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # A shell without job control lets what it starts in the background ignore Ctrl-C, and so would all processes here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):  # pytest-xdist's workers are such processes themselves
+    if session.VARIABLE not in os.environ:  # what an outer test run has started, its workers too, ends with that
         reaper = session.begin()
         config.add_cleanup(lambda: reaper.communicate(timeout=60))
 

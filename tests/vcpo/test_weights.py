@@ -62,7 +62,10 @@ def test_log_weights_carry_no_gradient() -> None:
 
 def test_the_mean_of_the_others_in_small_groups() -> None:
     reward, group = numbers(3.0, 1.0, 5.0, 2.0, 4.0, 9.0), torch.tensor([0, 1, 1, 2, 2, 2])
-    torch.testing.assert_close(leave_one_out(reward, group), numbers(0.0, 5.0, 1.0, 6.5, 5.5, 3.0))
+    wanted = numbers(0.0, 5.0, 1.0, 6.5, 5.5, 3.0)
+    torch.testing.assert_close(leave_one_out(reward, group), wanted)
+    without_influence = optimal_off_policy(reward, 0 * reward, 0 * reward, group, leave_out_own=True)
+    torch.testing.assert_close(without_influence, wanted)
 
 
 @pytest.mark.parametrize("top", [0.0, 5.0, 20.0, 300.0])

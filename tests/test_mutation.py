@@ -1,0 +1,69 @@
+"""The mutation run: what it reports of a module with one weak test, and its list of harmless mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import mutants
+from testkit import ROOT, mutation
+
+MODULE = """
+def doubled(x):
+    return 2 * x
+
+
+def counted(n):
+    total = 0
+    while total < n:
+        total += 1
+    return total
+"""
+TESTS = """
+from module import counted, doubled
+
+
+def test_doubled():
+    assert doubled(1) == 2
+
+
+def test_counted():
+    assert (counted(0), counted(3)) == (0, 3)
+"""
+RUN = """
+from pathlib import Path
+from testkit.mutation import Copy, mutants
+
+copy = Copy(Path.cwd(), [""])
+copy.import_others(["test_module.py"], wall_s=60)
+assert copy.run(["test_module.py"], wall_s=60).passed
+tried = [m for m in mutants("module.py", Path.cwd()) if m.function == "doubled" or m.after in ("pass", "total <= n")]
+for mutant in tried:
+    print(copy.passes_with(mutant, ["test_module.py"], wall_s=60, processor_s=1), mutant.function, mutant.after)
+"""
+
+
+def test_a_weak_test_is_found_and_a_loop_without_an_end_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    (tmp_path / "test_module.py").write_text(TESTS)
+    ran = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    outcomes = ran.stdout.splitlines()
+    assert [line for line in outcomes if line.startswith("True")] == ["True doubled 2 / x"], ran.stderr
+    assert {"False counted pass", "False counted total <= n"} < {*outcomes}
+    assert (tmp_path / "module.py").read_text() == MODULE
+
+
+def test_every_harmless_mistake_exists() -> None:
+    """Catches a reason for code that is no longer there, which could hide another mistake."""
+    files = mutants.chosen([""])
+    there = {mutant.name for file in files for mutant in mutation.mutants(file, ROOT)}
+    assert not mutants.harmless(ROOT / mutants.HARMLESS).keys() - there
+    tests = {test for of_file in files.values() for test in of_file}
+    assert all((ROOT / test.split("::")[0]).is_file() for test in tests)
+
+
+def test_a_harmless_mistake_needs_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("vcpo/ess.py ess_ratio: 0.0 -> 1.0\n")
+    with pytest.raises(ValueError, match="list.txt: vcpo/ess.py ess_ratio: 0.0 -> 1.0: no reason before it"):
+        mutants.harmless(tmp_path / "list.txt")
