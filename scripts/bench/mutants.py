@@ -27,7 +27,7 @@ _MEGATRON = f"{_ENGINE}/engine/megatron"
 _ALGORITHM = [f"tests/vcpo/test_{name}.py" for name in ("weights", "estimator", "collapse_alarm")]
 _GRADNORM = ["tests/vcpo/test_gradnorm.py", "tests/vcpo/test_cost.py"]
 _NORMS = [f"tests/engine/test_{name}.py" for name in ("choice", "packed", "vcpo_engine", "extreme_weights")]
-_BATCHES = [f"tests/engine/test_{name}.py" for name in ("mini_batches", "vcpo_engine", "packed")]
+_BATCHES = ["tests/engine/test_losses.py"]
 _BUFFER = ["tests/trainer/test_replay_buffer.py", "tests/trainer/test_schedules.py::test_some_schedules"]
 TESTS: dict[str, list[str]] = {
     "vcpo/*.py": _ALGORITHM,

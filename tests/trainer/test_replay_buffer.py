@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from tensordict import NonTensorStack, TensorDict
 
+from verl_vcpo.trainer.ppo.v1 import deadlines
 from verl_vcpo.trainer.ppo.v1.deadlines import (
     OnDeadline,
     deadlines_hold,
@@ -149,6 +150,22 @@ def test_a_validation_prompt_that_fails_is_sampled_again(capfd: pytest.CaptureFi
 def in_flight(lag: int, batch_size: int, step: int) -> dict[str, int]:
     """The prompts that a run has left after step `step`, all submitted at the last `lag` steps."""
     return {f"{at}.{i}": at for at in range(step - lag + 1, step + 1) for i in range(batch_size)}
+
+
+@pytest.mark.parametrize(("lag", "prompts"), [(0, 0), (0.5, 1), (1.9, 5), (2, 6)])
+def test_a_part_of_a_batch_in_flight_is_rounded_down(lag: float, prompts: int) -> None:
+    assert deadlines.in_flight(lag, 3) == prompts
+    submitted = {f"p{i}": 1 for i in range(8)}
+    resumed = resume_prompts(submitted, set(), step=2, lag=lag, batch_size=3)
+    assert resumed.again == list(submitted)[:prompts] and resumed.withheld == list(submitted)[prompts:]
+
+
+def test_as_few_finished_prompts_are_sampled_again_as_the_bound_allows() -> None:
+    """At a lag of 2 and 2 prompts a step, 4 submitted at step 1 are due at steps 2 and 3; at step 3 only 2 of them."""
+    submitted = {f"p{i}": 1 for i in range(4)}
+    for step, kept in ((2, 4), (3, 2), (4, 0)):
+        resumed = resume_prompts(submitted, set(submitted), step=step, lag=2, batch_size=2)
+        assert resumed.kept == list(submitted)[4 - kept :] and resumed.again == list(submitted)[: 4 - kept]
 
 
 @pytest.mark.parametrize("mode", OnDeadline)

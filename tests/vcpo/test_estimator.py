@@ -323,3 +323,11 @@ def test_what_settings_need(settings: dict, norms: bool, compares: bool) -> None
     assert (config.needs_gradient_norms, config.compares_samples_of_a_prompt) == (norms, compares)
     assert config.scales_step_size == config.enable
     assert not VCPOConfig(**settings, step_size_rule="none").scales_step_size
+
+
+def test_opob_keeps_its_digits_where_one_weight_dominates() -> None:
+    """R - b* is 1e-17 of R there, and the weight makes it count."""
+    config = VCPOConfig(truncation=None, norm_by_std=False)
+    log_weight, reward = torch.tensor([20.0, 0.0, 0.0]).double(), torch.tensor([1.0, 0.0, 0.25]).double()
+    step = estimate(config, log_weight, reward, torch.zeros(3).long(), squared_norm=torch.ones(3))
+    assert step.coefficient[0].item() == pytest.approx(math.exp(20 - 40) * 1.75 / 3, rel=1e-9)
