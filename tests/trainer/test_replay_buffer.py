@@ -98,6 +98,37 @@ def test_a_late_prompt_is_issued_again_once_and_then_waited_for() -> None:
     assert choose(buffer, step=5, batch_size=1) is None and reissued == ["slow"]
 
 
+def test_as_few_late_prompts_as_it_takes_are_issued_again() -> None:
+    reissued: list[str] = []
+    submitted = {"late": 1, "in time": 2, "fast": 3}
+    buffer = buffer_with(2, submitted, {"fast"}, OnDeadline.REISSUE, reissued)
+    assert choose(buffer, step=3, batch_size=1) is None and reissued == ["late"]
+    assert buffer.prompt_global_steps["train"] == {"late": 3, "in time": 2, "fast": 3}
+    assert buffer._metrics(3, "train", {"fast"})["vcpo/async/reissued_prompts"] == 1
+
+
+def test_metrics_of_what_a_batch_leaves() -> None:
+    """Catches an age counted from the wrong step, and the taken prompts counted as left."""
+    buffer = buffer_with(4, {"taken": 1, "ready": 2, "slow": 2, "new": 4}, {"taken", "ready"})
+    buffer.failure_keys["train"] = {"slow"}
+    buffer.running_keys["train"].discard("slow")
+    buffer._terminal_eviction_reasons(3, "train")
+    now = [10.0]
+    buffer.clock = lambda: now[0]
+    buffer._held_back_since = 4.0
+    for _ in range(2):
+        buffer._stop_waiting()  # the second adds nothing
+    assert buffer._metrics(5, "train", {"taken"}) == {
+        "vcpo/async/deadline_wait_s": 6.0,
+        "vcpo/async/reissued_prompts": 0,
+        "vcpo/async/retried_prompts": 1,
+        "vcpo/buffer/unfinished": 2,
+        "vcpo/buffer/finished": 1,
+        "vcpo/buffer/age/max": 3,
+    }
+    assert buffer.ages == {1: 1, 2: 1, 3: 1}, "a prompt that failed counts from when it was sampled again"
+
+
 def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
