@@ -10,14 +10,15 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import MISSING
 from enum import EnumType
 from pathlib import Path
 from typing import Any
 
 from recipe.fully_async_policy import method
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from vcpo import VCPOConfig
 from verl_vcpo.whole_file import write_whole
+from verl_vcpo.workers.config.vcpo import VCPOSettings
 from verl_vcpo.workers.engine.megatron.norms import NormsConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +51,7 @@ def page() -> str:
             _HEAD,
             _section("The run", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", depth=0)),
             _section("Asynchrony", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", "async")),
-            _section("VCPO's update", "", _of_class(VCPOConfig, "vcpo")),
+            _section("VCPO's update", "", _of_class(VCPOSettings, "vcpo")),
             _section("Gradient norms", "", _of_class(NormsConfig, "vcpo.norms")),
             _section("Tool use", "With `+agent=simpletir`.\n\n", _of_class(ToolUseSettings, "tool_use")),
             _files(
@@ -95,8 +96,10 @@ def _of_yaml(file: Path, group: str = "", depth: int = 2) -> Iterator[tuple[str,
 
 def _of_class(settings: type, prefix: str) -> Iterator[tuple[str, str, str]]:
     """(setting, default, docstring) of a dataclass; of an enum each choice has its docstring, too."""
-    meanings = _docstrings(settings)
+    meanings = {name: text for of in settings.__mro__[:-1] for name, text in _docstrings(of).items()}
     for name, field in settings.__dataclass_fields__.items():  # type: ignore[attr-defined]  # a dataclass
+        if field.default is MISSING:  # a group of its own
+            continue
         kind, choices = type(field.default), ""
         if isinstance(kind, EnumType):
             of_choice = _docstrings(kind)

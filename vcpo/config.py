@@ -94,9 +94,6 @@ class VCPOConfig:
         ValueError: naming the setting and what to set instead; also for a setting that would have no effect.
     """
 
-    enable: bool = True
-    """False: the trainer runs verl's own policy loss (GRPO, PPO, ...) on the same data path. `method=NAME` decides."""
-
     truncation: float | None = 8.0
     """c: a sequence's weight is min(w, c). None: no truncation."""
 
@@ -128,7 +125,7 @@ class VCPOConfig:
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
 
     def __post_init__(self) -> None:
-        for name in ("enable", "norm_by_std", "opob_leave_one_out"):
+        for name in ("norm_by_std", "opob_leave_one_out"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"vcpo.{name}={getattr(self, name)!r}: give true or false")
         for name, enum in (
@@ -173,12 +170,12 @@ class VCPOConfig:
     @property
     def scales_step_size(self) -> bool:
         """Whether the learning rate follows the effective sample size."""
-        return self.enable and self.step_size_rule is not StepSizeRule.NONE
+        return self.step_size_rule is not StepSizeRule.NONE
 
     @property
     def needs_gradient_norms(self) -> bool:
         """Whether the update has to know each sequence's gradient norm."""
-        return self.enable and self.baseline is Baseline.OPOB
+        return self.baseline is Baseline.OPOB
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
@@ -186,4 +183,4 @@ class VCPOConfig:
         within_group = self.baseline in (Baseline.MEAN, Baseline.LENGTH) or (
             self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
         )
-        return self.enable and (within_group or self.norm_by_std)
+        return within_group or self.norm_by_std

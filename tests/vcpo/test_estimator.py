@@ -147,7 +147,7 @@ def test_non_finite_reward_is_an_error() -> None:
         ({"base_ess_ratio": 1.5}, r"vcpo.base_ess_ratio=1.5: give a number in \(0, 1\]"),
         ({"min_step_size_multiplier": "x"}, r"vcpo.min_step_size_multiplier='x': give a number in \[0, 1\]"),
         ({"base_ess_ratio": "best"}, r"vcpo.base_ess_ratio='best': give a number in \(0, 1\]"),
-        ({"enable": "yes"}, "vcpo.enable='yes': give true or false"),
+        ({"norm_by_std": "yes"}, "vcpo.norm_by_std='yes': give true or false"),
         ({"step_size_rule": "none", "base_ess_ratio": "auto"}, "vcpo.base_ess_ratio=auto: has no effect"),
         ({"step_size_rule": "none", "min_step_size_multiplier": 0.1}, "min_step_size_multiplier=0.1: has no effect"),
         ({"truncation": None, "ess_weights": "truncated"}, "vcpo.ess_weights=truncated: nothing is truncated"),

@@ -18,11 +18,16 @@ class VCPOSettings(VCPOConfig):
         ValueError: naming the setting and what to set instead; also for a setting that would have no effect.
     """
 
+    enable: bool = True
+    """False: the trainer runs verl's own policy loss (GRPO, PPO, ...) on the same data path. `method=NAME` decides."""
+
     norms: NormsConfig = field(default_factory=NormsConfig)
     """How each sequence's gradient norm is measured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.enable, bool):
+            raise ValueError(f"vcpo.enable={self.enable!r}: give true or false")
         if not isinstance(self.norms, NormsConfig):
             object.__setattr__(self, "norms", NormsConfig(**self.norms))
         if self.packs_gradient_norms and self.norms.keep is NormsKeep.GRADIENTS and not self.fits_two_sums:
@@ -35,6 +40,21 @@ class VCPOSettings(VCPOConfig):
     def of(cls, settings: Mapping[str, Any]) -> Self:
         """The settings of the group `vcpo` in a composed configuration."""
         return cls(**{name: value for name, value in settings.items() if name != "_target_"})
+
+    @property
+    def scales_step_size(self) -> bool:
+        """Whether the learning rate follows the effective sample size."""
+        return self.enable and super().scales_step_size
+
+    @property
+    def needs_gradient_norms(self) -> bool:
+        """Whether the update has to know each sequence's gradient norm."""
+        return self.enable and super().needs_gradient_norms
+
+    @property
+    def compares_samples_of_a_prompt(self) -> bool:
+        """Whether a group of one sequence has no signal: its advantage would always be 0."""
+        return self.enable and super().compares_samples_of_a_prompt
 
     @property
     def packs_gradient_norms(self) -> bool:
