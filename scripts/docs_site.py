@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: what GitHub makes of the pages by itself (formulas, diagrams), and the tutorial as a page."""
+"""Hooks of mkdocs.yml: what GitHub makes of pages by itself (formulas, diagrams), and the page of a program."""
 
 import html
 import logging
@@ -13,7 +13,7 @@ from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-TUTORIAL_SOURCE, TUTORIAL_PAGE = "tutorial/vcpo_in_one_file.py", "tutorial/vcpo_in_one_file.md"
+TUTORIAL_SOURCE, TUTORIAL_PAGE = ROOT / "examples" / "plain_loop.py", "tutorial/plain_loop.md"
 MERMAID = ROOT / ".venv-docs" / "mermaid" / "mermaid.min.js"  # scripts/install_docs.sh
 MERMAID_ON_SITE = "assets/javascripts/mermaid.min.js"
 # The theme's own script, which loads Mermaid from the network where a page with diagrams has not loaded it before.
@@ -28,7 +28,7 @@ _log = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends a strict bu
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the tutorial, whose source is a program, and the script that draws diagrams, where it is installed."""
-    program = (DOCS / TUTORIAL_SOURCE).read_text(encoding="utf-8")
+    program = TUTORIAL_SOURCE.read_text(encoding="utf-8").replace("](../docs/", "](../")
     files.append(File.generated(config, TUTORIAL_PAGE, content=as_page(program)))
     if MERMAID.is_file():
         files.append(File.generated(config, MERMAID_ON_SITE, abs_src_path=str(MERMAID)))
@@ -63,12 +63,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri == "README.md":
         markdown = front_page(markdown)
     folder = (DOCS / page.file.src_uri).parent
+    pages = {ROOT / "README.md": "README.md", TUTORIAL_SOURCE: TUTORIAL_PAGE}
 
     def mended(link: re.Match[str]) -> str:
         text, path, anchor = link.groups()
         target = (folder / path).resolve()
-        if target == ROOT / "README.md":
-            return f"[{text}]({os.path.relpath(DOCS / 'README.md', folder)}{anchor or ''})"
+        if target in pages:
+            return f"[{text}]({os.path.relpath(DOCS / pages[target], folder)}{anchor or ''})"
         if target.is_relative_to(DOCS):
             return link[0]
         if not (target.is_relative_to(ROOT) and target.exists()):
@@ -78,7 +79,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         kind = "tree" if target.is_dir() else "blob"
         return f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{target.relative_to(ROOT)}{anchor or ''})"
 
-    return LINK.sub(mended, markdown).replace(f"{TUTORIAL_SOURCE})", f"{TUTORIAL_PAGE})")
+    return LINK.sub(mended, markdown)
 
 
 def on_page_content(page_html: str, page: Any, config: Any, files: Any) -> str:

@@ -38,11 +38,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pages_have_what_the_hooks_make(site: Path) -> None:
-    tutorial = (site / "tutorial/vcpo_in_one_file/index.html").read_text()
+    tutorial = (site / "tutorial/plain_loop/index.html").read_text()
     assert "<math" in tutorial and 'class="arithmatex"' not in tutorial, "formulas are MathML"
-    assert "optimal_baseline" in tutorial and "# %%" not in tutorial
+    assert "score_gradients" in tutorial and "# %%" not in tutorial
     pages = [page.read_text() for page in (site / "index.html", site / "guide/start/index.html")]
-    assert not [page for page in pages if 'vcpo_in_one_file.py"' in page], "links to the program lead to its page"
+    assert not [page for page in pages if 'plain_loop.py"' in page], "links to the program lead to its page"
     assert 'id="vcpo.estimate"' in (site / "reference/vcpo/index.html").read_text()
 
 
