@@ -1,8 +1,9 @@
-"""The quickstart's figure on the README: `python -m tests.report.published RUN...` takes it from the quickstart's runs.
+"""The quickstart's figure and table on the README: `python -m tests.report.published RUN...`, runs of several seeds.
 
-docs/quickstart/ then holds what the figure is drawn from, so that a test can draw it again.
+docs/quickstart/ then holds what the figure is drawn from, the first run of each method, and a line for each run.
 """
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, CONFIG_FILE, HEADLINES, ME
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER, FIGURE = DOCS / "quickstart", DOCS / "quickstart.png"
+SEEDS = FOLDER / "seeds.csv"
+_OF_SUMMARY = ("method", "lag", "steps", "base_accuracy", "final_accuracy", "wall_clock_s")
 _SETTINGS = (
     "method",
     "async.lag",
@@ -37,13 +40,28 @@ _SETTINGS = (
 
 def published() -> list[ReportedRun]:
     """The runs of the figure."""
-    return [read_run(folder) for folder in sorted(FOLDER.iterdir())]
+    return [read_run(folder) for folder in sorted(FOLDER.iterdir()) if folder.is_dir()]
+
+
+def published_seeds() -> list[dict[str, str]]:
+    """A row for each run: method, seed, steps, lag, base_accuracy, final_accuracy, wall_clock_s."""
+    with open(SEEDS, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def publish(runs: list[Path]) -> None:
-    """Take what the figure needs of runs that are over, and draw it."""
+    """Take what the figure and the table need of runs that are over, and draw the figure."""
+    rows: list[dict[str, str]] = []
     for run in runs:
-        _take(run, FOLDER / run.name)
+        summary = json.loads((run / SUMMARY_FILE).read_text())
+        if summary["method"] not in {row["method"] for row in rows}:
+            _take(run, FOLDER / summary["method"])
+        seed = OmegaConf.load(run / CONFIG_FILE).data.seed
+        rows.append({"seed": seed} | {name: summary[name] for name in _OF_SUMMARY})
+    with open(SEEDS, "w", newline="") as file:
+        table = csv.DictWriter(file, ["seed", *_OF_SUMMARY], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
     figure.draw(published(), FIGURE)
 
 

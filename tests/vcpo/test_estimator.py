@@ -291,7 +291,6 @@ def test_the_measured_base_is_the_mean_over_the_freshest_sixteen() -> None:
 def test_settings_that_are_not_given_are_the_published_method() -> None:
     """What a user gets who sets nothing; `base_ess_ratio` and truncation are the paper's for single turns."""
     assert asdict(VCPOConfig()) == dict(
-        enable=True,
         truncation=8.0,
         step_size_rule="sqrt",
         ess_weights="untruncated",
@@ -309,7 +308,6 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
     ("settings", "norms", "compares"),
     [
         ({}, True, True),
-        ({"enable": False}, False, False),
         ({"baseline": "none", "norm_by_std": False}, False, False),
         ({"baseline": "leave_one_out", "norm_by_std": False}, False, False),
         ({"baseline": "leave_one_out", "norm_by_std": True}, False, True),
@@ -321,7 +319,7 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
 def test_what_settings_need(settings: dict, norms: bool, compares: bool) -> None:
     config = VCPOConfig(**settings)
     assert (config.needs_gradient_norms, config.compares_samples_of_a_prompt) == (norms, compares)
-    assert config.scales_step_size == config.enable
+    assert config.scales_step_size
     assert not VCPOConfig(**settings, step_size_rule="none").scales_step_size
 
 
