@@ -229,6 +229,9 @@ class Hour:
                 os.kill(int(process.split()[0]), 9)
         for name in (*left["shared memory"], *left["semaphores"]):
             Path("/dev/shm", name).unlink(missing_ok=True)
+        if any(line["violation"] for line in read(self.folder / "faults.jsonl") if line["launch"] == number):
+            for logs in self.temporary.rglob("session_[0-9]*/logs"):
+                shutil.copytree(logs, self.folder / f"ray-logs-{number}", ignore_dangling_symlinks=True)
         for path in self.temporary.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.watch.forget()
