@@ -323,9 +323,12 @@ def test_what_settings_need(settings: dict, norms: bool, compares: bool) -> None
     assert not VCPOConfig(**settings, step_size_rule="none").scales_step_size
 
 
-def test_opob_keeps_its_digits_where_one_weight_dominates() -> None:
+@pytest.mark.parametrize("dominating", [1, 2])
+def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(dominating: int) -> None:
     """R - b* is 1e-17 of R there, and the weight makes it count."""
-    config = VCPOConfig(truncation=None, norm_by_std=False)
-    log_weight, reward = torch.tensor([20.0, 0.0, 0.0]).double(), torch.tensor([1.0, 0.0, 0.25]).double()
-    step = estimate(config, log_weight, reward, torch.zeros(3).long(), squared_norm=torch.ones(3))
-    assert step.coefficient[0].item() == pytest.approx(math.exp(20 - 40) * 1.75 / 3, rel=1e-9)
+    log_weight = torch.tensor([20.0] * dominating + [0.0, 0.0]).double()
+    reward = torch.tensor([1.0] * dominating + [0.0, 0.25]).double()
+    config, size = VCPOConfig(truncation=None, norm_by_std=False), len(reward)
+    step = estimate(config, log_weight, reward, torch.zeros(size).long(), squared_norm=torch.ones(size))
+    wanted = math.exp(20 - 40) * 1.75 / dominating / size
+    assert step.coefficient[0].item() == pytest.approx(wanted, rel=1e-9)
