@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 from tests.report.published import published_seeds
 
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages whose tables are compared with what they come from: the test that does it.
 COMPARED = {
