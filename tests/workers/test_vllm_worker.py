@@ -1,8 +1,10 @@
 """vLLM's worker connects to a socket in the run's folder, once it is there."""
 
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +34,16 @@ def test_it_waits_for_the_sender(path: Path) -> None:
         wait_for_socket(path.with_name("nobody's"), timeout_s=0.05)
 
 
-def test_it_waits_for_the_socket_in_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """pytest's own would leave a socket's path no room."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_it_waits_for_the_socket_in_the_runs_folder(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other users of the machine can write to /tmp, where verl has it."""
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_TMPDIR", str(short_folder))
     monkeypatch.setenv(RUN_ID_VARIABLE, "0123456789ab")
 
     class Worker(LagKWorkerExtension):
