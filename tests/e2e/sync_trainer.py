@@ -14,13 +14,23 @@ SYNC = ["trainer.v1.trainer_mode=sync_vcpo", "actor_rollout_ref.hybrid_engine=tr
 NAIVE = ["actor_rollout_ref.rollout.checkpoint_engine.backend=naive"]  # trainer and sampler share their device
 
 
-def register() -> None:
+def register_trainer_mode() -> None:
     """The trainer mode "sync_vcpo": verl's "sync" with the worker that builds our engine."""
     import ray
+    from verl.single_controller.base.decorator import Dispatch, register
     from verl.trainer.ppo.v1.trainer_base import register_trainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+    from verl_vcpo.run_folder import in_run_folder
     from verl_vcpo.workers.engine_workers import VCPOActorWorker
+
+    class SyncActorWorker(VCPOActorWorker):
+        """Sends weights by verl's own adapter, over the socket where our samplers look for it."""
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def init_model(self) -> None:
+            super().init_model()
+            self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
     @register_trainer(SYNC[0].split("=")[1])
     class SyncTrainer(PPOTrainerSync):
@@ -31,7 +41,7 @@ def register() -> None:
         def _init_resource_pool_mgr(self) -> None:
             super()._init_resource_pool_mgr()
             for role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
+                self.role_worker_mapping[role] = ray.remote(SyncActorWorker)
 
         def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
             super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -43,7 +53,7 @@ def register() -> None:
 def train(overrides: list[str]) -> None:
     run_id, _ = prepared(overrides)
     config = main.compose([*overrides, *SYNC, *NAIVE])  # not checked: the lag-k trainer refuses these settings
-    register()
+    register_trainer_mode()
     from verl_vcpo.trainer.main_ppo import LagKTaskRunner
 
     with ray_session(config, run_id) as run:
