@@ -9,7 +9,7 @@ import sys
 
 from setuptools import find_namespace_packages, setup
 
-RUN_IN_A_CHECKOUT = ["recipe", "scripts", "testkit"]
+RUN_IN_A_CHECKOUT = ["recipe", "scripts", "tests", "lab"]
 
 names = ["vcpo", *(RUN_IN_A_CHECKOUT if "editable_wheel" in sys.argv else [])]
 setup(

@@ -1,1 +1,1 @@
-"""What users run: tasks, presets and the warm start."""
+"""What users run. Begin with `fully_async_policy/main.py`, which trains."""

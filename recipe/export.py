@@ -20,11 +20,11 @@ from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 
 from recipe.command_line import OneLineParser, run_command
+from recipe.fully_async_policy.launch.next_steps import one_line
 from recipe.fully_async_policy.main import prepare_environment
-from recipe.fully_async_policy.next_steps import one_line
-from verl_vcpo.trainer.ppo.v1 import checkpoint as checkpoints
-from verl_vcpo.trainer.ppo.v1.run_log import CONFIG_FILE
-from verl_vcpo.whole_file import whole_folder
+from verl_vcpo.common.whole_file import whole_folder
+from verl_vcpo.loop import checkpoint as checkpoints
+from verl_vcpo.report.run_log import CONFIG_FILE
 
 # verl/utils/megatron_utils.py: get_hf_model_checkpoint_path, get_model_dist_checkpoint_path
 _WEIGHTS, _SHARDS = Path("model", "huggingface"), Path("model", "dist_ckpt")

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig
 
+from verl_vcpo.actor.hugging_face import write_folder
 from verl_vcpo.cpu.config import CPUMcoreEngineConfig
 from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine
-from verl_vcpo.workers.engine.megatron.hugging_face import write_folder
 
 
 def convert(shards: Path, model: str, dtype: str, out: Path) -> None:

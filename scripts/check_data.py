@@ -19,8 +19,8 @@ from recipe.fully_async_policy import main as trainer
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from recipe.fully_async_policy.checks.data import Sample
-    from recipe.fully_async_policy.checks.data_file import DataFile
+    from recipe.fully_async_policy.settings.data import Sample
+    from recipe.fully_async_policy.settings.data_file import DataFile
 
 _AT_A_TIME = 64
 
@@ -44,11 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="change the trainer's settings")
     args = parser.parse_intermixed_args(argv)
 
-    from recipe.fully_async_policy.checks.data import check_file
-    from recipe.fully_async_policy.checks.data_file import DataFile
-    from recipe.fully_async_policy.checks.errors import SettingError
-    from recipe.fully_async_policy.checks.own_files import located
-    from recipe.fully_async_policy.checks.settings import check_types
+    from recipe.fully_async_policy.settings.data import check_file
+    from recipe.fully_async_policy.settings.data_file import DataFile
+    from recipe.fully_async_policy.settings.errors import SettingError
+    from recipe.fully_async_policy.settings.own_files import located
+    from recipe.fully_async_policy.settings.values import check_types
 
     trainer.prepare_environment(args.overrides)
     try:
@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
     """One line on the prompts' lengths. Raises SettingError where the trainer would cut a prompt."""
-    from recipe.fully_async_policy.checks.data import counted
-    from recipe.fully_async_policy.checks.errors import SettingError
-    from recipe.fully_async_policy.checks.model import read_tokenizer
+    from recipe.fully_async_policy.settings.data import counted
+    from recipe.fully_async_policy.settings.errors import SettingError
+    from recipe.fully_async_policy.settings.model import read_tokenizer
 
     model, limit = config.actor_rollout_ref.model, config.data.max_prompt_length
     if not Path(model.path).is_dir():
@@ -92,11 +92,11 @@ def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
 
 async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     """What the reward gives for every row. Raises SettingError where it gives nothing."""
-    from recipe.fully_async_policy.checks.errors import SettingError
-    from recipe.fully_async_policy.checks.reward import MADE_UP, arguments, reward_of
+    from recipe.fully_async_policy.settings.errors import SettingError
+    from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, reward_of
     from recipe.tasks.gold import gold_responses
-    from verl_vcpo.trainer.ppo.reward import RewardPool
-    from verl_vcpo.trainer.ppo.reward_result import RewardError, score_of
+    from verl_vcpo.user_code.reward import RewardPool
+    from verl_vcpo.user_code.reward_result import RewardError, score_of
 
     pool = RewardPool(reward_of(config), quiet=True)
 
@@ -118,7 +118,7 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
 
 
 def _chunks(file: "DataFile") -> Iterator[list["Sample"]]:
-    from recipe.fully_async_policy.checks.data import all_samples
+    from recipe.fully_async_policy.settings.data import all_samples
 
     samples = list(all_samples(file))
     for first in range(0, len(samples), _AT_A_TIME):
@@ -127,7 +127,7 @@ def _chunks(file: "DataFile") -> Iterator[list["Sample"]]:
 
 def describe_scores(scores: list[Scores]) -> str:
     """One line for each data source. Raises SettingError where some known answers score, and others do not."""
-    from recipe.fully_async_policy.checks.errors import SettingError
+    from recipe.fully_async_policy.settings.errors import SettingError
 
     lines = []
     for source in dict.fromkeys(row.data_source for row in scores):

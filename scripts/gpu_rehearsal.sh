@@ -39,5 +39,5 @@ if [[ "$(cat "$TOOLS/versions" 2>/dev/null)" != "${tools[*]}" ]]; then
 fi
 
 # Two devices: what one process cannot show is shown by two.
-PYTHONPATH=$PWD/$TOOLS setpriv --pdeathsig TERM "$VENV/bin/python" -m testkit.fake_cuda --devices 2 \
+PYTHONPATH=$PWD/$TOOLS setpriv --pdeathsig TERM "$VENV/bin/python" -m tests.kit.fake_cuda --devices 2 \
   -m pytest -o testpaths=tests/gpu_rehearsal "$@"

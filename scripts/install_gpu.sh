@@ -58,7 +58,7 @@ HEADER=cuda_runtime_api.h
 if ((flash && !te)); then refuse "--flash-attn is for the attention of Transformer Engine's layers: give --te too"; fi
 python=$VENV/bin/python
 fits "$python" || python=$(find_python)
-missing=$("$python" -m recipe.fully_async_policy.checks.compiler 2>&1) || refuse "$missing"
+missing=$("$python" -m recipe.fully_async_policy.settings.compiler 2>&1) || refuse "$missing"
 if ((te)); then
   command -v "${CXX:-g++}" >/dev/null || refuse "--te compiles C++, and there is no ${CXX:-g++}: apt install g++"
 fi
@@ -75,7 +75,7 @@ environment "$VENV"
 # The pip of Python 3.11.7 misses the extra core_cu13 of transformer-engine.
 install "tools" --upgrade pip "setuptools>=77,<82" wheel
 install "packages of $LOCK" --no-deps -r "$LOCK"
-install "this project, editable" --no-deps --no-build-isolation -e . -e verl
+install "this project, editable" --no-deps --no-build-isolation -e . -e verl -e sandbox
 if ((te)); then
   wheels=$(echo "$VENV"/lib/python3.*/site-packages/nvidia)
   [[ $wheels == /* ]] || wheels=$PWD/$wheels

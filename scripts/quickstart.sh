@@ -12,7 +12,7 @@ data=data/countdown model=models/countdown-tiny out=outputs/quickstart
 if [ ! -f "$data/meta.json" ]; then
     python -m scripts.prepare_data countdown --out "$data"
 fi
-# A policy that reads its problem: one that guesses learns to add all numbers (scripts/bench/stability/preset.py).
+# A policy that reads its problem: one that guesses learns to add all numbers (lab/stability/preset.py).
 python -m recipe.warm_start.train --data "$data" --out "$model" \
     --layers 2 --heads 2 --steps 900 --correct-fraction 0.4 --samples 4
 for method in none vcpo; do

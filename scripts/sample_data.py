@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from recipe.command_line import OneLineParser, run_command
-from verl_vcpo.whole_file import whole_file, write_whole
+from verl_vcpo.common.whole_file import whole_file, write_whole
 
 TRAIN, VAL = 64, 16
 # as in the files of BytedTsinghua-SIA/DAPO-Math-17k

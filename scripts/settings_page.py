@@ -15,11 +15,11 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any
 
-from recipe.fully_async_policy import method
+from recipe.fully_async_policy.settings import method
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from verl_vcpo.whole_file import write_whole
-from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import NormsConfig
+from verl_vcpo.actor.norms.settings import NormsConfig
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.whole_file import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "settings.md"

@@ -11,7 +11,7 @@ bash scripts/test.sh [--quick | --nightly | --gpu-rehearsal] [pytest arguments]
   (default)   and all other tests: parallel layouts, attacks on the sandbox, the whole stack. What CI runs
   --nightly   and all repetitions: 100,000 schedules, every fault, an hour of chaos, every layout with every method,
               every attack in every mode of the sandbox, an hour of mistakes that tests should see; and the rehearsal
-  --gpu-rehearsal   instead: the classes that GPUs run, on torch's CUDA build, without a GPU (testkit/fake_cuda). It
+  --gpu-rehearsal   instead: the classes that GPUs run, on torch's CUDA build, without a GPU (tests/kit/fake_cuda). It
               installs the GPU's packages (11 GB) into .venv-gpu; VCPO_GPU_VENV=FOLDER has an environment that has them
 
 What follows goes to pytest, for example -m "not e2e", -k resume or tests/vcpo. Tests run in several processes (-n 0:
@@ -39,7 +39,7 @@ worst=$NO_TESTS
 # part NAME [pytest options]: the tests of that part. Interrupted, or called wrongly: ends everything.
 part() {
   local code=0
-  # With this script, however it ends, pytest gets SIGTERM; what a pytest has started ends with it (testkit/session.py).
+  # With this script, however it ends, pytest gets SIGTERM; what a pytest has started ends with it (tests/kit/session.py).
   setpriv --pdeathsig TERM python -m pytest --tier "$tier" --part "$@" || code=$?
   ((code == 0 || code == 1 || code == NO_TESTS)) || exit "$code"
   if ((code == 1 || (code == 0 && worst == NO_TESTS))); then worst=$code; fi
@@ -55,9 +55,10 @@ if [[ $tier != quick ]]; then
 fi
 if [[ $tier == nightly ]]; then
   failed=()
-  for benchmark in "schedules --n 100000" layouts "layouts --layers te" sandbox faults chaos mutants; do
+  for repetition in "tests.reliability.schedules --n 100000" tests.exactness.layouts \
+    "tests.exactness.layouts --layers te" sandbox.attacks tests.reliability.faults tests.reliability.chaos tests.mutants; do
     # shellcheck disable=SC2086 # a name and its arguments
-    setpriv --pdeathsig TERM python -m testkit.session python -m scripts.bench.$benchmark || failed+=("$benchmark")
+    setpriv --pdeathsig TERM python -m tests.kit.session python -m $repetition || failed+=("$repetition")
   done
   setpriv --pdeathsig TERM bash scripts/gpu_rehearsal.sh || failed+=("gpu_rehearsal")
   [[ ${#failed[@]} == 0 ]] || { printf 'failed: %s\n' "${failed[@]}" >&2; exit 1; }

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.reliability.chaos_reader import KINDS, LEFT, SAMPLES, count, newest_whole
-from scripts.bench.reliability.chaos_reward import compute_score, is_filtered, value
-from scripts.bench.reliability.chaos_spoil import SPOILS
-from scripts.bench.reliability.chaos_watch import LEDGER, MARK, Watch, left_over
+from tests.reliability.chaos_reader import KINDS, LEFT, SAMPLES, count, newest_whole
+from tests.reliability.chaos_reward import compute_score, is_filtered, value
+from tests.reliability.chaos_spoil import SPOILS
+from tests.reliability.chaos_watch import LEDGER, MARK, Watch, left_over
 
 STEPS, BATCH = 6, 2
 ROWS = [row for row in range(100) if not is_filtered(row)]

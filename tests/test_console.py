@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from verl_vcpo.console import Screen, StepTimes, duration
+from verl_vcpo.common.console import Screen, StepTimes, duration
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 _RUN = """
 import logging, os, sys, time
-from verl_vcpo import console
-from verl_vcpo.trainer.ppo.v1.run_log import RunLog
-from tests.trainer.test_run_log import step_metrics
+from verl_vcpo.common import console
+from verl_vcpo.report.run_log import RunLog
+from tests.loop.test_run_log import step_metrics
 
 folder = sys.argv[1]
 logging.basicConfig()  # a logger with the terminal

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("vcpo", "verl", "recipe", "scripts", "testkit")
+PACKAGES = ("vcpo", "verl", "recipe", "scripts", "lab", "sandbox", "tests")
 FILES = ("setup.py", "pyproject.toml", "LICENSE", "NOTICE")
 pytestmark = pytest.mark.slow
 
@@ -42,6 +42,11 @@ def wheel(checkout: Path) -> Path:
 @pytest.fixture(scope="module")
 def wheel_of_the_patch(checkout: Path) -> Path:
     return _wheel(checkout / "verl", checkout.parent / "vcpo-verl")
+
+
+@pytest.fixture(scope="module")
+def wheel_of_the_sandbox(checkout: Path) -> Path:
+    return _wheel(checkout / "sandbox", checkout.parent / "vcpo-code-sandbox")
 
 
 def _wheel(source: Path, folder: Path) -> Path:
@@ -104,9 +109,12 @@ def run_alone(folder: Path, program: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_each_wheel_has_every_file_of_its_package_and_no_other(wheel: Path, wheel_of_the_patch: Path) -> None:
+def test_each_wheel_has_every_file_of_its_package_and_no_other(
+    wheel: Path, wheel_of_the_patch: Path, wheel_of_the_sandbox: Path
+) -> None:
     """An editable installation finds a file that package-data forgets; a wheel does not."""
-    for built, package in ((wheel, ROOT / "vcpo"), (wheel_of_the_patch, ROOT / "verl/verl_vcpo")):
+    packages = {wheel: "vcpo", wheel_of_the_patch: "verl/verl_vcpo", wheel_of_the_sandbox: "sandbox/src/code_sandbox"}
+    for built, package in ((built, ROOT / path) for built, path in packages.items()):
         with zipfile.ZipFile(built) as archive:
             there = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert there == {
@@ -116,8 +124,8 @@ def test_each_wheel_has_every_file_of_its_package_and_no_other(wheel: Path, whee
         }
 
 
-def test_both_wheels_come_and_go_without_a_trace_in_other_packages(
-    wheel: Path, wheel_of_the_patch: Path, tmp_path: Path
+def test_the_wheels_come_and_go_without_a_trace_in_other_packages(
+    wheel: Path, wheel_of_the_patch: Path, wheel_of_the_sandbox: Path, tmp_path: Path
 ) -> None:
     """verl has a package `scripts`, TransferQueue a package `recipe`: pip writes over a file that is there already."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
@@ -139,9 +147,9 @@ def test_both_wheels_come_and_go_without_a_trace_in_other_packages(
 
     before = state()
     assert {"scripts/__init__.py", "verl/__init__.py"} <= set(before)
-    pip("install", "--no-deps", "--no-index", str(wheel), str(wheel_of_the_patch))
+    pip("install", "--no-deps", "--no-index", *map(str, (wheel, wheel_of_the_patch, wheel_of_the_sandbox)))
     assert before.items() < state().items()
-    pip("uninstall", "--yes", "vcpo", "vcpo-verl")
+    pip("uninstall", "--yes", "vcpo", "vcpo-verl", "vcpo-code-sandbox")
     assert state() == before
 
 

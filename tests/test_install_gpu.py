@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks.compiler import missing_for_triton
-from recipe.fully_async_policy.checks.devices import check_gpus
-from recipe.fully_async_policy.checks.errors import SettingError
+from recipe.fully_async_policy.settings.compiler import missing_for_triton
+from recipe.fully_async_policy.settings.devices import check_gpus
+from recipe.fully_async_policy.settings.errors import SettingError
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("bash", "cat", "cp", "dirname", "grep", "mkdir", "mktemp", "rm", "tail", "touch", "uname")
@@ -118,7 +118,7 @@ def test_wheels_come_from_the_lock(machine: dict[str, str]) -> None:
     tools, lock, project = pip_calls(machine)
     assert tools.startswith("--upgrade pip ")
     assert lock == "--no-deps -r requirements/gpu.lock"
-    assert project == "--no-deps --no-build-isolation -e . -e verl"
+    assert project == "--no-deps --no-build-isolation -e . -e verl -e sandbox"
     assert "-m pip check" in Path(machine["CALLS"]).read_text()
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import mutants
-from testkit import ROOT, mutation
+from tests import mutants
+from tests.kit import ROOT, mutation
 
 MODULE = """
 def doubled(x):
@@ -33,7 +33,7 @@ def test_counted():
 """
 RUN = """
 from pathlib import Path
-from testkit.mutation import Copy, mutants
+from tests.kit.mutation import Copy, mutants
 
 copy = Copy(Path.cwd(), [""])
 copy.import_others(["test_module.py"], wall_s=60)

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON_FOLDERS = ("vcpo", "verl", "recipe", "scripts", "testkit", "tests")
+PYTHON_FOLDERS = ("vcpo", "verl", "recipe", "scripts", "tests", "lab", "sandbox")
 MAX_LINES = 450
 
 
@@ -103,6 +103,6 @@ def test_scripts_choose_tests_by_marks_and_folders_that_there_are() -> None:
 
 def test_its_files_are_found_from_any_folder(tmp_path: Path) -> None:
     """Another package of the environment has a folder `recipe` too, without an `__init__.py`."""
-    code = "from recipe.cluster_planner import page; from scripts.report import page as report\n"
+    code = "from lab.planner import page; from scripts.report import page as report\n"
     code += "assert report._SHARED_STYLE.is_file() and page._STYLE.is_file()"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

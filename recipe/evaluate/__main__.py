@@ -19,9 +19,9 @@ from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
 from recipe.evaluate.scored import Answer
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
-from recipe.fully_async_policy.next_steps import one_line
+from recipe.fully_async_policy.launch.next_steps import one_line
 from recipe.tasks.rows import SINGLE_TURN
-from verl_vcpo.whole_file import write_whole
+from verl_vcpo.common.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -55,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
 
     trainer.prepare_environment(args.overrides)
-    from recipe.fully_async_policy.checks.own_files import located
-    from recipe.fully_async_policy.validate import SettingError
+    from recipe.fully_async_policy.settings.own_files import located
+    from recipe.fully_async_policy.settings.validate import SettingError
 
     try:
         config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)
@@ -92,8 +92,8 @@ def composed(
         ExportError: there is no model.
         SettingError: a wrong setting, or a task with tools.
     """
-    from recipe.fully_async_policy.next_steps import of_several_turns
-    from recipe.fully_async_policy.validate import SettingError
+    from recipe.fully_async_policy.launch.next_steps import of_several_turns
+    from recipe.fully_async_policy.settings.validate import SettingError
 
     if any(given.lstrip("+").startswith(f"{_MODEL_PATH}=") for given in overrides):
         raise SettingError(f"{_MODEL_PATH}: MODEL names it, {model}; leave the setting out")
@@ -124,12 +124,12 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     Raises:
         SettingError: a wrong setting, file or row, a reward that scores nothing, or a model that cannot be sampled.
     """
-    from recipe.fully_async_policy.checks.consistency import check_length
-    from recipe.fully_async_policy.checks.data import check_rows
-    from recipe.fully_async_policy.checks.model import check_sampled_model
-    from recipe.fully_async_policy.checks.reward import check_reward
-    from recipe.fully_async_policy.checks.settings import check_types
-    from recipe.fully_async_policy.validate import SettingError
+    from recipe.fully_async_policy.settings.consistency import check_length
+    from recipe.fully_async_policy.settings.data import check_rows
+    from recipe.fully_async_policy.settings.model import check_sampled_model
+    from recipe.fully_async_policy.settings.reward import check_reward
+    from recipe.fully_async_policy.settings.validate import SettingError
+    from recipe.fully_async_policy.settings.values import check_types
 
     if json_file and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
         raise SettingError(f"--json {json_file}: cannot be written; give a file in a folder that is there")

@@ -25,8 +25,8 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from vllm import LLM, SamplingParams
 
 from recipe.evaluate.scored import Answer
-from verl_vcpo.trainer.ppo.reward import bound_custom_reward
-from verl_vcpo.utils.dataset.rl_dataset import keep_files_apart
+from verl_vcpo.loop.dataset import keep_files_apart
+from verl_vcpo.user_code.reward import bound_custom_reward
 
 
 def answers_of(config: DictConfig, samples: int, temperature: float, top_p: float, top_k: int) -> list[Answer]:

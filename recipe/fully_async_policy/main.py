@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipe.command_line import OneLineParser, positive_number, run_command
-from recipe.fully_async_policy.session import LOG_LEVELS, ray_session
-from verl_vcpo import start_up
+from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
+from verl_vcpo.common import start_up
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,8 +29,8 @@ CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trai
 def main(argv: list[str] | None = None) -> int:
     """Compose the configuration, check it, train. Returns the exit code: 2 where a setting is wrong."""
     args = _arguments(argv)
-    from recipe.fully_async_policy import processes
-    from recipe.fully_async_policy.checks.errors import SettingError
+    from recipe.fully_async_policy.launch import processes
+    from recipe.fully_async_policy.settings.errors import SettingError
 
     run_id = processes.new_run_id()
     with processes.sigterm_is_ctrl_c():
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             code = processes.code_of_interruption(error)
             if code is None:
                 raise
-            from recipe.fully_async_policy import next_steps
+            from recipe.fully_async_policy.launch import next_steps
 
             print(next_steps.before_start(composed_of(args)), file=sys.stderr)
             return code
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _checked(args: argparse.Namespace) -> "DictConfig | None":
     """The configuration to train with; None where it was to be printed alone."""
-    from recipe.fully_async_policy.checks import own_files
+    from recipe.fully_async_policy.settings import own_files
 
     prepare_environment(args.overrides)
     config = compose(args.overrides, args.config_dir)
@@ -69,13 +69,13 @@ def _checked(args: argparse.Namespace) -> "DictConfig | None":
         check(config, files=not args.dry_run)
     if not args.dry_run:
         return config
-    from recipe.fully_async_policy import gpu_plan
+    from recipe.fully_async_policy.plan import gpu_plan
 
     if args.gpu_memory is not None:
         config.gpu_memory_gib = args.gpu_memory
     gpu_plan.print_plan(config)
     if args.forecast:
-        from recipe.cluster_planner.like import print_forecast
+        from lab.planner.like import print_forecast
 
         print_forecast(config, args.forecast)
     return None
@@ -83,8 +83,8 @@ def _checked(args: argparse.Namespace) -> "DictConfig | None":
 
 def _folders(config: "DictConfig", launch: str) -> contextlib.ExitStack:
     """The run's folders, held, with nothing in them that is another run's."""
-    from recipe.fully_async_policy.checks.run_folder import held
-    from recipe.fully_async_policy.older_run import take_over
+    from recipe.fully_async_policy.launch.older_run import take_over
+    from recipe.fully_async_policy.settings.run_folder import held
 
     with held(config) as both:
         if moved := take_over(config, launch):
@@ -127,9 +127,9 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
     Args:
         given: the arguments that the configuration was made of, for the run's record.
     """
-    from recipe.fully_async_policy import next_steps
-    from recipe.fully_async_policy.method import description
-    from recipe.fully_async_policy.processes import code_of_interruption
+    from recipe.fully_async_policy.launch import next_steps
+    from recipe.fully_async_policy.launch.processes import code_of_interruption
+    from recipe.fully_async_policy.settings.method import description
 
     print(f"method={config.method}, async.lag={config['async'].lag:g}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
@@ -197,10 +197,10 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from recipe.fully_async_policy import ray_access
-    from recipe.fully_async_policy.checks import known, names, own_files
-    from recipe.fully_async_policy.checks.data_file import expanded
-    from recipe.fully_async_policy.method import check_overrides, given_settings
+    from recipe.fully_async_policy.launch import ray_access
+    from recipe.fully_async_policy.settings import known, names, own_files
+    from recipe.fully_async_policy.settings.data_file import expanded
+    from recipe.fully_async_policy.settings.method import check_overrides, given_settings
 
     def of_the_package() -> "DictConfig":
         return compose_unchecked(names.of_groups(own_files.without_own_files(overrides, config_dir)))
@@ -238,7 +238,7 @@ def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> "
 
 def _check_folder(config_dir: Path | None) -> None:
     """Raises SettingError where presets cannot be looked for there, or would hide one of the package's."""
-    from recipe.fully_async_policy.validate import SettingError
+    from recipe.fully_async_policy.settings.validate import SettingError
 
     if config_dir is None:
         return
@@ -271,7 +271,7 @@ def packaged_file(path: str | None) -> str | None:
         return path
     import importlib.resources
 
-    from recipe.fully_async_policy.validate import SettingError
+    from recipe.fully_async_policy.settings.validate import SettingError
 
     package, _, name = path.removeprefix("pkg://").partition("/")
     try:
@@ -287,16 +287,16 @@ def check(config: "DictConfig", files: bool = True) -> None:
     Raises:
         SettingError: a line for each thing that is wrong.
     """
-    from recipe.fully_async_policy.processes import interrupted_afterwards
+    from recipe.fully_async_policy.launch.processes import interrupted_afterwards
 
     with interrupted_afterwards():
         import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
-    from recipe.fully_async_policy.checks.consistency import check_lag
-    from recipe.fully_async_policy.checks.devices import check_gpus
-    from recipe.fully_async_policy.checks.reward import check_reward
-    from recipe.fully_async_policy.ray_access import check_access
-    from recipe.fully_async_policy.validate import SettingError, validate
+    from recipe.fully_async_policy.launch.ray_access import check_access
+    from recipe.fully_async_policy.settings.consistency import check_lag
+    from recipe.fully_async_policy.settings.devices import check_gpus
+    from recipe.fully_async_policy.settings.reward import check_reward
+    from recipe.fully_async_policy.settings.validate import SettingError, validate
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `bash scripts/install.sh`")
@@ -327,12 +327,12 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         config: composed from `given`.
         given: arguments of this command.
     """
-    from verl_vcpo.trainer.ppo.v1.run_log import in_words, write_command, write_summary
+    from verl_vcpo.report.run_log import in_words, write_command, write_summary
 
     start = time.perf_counter()
     with ray_session(config, run_id) as run:
         write_command(config.run_dir, "recipe.fully_async_policy.main", given)
-        from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+        from verl_vcpo.loop.main import LagKTaskRunner
 
         LagKTaskRunner().run(config, observe_processes=run.observe)
         took = time.perf_counter() - start

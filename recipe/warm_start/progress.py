@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from verl_vcpo.console import duration
+from verl_vcpo.common.console import duration
 
 LINE_S = 5.0
 CHECK_STEPS = 10

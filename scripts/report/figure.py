@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scripts.report.runs import ReportedRun
 from vcpo.diagnostics import AlarmLevels
-from verl_vcpo.whole_file import whole_file
+from verl_vcpo.common.whole_file import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from verl_vcpo.whole_file import write_whole
+from verl_vcpo.common.whole_file import write_whole
 
 _PARTS = files("scripts.report")
-_SHARED_STYLE = files("recipe.cluster_planner") / "page_style.css"
+_SHARED_STYLE = files("lab.planner") / "page_style.css"
 
 
 def write(payload: dict[str, Any], path: Path) -> None:

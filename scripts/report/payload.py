@@ -6,14 +6,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fully_async_policy.method import description
+from recipe.fully_async_policy.settings.method import description
 from scripts.report.outcome import error_of, outcome
 from scripts.report.runs import ReportedRun, labels
 from scripts.report.samples import read_samples
 from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
-from verl_vcpo.trainer.ppo.v1.learning_signal import EQUAL_GROUPS, IN_A_ROW
-from verl_vcpo.trainer.ppo.v1.step_table import MEANINGS
+from verl_vcpo.report.learning_signal import EQUAL_GROUPS, IN_A_ROW
+from verl_vcpo.report.step_table import MEANINGS
 
 _SERIES = {
     "reward": "reward",

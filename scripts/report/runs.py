@@ -11,9 +11,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fully_async_policy.method import decided_by
+from recipe.fully_async_policy.settings.method import decided_by
 from vcpo import VCPOConfig
-from verl_vcpo.trainer.ppo.v1.run_log import (
+from verl_vcpo.report.run_log import (
     ACCURACIES,
     ANSWERS,
     COMMAND_FILE,
@@ -33,7 +33,7 @@ class RunError(ValueError):
     """A folder that is no run. The message is one line."""
 
 
-_SIMULATOR = "recipe.lag_simulator"
+_SIMULATOR = "lab.simulator"
 
 
 @dataclass(frozen=True)

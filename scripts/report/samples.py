@@ -6,8 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl_vcpo.step_lines import read_lines
-from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
+from verl_vcpo.common.step_lines import read_lines
+from verl_vcpo.report.run_log import SAMPLES_FILE
 
 _NEWEST, _HEAVIEST = 500, 500
 # Weight, log-weight, number, sample: truncation makes the largest weights equal, and not their logarithms.

@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from scripts.report.runs import ReportedRun
-from verl_vcpo.whole_file import write_whole
+from verl_vcpo.common.whole_file import write_whole
 
 NOTE = (
     "Speed-up: how many times fewer optimizer steps, and how many times fewer device hours, a run takes until its "

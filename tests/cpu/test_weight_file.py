@@ -214,7 +214,7 @@ def test_waiting_for_another_node_ends_with_an_error_that_names_that_node(nodes:
 def test_a_file_is_read_by_a_ray_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from recipe.fully_async_policy import ray_access
+    from recipe.fully_async_policy.launch import ray_access
 
     (tmp_path / "file").write_bytes(b"content")
     with ray_access.started({"num_cpus": 1, "include_dashboard": False, "log_to_driver": False}):

@@ -6,23 +6,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/commands.md").read_text()
 # Started by other programs: a child process, a script that others source.
+FOLDERS = ("recipe", "scripts", "lab", "sandbox", "tests/reliability", "tests/exactness")
 INTERNAL = {
     "recipe.tasks.verifier_process",
-    "recipe.code_sandbox.interpreter",
-    "recipe.fully_async_policy.checks.compiler",
-    "recipe.fully_async_policy.processes",
-    "scripts.bench.sandbox.naive",
-    "scripts.bench.sandbox.attacks.warm",
-    "scripts.bench.reliability.scale_run",
+    "code_sandbox.interpreter",
+    "recipe.fully_async_policy.settings.compiler",
+    "recipe.fully_async_policy.launch.processes",
+    "sandbox.attacks.naive",
+    "sandbox.attacks.programs.warm",
+    "tests.reliability.scale_run",
     "scripts/install_steps.sh",
     "scripts/gpu_rehearsal.sh",
 }
 
 
 def test_every_command_is_on_the_page() -> None:
-    programs = [path for folder in ("recipe", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    programs = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__").removeprefix("sandbox.src.")
         for path in programs
         if 'if __name__ == "__main__"' in path.read_text()
     }

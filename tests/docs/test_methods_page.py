@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from recipe.fully_async_policy import method
+from recipe.fully_async_policy.settings import method
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "methods.md"
 

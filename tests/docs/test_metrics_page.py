@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from vcpo.diagnostics import AlarmLevels, Sign
-from verl_vcpo.trainer.ppo.v1 import advice
-from verl_vcpo.trainer.ppo.v1.run_log import ACCURACIES, HEADLINES
+from verl_vcpo.report import advice
+from verl_vcpo.report.run_log import ACCURACIES, HEADLINES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/metrics.md").read_text()

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from verl_vcpo.workers.engine.megatron.models import Install, trained_with
+from verl_vcpo.actor.models import Install, trained_with
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "cluster.md"
 

@@ -8,7 +8,7 @@ import pytest
 
 import vcpo
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks import names
+from recipe.fully_async_policy.settings import names
 from tests.docs.test_commands import PAGES, ROOT, text_of
 
 # A change says what the settings were called before; the reference of other packages has their names.

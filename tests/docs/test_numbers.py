@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages whose tables are compared with what they come from: the test that does it.
 COMPARED = {
-    "docs/measurements/stability/tables.md": "tests/docs/test_stability_page.py",
+    "docs/measurements/stability/tables.md": "lab/tests/stability/test_stability_page.py",
     "docs/guide/read-a-run.md": "tests/docs/test_quickstart_numbers.py",
     "docs/measurements/paper.md": "tests/docs/test_numbers.py",
 }

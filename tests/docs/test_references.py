@@ -34,7 +34,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 def files(shown: str) -> list[Path]:
     """Our files whose path ends so."""
-    folders = ("vcpo", "verl", "recipe", "scripts", "testkit")
+    folders = ("vcpo", "verl", "recipe", "scripts", "tests/kit", "lab", "sandbox/src")
     everything = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     ends = shown.removeprefix("verl/verl_vcpo/")
     return [path for path in everything if f"/{path.relative_to(ROOT)}".endswith(f"/{ends}")]

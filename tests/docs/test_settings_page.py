@@ -2,7 +2,8 @@
 
 from omegaconf import OmegaConf
 
-from recipe.fully_async_policy import main, method
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.settings import method
 from scripts import settings_page
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testkit import browser
+from tests.kit import browser
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-docs/bin/python"

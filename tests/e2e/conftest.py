@@ -8,8 +8,8 @@ import pytest
 from filelock import FileLock
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.processes import new_run_id
-from testkit.small_run import make_assets
+from recipe.fully_async_policy.launch.processes import new_run_id
+from tests.kit.small_run import make_assets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import requests
 
-from testkit.sandbox_server import free_port
+from tests.kit.sandbox_server import free_port
 
 _LIMIT_S = 300.0
 _CALLS, _CALLS_LIMIT_S = 3, 30.0
@@ -107,7 +107,7 @@ def held_answers(sandbox_url: str) -> Iterator[HeldAnswers]:
 def updates_meet_calls(held: HeldAnswers, steps: tuple[int, ...]) -> Iterator[None]:
     """In these steps no call returns between the choice of the step's batch, which needs none of them any more, and the
     end of the step's weight update, which waits for some calls."""
-    from verl_vcpo.trainer.ppo.v1.trainer_lag_k import LagKTrainer
+    from verl_vcpo.loop.trainer import LagKTrainer
 
     on_sample_end, on_step_end = LagKTrainer.on_sample_end, LagKTrainer.on_step_end
 

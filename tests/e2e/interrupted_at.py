@@ -14,8 +14,8 @@ from typing import Any
 
 from recipe.command_line import run_command
 from recipe.fully_async_policy import main
-from verl_vcpo import console
-from verl_vcpo.run_id import RUN_ID_VARIABLE
+from verl_vcpo.common import console
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
 
 def interrupted_in(owner: Any, name: str, is_moment: Callable[..., bool], interrupt: Callable[[], None]) -> None:

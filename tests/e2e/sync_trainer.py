@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.session import ray_session
+from recipe.fully_async_policy.launch.session import ray_session
 from tests.e2e.conftest import prepared
 
 SYNC = ["trainer.v1.trainer_mode=sync_vcpo", "actor_rollout_ref.hybrid_engine=true"]
@@ -21,8 +21,8 @@ def register_trainer_mode() -> None:
     from verl.trainer.ppo.v1.trainer_base import register_trainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-    from verl_vcpo.run_folder import in_run_folder
-    from verl_vcpo.workers.engine_workers import VCPOActorWorker
+    from verl_vcpo.actor.engine_workers import VCPOActorWorker
+    from verl_vcpo.common.run_folder import in_run_folder
 
     class SyncActorWorker(VCPOActorWorker):
         """Sends weights by verl's own adapter, over the socket where our samplers look for it."""
@@ -54,7 +54,7 @@ def train(overrides: list[str]) -> None:
     run_id, _ = prepared(overrides)
     config = main.compose([*overrides, *SYNC, *NAIVE])  # not checked: the lag-k trainer refuses these settings
     register_trainer_mode()
-    from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+    from verl_vcpo.loop.main import LagKTaskRunner
 
     with ray_session(config, run_id) as run:
         LagKTaskRunner().run(config, observe_processes=run.observe)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.reliability.faults import left_over
-from testkit import ROOT
-from testkit.small_run import TrainerRun, abandoned
-from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
+from recipe.fully_async_policy.launch.processes import processes_of
+from tests.kit import ROOT
+from tests.kit.small_run import TrainerRun, abandoned
+from tests.reliability.injected_faults import left_over
+from verl_vcpo.report.run_log import MODEL_FOLDER, read_metrics
 
 pytestmark = pytest.mark.e2e
 

@@ -1,13 +1,13 @@
-"""Runs over two Ray nodes, made of this machine by testkit/nodes.py. tests/e2e/test_resume.py has one in every tier."""
+"""Runs over two Ray nodes (tests/kit/nodes.py) on this machine. tests/e2e/test_resume.py has one in every tier."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scripts.bench.reliability.nodes import CASES, LAG, REPEATABLE, STEPS, Case, NodesVerdict, try_case
-from testkit.nodes import why_not
-from testkit.small_run import TrainerRun
+from tests.kit.nodes import why_not
+from tests.kit.small_run import TrainerRun
+from tests.reliability.node_runs import CASES, LAG, REPEATABLE, STEPS, Case, NodesVerdict, try_case
 
 REASON = why_not()
 pytestmark = [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from testkit import ROOT
-from testkit.small_run import seeds
-from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, read_metrics
+from tests.kit import ROOT
+from tests.kit.small_run import seeds
+from verl_vcpo.report.run_log import ANSWERS, read_metrics
 
 pytestmark = pytest.mark.e2e
 

@@ -12,15 +12,15 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.fully_async_policy.processes import processes_of
-from scripts.bench.reliability import nodes
-from scripts.bench.reliability.faults import left_over
-from testkit.nodes import cluster, why_not
-from testkit.small_run import BATCH, TrainerRun, abandoned
-from verl_vcpo.run_id import run_in
-from verl_vcpo.trainer.ppo.v1.checkpoint import checkpoints, written_by
-from verl_vcpo.trainer.ppo.v1.run_log import METRICS_FILE, SAMPLES_FILE, WEIGHTS_FOLDER, read_metrics
-from verl_vcpo.trainer.ppo.v1.sample_log import SAMPLES, read_samples
+from recipe.fully_async_policy.launch.processes import processes_of
+from tests.kit.nodes import cluster, why_not
+from tests.kit.small_run import BATCH, TrainerRun, abandoned
+from tests.reliability import node_runs as nodes
+from tests.reliability.injected_faults import left_over
+from verl_vcpo.common.run_id import run_in
+from verl_vcpo.loop.checkpoint import checkpoints, written_by
+from verl_vcpo.report.run_log import METRICS_FILE, SAMPLES_FILE, WEIGHTS_FOLDER, read_metrics
+from verl_vcpo.report.sample_log import SAMPLES, read_samples
 
 pytestmark = pytest.mark.e2e
 

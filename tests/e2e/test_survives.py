@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.reliability.faults import FAULTS, FaultVerdict, try_fault
-from tests.lag_simulator.test_own_method import written
-from verl_vcpo.trainer.ppo.v1.run_log import read_metrics
+from lab.tests.simulator.test_own_method import written
+from tests.reliability.injected_faults import FAULTS, FaultVerdict, try_fault
+from verl_vcpo.report.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e
 

@@ -23,25 +23,25 @@ import wandb
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.fully_async_policy.processes import processes_of
-from recipe.fully_async_policy.session import ray_session
+from recipe.fully_async_policy.launch.processes import processes_of
+from recipe.fully_async_policy.launch.session import ray_session
 from recipe.warm_start.model import build_model
 from recipe.warm_start.tokenizer import train_tokenizer
 from recipe.warm_start.train import Settings, examples, fit, load_held_out
-from testkit.sandbox_server import free_port, served
-from testkit.small_run import BATCH, SEED, Listener, listening, small_task
-from testkit.wandb_file import offline_run
 from tests.e2e.conftest import prepared
 from tests.e2e.held_answers import held_answers, updates_meet_calls
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
+from tests.kit.sandbox_server import free_port, served
+from tests.kit.small_run import BATCH, SEED, Listener, listening, small_task
+from tests.kit.wandb_file import offline_run
 from vcpo.ess import ess_ratio
-from verl_vcpo.run_folder import run_folder
-from verl_vcpo.trainer.ppo.v1 import sample_log
-from verl_vcpo.trainer.ppo.v1.overview import ACCURACY, CURVES, TABLE
-from verl_vcpo.trainer.ppo.v1.processor_meter import Role
-from verl_vcpo.trainer.ppo.v1.run_log import MODEL_FOLDER, read_metrics
-from verl_vcpo.trainer.ppo.v1.sample_log import read_samples
-from verl_vcpo.workers.rollout.kv_cache import KVCache
+from verl_vcpo.common.run_folder import run_folder
+from verl_vcpo.report import sample_log
+from verl_vcpo.report.overview import ACCURACY, CURVES, TABLE
+from verl_vcpo.report.processor_meter import Role
+from verl_vcpo.report.run_log import MODEL_FOLDER, read_metrics
+from verl_vcpo.report.sample_log import read_samples
+from verl_vcpo.samplers.kv_cache import KVCache
 
 pytestmark = pytest.mark.e2e
 
@@ -153,7 +153,7 @@ def stack(
                 "trainer.logger=[tensorboard,file,wandb]",
             ]
         )
-        from verl_vcpo.trainer.main_ppo import LagKTaskRunner
+        from verl_vcpo.loop.main import LagKTaskRunner
 
         listeners: list[Listener] = []
         session.enter_context(ray_session(config, run_id))
@@ -387,7 +387,7 @@ def test_the_model_can_be_evaluated(stack: Stack, assets: Path, tmp_path: Path) 
     command = ["recipe.evaluate", str(stack.run_dir / MODEL_FOLDER), "--task", "countdown", "--samples", "2"]
     settings = [
         f"data.val_files={assets}/data/val.parquet",
-        "reward.custom_reward_function.path=pkg://testkit.digits_reward",
+        "reward.custom_reward_function.path=pkg://tests.kit.digits_reward",
     ]
     result = tmp_path / "result.json"
     done = subprocess.run(

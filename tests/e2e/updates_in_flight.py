@@ -10,7 +10,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_vcpo.workers.rollout.kv_cache import KVCache
+from verl_vcpo.samplers.kv_cache import KVCache
 
 PROMPT = "Using the numbers 3, 5 and 7, write an expression that equals 22."
 OLD, NEW = 2007, 2008  # versions that no training step reaches

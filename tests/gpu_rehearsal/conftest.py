@@ -1,4 +1,4 @@
-"""Engines of the GPU in this process, on stand-ins for CUDA and NCCL (testkit/fake_cuda)."""
+"""Engines of the GPU in this process, on stand-ins for CUDA and NCCL (tests/kit/fake_cuda)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from testkit.fake_cuda import operations
-from testkit.layout_run import make_checkpoint
-from testkit.resumption import ONE_PROCESS
+from tests.kit.fake_cuda import operations
+from tests.kit.layout_run import make_checkpoint
+from tests.kit.resumption import ONE_PROCESS
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from testkit.actor import join_processes
+    from tests.kit.actor import join_processes
 
     join_processes(0, 1, tmp_path_factory.mktemp("store"))
     yield
@@ -30,7 +30,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def build(process_group: None, no_operation_without_kernel: None, model: Path) -> Callable[..., Any]:
     """Builds a freshly loaded engine: `build(dtype, model_type, ...)`, with verl's engine settings by name."""
-    from testkit.actor import adamw, build_engine
+    from tests.kit.actor import adamw, build_engine
 
     return lambda *args, layout=ONE_PROCESS, **engine: build_engine(layout, model, adamw(), *args, **engine)
 

@@ -9,9 +9,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recipe.fully_async_policy.model_shape import KNOWN_SHAPES
-from testkit.fake_cuda import flash_attention, operations
-from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
+from recipe.fully_async_policy.plan.model_shape import KNOWN_SHAPES
+from tests.kit.fake_cuda import flash_attention, operations
+from verl_vcpo.actor.varlen_attention import VarlenAttention
 
 LENGTHS = [5, 1, 17]
 SCRIPTS = {"math, countdown": ("Qwen2.5-7B", 4), "gsm8k": ("Qwen2-1.5B", 2), "multi-turn": ("Qwen2.5-7B", 2)}

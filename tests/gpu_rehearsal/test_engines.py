@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from testkit.actor import loss_function
-from testkit.layout_run import norm_error
-from testkit.layout_worker import make_batch
-from testkit.resumption import ONE_PROCESS, largest_difference, parameters, train_actor
-from verl_vcpo.workers.config.vcpo import VCPOSettings
-from verl_vcpo.workers.engine.megatron.norms import NormsHow, NormsKeep
-from verl_vcpo.workers.engine.megatron.transformer_impl import VCPOMegatronEngine
-from verl_vcpo.workers.engine.megatron.value_engine import ValueEngine
-from verl_vcpo.workers.utils.losses import padded_responses
+from tests.kit.actor import loss_function
+from tests.kit.layout_run import norm_error
+from tests.kit.layout_worker import make_batch
+from tests.kit.resumption import ONE_PROCESS, largest_difference, parameters, train_actor
+from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine
+from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
+from verl_vcpo.actor.value_engine import ValueEngine
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 KEPT = list(NormsKeep)
 # Rounding: of the norms (`norm_error`), and of the parameters after a step, whose rate is 3e-3: absolute, and of each.

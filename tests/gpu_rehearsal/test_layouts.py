@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from testkit.layout_run import Method, ParallelLayout, Result, norm_error, run_layout
-from testkit.resumption import largest_difference
-from verl_vcpo.workers.engine.megatron.norms import NormsHow, NormsKeep
+from tests.kit.layout_run import Method, ParallelLayout, Result, norm_error, run_layout
+from tests.kit.resumption import largest_difference
+from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
 
 WAYS = [{"how": NormsHow.PER_TRAJECTORY}, *({"how": NormsHow.PACKED, "keep": keep} for keep in NormsKeep)]
 METHODS = [Method(" ".join(way.values()), {"norms": way}, whole_groups=True) for way in WAYS]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testkit.resumption import stopped_and_not, train_actor, train_critic
+from tests.kit.resumption import stopped_and_not, train_actor, train_critic
 
 ROLES = {"language_model": train_actor, "value_model": train_critic}
 OFFLOADED = {"optimizer_offload": True, "param_offload": True}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from testkit.fake_cuda.__main__ import VARIABLE
-from testkit.small_run import TrainerRun, make_assets
+from tests.kit.fake_cuda.__main__ import VARIABLE
+from tests.kit.small_run import TrainerRun, make_assets
 
 STEPS, SAVED_EVERY, STOPPED_AFTER = 6, 2, 3
 SETTINGS = [
@@ -46,13 +46,15 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_goes_on(method: str, assets: Path, tmp_path: Path) -> None:
     """With a2c a critic is trained, and goes on, beside the actor."""
     settings = [*SETTINGS, f"method={method}"]
-    run = TrainerRun(assets, tmp_path / "run", *settings, module="testkit.counting_run")
+    run = TrainerRun(assets, tmp_path / "run", *settings, module="tests.kit.counting_run")
     run.wait_for_step(STOPPED_AFTER)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() != 0
     before = {line["step"] for line in run.lines()}
     assert STOPPED_AFTER in before and STEPS not in before
-    resumed = TrainerRun(assets, tmp_path / "run", *settings, "trainer.resume_mode=auto", module="testkit.counting_run")
+    resumed = TrainerRun(
+        assets, tmp_path / "run", *settings, "trainer.resume_mode=auto", module="tests.kit.counting_run"
+    )
     assert resumed.wait() == 0, resumed.tail()
     lines = resumed.lines()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))

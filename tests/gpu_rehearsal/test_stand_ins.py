@@ -9,21 +9,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from testkit import ROOT
-from testkit.fake_cuda import operations
-from testkit.layout_run import run_processes
+from tests.kit import ROOT
+from tests.kit.fake_cuda import operations
+from tests.kit.layout_run import run_processes
 
 
 def test_the_code_is_this_repositorys() -> None:
     """Whatever project the environment has installed; the plugin too, which verl finds by the installed entry point."""
     code = """
-import sys, verl, vcpo, recipe, verl_vcpo.workers.engine.megatron.transformer_impl
+import sys, verl, vcpo, recipe, verl_vcpo.actor.megatron_actor
 ours = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in ("vcpo", "verl_vcpo", "recipe")}
 print("FILES", *(f"{name}={module.__file__}" for name, module in ours.items() if module.__file__))
 """
     found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
     files = dict(item.split("=") for item in found.rpartition("FILES")[2].split())
-    assert {"vcpo", "recipe", "verl_vcpo.plugin", "verl_vcpo.workers.engine.megatron.resume"} <= files.keys()
+    assert {"vcpo", "recipe", "verl_vcpo.plugin", "verl_vcpo.actor.resume"} <= files.keys()
     assert [file for file in files.values() if not Path(file).is_relative_to(ROOT)] == []
 
 
@@ -95,7 +95,7 @@ def test_who_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
 def run(*arguments: object) -> None:
     """One of the two processes: rank and folder are the last two arguments."""
     *late, folder, rank = arguments
-    from testkit.actor import join_processes
+    from tests.kit.actor import join_processes
 
     join_processes(rank, 2, folder)
     if late:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from testkit import ROOT
+from tests.kit import ROOT
 from tests.recipe.conftest import GOOD_ROW
 
 GUESS = ["--device", "h100", "--gpus", "8", "--response-tokens", "100", "--model", "{model}"]
@@ -19,14 +19,14 @@ WRONG = [
     # an argument that is none, in every family of commands
     ("recipe.fully_async_policy.main", ["--dryrun"], "unrecognized arguments: --dryrun (see --help)"),
     ("recipe.fully_async_policy.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
-    ("recipe.lag_simulator.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
+    ("lab.simulator.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
     ("recipe.evaluate.__main__", ["MODEL"], "the following arguments are required: --task"),
     ("recipe.export", ["global_step_1"], "the following arguments are required: OUT"),
     ("recipe.warm_start.train", ["steps=9"], "unrecognized arguments: steps=9"),
-    ("recipe.cluster_planner.__main__", ["--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
+    ("lab.planner.__main__", ["--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
     ("scripts.report.__main__", [], "the following arguments are required: RUN"),
     ("scripts.check_data", ["rows.parquet"], "the following arguments are required: --task"),
-    ("scripts.bench.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
+    ("tests.reliability.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
     # arguments without effect
     ("recipe.fully_async_policy.main", ["--forecast", "RUN"], "of the plan that --dry-run prints: add --dry-run"),
     (
@@ -38,14 +38,14 @@ WRONG = [
     # values
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "-1"], "--port: -1: give a whole number, 0 or more"),
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "99999"], "--port 99999: give 65535 or less"),
-    ("scripts.bench.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
-    ("scripts.bench.stability_real", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
-    ("scripts.bench.stability.__main__", ["--lr", "nan"], "argument --lr: nan: give a number above 0"),
+    ("tests.reliability.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
+    ("lab.stability_real", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
+    ("lab.stability.__main__", ["--lr", "nan"], "argument --lr: nan: give a number above 0"),
     # files and folders
-    ("scripts.bench.planner", ["--runs", "{rows}"], "rows.parquet: is a file; give a folder"),
+    ("lab.planner_accuracy", ["--runs", "{rows}"], "rows.parquet: is a file; give a folder"),
     ("recipe.warm_start.train", [*ROWS, "--out", "{rows}/model"], "/model cannot be written (File exists)"),
     ("recipe.warm_start.train", ["--learning-rate", "inf", *ROWS], "learning_rate=inf is out of range"),
-    ("recipe.cluster_planner.__main__", [*GUESS, "--out", "{rows}"], "rows.parquet: File exists"),
+    ("lab.planner.__main__", [*GUESS, "--out", "{rows}"], "rows.parquet: File exists"),
 ]
 
 

@@ -11,16 +11,16 @@ import pandas as pd
 import pytest
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks import run_folder
-from recipe.fully_async_policy.checks.data import Sample
-from recipe.fully_async_policy.checks.errors import SettingError
-from recipe.fully_async_policy.checks.reward import arguments, check_reward, reward_of
-from recipe.fully_async_policy.validate import validate
-from testkit.checkpoints import write_checkpoint
+from recipe.fully_async_policy.settings import run_folder
+from recipe.fully_async_policy.settings.data import Sample
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.reward import arguments, check_reward, reward_of
+from recipe.fully_async_policy.settings.validate import validate
+from tests.kit.checkpoints import write_checkpoint
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
 from tests.recipe.rewards_that_fail import RIGHT, WRONG
-from verl_vcpo.trainer.ppo.reward import RewardPool
+from verl_vcpo.user_code.reward import RewardPool
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
 REWARDS = Path(__file__).parent / "rewards_that_fail.py"

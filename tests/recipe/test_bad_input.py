@@ -10,9 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks import agent_loop, consistency, logger, settings
-from recipe.fully_async_policy.checks.errors import SettingError
-from recipe.fully_async_policy.validate import validate
+from recipe.fully_async_policy.settings import agent_loop, consistency, logger
+from recipe.fully_async_policy.settings import values as settings
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.validate import validate
 from tests.recipe.refused import ACTOR, MEGATRON, MODEL, REWARD, ROLLOUT, composed, hydras_compose, quick_compose, run
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")

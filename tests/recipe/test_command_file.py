@@ -21,7 +21,7 @@ def test_the_command_is_kept_for_a_shell(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "metrics.jsonl").write_text("")
 
     stand_in = SimpleNamespace(LagKTaskRunner=type("Runner", (), {"run": run}))
-    monkeypatch.setitem(sys.modules, "verl_vcpo.trainer.main_ppo", stand_in)
+    monkeypatch.setitem(sys.modules, "verl_vcpo.loop.main", stand_in)
     session = contextlib.nullcontext(SimpleNamespace(observe=None))
     monkeypatch.setattr(main, "ray_session", lambda config, run_id: session)
     config = OmegaConf.create({"run_dir": str(tmp_path), "method": "vcpo", "async": {"lag": 8}})

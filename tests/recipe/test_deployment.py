@@ -12,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 from ray._private import ray_constants
 
-from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
-from recipe.fully_async_policy.session import environment_of_workers
-from recipe.fully_async_policy.validate import validate
-from testkit.launch_script import arguments
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.launch.session import environment_of_workers
+from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape
+from recipe.fully_async_policy.settings.validate import validate
+from tests.kit.launch_script import arguments
 from tests.test_packaging import pins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -365,6 +366,6 @@ def test_the_image_takes_the_packages_and_what_names_them_and_nothing_else() -> 
     assert ignored == "*"
     taken = {line.removeprefix("!") for line in lines if line.startswith("!")}
     setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE", "requirements/gpu.lock"}
-    assert taken == setup | {"recipe", "scripts", "testkit", "vcpo", "verl"}
+    assert taken == setup | {"recipe", "sandbox", "scripts", "tests/__init__.py", "tests/kit", "vcpo", "verl"}
     for copied in re.findall(r"^COPY ((?!--from).+) \./$", DOCKERFILE, re.MULTILINE):
         assert set(copied.split()) == setup

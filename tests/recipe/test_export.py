@@ -1,4 +1,4 @@
-"""What `recipe.export` makes of folders without a whole model. tests/engine/test_export.py has the others."""
+"""What `recipe.export` makes of folders without a whole model. tests/actor/test_export.py has the others."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from recipe import export
-from verl_vcpo.trainer.ppo.v1 import checkpoint
+from verl_vcpo.loop import checkpoint
 
 
 def run_with_checkpoints(root: Path, *steps: int) -> list[Path]:

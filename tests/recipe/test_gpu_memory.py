@@ -3,8 +3,8 @@
 import pytest
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from recipe.fully_async_policy.gpu_memory import ENTROPY_BYTES, LOGITS_BYTES, layer_activations
-from recipe.fully_async_policy.model_shape import ModelShape, shape_of
+from recipe.fully_async_policy.plan.gpu_memory import ENTROPY_BYTES, LOGITS_BYTES, layer_activations
+from recipe.fully_async_policy.plan.model_shape import ModelShape, shape_of
 
 # By name: the published config.json, and the published count of parameters.
 MODELS: dict[str, tuple[PretrainedConfig, int]] = {
@@ -98,7 +98,7 @@ def test_published_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_layer_keeps(process_group: None, name: str) -> None:
-    from tests.engine.layer_memory import measure
+    from tests.actor.layer_memory import measure
 
     model, shape, tokens = small_enough(name)
     measured = measure(model, tokens)
@@ -110,14 +110,14 @@ def test_what_a_layer_keeps(process_group: None, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_recomputed_layer_keeps(process_group: None, name: str) -> None:
-    from tests.engine.layer_memory import measure
+    from tests.actor.layer_memory import measure
 
     model, shape, tokens = small_enough(name)
     assert 2 * shape.hidden == pytest.approx(measure(model, tokens, **RECOMPUTED).saved_by_layer, rel=TOLERANCE)
 
 
 def test_what_a_layer_keeps_with_a_fused_activation(process_group: None) -> None:
-    from tests.engine.layer_memory import measure
+    from tests.actor.layer_memory import measure
 
     model, shape, tokens = small_enough("Qwen2.5-7B")
     measured = measure(model, tokens, bias_activation_fusion=True)
@@ -126,7 +126,7 @@ def test_what_a_layer_keeps_with_a_fused_activation(process_group: None) -> None
 
 @pytest.mark.parametrize("entropy", [False, True])
 def test_logits(process_group: None, entropy: bool) -> None:
-    from tests.engine.layer_memory import logits_peak
+    from tests.actor.layer_memory import logits_peak
 
     expected = LOGITS_BYTES + (ENTROPY_BYTES if entropy else 0)
     assert expected == pytest.approx(logits_peak(entropy=entropy), rel=TOLERANCE)

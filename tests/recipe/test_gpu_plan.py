@@ -9,10 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen3MoeConfig
 
-from recipe.cluster_planner import expected as expectation
-from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
-from recipe.fully_async_policy.gpu_memory import Layout
-from recipe.fully_async_policy.norms_plan import norms_line
+from lab.planner import expected as expectation
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape
+from recipe.fully_async_policy.plan.gpu_memory import Layout
+from recipe.fully_async_policy.plan.norms_plan import norms_line
 
 MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
 ACTOR_SEQUENCES = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"

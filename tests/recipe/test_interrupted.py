@@ -9,13 +9,14 @@ from typing import Any, NoReturn, TextIO
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy import main, processes, session
-from recipe.fully_async_policy.next_steps import after_error, after_interruption, to_go_on
-from recipe.fully_async_policy.processes import Run
-from testkit.checkpoints import write_checkpoint
-from verl_vcpo.run_id import RUN_ID_VARIABLE
-from verl_vcpo.trainer.ppo.v1.checkpoint import NoWholeCheckpoint
-from verl_vcpo.trainer.ppo.v1.run_log import SUMMARY_FILE
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.launch import processes, session
+from recipe.fully_async_policy.launch.next_steps import after_error, after_interruption, to_go_on
+from recipe.fully_async_policy.launch.processes import Run
+from tests.kit.checkpoints import write_checkpoint
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
+from verl_vcpo.loop.checkpoint import NoWholeCheckpoint
+from verl_vcpo.report.run_log import SUMMARY_FILE
 
 
 def config(run_dir: Path, **trainer: Any) -> DictConfig:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy import gpu_memory, gpu_plan, main, model_shape
-from recipe.fully_async_policy.validate import SettingError, validate
-from testkit.launch_script import arguments
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape
+from recipe.fully_async_policy.settings.validate import SettingError, validate
+from tests.kit.launch_script import arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ROOT / "recipe/fully_async_policy/shell/vcpo"

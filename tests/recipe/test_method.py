@@ -10,11 +10,12 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy import main, method
-from recipe.fully_async_policy.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
-from recipe.fully_async_policy.validate import SettingError
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.settings import method
+from recipe.fully_async_policy.settings.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
+from recipe.fully_async_policy.settings.validate import SettingError
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from verl_vcpo.workers.config.vcpo import VCPOSettings
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 # One of each kind; the simulator's tests compose all of them.
 NAMES = ("vcpo_ess", "vcpo_off", "tis_seq", "ppo", "m2po", "decoupled_ppo")
@@ -219,7 +220,7 @@ def test_the_table_of_losses_is_what_their_code_reads() -> None:
     """Each of the registered policy losses is called once, with a configuration that notes what is read."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers ours
+    import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
     everywhere = {"policy_loss", "global_batch_info"}
     read: dict[str, set[str]] = {}
@@ -261,7 +262,7 @@ def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
     """In verl's signature: rewards on the last tokens, prompts by name, in any order."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    import verl_vcpo.workers.utils.policy_losses  # noqa: F401  # registers ours
+    import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
     from vcpo.stabilizers.oapl import optimal_advantages
 
     rewards, mask = torch.tensor([[0.0, 1.0], [0.3, 0.0], [0.0, 0.0]]), torch.tensor([[1, 1], [1, 0], [1, 1]])

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.next_steps import after_training
+from recipe.fully_async_policy.launch.next_steps import after_training
 
 
 def config(run_dir: Path, agent_loop: str = "single_turn_agent", **settings: Any) -> DictConfig:

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from testkit import ROOT
+from tests.kit import ROOT
 
 LOOK_S, CUT_OFF_S = 0.2, 2.0
-WATCH = "import sys; from recipe.fully_async_policy.nodes import end_when_cut_off; end_when_cut_off({arguments})"
+WATCH = "import sys; from recipe.fully_async_policy.launch.nodes import end_when_cut_off; end_when_cut_off({arguments})"
 
 
 def test_it_stays_while_the_head_is_reached_and_ends_when_it_is_not() -> None:

@@ -7,12 +7,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks.errors import SettingError
-from recipe.fully_async_policy.older_run import set_aside
-from testkit.checkpoints import write_checkpoint
-from verl_vcpo.metrics_file import SAVE_S
-from verl_vcpo.run_id import run_in
-from verl_vcpo.trainer.ppo.v1 import checkpoint
+from recipe.fully_async_policy.launch.older_run import set_aside
+from recipe.fully_async_policy.settings.errors import SettingError
+from tests.kit.checkpoints import write_checkpoint
+from verl_vcpo.common.run_id import run_in
+from verl_vcpo.loop import checkpoint
+from verl_vcpo.report.metrics_file import SAVE_S
 
 LINES = '{"step": 0}\n{"step": 1}\n'
 A, B, C = "a" * 12, "b" * 12, "c" * 12
@@ -243,7 +243,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     def write(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recipe.fully_async_policy.older_run.write_whole", write)
+    monkeypatch.setattr("recipe.fully_async_policy.launch.older_run.write_whole", write)
     with pytest.raises(SettingError, match=rf"run_dir={tmp_path}: cannot be .* \(.*No space left on device\); mend"):
         begin(tmp_path, A)
 

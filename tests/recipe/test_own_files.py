@@ -8,8 +8,8 @@ import pytest
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks import names
-from recipe.fully_async_policy.method import names as methods
+from recipe.fully_async_policy.settings import names
+from recipe.fully_async_policy.settings.method import names as methods
 from tests.recipe.refused import hydras_compose
 
 HEADER = "# @package _global_\n"

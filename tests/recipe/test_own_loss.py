@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks.errors import SettingError
-from recipe.fully_async_policy.checks.own_loss import check_own_loss
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.own_loss import check_own_loss
 from tests.recipe.refused import ACTOR
 
 METHOD = """# @package _global_

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from lab.simulator import main as simulator
 from recipe.evaluate import __main__ as evaluate
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.validate import SettingError
-from recipe.lag_simulator import main as simulator
+from recipe.fully_async_policy.settings.validate import SettingError
 from scripts import check_data
 
 PRESET = """

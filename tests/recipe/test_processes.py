@@ -18,13 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.fully_async_policy.processes import processes_of
-from testkit import ROOT
+from recipe.fully_async_policy.launch.processes import processes_of
+from tests.kit import ROOT
 
 LAUNCHER = """
 import subprocess, sys
 from pathlib import Path
-from recipe.fully_async_policy import processes
+from recipe.fully_async_policy.launch import processes
 
 run_id = processes.new_run_id()
 try:
@@ -123,7 +123,7 @@ def test_killed(memory: Path) -> None:
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
-from recipe.fully_async_policy import processes
+from recipe.fully_async_policy.launch import processes
 
 run_id = processes.new_run_id()
 sleeper = subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, *sys.argv[2:]], start_new_session=True)

@@ -15,13 +15,14 @@ import psutil
 import pytest
 import ray
 
-from recipe.fully_async_policy import main, ray_access
-from recipe.fully_async_policy.processes import processes_of
-from recipe.fully_async_policy.session import environment_of_workers
-from recipe.fully_async_policy.validate import SettingError
-from testkit.small_run import listening
-from verl_vcpo.run_folder import private_folder
-from verl_vcpo.run_id import RUN_ID_VARIABLE
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.launch import ray_access
+from recipe.fully_async_policy.launch.processes import processes_of
+from recipe.fully_async_policy.launch.session import environment_of_workers
+from recipe.fully_async_policy.settings.validate import SettingError
+from tests.kit.small_run import listening
+from verl_vcpo.common.run_folder import private_folder
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +257,8 @@ def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
     slow.write_text(f'#!/bin/sh\nsleep 50\nexec "{ray._private.services.RAYLET_EXECUTABLE}" "$@"\n')
     slow.chmod(0o700)
     program = (
-        "import sys, ray\nfrom recipe.fully_async_policy import main, ray_access\n"
+        "import sys, ray\nfrom recipe.fully_async_policy import main\n"
+        "from recipe.fully_async_policy.launch import ray_access\n"
         "main.prepare_environment(['hardware=cpu'])\nray._private.services.RAYLET_EXECUTABLE = sys.argv[1]\n"
         "with ray_access.started({'num_cpus': 1, 'include_dashboard': False, 'log_to_driver': False}): print('up')\n"
     )
@@ -267,7 +269,7 @@ def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
 def test_a_sigterm_while_ray_ends_goes_to_the_launcher() -> None:
     program = (
         "import os, signal, ray\n"
-        "from recipe.fully_async_policy import main, ray_access\n"
+        "from recipe.fully_async_policy import main\nfrom recipe.fully_async_policy.launch import ray_access\n"
         "main.prepare_environment(['hardware=cpu'])\n"
         "with ray_access.started({'num_cpus': 1, 'include_dashboard': False, 'log_to_driver': False}):\n"
         "    signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"

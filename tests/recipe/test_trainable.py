@@ -10,12 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.checks.errors import SettingError
-from recipe.fully_async_policy.checks.trainable import check_trainable
-from recipe.fully_async_policy.norms_plan import norms_line
+from recipe.fully_async_policy.plan.norms_plan import norms_line
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.trainable import check_trainable
 from tests.recipe.refused import MODEL, run
-from verl_vcpo.workers.engine.megatron import models
-from verl_vcpo.workers.engine.megatron.models import MODELS, Install, trained_with
+from verl_vcpo.actor import models
+from verl_vcpo.actor.models import MODELS, Install, trained_with
 
 LLAMA_3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 
@@ -135,7 +135,7 @@ def test_the_plan_names_the_layers_that_are_installed(
     ("module", "install"),
     [
         ("verl_vcpo.cpu.bridge", Install.CPU),
-        ("verl_vcpo.workers.engine.megatron.bridge", Install.GPU),
+        ("verl_vcpo.actor.bridge", Install.GPU),
     ],
 )
 def test_the_table_names_the_bridges_that_there_are(module: str, install: Install) -> None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from scripts.report import figure
 from scripts.report.runs import ReportedRun, read_run
-from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
+from verl_vcpo.report.run_log import ANSWERS, CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER, FIGURE = DOCS / "quickstart", DOCS / "quickstart.png"

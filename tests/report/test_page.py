@@ -16,10 +16,10 @@ from scripts.report.page import write
 from scripts.report.payload import make
 from scripts.report.runs import read_run
 from scripts.report.samples import read_samples
-from testkit import browser
+from tests.kit import browser
 from tests.report.test_report import config, with_two_sets, write_run
-from verl_vcpo.trainer.ppo.v1.learning_signal import IN_A_ROW
-from verl_vcpo.trainer.ppo.v1.run_log import SAMPLES_FILE
+from verl_vcpo.report.learning_signal import IN_A_ROW
+from verl_vcpo.report.run_log import SAMPLES_FILE
 
 NEEDS_CHROMIUM = pytest.mark.skipif(browser.PROGRAM is None, reason="no chromium: bash scripts/install_chromium.sh")
 DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 9"

@@ -18,8 +18,8 @@ from scripts.report.outcome import outcome, standard_error
 from scripts.report.payload import make
 from scripts.report.runs import method, read_run
 from vcpo.diagnostics import AlarmLevels
-from verl_vcpo.trainer.ppo.v1.learning_signal import EQUAL_GROUPS
-from verl_vcpo.trainer.ppo.v1.run_log import ANSWERS, RunLog, read_metrics, write_summary
+from verl_vcpo.report.learning_signal import EQUAL_GROUPS
+from verl_vcpo.report.run_log import ANSWERS, RunLog, read_metrics, write_summary
 
 NOISE = "±: one standard error of 100 held-out answers, greedy"
 SAID = (

@@ -11,16 +11,16 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.code_sandbox.client import SandboxClient, SandboxUnavailable
-from recipe.code_sandbox.protocol import CommandResult
+from code_sandbox.client import SandboxClient, SandboxUnavailable
+from code_sandbox.protocol import CommandResult
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.tasks.tool_use import agent_loop
 from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
-from testkit.sandbox_server import served
-from verl_vcpo.workers.rollout.llm_client import ResumingLLMClient
+from tests.kit.sandbox_server import served
+from verl_vcpo.samplers.client import ResumingLLMClient
 
 ANSWER = "<answer>42</answer>" + TURN_END
 CODE = "```python\nprint(6 * 7)\n```\n"

@@ -7,7 +7,7 @@ BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 AGENT = "verl.experimental.agent_loop.agent_loop"
 
 FOLDER = Place(
-    "verl/verl_vcpo/workers/engine/megatron/hugging_face.py",
+    "verl/verl_vcpo/actor/hugging_face.py",
     "What `MegatronCheckpointManager` writes beside the weights: this is the same.",
     (
         Reach(
@@ -24,7 +24,7 @@ FOLDER = Place(
 )
 
 SAMPLES = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/sample_log.py, workers/engine/megatron/sequence_weights.py",
+    "verl/verl_vcpo/report/sample_log.py, actor/sequence_weights.py",
     "Under which names agent loops store a trajectory.",
     (
         Reach("samples_of", How.CALLS, "transfer_queue:kv_batch_get", "keys, partition_id, select_fields", ""),
@@ -39,7 +39,7 @@ SAMPLES = Place(
 )
 
 OVERVIEW = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/overview.py, testkit/wandb_file.py",
+    "verl/verl_vcpo/report/overview.py, tests/kit/wandb_file.py",
     "That `PPOTrainer.fit` makes the loggers before it evaluates, and logs a step once; the format of W&B's file.",
     (
         Reach("LagKTrainer.overview", How.NAMES, f"{BASE}.fit", "self.logger = Tracking(", "made in `fit`"),
@@ -137,7 +137,7 @@ EVALUATION = Place(
 )
 
 COMMAND = Place(
-    "recipe/vllm.py, recipe/fully_async_policy/session.py, recipe/fully_async_policy/checks/known.py",
+    "recipe/vllm.py, recipe/fully_async_policy/launch/session.py, recipe/fully_async_policy/settings/known.py",
     "The entry point of the command `vllm`; where verl's loggers write; what names an open section may have.",
     (
         Reach("_options_of_vllm", How.CALLS, "vllm.entrypoints.cli.serve:cmd_init", "", "the options of `vllm serve`"),

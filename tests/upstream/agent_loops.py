@@ -4,7 +4,7 @@ from tests.upstream.reach import How, Place, Reach
 from tests.upstream.trainer import BASE, LOOP
 
 LOOPS = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/agent_loop.py",
+    "verl/verl_vcpo/samplers/agent_loop.py",
     "How `AgentLoopWorkerTQ._run_prompt` ends where its task is cancelled: nothing may be written of it afterwards.",
     (
         Reach("LagKAgentLoopWorker", How.SUBCLASSES, f"{LOOP}:AgentLoopWorkerTQ", "", "the class inside the Ray actor"),
@@ -90,7 +90,7 @@ LOOPS = Place(
 )
 
 TOOLS = Place(
-    "verl/verl_vcpo/tools/limits.py",
+    "verl/verl_vcpo/user_code/tool_limits.py",
     "Which methods of a tool `ToolAgentLoop._call_tool` calls, and which errors of them it tells to the model.",
     (
         Reach(

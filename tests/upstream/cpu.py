@@ -146,7 +146,7 @@ LAYERS_ON_CPU = Place(
 
 BRIDGES_ON_CPU = Place(
     "verl/verl_vcpo/cpu/bridge.py",
-    "As `workers/engine/megatron/bridge.py`.",
+    "As `actor/bridge.py`.",
     (
         Reach("CPUQwen2Bridge", How.SUBCLASSES, _QWEN2, "", "Qwen2"),
         Reach("CPUQwen3Bridge", How.SUBCLASSES, _QWEN3, "", "Qwen3, dense"),
@@ -176,7 +176,7 @@ BRIDGES_ON_CPU = Place(
 
 SERVERS_ON_CPU = Place(
     "verl/verl_vcpo/cpu/vllm_server.py",
-    "As `workers/rollout/vllm_server.py`; why vLLM's CPU platform turns the executor `uni` into `mp`.",
+    "As `samplers/vllm_server.py`; why vLLM's CPU platform turns the executor `uni` into `mp`.",
     (
         Reach(
             "CPUvLLMHttpServer._get_worker_extension_cls",

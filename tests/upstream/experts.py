@@ -7,7 +7,7 @@ _MOE = "megatron.core.transformer.moe"
 _ALLTOALL = f"{_MOE}.token_dispatcher:MoEAlltoAllTokenDispatcher"
 
 EXPERTS = Place(
-    "verl/verl_vcpo/workers/engine/megatron/packed/experts.py",
+    "verl/verl_vcpo/actor/norms/experts.py",
     "Which methods of the dispatcher a token passes on its way to an expert, that these need no more than a tensor of "
     "rows, and that the second dispatch replaces all that the first has left in the dispatcher.",
     (

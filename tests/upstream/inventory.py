@@ -14,7 +14,7 @@ from tests.upstream.reach import How, Place
 
 ROOT = Path(__file__).parents[2]
 UPSTREAM = ("verl", "megatron", "vllm", "mbridge", "ray", "transfer_queue", "transformer_engine")
-_BASES, _OURS = (*UPSTREAM, "torch"), ("verl_vcpo", "recipe", "scripts", "testkit")
+_BASES, _OURS = (*UPSTREAM, "torch"), ("verl_vcpo", "recipe", "scripts", "tests.kit")
 # Settings of ours among verl's, in our yaml files.
 _OUR_SETTINGS = (
     "gpu_memory_gib",
@@ -35,7 +35,7 @@ _OUR_SETTINGS_INSIDE = ("actor_rollout_ref.actor.vcpo", "actor_rollout_ref.actor
 def sources() -> tuple[Path, ...]:
     """Our Python files, without the tests and `vcpo`, which knows no other package but torch."""
     return tuple(
-        sorted(path for part in ("verl", "recipe", "scripts", "testkit") for path in (ROOT / part).rglob("*.py"))
+        sorted(path for part in ("verl", "recipe", "scripts", "tests.kit") for path in (ROOT / part).rglob("*.py"))
     )
 
 

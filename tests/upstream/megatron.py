@@ -34,7 +34,7 @@ GROUPS = tuple(
 )
 
 GRADIENTS = Place(
-    "verl/verl_vcpo/workers/engine/megatron/per_trajectory.py, packed/update.py, packed/collector.py",
+    "verl/verl_vcpo/actor/norms/per_trajectory.py, norms/update.py, norms/collector.py",
     "When Megatron reduces gradients over ranks and stages (`finalize_model_grads`), and what it adds in a backward.",
     (
         *GROUPS,
@@ -95,7 +95,7 @@ GRADIENTS = Place(
 )
 
 MODULES = Place(
-    "verl/verl_vcpo/workers/engine/megatron/packed/modules.py",
+    "verl/verl_vcpo/actor/norms/modules.py",
     "The forward of the linear layers and of the embedding: ours repeats the latter, and the frozen-weight product.",
     (
         Reach(
@@ -159,7 +159,7 @@ MODULES = Place(
 )
 
 TAPPING = Place(
-    "verl/verl_vcpo/workers/engine/megatron/packed/tapping.py",
+    "verl/verl_vcpo/actor/norms/tapping.py",
     "Names of modules, and whether Megatron still finds Transformer Engine where it is installed.",
     (
         Reach("plug_in", How.NAMES, "megatron.core.models.gpt.gpt_model", "self.output_layer", "the head's name"),
@@ -176,7 +176,7 @@ TAPPING = Place(
 )
 
 LOCAL = Place(
-    "verl/verl_vcpo/workers/engine/megatron/local_layers.py",
+    "verl/verl_vcpo/actor/local_layers.py",
     "The names of the layer specification's parts.",
     (
         Reach(
@@ -229,7 +229,7 @@ LOCAL = Place(
 )
 
 ATTENTION = Place(
-    "verl/verl_vcpo/workers/engine/megatron/varlen_attention.py",
+    "verl/verl_vcpo/actor/varlen_attention.py",
     "The arguments with which Megatron's `SelfAttention` builds and calls its core attention.",
     (
         Reach("VarlenAttention", How.SUBCLASSES, "megatron.core.transformer.module:MegatronModule", "", "a module"),
@@ -296,7 +296,7 @@ NAMES_OF_WEIGHTS = tuple(
 )
 
 BRIDGES = Place(
-    "verl/verl_vcpo/workers/engine/megatron/bridge.py",
+    "verl/verl_vcpo/actor/bridge.py",
     "Which models mbridge registers, and how it maps names of weights.",
     (
         Reach("LocalQwen2Bridge", How.SUBCLASSES, "mbridge.models.qwen2:Qwen2Bridge", "", "Qwen2, Qwen2.5"),
@@ -324,7 +324,7 @@ BRIDGES = Place(
 )
 
 LLAMA_BRIDGE = Place(
-    "verl/verl_vcpo/workers/engine/megatron/llama.py",
+    "verl/verl_vcpo/actor/llama.py",
     "Whether mbridge builds the scaled positions of Llama 3.1 by itself; the constants of Megatron's scaling.",
     (
         Reach("LlamaBridge", How.SUBCLASSES, f"{LLAMA}:LLaMABridge", "", "with scaled positions"),
@@ -340,7 +340,7 @@ LLAMA_BRIDGE = Place(
 )
 
 POSITIONS = Place(
-    "verl/verl_vcpo/workers/engine/megatron/rotary.py",
+    "verl/verl_vcpo/actor/rotary.py",
     "Constants of Megatron's scaling of rotary positions.",
     (
         Reach(

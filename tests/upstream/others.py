@@ -3,7 +3,7 @@
 from tests.upstream.reach import How, Place, Reach
 
 VLLM = Place(
-    "verl/verl_vcpo/workers/rollout (vLLM)",
+    "verl/verl_vcpo/samplers (vLLM)",
     "What a pause does to requests on their way, and whether prefixes are still shared by `cache_salt` only.",
     (
         Reach("_pausing", How.REPLACES, "vllm.v1.engine.async_llm:AsyncLLM.pause_generation", "", "kv_cache=keep"),
@@ -59,7 +59,7 @@ VLLM = Place(
 )
 
 RAY = Place(
-    "recipe/fully_async_policy/ray_access.py and others (Ray)",
+    "recipe/fully_async_policy/launch/ray_access.py and others (Ray)",
     "Everything under `ray._private`, `ray._raylet` and `ray._common`: none of it is a promise.",
     (
         Reach("started", How.CALLS, "ray:init", "address, _temp_dir", ""),
@@ -170,7 +170,7 @@ QUEUE = Place(
 )
 
 SOCKETS = Place(
-    "verl/verl_vcpo/utils/queue_sockets.py",
+    "verl/verl_vcpo/common/queue_sockets.py",
     "Whether every connection of TransferQueue is one of `create_zmq_socket`, from a DEALER to a ROUTER.",
     (
         Reach(
@@ -187,7 +187,7 @@ SOCKETS = Place(
 )
 
 TORCH = Place(
-    "verl/verl_vcpo/utils/distributed.py (torch)",
+    "verl/verl_vcpo/common/distributed.py (torch)",
     "Where `torch.distributed` makes its store, in `rendezvous`.",
     (
         Reach(
@@ -205,7 +205,7 @@ TORCH = Place(
 )
 
 CHECKS = Place(
-    "recipe/fully_async_policy/checks (verl)",
+    "recipe/fully_async_policy/settings (verl)",
     "Which names there are to choose from, and how a reward is called.",
     (
         Reach(
@@ -242,7 +242,7 @@ CHECKS = Place(
 )
 
 METER = Place(
-    "verl/verl_vcpo/workers/rollout/sampler_meter.py",
+    "verl/verl_vcpo/samplers/meter.py",
     "vLLM's `StatLoggerBase`: what a logger is called for, and when an iteration is recorded.",
     (
         Reach(

@@ -12,7 +12,7 @@ V1 = "verl.trainer.ppo.v1"
 
 
 SAMPLERS = Place(
-    "verl/verl_vcpo/workers/rollout/vllm_server.py",
+    "verl/verl_vcpo/samplers/vllm_server.py",
     "`vLLMHttpServer.generate` and `abort_all_requests`: when a request has started, and what stops it.",
     (
         Reach("LagKvLLMHttpServer", How.SUBCLASSES, SERVER, "", "the sampler's server"),
@@ -90,7 +90,7 @@ SAMPLERS = Place(
 )
 
 CLIENTS = Place(
-    "verl/verl_vcpo/workers/rollout/llm_client.py",
+    "verl/verl_vcpo/samplers/client.py",
     "`FullyAsyncLLMServerClient.generate`, which `ResumingLLMClient` stands in for: what it joins of two outputs.",
     (
         Reach("ResumingLLMClient", How.SUBCLASSES, CLIENT, "", "the samplers' client"),
@@ -130,7 +130,7 @@ CLIENTS = Place(
 )
 
 ROUTER = Place(
-    "verl/verl_vcpo/workers/rollout/router.py",
+    "verl/verl_vcpo/samplers/router.py",
     "How verl builds a balancer from `router.yaml`, and which of its methods clients call.",
     (
         Reach("IdleTimeLoadBalancer", How.SUBCLASSES, BALANCER, "", "the balancer, with clocks"),
@@ -146,7 +146,7 @@ ROUTER = Place(
 )
 
 KEEPER = Place(
-    "verl/verl_vcpo/workers/rollout/sampler_keeper.py",
+    "verl/verl_vcpo/samplers/keeper.py",
     "How `LLMServerManager` starts replicas, and what else has come to hold them: a replacement has to be in all.",
     (
         Reach("SamplerKeeper", How.USES, f"{MANAGER}.global_load_balancer", "", "a Ray actor"),
@@ -182,7 +182,7 @@ KEEPER = Place(
 )
 
 WEIGHTS = Place(
-    "verl/verl_vcpo/workers/rollout/vllm_worker.py",
+    "verl/verl_vcpo/samplers/vllm_worker.py",
     "Which socket vLLM's worker takes weights from, and who waits for whom there.",
     (
         Reach(
@@ -239,7 +239,7 @@ TASKS = Place(
 )
 
 SIMULATOR = Place(
-    "recipe/lag_simulator, scripts/bench",
+    "lab/simulator, lab",
     "Signatures of losses and estimators.",
     (
         Reach("LossMethod", How.CALLS, "verl.trainer.ppo.core_algos:get_policy_loss_fn", "name", "verl's losses"),
@@ -283,7 +283,7 @@ SIMULATOR = Place(
 )
 
 CONTROL_LOOP = Place(
-    "scripts/bench/reliability/simulated_loop.py",
+    "tests/reliability/simulated_loop.py",
     "What `PPOTrainer._setup` and `PPOTrainerSeparateAsync._setup` give the trainer; the order of calls in `fit`.",
     (
         Reach(
@@ -331,7 +331,7 @@ CONTROL_LOOP = Place(
 )
 
 COUNTING_RUN = Place(
-    "scripts/bench/reliability/scale_run.py",
+    "tests/reliability/scale_run.py",
     "As of the simulated loop; what `_setup` reads of the worker group that the pausing actor stands in for.",
     (
         Reach("CountingTrainer._setup", How.OVERRIDES, f"{V1}.trainer_base:PPOTrainer._setup", "", "no Megatron"),
@@ -365,7 +365,7 @@ COUNTING_RUN = Place(
 )
 
 COUNTING_ENGINE = Place(
-    "testkit/counting_engine.py",
+    "tests/kit/counting_engine.py",
     "What verl's server calls of vLLM's AsyncLLM, and reads of its outputs.",
     (
         Reach("TokenCountingvLLMHttpServer.launch_server", How.OVERRIDES, f"{SERVER}.launch_server", "", "no vLLM"),
@@ -377,7 +377,7 @@ COUNTING_ENGINE = Place(
 )
 
 SLOW_TOOL = Place(
-    "scripts/bench/cost/slow_tool.py",
+    "lab/cost/slow_tool.py",
     "As `recipe/tasks/tool_use/agent_loop.py`.",
     (
         Reach(
@@ -398,7 +398,7 @@ SLOW_TOOL = Place(
 )
 
 LONG_RESPONSES = Place(
-    "scripts/bench/reliability/long_responses.py",
+    "tests/reliability/long_responses.py",
     "As `recipe/tasks/tool_use/agent_loop.py`.",
     (
         Reach(
@@ -419,7 +419,7 @@ LONG_RESPONSES = Place(
 )
 
 MAKING = Place(
-    "verl/verl_vcpo/experimental/agent_loop/agent_loop.py",
+    "verl/verl_vcpo/samplers/agent_loop_class.py",
     "What `AgentLoopWorker._run_agent_loop` gives `hydra.utils.instantiate`, and whether it still does for each.",
     (Reach("make_without_copies", How.REPLACES, "verl.experimental.agent_loop.agent_loop:hydra", "", "our `make`"),),
 )

@@ -7,7 +7,7 @@ BALANCER = "verl.workers.rollout.router:GlobalRequestLoadBalancer"
 MANAGER = "verl.workers.rollout.llm_server:LLMServerManager"
 
 LAUNCH = Place(
-    "verl/verl_vcpo/trainer/main_ppo.py",
+    "verl/verl_vcpo/loop/main.py",
     "`TaskRunnerV1.run`, of which `LagKTaskRunner.run` is a copy that does not need its Ray actor.",
     (
         Reach(
@@ -43,7 +43,7 @@ LAUNCH = Place(
 )
 
 REPLICAS = Place(
-    "verl/verl_vcpo/workers/rollout/replica.py",
+    "verl/verl_vcpo/samplers/replica.py",
     "That verl calls the loader of a registered class when it needs the class, and no sooner.",
     (
         Reach(
@@ -57,7 +57,7 @@ REPLICAS = Place(
 )
 
 EARLY_START = Place(
-    "verl/verl_vcpo/workers/rollout/early_start.py",
+    "verl/verl_vcpo/samplers/early_start.py",
     "What `PPOTrainerSeparateAsync._setup` does before it creates its servers, and whether it still creates them last.",
     (
         Reach("BalancerFirst", How.SUBCLASSES, MANAGER, "", "the samplers' manager"),
@@ -83,7 +83,7 @@ EARLY_START = Place(
 )
 
 WORKER_GROUP = Place(
-    "verl/verl_vcpo/single_controller/worker_group.py",
+    "verl/verl_vcpo/loop/worker_group.py",
     "Which range of ports `RayWorkerGroup` looks through, and when the port is bound.",
     (
         Reach(
@@ -108,7 +108,7 @@ WORKER_GROUP = Place(
 )
 
 SKIPPED = Place(
-    "verl/verl_vcpo/utils/skipped_imports.py",
+    "verl/verl_vcpo/common/skipped_imports.py",
     "Whether `hccl_checkpoint_engine.py` still imports vLLM before it looks for an NPU.",
     (
         Reach(

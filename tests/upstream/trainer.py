@@ -10,7 +10,7 @@ CORR = "verl.trainer.ppo.rollout_corr_helper"
 SYNC = "trainer.v1.separate_async"
 
 TRAINER = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/trainer_lag_k.py",
+    "verl/verl_vcpo/loop/trainer.py",
     "The order of calls in `PPOTrainer.fit` and `_step_once`, and `on_step_end` of the separate-async trainer.",
     (
         Reach("LagKTrainer", How.SUBCLASSES, ASYNC, "", "the trainer with samplers on devices of their own"),
@@ -156,7 +156,7 @@ TRAINER = Place(
 )
 
 STORED = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/checkpoint.py, run_log.py, prompt_groups.py, actor_watch.py",
+    "verl/verl_vcpo/loop/checkpoint.py, run_log.py, prompt_groups.py, actor_watch.py",
     "Names of metrics and files; how the driver's rows are dealt out to ranks and mini-batches.",
     (
         Reach(
@@ -198,7 +198,7 @@ STORED = Place(
 )
 
 REPLAY = Place(
-    "verl/verl_vcpo/trainer/ppo/v1/replay_buffer.py",
+    "verl/verl_vcpo/loop/replay_buffer.py",
     "`ReplayBufferAsync.wait_for_sampleable` and `sample`: which of the overridden methods they call, and when.",
     (
         Reach("LagKReplayBuffer", How.SUBCLASSES, BUFFER_ASYNC, "", "reads TransferQueue's tags"),
@@ -261,7 +261,7 @@ REPLAY = Place(
 
 DATASET = "verl.utils.dataset.rl_dataset"
 ROWS = Place(
-    "verl/verl_vcpo/utils/dataset/rl_dataset.py",
+    "verl/verl_vcpo/loop/dataset.py",
     "`RLHFDataset`: what it does with `dataframe`, and the order of reading, drawing and filtering.",
     (
         Reach("FilesDataset", How.SUBCLASSES, f"{DATASET}:RLHFDataset", "", "each file stays a table"),
@@ -288,8 +288,8 @@ ROWS = Place(
 )
 
 METHODS = Place(
-    "verl/verl_vcpo/workers/utils/policy_losses.py, own_loss.py, rollout_corr_helper.py, "
-    "trainer/ppo/v1/token_baseline.py, v1/tba_replay.py, v1/trajectory_metrics.py, v1/batch_totals.py",
+    "verl/verl_vcpo/actor/policy_losses.py, own_loss.py, rollout_corr_helper.py, "
+    "actor/token_baseline.py, loop/tba_replay.py, report/trajectory_metrics.py, report/batch_totals.py",
     "Whether the two faults that ours repairs are still there: a zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),

@@ -1,4 +1,4 @@
-"""Gradients out of Transformer Engine's layers: compared only where it is installed, and in tests/engine/te."""
+"""Gradients out of Transformer Engine's layers: compared only where it is installed, and in tests/actor/te."""
 
 from tests.upstream.reach import How, Place, Reach
 
@@ -7,7 +7,7 @@ _OPS = "transformer_engine.pytorch.ops.basic"
 _TE = "transformer_engine.pytorch"
 
 LAYERS = Place(
-    "verl/verl_vcpo/workers/engine/megatron/packed/te_modules.py",
+    "verl/verl_vcpo/actor/norms/te_modules.py",
     "What the backwards of `linear.py` and `layernorm_linear.py` do around `wgrad_store.put`: nothing else may form a "
     "gradient of weight and bias, and the norm's backward comes after it.",
     (
@@ -64,7 +64,7 @@ LAYERS = Place(
 )
 
 CHECK = Place(
-    "verl/verl_vcpo/workers/engine/megatron/packed/te_check.py",
+    "verl/verl_vcpo/actor/norms/te_check.py",
     "How the layers are built: the check builds one of each kind.",
     (
         Reach(
@@ -94,7 +94,7 @@ CHECK = Place(
 )
 
 STAND_IN = Place(
-    "testkit/te_on_cpu.py",
+    "tests/kit/te_on_cpu.py",
     "Which names of the compiled extension the modules call, with which arguments in which order.",
     (
         Reach("_accept_cpu", How.USES, f"{_TE}:optimizers", "", "without its CUDA kernels"),
@@ -111,7 +111,7 @@ STAND_IN = Place(
 )
 
 STACK = Place(
-    "testkit/te_stack.py",
+    "tests/kit/te_stack.py",
     "The layer specification that mbridge builds: attention is exchanged.",
     (
         Reach("TEQwen2Bridge", How.SUBCLASSES, "mbridge.models.qwen2:Qwen2Bridge", "", "registered in place of ours"),

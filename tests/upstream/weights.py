@@ -9,7 +9,7 @@ VERLS = f"{NCCL}:NCCLCheckpointEngine"
 COLLECTIVE = "ray.util.collective"
 
 UPDATES = Place(
-    "verl/verl_vcpo/checkpoint_engine/base.py",
+    "verl/verl_vcpo/weights/manager.py",
     "`CheckpointEngineManager.update_weights`: every wait in it, those in the methods that it calls included.",
     (
         Reach("BoundedCheckpointEngineManager", How.SUBCLASSES, MANAGER, "", "whose waits have a limit"),
@@ -47,7 +47,7 @@ UPDATES = Place(
 )
 
 GROUP = Place(
-    "verl/verl_vcpo/checkpoint_engine/nccl_checkpoint_engine.py",
+    "verl/verl_vcpo/weights/nccl.py",
     "`NCCLCheckpointEngine.init_process_group`: when the group is formed, and what keeps it; Ray's `NCCLGroup`.",
     (
         Reach("RegroupingNCCLCheckpointEngine", How.SUBCLASSES, ENGINE, "", "where cupy is missing"),
@@ -131,7 +131,7 @@ GROUP = Place(
 )
 
 RECEIVER = Place(
-    "verl/verl_vcpo/checkpoint_engine/receiver.py",
+    "verl/verl_vcpo/weights/receiver.py",
     "What `vllm_rollout.py` takes from `verl.third_party.vllm`, whose place is taken there.",
     (
         Reach("LagKCheckpointEngineWorker", How.SUBCLASSES, f"{BASE}:CheckpointEngineWorker", "", "the receiver"),

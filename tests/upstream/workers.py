@@ -10,7 +10,7 @@ DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer"
 AGENT = "verl.experimental.agent_loop.agent_loop"
 
 ACTOR = Place(
-    "verl/verl_vcpo/workers/engine/megatron/transformer_impl.py",
+    "verl/verl_vcpo/actor/megatron_actor.py",
     "`BaseEngine.train_batch`, `MegatronEngine.forward_backward_batch`, and what `TrainingWorker` does with outputs.",
     (
         Reach("VCPOMegatronEngine", How.SUBCLASSES, HEAD, "", "the actor"),
@@ -100,7 +100,7 @@ ACTOR = Place(
 )
 
 RESUME = Place(
-    "verl/verl_vcpo/workers/engine/megatron/resume.py",
+    "verl/verl_vcpo/actor/resume.py",
     "Where `DistributedOptimizer` takes the step from without Transformer Engine, and where it puts the step.",
     (
         Reach("Resumable", How.SUBCLASSES, HEAD, "", "mixed in before the engine"),
@@ -126,7 +126,7 @@ RESUME = Place(
 )
 
 CRITIC = Place(
-    "verl/verl_vcpo/workers/engine/megatron/value_engine.py",
+    "verl/verl_vcpo/actor/value_engine.py",
     "Nothing: the class has no code.",
     (
         Reach("ValueEngine", How.SUBCLASSES, f"{ENGINES}:MegatronEngineWithValueHead", "", "the critic"),
@@ -141,7 +141,7 @@ CRITIC = Place(
 )
 
 BATCH = Place(
-    "verl/verl_vcpo/workers/engine/megatron/{mini_batch,per_trajectory,packed/layout}.py, workers/utils/losses.py",
+    "verl/verl_vcpo/actor/{mini_batch,losses}.py, actor/norms/{per_trajectory,layout}.py",
     "Field names of the batch, and how `verl/models/mcore/util.py` aligns and splits sequences: `layout` repeats it.",
     (
         Reach("mini_batch", How.NAMES, "verl.trainer.ppo.v1.agent_loop_tq", "AgentLoopOutput", "who writes the fields"),
@@ -168,7 +168,7 @@ BATCH = Place(
         ),
         Reach("note_longest_response", How.NAMES, "verl.workers.utils.padding", '"max_response_len"', "spares a wait"),
         Reach(
-            "testkit/actor",
+            "tests/kit/actor",
             How.CALLS,
             "verl.workers.utils.losses:ppo_loss",
             "config, model_output, data",
@@ -181,9 +181,9 @@ BATCH = Place(
         Reach("(several files)", How.CALLS, f"{TU}:assign_non_tensor_stack", "tensor_dict, key, val", ""),
         Reach("(several files)", How.CALLS, f"{TU}:index_select_tensor_dict", "batch, indices", ""),
         Reach("_select", How.CALLS, f"{TU}:nested_tensor_from_tensor_list", "tensors, ragged_idx", "rows of a pass"),
-        Reach("testkit", How.CALLS, f"{TU}:get_tensordict", "tensor_dict, non_tensor_dict", "batches for one engine"),
-        Reach("scripts/bench", How.CALLS, "megatron.core.parallel_state:initialize_model_parallel", "", "one process"),
-        Reach("scripts/bench", How.CALLS, f"{TU}:concat_tensordict", "data", ""),
+        Reach("tests.kit", How.CALLS, f"{TU}:get_tensordict", "tensor_dict, non_tensor_dict", "batches for one engine"),
+        Reach("lab", How.CALLS, "megatron.core.parallel_state:initialize_model_parallel", "", "one process"),
+        Reach("lab", How.CALLS, f"{TU}:concat_tensordict", "data", ""),
         Reach(
             "(several files)", How.CALLS, "verl.utils.device:get_device_id", "", "the device's number; `cpu` on a CPU"
         ),
@@ -191,7 +191,7 @@ BATCH = Place(
 )
 
 WORKER = Place(
-    "verl/verl_vcpo/workers/engine_workers.py",
+    "verl/verl_vcpo/actor/engine_workers.py",
     "Which worker classes the trainer's roles map to, and how they find the engine's class.",
     (
         Reach(
@@ -232,7 +232,7 @@ WORKER = Place(
 )
 
 CONFIG = Place(
-    "verl/verl_vcpo/workers/config/actor.py",
+    "verl/verl_vcpo/actor/actor_settings.py",
     "Terms and regimes that verl's update has gained: VCPO's refuses what it does not have.",
     (
         Reach("VCPOActorConfig", How.SUBCLASSES, "verl.workers.config:McoreActorConfig", "", "a dataclass"),
@@ -261,18 +261,20 @@ CONFIG = Place(
         Reach(
             "config/*.yaml", How.CALLS, "verl.utils.config:omega_conf_to_dataclass", "config", "`_target_` of a setting"
         ),
-        Reach("testkit/actor", How.CALLS, "verl.workers.config:HFModelConfig", "path, model_type, load_tokenizer", ""),
-        Reach("testkit/actor", How.CALLS, "verl.workers.config:McoreCheckpointConfig", "", ""),
         Reach(
-            "testkit/resumption",
+            "tests/kit/actor", How.CALLS, "verl.workers.config:HFModelConfig", "path, model_type, load_tokenizer", ""
+        ),
+        Reach("tests/kit/actor", How.CALLS, "verl.workers.config:McoreCheckpointConfig", "", ""),
+        Reach(
+            "tests/kit/resumption",
             How.CALLS,
             "verl.workers.config:McoreCriticConfig",
             "ppo_micro_batch_size_per_gpu, cliprange_value",
             "",
         ),
-        Reach("testkit/resumption", How.NAMES, "verl.workers.utils.losses:value_loss", '"returns"', "a field"),
+        Reach("tests/kit/resumption", How.NAMES, "verl.workers.utils.losses:value_loss", '"returns"', "a field"),
         Reach(
-            "testkit/actor",
+            "tests/kit/actor",
             How.CALLS,
             "verl.workers.config:McoreOptimizerConfig",
             "lr, total_training_steps, weight_decay, lr_warmup_steps, clip_grad, override_optimizer_config",

@@ -11,13 +11,13 @@ COMMANDS = {
     "check": ("scripts.check_data", "looks at a file of rows, and scores known answers"),
     "warmup": ("recipe.warm_start.train", "a small first policy, by imitation"),
     "train": ("recipe.fully_async_policy.main", "trains: Ray, vLLM, Megatron"),
-    "plan": ("recipe.cluster_planner", "how many GPUs, on which side, at which lag"),
+    "plan": ("lab.planner", "how many GPUs, on which side, at which lag"),
     "report": ("scripts.report", "table, figure and page of runs"),
     "evaluate": ("recipe.evaluate", "pass@1 and pass@k of a model"),
     "export": ("recipe.export", "the model of a checkpoint"),
     "serve": ("recipe.vllm", "vLLM's server of a model"),
     "chat": ("recipe.vllm", "talk to a model that is served"),
-    "sandbox": ("recipe.code_sandbox", "the service that runs programs, isolated"),
+    "sandbox": ("code_sandbox", "the service that runs programs, isolated"),
 }
 _OF_VLLM = ("serve", "chat")
 

@@ -2,13 +2,13 @@
 
 The module is kept light, because every Ray process imports it. On a GPU machine it only makes torch's key-value stores
 with a loopback address listen on loopback only, and spares processes an import; the trainer registers itself and its
-workers elsewhere (`verl_vcpo.trainer.ppo.v1.trainer_lag_k`). With VERL_PLATFORM=cpu the module makes verl run without
+workers elsewhere (`verl_vcpo.loop.trainer`). With VERL_PLATFORM=cpu the module makes verl run without
 an accelerator, in this process and in every process that inherits the variable.
 """
 
 import os
 
-from verl_vcpo.utils import distributed, skipped_imports
+from verl_vcpo.common import distributed, skipped_imports
 
 distributed.keep_stores_on_loopback()
 skipped_imports.skip_engine_of_npus()

@@ -23,8 +23,8 @@ from verl.utils.profiler import simple_timer
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.code_sandbox.client import SandboxClient
-from recipe.code_sandbox.protocol import CommandStatus
+from code_sandbox.client import SandboxClient
+from code_sandbox.protocol import CommandStatus
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, observation, read_turn
 

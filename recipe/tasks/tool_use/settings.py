@@ -13,7 +13,7 @@ class ToolUseSettings:
     """What the agent of recipe/tasks/tool_use/agent_loop.py may do. Raises ValueError naming the setting."""
 
     sandbox_url: str = "http://127.0.0.1:8080"
-    """A server that speaks SandboxFusion's `/run_code`, without that path: `python -m recipe.code_sandbox`."""
+    """A server that speaks SandboxFusion's `/run_code`, without that path: `python -m code_sandbox`."""
     sandbox_token_file: str | None = None
     """Holds the server's token, where it asks for one (`--token-file`): a path that every node has."""
     max_turns: int = 5

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import regex
 
-from recipe.code_sandbox.protocol import CommandResult, CommandStatus
+from code_sandbox.protocol import CommandResult, CommandStatus
 
 # Fences stand at the start of a line; the closing one alone on its line. Two searches, each once through the text: a
 # single expression for the whole block looks for its end again after every opening fence, which is quadratic.

@@ -15,8 +15,8 @@ Active where VERL_PLATFORM=cpu, and nowhere else. Imports are inside functions, 
 
 def activate() -> None:
     """Make verl run on the CPU in this process. The plugin calls it once, before verl asks for a platform."""
+    from verl_vcpo.actor.registration import ENGINES_OF
     from verl_vcpo.cpu import distribution, platform
-    from verl_vcpo.workers.engine.base import ENGINES_OF
 
     distribution.install()
     platform.install()

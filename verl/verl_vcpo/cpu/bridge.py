@@ -9,9 +9,9 @@ from mbridge.models.qwen3moe import Qwen3MoEBridge
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from verl_vcpo.actor.llama import LlamaBridge
+from verl_vcpo.actor.local_layers import UnfusedNames
 from verl_vcpo.cpu.layer_spec import block_spec
-from verl_vcpo.workers.engine.megatron.llama import LlamaBridge
-from verl_vcpo.workers.engine.megatron.local_layers import UnfusedNames
 
 DEVICE_REASONS = {
     "_UnfusedLayers._get_transformer_layer_spec": "attention and experts without CUDA kernels",

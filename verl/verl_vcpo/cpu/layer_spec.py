@@ -7,8 +7,8 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from verl_vcpo.workers.engine.megatron import local_layers
-from verl_vcpo.workers.engine.megatron.varlen_attention import VarlenAttention
+from verl_vcpo.actor import local_layers
+from verl_vcpo.actor.varlen_attention import VarlenAttention
 
 
 class Experts(SequentialMLP):

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from verl_vcpo.workers.rollout import vllm_server
+from verl_vcpo.samplers import vllm_server
 
 # By its path: vLLM's CPU platform turns the executor's short name, "uni", into "mp", because only a worker in a process
 # of its own can have OpenMP threads that are bound to cores. In a run nothing is bound (environment.py).

@@ -13,7 +13,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from verl_vcpo.cpu.weight_file import weights_of
-from verl_vcpo.workers.rollout.vllm_worker import LagKWorkerExtension
+from verl_vcpo.samplers.vllm_worker import LagKWorkerExtension
 
 _RECEIVE_TIMEOUT_MS = 300_000
 

@@ -1,0 +1,1 @@
+"""Baselines compared with the exact answer where there is one. Begin with `variance.py`."""

@@ -1,0 +1,308 @@
+"""One process of a case of `steps`: the same update of a model in several ways, one after the other."""
+
+import contextlib
+import gc
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from tests.kit.actor import adamw, build_engine, join_processes, loss_function  # applies the environment first
+
+import torch  # isort: skip
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+
+from lab.cost.steps import ACTIVATIONS, AUTO, METHODS, PER_TRAJECTORY, PLAIN, SLOW, Case
+from tests.kit.layout_run import ParallelLayout
+from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.norms import update as packed_update
+from verl_vcpo.actor.norms.collector import Collector
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+
+_PROMPT = 16
+
+
+def make_batch(case: Case, seed: int = 0) -> TensorDict:
+    """`groups` prompts of `group_size` samples; lengths are drawn evenly from the case's range."""
+    generator = torch.Generator().manual_seed(seed)
+    columns: dict[str, list[Any]] = defaultdict(list)
+    for i in range(case.groups * case.group_size):
+        total = int(torch.randint(case.shortest, case.longest + 1, (1,), generator=generator))
+        ids = torch.randint(case.vocabulary - 2, (total,), generator=generator)
+        length = total - _PROMPT
+        reward = torch.zeros(length)
+        reward[-1] = torch.rand(1, generator=generator)
+        columns["uid"].append(f"{i // case.group_size:032x}")
+        for name, value in {
+            "prompts": ids[:_PROMPT],
+            "responses": ids[_PROMPT:],
+            "input_ids": ids,
+            "position_ids": torch.arange(total),
+            "response_mask": torch.ones(length, dtype=torch.int64),
+            "loss_mask": torch.ones(length, dtype=torch.int64),
+            "rollout_log_probs": torch.zeros(length),
+            "old_log_probs": torch.zeros(length),
+            "rm_scores": reward,
+            "advantages": torch.full((length,), float(i % 2) - 0.5),
+        }.items():
+            columns[name].append(value)
+    uids = columns.pop("uid")
+    tensors: dict[str, Any] = {k: torch.nested.as_nested_tensor(v, layout=torch.jagged) for k, v in columns.items()}
+    return tu.get_tensordict(
+        {**tensors, "uid": uids},
+        {
+            "temperature": 1.0,
+            "use_remove_padding": True,
+            "global_batch_size": case.groups * case.group_size,
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": case.micro_batch_tokens,
+        },
+    )
+
+
+class PartTimer:
+    """Seconds by part of a step, of code that `inside` is put around; a part within a part counts once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._open = 0
+
+    @contextlib.contextmanager
+    def inside(self, target: Any, name: str, part: str) -> Iterator[None]:
+        """Calls of target.name count as `part`."""
+        original = getattr(target, name)
+        own = name in vars(target)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._open:
+                return original(*args, **kwargs)
+            self._open += 1
+            start = now()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.seconds[part] += now() - start
+                self._open -= 1
+
+        setattr(target, name, timed)
+        try:
+            yield
+        finally:
+            setattr(target, name, original) if own else delattr(target, name)
+
+
+def now() -> float:
+    """On a GPU: when it has done its work. One CPU process: processor time, which other programs don't take."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time() if dist.get_world_size() == 1 else time.perf_counter()
+
+
+@contextlib.contextmanager
+def _parts(engine: Any, clock: PartTimer) -> Iterator[None]:
+    parts: list[tuple[Any, str, str]] = [
+        (engine, "forward_step", "forward"),
+        (engine, "optimizer_step", "optimizer"),
+        (Collector, "linear", "norms and sums"),
+        (Collector, "vector", "norms and sums"),
+        (Collector, "embedding", "norms and sums"),
+        (Collector, "squared_norms", "norms and sums"),
+        (packed_update.PackedUpdate, "_combine", "accumulation"),
+    ]
+    with contextlib.ExitStack() as stack:
+        for target, name, part in parts:
+            stack.enter_context(clock.inside(target, name, part))
+        yield
+
+
+def _held_bytes() -> int:
+    """Of all tensors that live on the CPU."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _peak_bytes(step: Callable[[], None]) -> int:
+    """The most that tensors hold at a time while `step` runs, without what libraries and allocators keep for later."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated()
+    held = _held_bytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiled:
+        step()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return held + max(accumulate(changes))
+
+
+def _record_log_probs(engine: Any, batch: TensorDict) -> None:
+    """Log-probs under which every importance weight of `batch` is the truncation; on all ranks the same.
+
+    A weight below it is as uncertain as the sum of its tokens' log-probs, whose rounding changes with the micro-batch:
+    errors of the gradient would be those of the weights.
+    """
+    with engine.eval_mode():
+        out = engine.infer_batch(batch.copy())
+    recorded: list[Any] = [None]
+    if engine.is_mp_src_rank_with_outputs():
+        rows = padded_responses(out["model_output"]["log_probs"], batch).cpu()
+        lengths = batch["responses"].offsets().diff().tolist()
+        margin = math.log(VCPOSettings().truncation or 1.0) + 2.0
+        recorded = [[row[:n] - margin / n for row, n in zip(rows, lengths, strict=True)]]
+    dist.broadcast_object_list(recorded)
+    for name in ("rollout_log_probs", "old_log_probs"):
+        batch[name] = torch.nested.as_nested_tensor(recorded[0], layout=torch.jagged)
+
+
+def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]]) -> None:
+    """Every method takes a step, to warm up and for its `errors`: of the packed ones, relative.
+
+    norms: the largest of a squared norm, beside one backward per sequence.
+    gradient: of the whole gradient, beside that of `PER_TRAJECTORY`: a plain packed step with the coefficients that
+        these norms lead to.
+
+    `noise` of `ACTIVATIONS`, in the same measures: how much it differs from itself with smaller micro-batches.
+    """
+
+    def result() -> tuple[Tensor, list[Tensor]]:
+        gradient = [p.main_grad.cpu().clone() for p in _trained(engine)]  # type: ignore[attr-defined]
+        return _squared_norms(engine), gradient
+
+    def errors(norms: Tensor, gradient: list[Tensor]) -> dict[str, float]:
+        error = (_squared_norms(engine) / norms - 1).abs().max().item()
+        return {"norms": error, "gradient": _relative_difference(_trained(engine), gradient)}
+
+    step(PLAIN)
+    of_itself = step(ACTIVATIONS, result)
+    rows[ACTIVATIONS]["noise"] = step(ACTIVATIONS, lambda: errors(*of_itself), micro_batches=4)
+    expected = step(PER_TRAJECTORY, result)
+    for method in METHODS:
+        if method.startswith("packed"):
+            rows[method]["errors"] = step(method, lambda: errors(*expected))
+            _free(engine)
+
+
+def _free(engine: Any) -> None:
+    """The memory that one method has kept for its next step and others have no use for."""
+    engine._second_buffers.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _squared_norms(engine: Any) -> Tensor:
+    return engine.last_update[0].squared_norm
+
+
+def _relative_difference(parameters: list[torch.nn.Parameter], expected: list[Tensor]) -> float:
+    """|difference| / |expected| of the gradients of all ranks."""
+    parts = torch.zeros(2, dtype=torch.float64, device=get_device_id())
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        whole = gradient.to(parameter.device)
+        difference = parameter.main_grad - whole  # type: ignore[attr-defined]
+        parts += torch.stack([difference.norm(), whole.norm()]).double().square()
+    dist.all_reduce(parts)
+    return (parts[0] / parts[1]).sqrt().item()
+
+
+def _trained(engine: Any) -> list[torch.nn.Parameter]:
+    return [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
+
+
+def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, rank: int) -> None:
+    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method.
+
+    Args:
+        quick: the plain update and the default alone, without their errors and their memory.
+    """
+    join_processes(rank, case.tp, folder)
+    layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1, layers=case.layers_of)
+    # at a learning rate of 0 a step costs what it costs, and every method has the same weights
+    engine = build_engine(layout, checkpoint, adamw(learning_rate=0.0), case.dtype)
+    batch = make_batch(case)
+    _record_log_probs(engine, batch)
+
+    def step(method: str, look: Callable[[], Any] = lambda: None, micro_batches: int = 1) -> Any:
+        """micro_batches: at least so many, by smaller ones than the case's."""
+        data = batch.copy()
+        if micro_batches > 1:
+            tokens = sum(batch["input_ids"].offsets().diff().tolist())
+            tu.assign_non_tensor(data, max_token_len_per_gpu=max(case.longest, tokens // micro_batches))
+        with engine.train_mode():  # which ends with gradients of zero
+            engine.train_batch(data, loss_function(VCPOSettings(**METHODS[method])))
+            return look()
+
+    methods = [PLAIN, AUTO] if quick else list(METHODS)
+    rows: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    if quick:
+        for method in methods:  # to warm up
+            step(method)
+    else:
+        _check(engine, step, rows)
+    for method, row in rows.items():
+        row["parts"] = _seconds_by_part(engine, partial(step, method))
+        _free(engine)
+        if not quick:
+            row["peak_bytes"] = _peak_bytes(partial(step, method))
+    for method, seconds in _in_turns(step, methods, rounds).items():
+        rows[method] |= seconds
+    if rank == 0:
+        torch.save(rows, folder / "result")
+    dist.barrier()
+
+
+def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
+    clock = PartTimer()
+    start = now()
+    with _parts(engine, clock):
+        step()
+    total = now() - start
+    named = {"forward": 0.0, "norms and sums": 0.0, "accumulation": 0.0, "optimizer": 0.0, **clock.seconds}
+    return {**named, "backward and rest": total - sum(named.values())}
+
+
+def _in_turns(step: Callable[[str], None], methods: list[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Per method {seconds: the median step's; ratio: to the plain step of the same round, the median;
+    processor_ratio: the same of all processes' processor time, which other programs don't take}."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    work: dict[str, list[float]] = defaultdict(list)
+    for turn in range(rounds):
+        first = turn % len(methods)  # each comes after each: what one leaves in caches and memory, the next one finds
+        for method in methods[first:] + methods[:first]:
+            if method in SLOW and len(seconds[method]) >= max(1, rounds // 3):
+                continue
+            start, worked = now(), time.process_time()
+            step(method)
+            seconds[method].append(now() - start)
+            work[method].append(_of_all_ranks(time.process_time() - worked))
+
+    def ratio(times: dict[str, list[float]], method: str) -> float:
+        # within a round methods follow each other: what slows the machine down slows all of them
+        return statistics.median(a / b for a, b in zip(times[method], times[PLAIN], strict=False))
+
+    return {
+        method: {
+            "seconds": statistics.median(times),
+            "ratio": ratio(seconds, method),
+            "processor_ratio": ratio(work, method),
+        }
+        for method, times in seconds.items()
+    }
+
+
+def _of_all_ranks(seconds: float) -> float:
+    total = torch.tensor(seconds, dtype=torch.float64, device=get_device_id())
+    dist.all_reduce(total)
+    return total.item()

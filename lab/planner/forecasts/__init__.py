@@ -1,0 +1,1 @@
+"""Forecasts of the planner beside runs that were measured. Begin with `runs.py`."""

@@ -1,0 +1,105 @@
+"""One batch of trajectories, as the trainer receives it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Generator, Tensor
+
+from lab.simulator.policy import Policy
+from lab.simulator.sampling import sample
+from lab.simulator.task import Task, TokenizedPrompts
+from lab.simulator.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences; those of a prompt are adjacent."""
+
+    prompt: Tensor
+    """[B, P] padded on the left."""
+    prompt_mask: Tensor
+    """[B, P] false on padding."""
+    response: Tensor
+    """[B, T] padded on the right."""
+    mask: Tensor
+    """[B, T] true up to and with the end token."""
+    rollout_log_prob: Tensor
+    """[B, T] recorded when the tokens were drawn."""
+    reward: Tensor
+    """[B] float64."""
+    group: Tensor
+    """[B] integers, equal for the sequences of one prompt."""
+    version: Tensor
+    """[B] the policy version that drew the sequence."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @cached_property
+    def tree(self) -> TokenTree:
+        """The sequences, common beginnings once."""
+        _, counts = self.prompt.unique_consecutive(dim=0, return_counts=True)
+        samples = int(counts[0]) if (counts == counts[0]).all() else 1
+        return TokenTree.of(self.prompt[::samples], self.prompt_mask[::samples], self.response, self.mask)
+
+    @cached_property
+    def separate(self) -> TokenTree:
+        """The sequences, nothing shared between them: each has a gradient of its own."""
+        return TokenTree.of(self.prompt, self.prompt_mask, self.response, self.mask, shared=False)
+
+    @cached_property
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """[D] one row of each of the D distinct sequences, and [B] which of them a row is."""
+        known: dict[tuple[int, ...], int] = {}
+        first, which = list[int](), list[int]()
+        lengths = self.mask.sum(dim=1).tolist()
+        for row, (prompt, response, length) in enumerate(
+            zip(self.prompt.tolist(), self.response.tolist(), lengths, strict=True)
+        ):
+            number = known.setdefault((*prompt, *response[:length]), len(first))
+            which.append(number)
+            if number == len(first):
+                first.append(row)
+        return torch.tensor(first), torch.tensor(which)
+
+    def rows(self, rows: slice | Tensor) -> "Batch":
+        """Some of the sequences."""
+        return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def roll_out(
+    policies: Sequence[Policy],
+    task: Task,
+    prompts: Sequence[TokenizedPrompts],
+    samples: int,
+    max_tokens: int,
+    version: int,
+    generators: Sequence[Generator],
+) -> list[Batch]:
+    """Draw `samples` responses per prompt from each policy, for prompts of its own, and score them.
+
+    Args:
+        policies: of one shape, all of `version`.
+        prompts: as many for each policy, equally wide.
+        generators: of each policy; it makes the same draws as without the others.
+    """
+    drawn = sample(Policy.together(policies), prompts, samples, max_tokens, generators)
+    batches = []
+    for own, response, log_prob, mask in zip(prompts, *drawn, strict=True):
+        longest = int(mask.sum(dim=1).max())
+        response = response[:, :longest]
+        batches.append(
+            Batch(
+                prompt=own.tokens.repeat_interleave(samples, 0),
+                prompt_mask=own.mask.repeat_interleave(samples, 0),
+                response=response,
+                mask=mask[:, :longest],
+                rollout_log_prob=log_prob[:, :longest],
+                reward=task.score(response, own.problems).reward,
+                group=torch.arange(len(own)).repeat_interleave(samples),
+                version=torch.full((len(response),), version),
+            )
+        )
+    return batches

@@ -1,0 +1,194 @@
+"""Many runs, several side by side in processes. A grid that was interrupted goes on where it stopped.
+
+Every run is one file, written under another name and renamed: it is whole or it is not there.
+"""
+
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from verl_vcpo.common.whole_file import whole_file, write_whole
+
+SETTINGS_FILE, RUNS = "settings.json", "runs"
+WEIGHTS = "first_policy"
+"""The key of the fingerprint among a folder's settings."""
+TOGETHER = 8
+"""Runs that a process trains side by side, at most."""
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """One cell of a grid."""
+
+    method: str
+    """A file of config/method."""
+    lag: int
+    seed: int
+    lr: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-lag{self.lag}-seed{self.seed}-lr{self.lr:g}"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a grid's runs are kept, and what they have in common.
+
+    task: the preset, a file of config/task.
+    overrides: settings of all runs, on top of the preset.
+    """
+
+    path: Path
+    task: str
+    overrides: tuple[str, ...] = ()
+
+    def open(self, model: Path) -> None:
+        """Make the folder, or check that it holds runs of the same settings and the same first policy.
+
+        Raises:
+            ValueError: it holds others.
+        """
+        (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+        record = json.loads((model / "warm_start.json").read_text())["settings"]
+        settings = {"task": self.task, "overrides": list(self.overrides), "model": record, WEIGHTS: fingerprint(model)}
+        file = self.path / SETTINGS_FILE
+        if not file.is_file():
+            write_whole(file, json.dumps(settings, indent=2) + "\n")
+        elif different := difference(self.settings(), settings):
+            raise ValueError(f"--out {self.path}: holds runs of {different} ({file}); choose another folder")
+
+    def settings(self) -> dict[str, Any]:
+        """What all runs of the opened folder have in common."""
+        return json.loads((self.path / SETTINGS_FILE).read_text())
+
+    def file(self, run: GridRun) -> Path:
+        return self.path / RUNS / f"{run.name}.parquet"
+
+    def has(self, run: GridRun) -> bool:
+        """Whether the run is finished."""
+        return self.file(run).is_file()
+
+    def curves(self, runs: Iterable[GridRun]) -> pd.DataFrame:
+        """The steps of finished runs, one below the other, with the run's settings in columns."""
+        return pd.concat([pd.read_parquet(self.file(run)) for run in runs], ignore_index=True)
+
+    def publish(self, curves: pd.DataFrame, file: Path) -> None:
+        """Write curves as one compressed table that says which settings they are of."""
+        curves.attrs["settings"] = self.settings()
+        with whole_file(file) as partial:
+            curves.to_parquet(partial, index=False, compression="zstd")
+
+    def adopt(self, file: Path) -> None:
+        """Have the runs of a published table, so that they are not made again.
+
+        Raises:
+            ValueError: they are of other settings or another first policy.
+        """
+        try:
+            curves = pd.read_parquet(file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--known {file}: cannot be read ({type(error).__name__}); leave it out") from None
+        settings = curves.attrs.get("settings")
+        if settings is None:
+            raise ValueError(f"--known {file}: was not written by lab.stability; leave it out")
+        if different := difference(settings, self.settings()):
+            raise ValueError(f"--known {file}: holds runs of {different}; leave it out")
+        for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
+            method, lag, seed, lr = cell
+            run = GridRun(str(method), int(lag), int(seed), float(lr))
+            if not self.has(run):
+                with whole_file(self.file(run)) as partial:
+                    curve.to_parquet(partial, index=False, compression="zstd")
+
+
+def fingerprint(model: Path) -> str:
+    """Of a checkpoint's weights: the first 16 hexadecimal digits of their SHA-256."""
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """What sets runs of `theirs` apart from runs of `ours`, both a folder's settings; None: nothing."""
+    if theirs == ours:
+        return None
+    if {**theirs, WEIGHTS: None} != {**ours, WEIGHTS: None}:
+        return "other settings"
+    if WEIGHTS not in theirs:
+        return "a first policy whose weights are not known: they can be shown, but not mixed with new runs"
+    return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours.get(WEIGHTS, 'not known')}"
+
+
+def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridRun]:
+    """Make the runs that are missing; yields each as it is there, those of before first."""
+    missing = [run for run in runs if not folder.has(run)]
+    yield from (run for run in runs if run not in set(missing))
+    if not missing:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # a run uses one core; read when the processes import torch
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lab.simulator.simulator"])
+    groups = side_by_side(missing, workers)
+    with ProcessPoolExecutor(min(workers, len(groups)), mp_context=context) as pool:
+        waiting = {pool.submit(_make, group, folder): group for group in groups}
+        try:
+            for done in as_completed(waiting):
+                done.result()
+                yield from waiting[done]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def side_by_side(runs: list[GridRun], workers: int) -> list[list[GridRun]]:
+    """Groups of at most `TOGETHER`, equally large, as many for each worker."""
+    groups = min(len(runs), math.ceil(len(runs) / (TOGETHER * workers)) * workers)
+    ends = [len(runs) * number // groups for number in range(groups + 1)]
+    return [runs[first:end] for first, end in pairwise(ends)]
+
+
+def _make(runs: list[GridRun], folder: Folder) -> None:
+    import torch
+
+    from lab.simulator.simulator import Simulator
+
+    torch.set_num_threads(1)
+    curves = Simulator([config_of(run, folder) for run in runs]).run()
+    for run, rows in zip(runs, curves, strict=True):
+        write_run(folder.file(run), run, rows)
+
+
+def config_of(run: GridRun, folder: Folder) -> DictConfig:
+    """The whole configuration of a run."""
+    config = _config(folder.task, run.method, folder.overrides).copy()
+    config["async"].lag, config.data.seed = run.lag, run.seed
+    config.actor_rollout_ref.actor.optim.lr = run.lr
+    return config
+
+
+def write_run(file: Path, run: GridRun, rows: list[dict[str, Any]]) -> None:
+    """The curve of one run as a compressed table."""
+    table = pd.DataFrame(rows)
+    for position, name in enumerate(("method", "lag", "seed", "lr")):
+        table.insert(position, name, getattr(run, name))
+    with whole_file(file) as partial:
+        table.to_parquet(partial, index=False, compression="zstd")
+
+
+@lru_cache
+def _config(task: str, method: str, overrides: tuple[str, ...]) -> DictConfig:
+    """The configuration of a method; lag, seed and learning rate come from the run."""
+    from lab.simulator.main import compose
+
+    return compose([f"+task={task}", f"method={method}", *overrides])

@@ -1,0 +1,228 @@
+"""Runs side by side: sample, wait k updates in the queue, train. The lag is exact and a seed decides a run's numbers.
+
+The schedule is the lag-k trainer's (verl/verl_vcpo/loop/trainer.py): k+1 batches are drawn before step
+1 and one after each step, so step s trains on version max(0, s-1-k) of the policy.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from lab.simulator.analysis import LAST_SAMPLES
+from lab.simulator.batch import Batch, roll_out
+from lab.simulator.memory import keep_freed_memory
+from lab.simulator.optimizer import Optimizer
+from lab.simulator.policy import Policy
+from lab.simulator.replay import TrajectoryBalance
+from lab.simulator.sampling import sample
+from lab.simulator.task import Task
+from lab.simulator.update import LossMethod, Update, VCPOMethod
+from recipe.fully_async_policy.settings.reward import reward_of
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.loop.shares import InShares
+from verl_vcpo.report.run_log import mean_accuracy
+
+Row = dict[str, float]
+"""One step, under the names of metrics.jsonl."""
+
+
+class Run:
+    """One of the runs: what belongs to it alone.
+
+    Args:
+        config: the real stack's whole configuration; `data.seed` decides prompts and samples.
+        task: shared with the other runs.
+        first: the policy that training begins with; it is kept.
+    """
+
+    def __init__(self, config: DictConfig, task: Task, first: Policy) -> None:
+        self._config, self._task = config, task
+        self._lag, self._steps = int(config["async"].lag), int(config.trainer.total_training_steps)
+        self.generator = torch.Generator().manual_seed(config.data.seed)
+        self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
+        self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
+        self.policy = Policy.together([first])
+        self.method = build_method(config, self.policy)
+        self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
+        self._prompt_rows = self._epochs()
+        self.queue: deque[Batch] = deque()
+        self.rows: list[Row] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are made, or a parameter is not finite."""
+        last = self.rows[-1]
+        return last["step"] == self._steps or not last.get("finite", 1.0)
+
+    def start(self) -> Row:
+        """Step 0: the evaluation of the first policy."""
+        self.rows = [{"step": 0, **self._evaluated()}]
+        return self.rows[0]
+
+    def accuracies(self) -> dict[str, float]:
+        """Share of responses to each data source's held-out problems that solve them: `val_kwargs.n` per problem."""
+        settings = self._config.actor_rollout_ref.rollout.val_kwargs
+        return self._accuracies(settings.n, self._val_generator if settings.do_sample else None)
+
+    def _evaluated(self) -> Row:
+        """The accuracy; of several data sources their mean, and each under verl's name."""
+        each, n = self.accuracies(), self._config.actor_rollout_ref.rollout.val_kwargs.n
+        of_each = {f"val-core/{source}/acc/mean@{n}": value for source, value in each.items()} if len(each) > 1 else {}
+        return {"val_accuracy": mean_accuracy(each), **of_each}
+
+    def _accuracies(self, samples: int, generator: torch.Generator | None) -> dict[str, float]:
+        """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
+        held_out, longest = self._task.held_out, self._config.data.max_response_length
+        generators = None if generator is None else [generator]
+        response, _, _ = sample(self.policy, [held_out], samples, longest, generators)
+        return self._task.accuracies(response[0], held_out.problems)
+
+    def wants(self, step: int) -> bool:
+        """Whether a batch has to be drawn before step `step`."""
+        return len(self.queue) <= self._lag and len(self.queue) <= self._steps - step
+
+    def next_prompts(self) -> list[int]:
+        """The training problems of the next batch."""
+        return next(self._prompt_rows)
+
+    def train(self, step: int) -> Row:
+        """Step `step`, on the oldest batch of the queue; the evaluation after it where there is one."""
+        row: Row = {"step": step, **self._step(self.queue.popleft(), version=step - 1)}
+        row["finite"] = float(self.policy.flat.isfinite().all())
+        test_freq = self._config.trainer.test_freq
+        if not row["finite"]:
+            row |= {name: 0.0 for name in self.rows[0] if name != "step"}
+        elif (test_freq > 0 and step % test_freq == 0) or step == self._steps:
+            row |= self._evaluated()
+        if step == self._steps or not row["finite"]:
+            drawn = torch.Generator().manual_seed(self._config.data.seed)
+            row["last_accuracy"] = mean_accuracy(self._accuracies(LAST_SAMPLES, drawn)) if row["finite"] else 0.0
+        self.rows.append(row)
+        return row
+
+    def _epochs(self) -> Iterator[list[int]]:
+        """The rows of each batch: every epoch in another order, a last incomplete batch left out; or `data.shares`."""
+        data, total = self._config.data, len(self._task.train)
+        size = data.train_batch_size
+        if data.shares:
+            mixed = InShares(self._task.train.of_files, data.shares, data.seed)
+            while True:
+                yield [mixed.next_row() for _ in range(size)]
+        while True:
+            order = torch.randperm(total, generator=self.generator).tolist()
+            for start in range(0, total - size + 1, size):
+                yield order[start : start + size]
+
+    def _step(self, batch: Batch, version: int) -> Row:
+        """All optimizer steps of one batch, and one line of metrics: means over its mini-batches."""
+        lag = version - int(batch.version.min())
+        torch.set_rng_state(self._method_draws)  # some methods leave tokens out at random
+        fields = self.method.prepare(self.policy, batch)
+        size = self._config.actor_rollout_ref.actor.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n
+        updates: list[tuple[Update, float]] = []
+        for start in range(0, len(batch), size):
+            rows = slice(start, start + size)
+            part = {name: value[rows] for name, value in fields.items()}
+            # earlier updates of the same batch have made the rows staler than the batch's lag says
+            update = self.method.update(self.policy, batch.rows(rows), part, lag + len(updates))
+            updates.append((update, self._optimizer.step(update.gradient, update.lr_multiplier)))
+        self._optimizer.advance()
+        self._method_draws = torch.get_rng_state()
+
+        def mean(values: list[float]) -> float:
+            return sum(values) / len(values)
+
+        return {
+            "reward": batch.reward.mean().item(),
+            "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
+            "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),
+            "baseline": mean([update.baseline for update, _ in updates]),
+            "grad_norm": mean([norm for _, norm in updates]),
+            "kl": mean([update.kl for update, _ in updates]),
+            "lag_max": float(lag),
+            "response_length": batch.mask.sum(dim=-1).double().mean().item(),
+            "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
+        }
+
+
+class Simulator:
+    """Runs side by side in this process; each has the numbers that it would have by itself.
+
+    They may differ in the seed, the lag, the method and its numbers, and the learning rate.
+
+    Args:
+        configs: of each run, the real stack's whole configuration.
+
+    Raises:
+        ValueError: the runs differ in what they share, or rows, reward or model cannot be used.
+    """
+
+    def __init__(self, configs: Sequence[DictConfig]) -> None:
+        keep_freed_memory()
+        shared = [_shared(config) for config in configs]
+        if different := [name for name in shared[0] if any(of[name] != shared[0][name] for of in shared)]:
+            raise ValueError(f"{', '.join(different)}: must be the same in runs side by side")
+        first, model = configs[0], configs[0].actor_rollout_ref.model.path
+        self._samples, self._longest = first.actor_rollout_ref.rollout.n, first.data.max_response_length
+        self.task = Task(first.data, reward_of(first), model)
+        policy = Policy.load(model)
+        self.runs = [Run(config, self.task, policy) for config in configs]
+
+    def run(self, on_step: Callable[[int, Row], object] = lambda run, row: None) -> list[list[Row]]:
+        """Train every run until its `trainer.total_training_steps`, or until a parameter of its own is not finite.
+
+        Args:
+            on_step: called with the run's number and every row, as soon as it is there.
+
+        Returns:
+            The rows of each run, the first of step 0.
+        """
+        for number, run in enumerate(self.runs):
+            on_step(number, run.start())
+        step = 0
+        while going := {number: run for number, run in enumerate(self.runs) if not run.done}:
+            step += 1
+            while wanting := [run for run in going.values() if run.wants(step)]:
+                self.roll_out(wanting, version=step - 1)
+            for number, run in going.items():
+                on_step(number, run.train(step))
+        return [run.rows for run in self.runs]
+
+    def roll_out(self, runs: Sequence[Run], version: int) -> None:
+        """A batch for the queue of each of `runs`, drawn by their policies as they are, which have `version`."""
+        prompts = [self.task.train.take(run.next_prompts()) for run in runs]
+        policies, generators = [run.policy for run in runs], [run.generator for run in runs]
+        drawn = roll_out(policies, self.task, prompts, self._samples, self._longest, version, generators)
+        for run, batch in zip(runs, drawn, strict=True):
+            run.queue.append(batch)
+
+
+def _shared(config: DictConfig) -> dict[str, object]:
+    """What runs side by side have in common, by the setting's name."""
+    data = {f"data.{name}": value for name, value in OmegaConf.to_container(config.data).items() if name != "seed"}
+    rollout = config.actor_rollout_ref.rollout
+    return data | {
+        "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path,
+        "actor_rollout_ref.rollout.n": rollout.n,
+        "reward.custom_reward_function": config.reward.custom_reward_function,
+    }
+
+
+def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:
+    """The method that the configuration asks for; `policy` is the first one."""
+    settings = config.actor_rollout_ref.actor
+    if config.vcpo.enable:
+        vcpo = VCPOSettings.of(config.vcpo)
+        return VCPOMethod(vcpo, settings)
+    from verl.utils.config import omega_conf_to_dataclass
+
+    actor = omega_conf_to_dataclass(settings)
+    if actor.policy_loss.loss_mode == "tba":
+        return TrajectoryBalance(actor.stabilizer["beta"], policy, config.data.seed)
+    if config.critic.enable:
+        from lab.simulator.actor_critic import ActorCritic
+
+        return ActorCritic(actor, config, policy)
+    return LossMethod(actor, config.algorithm)

@@ -1,0 +1,1 @@
+"""Which method is stable at which lag. Begin with `__main__.py`."""

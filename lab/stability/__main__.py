@@ -1,0 +1,143 @@
+"""Which method stays stable at which lag? `python -m lab.stability [--quick] [--json]`.
+
+Methods x lags x learning rates x seeds on the lag simulator (lab/simulator): accuracy after step k, collapses,
+ESS ratio. A method's learning rate at a lag is the smallest that is, but for chance, as good as its best there. All
+methods, lags, rates and seeds take hours; --quick (3 methods, 2 lags, 1 rate, 2 seeds, shorter runs) minutes. Runs are
+kept in --out: the same command goes on where it was stopped. lab.stability_report shows published runs.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from lab.simulator.grid import Folder, GridRun, run_all
+from lab.stability.preset import METHODS, TASKS, prepare
+from lab.stability.report import as_json, make_report, show, write
+from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
+from verl_vcpo.common.whole_file import write_whole
+
+LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
+LEARNING_RATES = (3e-5, 1e-4, 3e-4)
+QUICK_METHODS, QUICK_LAGS, QUICK_SEEDS, QUICK_LEARNING_RATE = ("none", "tis_seq", "vcpo"), (0, 32), (1, 2), 3e-4
+STEPS, QUICK_STEPS = 300, 200
+
+
+def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
+    """The curves of these runs, made where they are missing, under a progress bar."""
+    for _ in tqdm(run_all(runs, folder, workers), total=len(runs), desc="runs", unit="run", file=sys.stderr):
+        pass
+    return folder.curves(runs)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m lab.stability",
+        description=__doc__,
+    )
+    parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
+    parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
+    parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help=f"default: {LAGS}")
+    parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help=f"default: {SEEDS}")
+    parser.add_argument("--lr", nargs="+", type=positive_number, metavar="X", help=f"default: {LEARNING_RATES}")
+    parser.add_argument(
+        "--steps",
+        type=whole_number(1),
+        metavar="N",
+        help=f"make this number of steps in a run (default {STEPS}, with --quick {QUICK_STEPS})",
+    )
+    parser.add_argument(
+        "--workers", type=whole_number(1), default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
+    parser.add_argument("--out", type=Path, help="default: outputs/stability, of another task outputs/stability-TASK")
+    parser.add_argument(
+        "--known",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FILE",
+        help="finished runs: curves.parquet of an --out",
+    )
+    parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.md")
+    parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")
+    parser.add_argument(
+        "--new-policy",
+        action="store_true",
+        help="train a first policy (a minute of a core) instead of the published one",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    quick = arguments.quick
+    methods = tuple(arguments.methods or (QUICK_METHODS if quick else METHODS))
+    lags = tuple(arguments.lags or (QUICK_LAGS if quick else LAGS))
+    seeds = tuple(arguments.seeds or (QUICK_SEEDS if quick else SEEDS))
+    rates = tuple(arguments.lr or ((QUICK_LEARNING_RATE,) if quick else LEARNING_RATES))
+    steps = arguments.steps or (QUICK_STEPS if quick else STEPS)
+    if arguments.out is None:
+        arguments.out = Path(
+            "outputs/stability" if arguments.task == "countdown" else f"outputs/stability-{arguments.task}"
+        )
+    if unknown := set(methods) - set(METHODS):
+        parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
+    if max(lags) >= steps:
+        parser.error(f"--lags {max(lags)}: a run of {steps} steps has no evaluation after that step; give more --steps")
+
+    try:
+        prepare(TASKS[arguments.task], arguments.new_policy)
+    except ValueError as error:
+        print(f"stability: {error}", file=sys.stderr)
+        return 2
+    if arguments.prepare:
+        return 0
+    return run_and_report(arguments, methods, lags, seeds, rates, steps)
+
+
+def run_and_report(
+    arguments: argparse.Namespace,
+    methods: tuple[str, ...],
+    lags: tuple[int, ...],
+    seeds: tuple[int, ...],
+    rates: tuple[float, ...],
+    steps: int,
+) -> int:
+    """Run, print, write; the exit code."""
+    task = TASKS[arguments.task]
+    folder = Folder(arguments.out, task.preset, (f"trainer.total_training_steps={steps}",))
+    try:
+        folder.open(task.model)
+        for file in arguments.known:
+            folder.adopt(file)
+    except (OSError, ValueError) as error:
+        print(f"stability: {error}", file=sys.stderr)
+        return 2
+
+    runs = [GridRun(m, lag, seed, lr) for lag in lags for m in methods for lr in rates for seed in seeds]
+    if arguments.so_far and not (runs := [run for run in runs if folder.has(run)]):
+        print(f"stability: --so-far: {folder.path} has no finished run; leave it out", file=sys.stderr)
+        return 2
+    curves = make(runs, folder, arguments.workers)
+    folder.publish(curves, arguments.out / "curves.parquet")
+    report = make_report(curves, steps)
+    show(report)
+    if arguments.figures:
+        for file in write({task.preset: report}, arguments.figures):
+            print(file)
+    text = as_json(report)
+    write_whole(arguments.out / "report.json", text + "\n")
+    if arguments.json:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

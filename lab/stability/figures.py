@@ -1,0 +1,237 @@
+"""The figures of `python -m lab.stability`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lab.stability.cells import by_method, summarise
+from lab.stability.contrasts import REFERENCES
+from lab.stability.inference import welch
+
+PANELS = (
+    ("val_accuracy", "Accuracy (held out)", False),
+    ("ess_ratio", "Effective sample size / batch size", False),
+    ("kl", "KL(rollout || policy) per token, nats", True),
+    ("grad_norm", "Gradient norm", True),
+)
+_SMOOTHED = 5
+"""Steps over which what is measured at every step is averaged."""
+
+
+class _Line(NamedTuple):
+    method: str
+    label: str
+    color: str
+
+
+SYNCHRONOUS = _Line("none", "synchronous", "0.35")
+LINES = (
+    _Line("vcpo_ess", "VCPO, step size only", "C2"),
+    _Line("tis_seq", "truncated weights (TIS)", "C0"),
+    _Line("vcpo", "VCPO", "C1"),
+    _Line("vcpo_minibatch", "VCPO, mini-batch baseline", "C5"),
+    _Line("topr", "TOPR", "C6"),
+    _Line("ppo", "PPO", "C4"),
+    _Line("none", "no correction", "C3"),
+)
+"""What the first figure shows of the largest lag."""
+
+
+def draw_all(curves: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
+    """Draw what the curves have data for; the files written.
+
+    Args:
+        curves: by task, steps of runs at one learning rate per method and lag, one below the other.
+        folder: where to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    first = next(iter(curves.values()))
+    files = [_save(methods(curves), folder / "methods.png"), _save(predictors(first), folder / "predictors.png")]
+    if all(len(_lags(of)) > 1 for of in curves.values()):
+        files.append(_save(by_lag(curves), folder / "lags.png"))
+    return files
+
+
+def _lags(curves: pd.DataFrame) -> list[int]:
+    """The lags above 0 that the reference was run at."""
+    return sorted({int(lag) for lag in curves.loc[curves["method"] == REFERENCES[0], "lag"]} - {0})
+
+
+def by_lag(curves: Mapping[str, pd.DataFrame]) -> Any:
+    """A panel per task: how many points each method is ahead of the reference at each lag, with 95 % intervals."""
+    figure, axes = _figure(1, len(curves), figsize=(9, 4.5) if len(curves) == 1 else (5.5 * len(curves), 4.2))
+    for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
+        _by_lag(axis, of)
+        axis.set_title(task.removesuffix("_lag"), loc="left")
+    axes[0, 0].set_ylabel("points ahead of VCPO's step size alone")
+    figure.suptitle("Held-out problems solved after step k, at lag k", x=0.01, ha="left")
+    return figure
+
+
+def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
+    lags = _lags(curves)
+    cells = by_method(summarise(curves, int(curves["step"].max())))
+    ends: list[tuple[float, _Line]] = [(0.0, _Line(REFERENCES[0], "VCPO, step size only", "0.4"))]
+    axis.axhline(0, color="0.4", linewidth=1)
+    compared = {method for method, at in cells.items() if set(at) & set(lags)} - {"none", REFERENCES[0]}
+    shown = [line for line in LINES if line.method in compared]
+    for number, line in enumerate(shown):
+        at = [lag for lag in lags if lag in cells[line.method]]
+        found = [welch(cells[line.method][lag].accuracies, cells[REFERENCES[0]][lag].accuracies) for lag in at]
+        places = [lags.index(lag) + 0.08 * (number - (len(shown) - 1) / 2) for lag in at]
+        means = [100 * difference.mean for difference in found]
+        reach = [100 * (difference.high - difference.mean) for difference in found]
+        axis.errorbar(places, means, reach, color=line.color, marker="o", linewidth=1.5, elinewidth=0.8)
+        ends.append((means[-1], line))
+    axis.set(xlabel="lag k, in policy updates", xlim=(-0.4, len(lags) - 0.6))
+    axis.set_xticks(range(len(lags)), [str(lag) for lag in lags])
+    _name_lines(axis, ends, len(lags) - 0.6)
+
+
+def methods(curves: Mapping[str, pd.DataFrame]) -> Any:
+    """A panel per task: accuracy over the steps at the largest lag, and of synchronous training (means over seeds)."""
+    figure, axes = _figure(1, len(curves), figsize=(9, 5) if len(curves) == 1 else (5.5 * len(curves), 4.5))
+    for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
+        _methods(axis, of, with_note=axis is axes[0, 0])
+        if len(curves) > 1:
+            axis.set_title(task.removesuffix("_lag"), loc="left")
+    lag = max(int(of["lag"].max()) for of in curves.values())
+    title = f"Training on answers of a policy {lag} updates old"
+    axes[0, 0].set_ylabel("held-out problems solved (%)")
+    if len(curves) > 1:
+        figure.suptitle(title, x=0.01, ha="left")
+    else:
+        axes[0, 0].set_title(title, loc="left")
+    return figure
+
+
+def _methods(axis: Any, curves: pd.DataFrame, with_note: bool) -> None:
+    lag, last = int(curves["lag"].max()), int(curves["step"].max())
+    ends: list[tuple[float, _Line]] = []
+    for line, k in [(SYNCHRONOUS, 0), *((line, lag) for line in LINES)]:
+        runs = curves[(curves["method"] == line.method) & (curves["lag"] == k)].dropna(subset="val_accuracy")
+        if runs.empty:
+            continue
+        table = 100 * runs.pivot_table(index="step", columns="seed", values="val_accuracy")
+        mean = table.mean(axis=1)
+        axis.plot(table.index, mean, "--" if line is SYNCHRONOUS else "-", color=line.color, linewidth=2)
+        ends.append((float(mean.tail(5).mean()), line))
+    start = 100 * curves.loc[curves["step"] == 0, "val_accuracy"].mean()
+    axis.axhline(start, color="0.5", linestyle=":", linewidth=1)
+    axis.annotate("before training", (0.99 * last, start), ha="right", va="bottom", color="0.4")
+    if 0 < lag < last:
+        axis.axvline(lag, color="0.8", linewidth=1)
+        if with_note:
+            note = f" before: answers of the first policy only\n from step {lag + 2} on: of trained policies"
+            axis.annotate(note, (lag, 1), color="0.4", va="bottom", fontsize="small")
+    axis.set(xlim=(0, last), ylim=(0, None), xlabel="policy updates")
+    _name_lines(axis, ends, last)
+
+
+def _name_lines(axis: Any, ends: Sequence[tuple[float, _Line]], right: float) -> None:
+    """Each line's label beside its end, instead of a legend.
+
+    Args:
+        axis: with its limits set.
+        ends: the height at which each line ends.
+        right: where the axis ends.
+    """
+    low, high = axis.get_ylim()
+    heights = _apart([end for end, _ in sorted(ends)], 0.06 * (high - low))
+    for (_, line), height in zip(sorted(ends), heights, strict=True):
+        axis.annotate(f" {line.label}", (right, height), color=line.color, va="center", annotation_clip=False)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _apart(heights: Sequence[float], least: float) -> list[float]:
+    """Rising heights, moved up and down so that neighbours are `least` apart."""
+    moved = list(heights)
+    for _ in range(100):
+        for i in range(1, len(moved)):
+            if (gap := least - (moved[i] - moved[i - 1])) > 0:
+                moved[i - 1], moved[i] = moved[i - 1] - gap / 2, moved[i] + gap / 2
+    return moved
+
+
+def predictors(curves: pd.DataFrame) -> Any:
+    """Synchronous training against TIS and VCPO at the largest lag: mean over the seeds, and their range."""
+    lag = int(curves["lag"].max())
+    synchronous = "none" if "none" in set(curves["method"]) else str(curves["method"].iloc[0])
+    lines = [(synchronous, 0, "synchronous"), ("tis_seq", lag, f"TIS, lag {lag}"), ("vcpo", lag, f"VCPO, lag {lag}")]
+    figure, axes = _figure(2, 2, sharex=True)
+    for axis, (name, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+        for method, k, label in lines:
+            _draw_line(axis, curves[(curves["method"] == method) & (curves["lag"] == k)], name, label)
+        axis.set_title(title)
+        if logarithmic:
+            _logarithmic(axis, curves[name])
+    axes[0, 0].legend(frameon=False)
+    for axis in axes[1]:
+        axis.set_xlabel("optimizer step")
+    return figure
+
+
+def beside(curves: pd.DataFrame, file: Path) -> Path:
+    """The curves of lab.stability_real, a line per run: a colour per method, one line style per stack."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = _figure(2, 2, sharex=True)
+    stacks, names = list(dict.fromkeys(curves["stack"])), list(dict.fromkeys(curves["method"]))
+    for axis, (metric, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+        for (method, stack, seed), run in curves.groupby(["method", "stack", "seed"], sort=False):
+            measured = run.dropna(subset=metric)
+            values = measured[metric] if metric == "val_accuracy" else measured[metric].rolling(_SMOOTHED, 1).mean()
+            style = {"color": f"C{names.index(method)}", "linestyle": ("--", "-")[stacks.index(stack)]}
+            label = f"{method}, {stack}" if seed == curves["seed"].iloc[0] else None
+            axis.plot(measured["step"], values, label=label, linewidth=1, **style)
+        axis.set_title(title)
+        if logarithmic:
+            _logarithmic(axis, curves[metric])
+    axes[0, 0].legend(frameon=False)
+    for axis in axes[1]:
+        axis.set_xlabel("optimizer step")
+    return _save(figure, file)
+
+
+def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    options = {"figsize": (5.5 * columns + 1, 3.5 * rows + 0.5)} | options
+    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def _logarithmic(axis: Any, values: "pd.Series[float]") -> None:
+    """Without what is far below the usual: on policy KL is 0 but for rounding, and so is a dead gradient."""
+    axis.set_yscale("log")
+    axis.set_ylim(bottom=values.quantile(0.9) / 1000)
+
+
+def _draw_line(axis: Any, runs: pd.DataFrame, name: str, label: str) -> None:
+    """Mean over the seeds, and between the lowest and the highest a shade; nothing where there is no such run."""
+    measured = runs.dropna(subset=name)
+    if measured.empty:
+        return
+    table = measured.pivot_table(index="step", columns="seed", values=name)
+    if name != "val_accuracy":
+        table = table.rolling(_SMOOTHED, min_periods=1).mean()
+    (line,) = axis.plot(table.index, table.mean(axis=1), label=label, linewidth=1.5)
+    axis.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=line.get_color(), alpha=0.15)
+
+
+def _save(figure: Any, file: Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    partial = file.with_name(f"{file.name}.partial.png")
+    figure.savefig(partial, dpi=110)
+    plt.close(figure)
+    os.replace(partial, file)
+    return file

@@ -1,0 +1,56 @@
+"""What packed norms and sums add to an update of a GPU, counted on the meta device at the published sizes."""
+
+from collections.abc import Iterator
+
+import pytest
+from megatron.core import parallel_state
+
+from lab.cost.operations import BFLOAT16, CASES, Case, count
+from recipe.fully_async_policy.plan.model_shape import KNOWN_SHAPES
+from vcpo.gradnorm import cost
+from verl_vcpo.actor.norms.settings import NormsKeep
+
+pytestmark = pytest.mark.usefixtures("alone")
+MOST = {"math": 0.4, "countdown": 0.4, "gsm8k": 0.6, "multi-turn": 0.4}
+LAUNCHES = 3000  # of a micro-batch of 28 layers
+
+
+@pytest.fixture
+def alone(process_group: None) -> Iterator[None]:
+    """Megatron's parallel state, of one process."""
+    made = not parallel_state.model_parallel_is_initialized()
+    if made:
+        parallel_state.initialize_model_parallel()
+    yield
+    if made:
+        parallel_state.destroy_model_parallel()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.task)
+def test_two_sums_add_little(case: Case) -> None:
+    """Catches a gradient of the model's size that is read or written once more for every sequence."""
+    counted = count(case, NormsKeep.GRADIENTS)
+    assert 0 < counted.added <= MOST[case.task]
+    assert counted.launches <= LAUNCHES
+
+
+@pytest.mark.parametrize("keep", [NormsKeep.GRADIENTS, NormsKeep.ACTIVATIONS])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.task)
+def test_the_choice_believes_what_is_counted(case: Case, keep: NormsKeep) -> None:
+    """Catches a cost model of other operations than those that are executed."""
+    shape, lengths = KNOWN_SHAPES[case.model], case.lengths
+    h, qkv, inner = shape.hidden, (shape.queries + 2 * shape.keys) // case.tp, shape.intermediate // case.tp
+    layer = [(h, qkv), (shape.queries // case.tp, h), (h, 2 * inner), (inner, h)]
+    weights = layer * shape.layers + [(h, shape.vocabulary // case.tp)]
+    form = cost.two_sums if keep is NormsKeep.GRADIENTS else cost.norm_then_sum
+    gpu = cost.GPU_BFLOAT16
+    plain = sum(2 * sum(lengths) * inputs * outputs / BFLOAT16 for inputs, outputs in weights)
+    believed = sum(form(lengths, *weight, gpu, 2) for weight in weights)
+    assert believed == pytest.approx(count(case, keep).added_s + plain, rel=0.35)
+
+
+def test_the_samples_are_those_of_the_case() -> None:
+    for case in CASES:
+        assert sum(case.lengths) == pytest.approx(case.samples * case.mean_tokens, rel=0.02)
+        rows = [row for micro_batch in case.micro_batches for row in micro_batch]
+        assert sorted(rows) == list(range(case.samples))

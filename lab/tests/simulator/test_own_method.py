@@ -1,0 +1,35 @@
+"""The method file and the loss of docs/guide/choose-a-method.md, which are those of method=tis_token."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.simulator import main
+from tests.kit import ROOT
+from verl_vcpo.report.run_log import read_metrics
+
+PAGE = ROOT / "docs" / "guide" / "choose-a-method.md"
+
+
+def written(folder: Path) -> list[str]:
+    """The page's files, in `folder`; the arguments that find the method."""
+    section = PAGE.read_text().split("## A method of your own\n")[1]
+    (block,) = re.findall(r"^```bash\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    files, command = block.strip().rsplit("\n", 1)
+    subprocess.run(["bash", "-euc", files], cwd=folder, check=True)
+    (option, found, method) = re.findall(r"(--config-dir) (\S+) .*(method=\S+)", command)[0]
+    return [option, str(folder / found), method]
+
+
+def test_a_method_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def rewards(name: str, *method: str) -> list[tuple[float, float]]:
+        assert main.main([*overrides, "async.lag=2", f"run_dir={name}", *method]) == 0
+        return [(line["reward"], line["grad_norm"]) for line in read_metrics(name)[1:]]
+
+    own, known = rewards("own", *written(tmp_path)), rewards("known", "method=tis_token")
+    assert len(own) == 6 and own[-1][1] > 0
+    assert own == [pytest.approx(step, rel=1e-4) for step in known]

@@ -1,0 +1,262 @@
+"""The lag is exact, a seed decides everything, every stabilizer runs, and a grid resumes."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lab.simulator import main, simulator, update
+from lab.simulator.analysis import LAST_SAMPLES
+from lab.simulator.grid import Folder, GridRun, run_all, side_by_side, write_run
+from lab.simulator.policy import Policy
+from lab.simulator.sampling import sample
+from lab.simulator.simulator import Simulator
+from lab.simulator.task import TokenizedPrompts
+from lab.stability.preset import METHODS
+
+TASK = "countdown_lag"
+
+
+def rows(overrides: list[str], *more: str) -> list[dict[str, float]]:
+    return Simulator([main.compose([*overrides, *more])]).run()[0]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_every_batch_is_exactly_as_old_as_asked_for(overrides: list[str], lag: int) -> None:
+    steps = rows(overrides, f"async.lag={lag}")[1:]
+    assert [row["lag_max"] for row in steps] == [min(step, lag) for step in range(6)]
+    assert steps[0]["kl"] < 1e-9 and (steps[-1]["kl"] < 1e-9) == (lag == 0)
+
+
+def test_the_seed_decides(overrides: list[str]) -> None:
+    one, same, other = (rows(overrides, "async.lag=1", f"data.seed={seed}") for seed in (3, 3, 4))
+    assert json.dumps(one) == json.dumps(same) != json.dumps(other)
+
+
+def test_looking_at_a_run_does_not_change_it(overrides: list[str]) -> None:
+    often, seldom = (rows(overrides, f"trainer.test_freq={frequency}") for frequency in (1, 6))
+    assert [row["grad_norm"] for row in often[1:]] == [row["grad_norm"] for row in seldom[1:]]
+    assert sum("val_accuracy" in row for row in often) == 7 and sum("val_accuracy" in row for row in seldom) == 2
+
+
+def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[str]) -> None:
+    drawn, greedy = (
+        Simulator([main.compose([*overrides, f"actor_rollout_ref.rollout.val_kwargs.{setting}"])]).runs[0]
+        for setting in ("n=8", "do_sample=false")
+    )
+    assert greedy.accuracies() == greedy.accuracies()
+    assert len({tuple(drawn.accuracies().values()) for _ in range(5)}) > 1
+
+
+def test_the_last_policy_is_evaluated_with_several_samples(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+
+    def counted(policy: Policy, prompts: list[TokenizedPrompts], samples: int, *more: Any) -> Any:
+        evaluated.append(samples)
+        return sample(policy, prompts, samples, *more)
+
+    monkeypatch.setattr(simulator, "sample", counted)
+    steps = rows(overrides, "trainer.total_training_steps=2", "trainer.test_freq=1")
+    assert evaluated == [1, 1, 1, LAST_SAMPLES]
+    assert ["last_accuracy" in row for row in steps] == [False, False, True]
+    assert 0 <= steps[-1]["last_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs(overrides: list[str], method: str) -> None:
+    steps = rows(overrides, f"method={method}", "async.lag=1", "trainer.total_training_steps=3")
+    assert [row["step"] for row in steps] == [0, 1, 2, 3] and all(row["finite"] for row in steps[1:])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("none", "tis_token", "tis_seq", "mis", "whitened", "ppo", "topr", "vespo", "m2po", "sat"),
+        ("vcpo_off", "vcpo_ess"),  # rewards divided by the population's standard deviation
+    ],
+    ids=lambda names: names[0],
+)
+def test_methods_without_a_correction_agree_on_policy(overrides: list[str], names: tuple[str, ...]) -> None:
+    """On policy every weight is 1 and every clip open: the first steps are the same."""
+    runs = {n: rows(overrides, f"method={n}", "async.lag=0", "trainer.total_training_steps=2") for n in names}
+    for name, steps in runs.items():
+        for row, reference in zip(steps[1:], runs[names[0]][1:], strict=True):
+            assert row["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-3), name
+
+
+def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
+    """The same batch again and again, the actor standing still: values go to the reward."""
+    settings = ["method=a2c", "async.lag=0", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=0"]
+    simulator = Simulator([main.compose([*overrides, *settings])])
+    (run,) = simulator.runs
+    simulator.roll_out([run], version=0)
+    critic, batch = run.method, replace(run.queue[0], reward=torch.full_like(run.queue[0].reward, 0.7))
+    errors = []
+    for _ in range(20):
+        fields = critic.prepare(run.policy, batch)
+        errors.append((fields["values"][:, 0] - batch.reward).square().mean().item())
+        critic.update(run.policy, batch, fields, lag=0)
+    assert errors[0] == pytest.approx(0.49), "it starts at 0"
+    assert errors[-1] < 0.5 * errors[0]
+
+
+@pytest.mark.parametrize("method", ["vcpo", "vcpo_ess", "tis_seq", "clip_cov", "tba", "a2c"])
+def test_a_run_has_the_same_numbers_beside_others(overrides: list[str], method: str) -> None:
+    """Other seeds, another rate, another lag beside it: the same tokens, rewards and norms for 20 steps."""
+    steps = ["trainer.total_training_steps=20", "trainer.test_freq=10", f"method={method}"]
+    each = [
+        main.compose(
+            [*overrides, *steps, f"data.seed={seed}", f"async.lag={lag}", f"actor_rollout_ref.actor.optim.lr={lr}"]
+        )
+        for seed, lag, lr in ((1, 2, 1e-3), (2, 2, 1e-3), (3, 1, 3e-4))
+    ]
+    together = Simulator(each).run()
+    for config, beside in zip(each, together, strict=True):
+        (alone,) = Simulator([config]).run()
+        for row, wanted in zip(beside, alone, strict=True):
+            assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
+            assert row.get("tokens") == wanted.get("tokens") and row.get("reward") == wanted.get("reward")
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS} - {"a2c", "tba"}))
+def test_groups_of_equal_rewards_need_no_backward(
+    overrides: list[str], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is the same with and without them."""
+    simulator = Simulator([main.compose([*overrides, f"method={method}"])])
+    (run,) = simulator.runs
+    simulator.roll_out([run], version=0)
+    batch = replace(run.queue[0], reward=torch.tensor([1, 1, 1, 1, 0, 1, 0, 0], dtype=torch.float64))
+    run.policy.flat.detach().mul_(1.01)  # off policy
+    fields = run.method.prepare(run.policy, batch)
+    torch.manual_seed(0)
+    without = run.method.update(run.policy, batch, fields, lag=0).gradient
+    monkeypatch.setattr(update, "log_probs_of", lambda policy, batch, rows: update.sampled_log_probs(policy, batch))
+    monkeypatch.setattr(update.VCPOMethod, "_have_signal", lambda self, batch: torch.ones(8, dtype=torch.bool))
+    torch.manual_seed(0)
+    whole = run.method.update(run.policy, batch, fields, lag=0).gradient
+    assert whole.any()
+    torch.testing.assert_close(without, whole, rtol=1e-4, atol=1e-6 * whole.abs().max().item())
+
+
+def test_a_run_that_breaks_stops_alone(overrides: list[str]) -> None:
+    """Weights of 1e30 have no finite outputs, and no finite gradient."""
+    rates = [f"actor_rollout_ref.actor.optim.lr={lr}" for lr in ("1e-3", "1e30")]
+    configs = [main.compose([*overrides, "method=none", rate]) for rate in rates]
+    whole, broken = Simulator(configs).run()
+    assert not broken[-1]["finite"] and broken[-1]["step"] < 6
+    (alone,) = Simulator(configs[:1]).run()
+    assert whole[-1]["step"] == 6
+    for row, wanted in zip(whole, alone, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
+
+
+def test_runs_side_by_side_share_their_task(overrides: list[str]) -> None:
+    configs = [main.compose([*overrides, f"data.train_batch_size={size}"]) for size in (2, 4)]
+    with pytest.raises(ValueError, match="data.train_batch_size: must be the same in runs side by side"):
+        Simulator(configs)
+
+
+@pytest.mark.parametrize("count, workers, sizes", [(20, 2, [5] * 4), (16, 2, [8, 8]), (4, 4, [1] * 4), (3, 8, [1] * 3)])
+def test_runs_are_shared_out_evenly(count: int, workers: int, sizes: list[int]) -> None:
+    """Every worker has some, and no process more than it should."""
+    runs = [GridRun("vcpo", 8, seed, 1e-4) for seed in range(count)]
+    groups = side_by_side(runs, workers)
+    assert [len(group) for group in groups] == sizes and [run for group in groups for run in group] == runs
+
+
+def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:
+    steps = rows(overrides, "method=decoupled_ppo", "async.lag=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    assert steps[-1]["step"] == 6 and steps[-1]["lag_max"] == 1
+
+
+def test_the_command_writes_its_curve(overrides: list[str], tmp_path: Path) -> None:
+    assert main.main([*overrides, "async.lag=1"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(7)) and lines[0]["val_accuracy"] is not None
+
+
+def test_the_command_ends_well_where_a_run_breaks(
+    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([*overrides, "method=none", "actor_rollout_ref.actor.optim.lr=1e30"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/run: " in out and "0.0% after" in out and "mean ESS ratio" in out
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
+        ("actor_rollout_ref.actor.ppo_epochs=2", "ppo_epochs=2: the simulator knows 1 only"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=0.5", "temperature=0.5: the simulator knows 1.0 only"),
+        ("method=magic", "magic"),
+        ("async.lag=-1", "async.lag=-1: give a number of policy updates"),
+    ],
+)
+def test_a_wrong_setting(overrides: list[str], capsys: pytest.CaptureFixture[str], setting: str, message: str) -> None:
+    assert main.main([*overrides, setting]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp_path: Path) -> None:
+    settings = tuple(o for o in overrides if not o.startswith(("+task", "run_dir")))
+    folder = Folder(tmp_path / "grid", TASK, settings)
+    folder.open(assets / "model")
+    first, second = GridRun("vcpo", 0, 1, 1e-3), GridRun("tis_seq", 1, 1, 1e-3)
+    assert list(run_all([first], folder, workers=1)) == [first]
+    made = folder.file(first).stat().st_mtime_ns
+    assert list(run_all([first, second], folder, workers=2)) == [first, second]
+    assert folder.file(first).stat().st_mtime_ns == made, "a run that is there is not made again"
+    curves = folder.curves([first, second])
+    assert set(curves["method"]) == {"vcpo", "tis_seq"} and len(curves) == 14
+    same = pd.DataFrame(rows(overrides, "async.lag=0", "actor_rollout_ref.actor.optim.lr=1e-3"))
+    mine = curves[curves["method"] == "vcpo"][same.columns].reset_index(drop=True)
+    pd.testing.assert_frame_equal(mine, same, check_dtype=False)
+    with pytest.raises(ValueError, match="holds runs of other settings"):
+        Folder(folder.path, TASK, settings[1:]).open(assets / "model")
+
+    published = tmp_path / "curves.parquet"
+    folder.publish(curves, published)
+    other = Folder(tmp_path / "another", TASK, settings)
+    other.open(assets / "model")
+    other.adopt(published)
+    pd.testing.assert_frame_equal(other.curves([first, second]), curves)
+    fewer = Folder(tmp_path / "fewer", TASK, settings[1:])
+    fewer.open(assets / "model")
+    with pytest.raises(ValueError, match="holds runs of other settings"):
+        fewer.adopt(published)
+
+
+def test_runs_from_another_first_policy_are_not_mixed(assets: Path, tmp_path: Path) -> None:
+    """The same settings, other weights."""
+    another = tmp_path / "model"
+    shutil.copytree(assets / "model", another)
+    weights = load_file(another / "model.safetensors")
+    save_file({name: weight * 1.001 for name, weight in weights.items()}, another / "model.safetensors")
+    run = GridRun("vcpo", 0, 1, 1e-3)
+    folder, other = Folder(tmp_path / "grid", TASK), Folder(tmp_path / "other", TASK)
+    folder.open(assets / "model")
+    write_run(folder.file(run), run, [{"step": 0, "val_accuracy": 0.25}])
+    published = tmp_path / "curves.parquet"
+    folder.publish(folder.curves([run]), published)
+    with pytest.raises(ValueError, match=f"--out {folder.path}: holds runs of another first policy"):
+        folder.open(another)
+    other.open(another)
+    with pytest.raises(ValueError, match=f"--known {published}: holds runs of another first policy"):
+        other.adopt(published)
+    assert not other.has(run)
+
+    curves = pd.read_parquet(published)
+    del curves.attrs["settings"]["first_policy"]  # as published before there were fingerprints
+    curves.to_parquet(published)
+    with pytest.raises(ValueError, match="a first policy whose weights are not known"):
+        other.adopt(published)

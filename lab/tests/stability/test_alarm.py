@@ -1,0 +1,96 @@
+"""The alarm's score and its levels, on runs made by hand."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.stability.alarm import AlarmRun, alarm_runs, first_warnings, score, score_alarm, scores_table
+from lab.stability.alarm_levels import (
+    before_collapse_table,
+    choose_levels,
+    definitions_table,
+    first_step,
+    halves,
+    high,
+    low,
+    low_on_average,
+)
+from lab.tests.stability.curves import curve
+from vcpo.diagnostics import AlarmLevels, Sign
+
+LEVELS = AlarmLevels()
+
+
+@pytest.fixture
+def runs() -> list[AlarmRun]:
+    made = [
+        curve([0.2, 0.4, 0.4, 0.0, 0.0, 0.0], low_from=5, seed=1),  # told before it collapses at 30
+        curve([0.2, 0.4, 0.4, 0.4, 0.4, 0.4], low_from=5, seed=2),  # told for nothing
+        curve([0.2, 0.4, 0.4, 0.0, 0.0, 0.0], seed=3),  # never told
+        curve([0.2, 0.0, 0.0, 0.0, 0.0, 0.0], low_from=25, seed=4),  # told too late
+        curve([0.2, 0.4, 0.4, 0.4, 0.4, 0.4], seed=5),
+    ]
+    return alarm_runs(pd.concat(made, ignore_index=True))
+
+
+def test_the_alarms_score(runs: list[AlarmRun]) -> None:
+    found = score_alarm(runs)
+    assert (found.runs, found.collapsed, found.warned, found.right, found.in_time) == (5, 3, 3, 2, 1)
+    assert found.precision == pytest.approx(2 / 3) and found.recall == pytest.approx(1 / 3)
+    assert found.f1 == pytest.approx(2 * (2 / 9) / 1)
+    assert found.lead == 30 - (4 + LEVELS.ess_steps)
+    assert score_alarm(runs, [Sign.KL_GROWTH]).warned == 0
+    nothing = score(runs, [math.inf] * 5)
+    assert nothing.f1 == 0 and math.isnan(nothing.precision) and nothing.recall == 0
+
+
+def test_the_scores_table_has_wilsons_intervals(runs: list[AlarmRun]) -> None:
+    rows = {(row[0], row[1]): row[2:] for row in scores_table({"all": runs}).rows}
+    assert list(rows["all", "any of them"][:3]) == ["3", "2 of 3, 67 % (21 to 94)", "1 of 3, 33 % (6 to 79)"]
+    assert rows["all", f"`{Sign.KL_GROWTH}`"][1] == "-"
+
+
+def test_levels_are_chosen_on_other_runs_than_they_are_told_about(runs: list[AlarmRun]) -> None:
+    choosing, telling = halves(runs)
+    assert [run.seed for run in choosing] == [1, 3, 5] and [run.seed for run in telling] == [2, 4]
+
+
+def made(seed: int, ess: float, collapse: int | None) -> AlarmRun:
+    return AlarmRun(seed, 32, collapse, np.full(60, ess), np.ones(60), np.full(60, 0.01))
+
+
+def test_the_chosen_levels_tell_collapses_from_others() -> None:
+    falling = [made(1, 0.22, 40), made(3, 0.23, 40)]
+    steady = [made(5, 0.27, None), made(7, 0.6, None)]
+    assert choose_levels([*falling, *steady]).ess_ratio == 0.25
+    assert choose_levels([*falling, *steady, made(9, 0.37, 40)]).ess_ratio == 0.4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_counts_as_the_alarm_does(seed: int) -> None:
+    """Ratios and KL that are around the level for hundreds of steps."""
+    rng = np.random.default_rng(seed)
+    ess, kl = rng.uniform(0.0, 0.14, 400), rng.uniform(0.1, 0.8, 400)
+    kl[rng.integers(0, 400, 20)] = np.nan
+    run = AlarmRun(seed, 32, None, ess, np.ones(400), kl)
+    levels = AlarmLevels(ess_ratio=0.1, ess_steps=5, kl=0.2, kl_steps=10)
+    told = first_warnings(run, levels)
+    assert told[Sign.LOW_ESS_RATIO] == first_step(ess, levels.ess_steps, low(levels.ess_ratio))
+    assert told[Sign.KL_GROWTH] == first_step(kl, levels.kl_steps, high(levels.kl))
+
+
+def test_the_first_step_of_a_sign() -> None:
+    values = np.array([0.5, 0.1, 0.1, 0.3, 0.1, 0.1, 0.1])
+    assert first_step(values, 3, low(0.2)) == 7 and first_step(values, 3, low_on_average(0.2)) == 4
+    assert first_step(values, 3, low(0.05)) == math.inf and first_step(values, 8, low(0.2)) == math.inf
+
+
+def test_the_tables_on_the_ess_ratio(runs: list[AlarmRun]) -> None:
+    (first, *_) = definitions_table(runs).rows
+    assert list(first) == ["0.1", *["1 in time; 2 of 3 right"] * 4]
+    rows = {row[0]: row[1:] for row in before_collapse_table(runs).rows}
+    assert rows["ESS ratio, the last 10 steps before a collapse"][0] == "3"
+    assert rows["ESS ratio, lowest in a run without a collapse, k = 32"][0] == "2"
+    assert rows["KL per token, nats, the last 10 steps before a collapse"][1:] == ["0.00"] * 5

@@ -1,0 +1,99 @@
+"""Which rate a method gets at a lag, and what it is compared with: on curves made by hand."""
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+import pytest
+
+from lab.stability.cells import Cell, by_method, over, pooled_deviation, summarise
+from lab.stability.contrasts import SAME, lag_groups, over_rates, planned
+from lab.stability.inference import holm, welch
+from lab.stability.tuning import choose, chosen_cells
+from lab.tests.stability.curves import curve
+
+Flat = tuple[str, int, float, int, float]
+"""Method, lag, learning rate, seed, and the accuracy of every evaluation but the first."""
+
+
+def cells(runs: Iterable[Flat]) -> list[Cell]:
+    made = [curve([0.2, *[a] * 15], method=m, lag=k, lr=lr, seed=s) for m, k, lr, s, a in runs]
+    return summarise(pd.concat(made, ignore_index=True), 150)
+
+
+def at(method: str, lag: int, lr: float, *accuracies: float) -> list[Flat]:
+    return [(method, lag, lr, seed, accuracy) for seed, accuracy in enumerate(accuracies, 1)]
+
+
+def test_the_chosen_rate_is_the_smallest_as_good_as_the_best_but_for_chance() -> None:
+    noisy = {1e-4: [0.50, 0.52], 3e-4: [0.47, 0.57], 1e-3: [0.0, 0.1]}  # 3e-4: 0.01 better, by chance
+    clear = {1e-4: [0.30, 0.32], 3e-4: [0.48, 0.52], 1e-3: [0.0, 0.1]}
+    assert choose({"noisy": noisy, "clear": clear}) == {"noisy": 1e-4, "clear": 3e-4}
+    assert choose({"one seed": {1e-4: [0.5], 3e-4: [0.51]}}) == {"one seed": 3e-4}
+    assert choose({"equal": {1e-4: [0.5], 3e-4: [0.5]}}) == {"equal": 1e-4}
+    assert choose({"two rates": clear, "one rate": {1e-3: [0.4, 0.5]}})["one rate"] == 1e-3
+
+
+def test_each_lag_has_its_own_rate() -> None:
+    low, high = 1e-4, 3e-4
+    slow, fast = at("none", 0, low, 0.40, 0.41), at("none", 0, high, 0.50, 0.51)
+    stable, broken = at("none", 64, low, 0.40, 0.41), at("none", 64, high, 0.01, 0.02)
+    chosen = by_method(chosen_cells(cells([*slow, *fast, *stable, *broken])))
+    assert {lag: cell.lr for lag, cell in chosen["none"].items()} == {0: high, 64: low}
+
+
+def test_large_and_small_lags_are_compared_by_themselves() -> None:
+    runs = [run for lag in (0, 8, 32, 64, 128) for run in at("vcpo_ess", lag, 1e-4, 0.4, 0.5)]
+    assert lag_groups(cells([*runs, *at("none", 4, 1e-4, 0.3, 0.3)])) == [[64, 128], [8, 32]]
+    assert lag_groups(cells(at("vcpo_ess", 32, 1e-4, 0.4, 0.5))) == [[32]]
+    assert lag_groups(cells(at("vcpo_ess", 0, 1e-4, 0.4, 0.5))) == [] == lag_groups(cells(at("ppo", 8, 1e-4, 0.4)))
+
+
+def test_a_contrast_is_of_the_mean_over_a_group_of_lags() -> None:
+    runs = [
+        *at("vcpo_ess", 8, 1e-4, 0.9, 0.9, 0.9),  # of another group
+        *at("vcpo_ess", 64, 1e-4, 0.40, 0.42, 0.44),
+        *at("vcpo_ess", 128, 1e-4, 0.44, 0.42, 0.43),
+        *at("none", 64, 1e-4, 0.10, 0.12, 0.05, 0.7),
+        *at("none", 128, 1e-4, 0.05, 0.04, 0.03),
+        *at("tis_seq", 64, 1e-4, 0.41, 0.42, 0.45),
+        *at("tis_seq", 128, 1e-4, 0.44, 0.41, 0.43),
+        *at("ppo", 64, 1e-4, 0.3, 0.3, 0.3),  # not run at lag 128
+    ]
+    found = {row.method: row for row in planned(cells(runs), [64, 128])}
+    assert list(found) == ["tis_seq", "vcpo_ess", "none"], "the best first"
+    reference, none = [0.42, 0.42, 0.435], [0.075, 0.08, 0.04]
+    assert list(found["vcpo_ess"].by_seed.values()) == pytest.approx(reference)
+    assert list(found["none"].by_seed.values()) == pytest.approx(none), "seed 4 was not run at lag 128"
+    assert found["none"].difference.p == pytest.approx(welch(none, reference).p)
+    p = [found[method].difference.p for method in ("none", "tis_seq")]
+    assert [found[method].corrected for method in ("none", "tis_seq")] == pytest.approx(holm(p))
+    verdicts = {method: row.verdict for method, row in found.items()}
+    assert verdicts == {"none": "worse", "tis_seq": SAME, "vcpo_ess": "-"}
+    assert (found["none"].collapsed, found["none"].runs, found["tis_seq"].collapsed) == (4, 7, 0)
+    assert planned(cells(at("ppo", 64, 1e-4, 0.3, 0.4)), [64]) == [], "nothing to compare with"
+
+
+def test_robustness_is_the_mean_over_the_rates() -> None:
+    runs = [
+        *at("vcpo_ess", 32, 1e-4, 0.40, 0.42, 0.5),
+        *at("vcpo_ess", 32, 3e-4, 0.44, 0.44),
+        *at("vcpo_ess", 64, 1e-4, 0.9, 0.9),  # one rate
+        *at("tis_seq", 32, 1e-4, 0.40, 0.42),
+        *at("tis_seq", 32, 3e-4, 0.10, 0.14),
+        *at("ppo", 32, 1e-4, 0.4, 0.4),
+    ]
+    found = {row.method: list(row.by_seed.values()) for row in over_rates(cells(runs), [32, 64])}
+    assert found == {"vcpo_ess": pytest.approx([0.42, 0.43]), "tis_seq": pytest.approx([0.25, 0.28])}
+    assert over_rates(cells(at("vcpo_ess", 64, 1e-4, 0.3, 0.4)), [64]) == []
+
+
+def test_the_mean_over_cells_is_of_whole_seeds() -> None:
+    both = cells([*at("vcpo", 8, 1e-4, 0.5, 0.7, 0.1), *at("vcpo", 64, 1e-4, 0.3, 0.4)])
+    assert over(both) == pytest.approx({1: 0.4, 2: 0.55}), "seed 3 was not run at lag 64"
+    assert over([]) == {}
+
+
+def test_the_deviation_within_samples() -> None:
+    assert pooled_deviation([[1.0, 2.0, 3.0], [10.0, 14.0], [7.0]]) == pytest.approx(math.sqrt((2 + 8) / 3))
+    assert math.isnan(pooled_deviation([[1.0], []]))

@@ -1,1 +1,0 @@
-"""Untrusted Python programs, isolated by the kernel, over HTTP: docs/explanation/sandbox.md."""

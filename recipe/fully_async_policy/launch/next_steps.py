@@ -1,0 +1,121 @@
+"""What a person can do next: the last lines on the console, however a run ended."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipe.tasks.rows import SINGLE_TURN
+from verl_vcpo.loop.checkpoint import NoWholeCheckpoint, newest_whole
+from verl_vcpo.report.run_log import MODEL_FOLDER, SUMMARY_FILE, command, last_step
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+LAUNCHER = "recipe.fully_async_policy.main"
+_RESUMING = ("trainer.resume_mode", "trainer.resume_from_path")
+
+
+def after_training(config: "DictConfig", given: list[str]) -> str:
+    """How to talk to the trained model and how to evaluate it; '' where the run has written none.
+
+    Args:
+        config: the run's.
+        given: the arguments that the run was started with: `+task=NAME` among them.
+    """
+    if not config.save_model or config.trainer.val_only:
+        return ""
+    model = Path(config.run_dir, MODEL_FOLDER)
+    if not model.is_dir():
+        return f"The trained model is in {model}, on the node of the trainer's first worker."
+    folder = shlex.quote(str(model))
+    task = next((o.split("=", 1)[1] for o in given if o.startswith(("+task=", "task="))), "NAME")
+    config_dir = given[given.index("--config-dir") + 1] if "--config-dir" in given else None
+    if config.actor_rollout_ref.rollout.agent.default_agent_loop == SINGLE_TURN:
+        presets = f" --config-dir {shlex.quote(config_dir)}" if config_dir else ""
+        evaluation = f"python -m recipe.evaluate {folder} --task {task}{presets} --samples 8"
+    else:
+        evaluation = of_several_turns(task, model, config_dir)
+    return "\n".join(
+        [
+            f"The trained model: {model}",
+            f"  serve it     python -m recipe.vllm serve {folder}",
+            "  talk to it   python -m recipe.vllm chat",
+            f"  evaluate it  {evaluation}",
+        ]
+    )
+
+
+def of_several_turns(task: str, model: Path, config_dir: str | Path | None) -> str:
+    """The command that evaluates a model on a task with tools, for which recipe.evaluate has no agent loop."""
+    presets = f"--config-dir {shlex.quote(str(config_dir))} " if config_dir else ""
+    path = shlex.quote(f"actor_rollout_ref.model.path={model}")
+    return f"python -m {LAUNCHER} {presets}+task={task} {path} trainer.val_only=true run_dir=FOLDER"
+
+
+def before_start(given: list[str]) -> str:
+    """Of a run that was interrupted while its settings were checked."""
+    return f"interrupted before the run started. To start it:\n  {command(LAUNCHER, given)}"
+
+
+def after_interruption(config: "DictConfig", given: list[str]) -> str:
+    """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint.
+
+    Args:
+        config: the run's.
+        given: the arguments that the run was started with.
+    """
+    step = last_step(config.run_dir)
+    if Path(config.run_dir, SUMMARY_FILE).is_file():
+        return f"interrupted after the run's end: {config.run_dir} has all of it"
+    if step == 0:
+        kept = f"before the first step: no step's metrics are in {config.run_dir}"
+    else:
+        kept = f"after step {step}; {config.run_dir} keeps the metrics of the steps that were done"
+    saved = _newest(config)
+    model = f"\nA model of it: python -m recipe.export {shlex.quote(str(saved))} OUT" if saved else ""
+    return f"interrupted {kept}\n{to_go_on(config, given)}{model}"
+
+
+def after_error(error: BaseException, config: "DictConfig", given: list[str]) -> str:
+    """What went wrong, where to look, and how the run goes on.
+
+    Args:
+        error: what ended the run.
+        config: the run's.
+        given: the arguments that the run was started with.
+    """
+    said = f"error: {one_line(error)}. Details: {config.run_dir}/verl.log"
+    return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, without the traceback: that is in the run's verl.log."""
+    text = str(getattr(error, "cause", None) or error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[-1].strip().rstrip('.')}"
+
+
+def to_go_on(config: "DictConfig", given: list[str]) -> str:
+    """The command with which a run that has not ended goes on, for a shell: from its newest checkpoint, if it has one.
+
+    Args:
+        config: the run's.
+        given: the arguments that the run was started with.
+    """
+    names = {argument.partition("=")[0].lstrip("+") for argument in given}
+    # The folder's usual name has the time of the start in it.
+    more = [] if names & {"run_dir", "trainer.experiment_name"} else [f"run_dir={config.run_dir}"]
+    if saved := _newest(config):
+        given = [argument for argument in given if argument.partition("=")[0].lstrip("+") not in _RESUMING]
+        how = f"To go on from {saved.name}:"
+        more.append("trainer.resume_mode=auto")
+    elif config.trainer.val_only:
+        how = "To evaluate again:"
+    elif config.trainer.save_freq > 0:
+        how = f"It has no checkpoint yet (trainer.save_freq={config.trainer.save_freq}). To begin anew:"
+    else:
+        how = "It has no checkpoint: trainer.save_freq=10 writes one every 10 steps. To begin anew:"
+    return f"{how}\n  {command(LAUNCHER, [*given, *more])}"
+
+
+def _newest(config: "DictConfig") -> Path | None:
+    return newest_whole(Path(config.trainer.default_local_dir), contents=False)[0]

@@ -1,0 +1,121 @@
+"""Around a run: its folder, its log, its Ray cluster."""
+
+import contextlib
+import os
+import shutil
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from omegaconf import DictConfig
+
+    from recipe.fully_async_policy.launch.nodes import RunOnNodes
+    from recipe.fully_async_policy.launch.processes import Run
+
+LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@contextlib.contextmanager
+def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
+    """A run's folder and a Ray cluster for the block; nothing of it on any node after it."""
+    from omegaconf import OmegaConf
+
+    from recipe.fully_async_policy.launch.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
+    from recipe.fully_async_policy.launch.processes import cleaned_up
+    from recipe.fully_async_policy.launch.ray_access import session_folder
+    from verl_vcpo.common import console
+    from verl_vcpo.common.run_folder import run_folder
+    from verl_vcpo.report.run_log import CONFIG_FILE, SUMMARY_FILE
+
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / RAY_LOGS, ignore_errors=True)
+    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+    os.environ["TENSORBOARD_DIR"] = str(run_dir / TENSORBOARD)
+    os.environ.setdefault("WANDB_DIR", str(run_dir))
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / FILE_LOGGER))
+
+    # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
+    of_run = run_folder(run_id)
+    session = session_folder(config.ray_kwargs.ray_init, of_run)
+    folders = {of_run, session or of_run}
+    with open(run_dir / VERL_LOG, "w") as log, console.owned(log), cleaned_up(run_id, *folders) as here:
+        try:
+            with _ray(config, here, session, log) as run:
+                yield run
+        except BaseException as error:
+            print(traceback.format_exc(), file=log, flush=True)
+            if isinstance(error, Exception) and session:
+                here.keep_logs_in = run_dir / RAY_LOGS
+                print(f"The processes' own logs are in {here.keep_logs_in}", file=log, flush=True)
+            raise
+        finally:
+            console.ending()
+
+
+@contextlib.contextmanager
+def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
+    """The Ray cluster of `ray_session`."""
+    from recipe.fully_async_policy.launch.processes import catch_sigterm, interrupted_afterwards
+    from verl_vcpo.common import console
+
+    console.stage("Loading the packages (torch, Ray, Megatron)")
+    with interrupted_afterwards():
+        import ray
+        from omegaconf import OmegaConf
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+        from recipe.fully_async_policy.launch import ray_access
+        from recipe.fully_async_policy.launch.nodes import RunOnNodes
+        from verl_vcpo.samplers import replica
+
+    if os.environ["VCPO_HARDWARE"] == "cpu":
+        replica.register("verl_vcpo.cpu.vllm_server", "CPUvLLMReplica")
+    else:
+        replica.register("verl_vcpo.samplers.vllm_server", "LagKvLLMReplica")
+    console.stage("Starting Ray")
+    init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    in_each_worker = {"env_vars": environment_of_workers()}
+    given = init.pop("runtime_env", None) or {}
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
+    init["runtime_env"] = OmegaConf.to_container(runtime_env)
+    with ray_access.started(init, session):
+        catch_sigterm()
+        run = RunOnNodes(here)
+        try:
+            yield run
+        except Exception:
+            if session is None:
+                logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+                print(f"The processes' own logs are on each node in {logs}", file=log, flush=True)
+            raise
+        finally:
+            console.ending()
+            here.observe()
+            run.clean_up_elsewhere()
+
+
+def environment_of_workers() -> dict[str, str]:
+    """What the run's processes need of this process's environment, also those of a Ray that was running before."""
+    import torch
+
+    from verl_vcpo.common.run_id import RUN_ID_VARIABLE
+
+    defaults = dict(LOG_LEVELS)
+    if os.environ["VCPO_HARDWARE"] == "cpu":
+        from verl_vcpo.cpu import environment
+
+        defaults |= environment.ENVIRONMENT
+    elif _CONNECTIONS in os.environ or not torch.cuda.is_available():
+        # For Megatron's overlap of communication. verl goes by the driver's GPU, and a cluster's head may have none.
+        defaults[_CONNECTIONS] = "1"
+    # A package that has been imported here may have removed its variable.
+    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    if "PYTHONPATH" in os.environ:  # `vcpo train` in another folder finds the checkout by it
+        given["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    return given | {RUN_ID_VARIABLE: os.environ[RUN_ID_VARIABLE]}

@@ -1,0 +1,345 @@
+"""The memory of each GPU. Formulas for N parameters on a GPU, T tokens of a micro-batch, hidden size h, vocabulary V.
+
+Of the trainer (TP: tensor, CP: context, DP: data, EP: expert, ETP: expert-tensor parallel size):
+
+    weights              2 N: bfloat16; a pipeline stage's parameters / TP, those of experts / (EP ETP)
+    gradients            4 N: Megatron's buffer; verl reduces in float32
+    optimizer            12 N / (DP CP): Adam's float32 weights and two moments; of experts / (their data-parallel size)
+    second buffer        4 N, with vcpo.norms.keep=gradients; with optimizer_offload not while the optimizer steps
+    kept for the update  with vcpo.norms.keep=activations: every linear layer's inputs and output gradients, of at most
+                         vcpo.norms.tokens tokens, but at least of one prompt's samples (keep=auto: spread evenly).
+                         keep=auto takes either; where it may choose, no more of these than a second buffer, or 2 GiB
+    critic               weights, gradients and optimizer once more (method=a2c)
+    reference policy     weights once more, with a KL penalty
+    activations          `layer_activations` of every layer, or with full recomputation 2 T h of each
+    logits               8 T V / TP: float32 logits and float32 probabilities, which become the gradient. With
+                         entropy 16 T V / TP. Or the activations of the recomputed layers, if those are more
+    Adam's temporaries   8 bytes for each parameter of the largest matrix: torch's AdamW, one parameter at a time
+    weight transfer      2 buckets (update_weights_bucket_megabytes), which cupy keeps on the trainer's first GPU
+
+and of a sampler:
+
+    weights              2 N / TP
+    KV cache             what is left of gpu_memory_utilization; 4 L (kv heads / TP) (head size) bytes a token
+    weight transfer      2 buckets to receive, 1 to hand to vLLM's process
+
+The activations are those of a micro-batch in which every sequence has the full length: an upper estimate. RUNTIME_GIB
+is set aside for CUDA, NCCL and working memory. tests/recipe/test_gpu_memory.py counts what Megatron keeps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipe.fully_async_policy.plan.model_shape import ModelShape
+from recipe.fully_async_policy.plan.norms_plan import obstacle
+from recipe.fully_async_policy.settings.errors import SettingError
+from vcpo import OpobScope
+from verl_vcpo.actor.norms.settings import ACTIVATIONS_OF_AUTO_BYTES, NormsKeep
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+
+GIB = 2**30
+RUNTIME_GIB = 2.0
+LOGITS_BYTES, ENTROPY_BYTES = 8, 8
+"""Per token and word of the vocabulary."""
+SECOND_BUFFER = "second buffer (OPOB)"
+_BY_LENGTH = ("activations", "logits", "recomputed layers", "kept for the update")
+"""Uses that grow with the lengths of the sequences."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who has which GPUs."""
+
+    trainer_gpus: int
+    trainer_nodes: int
+    tp: int
+    pp: int
+    cp: int
+    sampler_gpus: int
+    sampler_tp: int
+    ep: int = 1
+    etp: int = 1
+    vpp: int = 1
+
+    @property
+    def dp(self) -> int:
+        return self.trainer_gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def expert_dp(self) -> int:
+        """GPUs that share the optimizer's state of the same experts."""
+        return self.trainer_gpus // (self.pp * self.ep * self.etp)
+
+    @property
+    def samplers(self) -> int:
+        return self.sampler_gpus // self.sampler_tp
+
+    @property
+    def total(self) -> int:
+        return self.trainer_gpus + self.sampler_gpus
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """GiB per GPU of the trainer, by use, on the pipeline stage that needs most."""
+
+    backward: dict[str, float]
+    """While gradients are computed."""
+    step: dict[str, float]
+    """While the optimizer changes the weights."""
+
+    @property
+    def peak(self) -> float:
+        """The larger sum."""
+        return max(sum(self.backward.values()), sum(self.step.values()))
+
+    @property
+    def state(self) -> float:
+        """What is needed however short the sequences are."""
+        always = sum(gib for use, gib in self.backward.items() if use not in _BY_LENGTH)
+        return max(always, sum(self.step.values()))
+
+
+def read_layout(config: DictConfig) -> Layout:
+    megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
+    tp = megatron.tensor_model_parallel_size
+    return Layout(
+        trainer_gpus=config.trainer.n_gpus_per_node * config.trainer.nnodes,
+        trainer_nodes=config.trainer.nnodes,
+        tp=tp,
+        pp=megatron.pipeline_model_parallel_size,
+        cp=megatron.context_parallel_size,
+        sampler_gpus=rollout.n_gpus_per_node * rollout.nnodes,
+        sampler_tp=rollout.tensor_model_parallel_size,
+        ep=megatron.expert_model_parallel_size,
+        etp=megatron.expert_tensor_parallel_size or tp,
+        vpp=megatron.virtual_pipeline_model_parallel_size or 1,
+    )
+
+
+def layer_activations(
+    shape: ModelShape, *, tp: int = 1, split: int = 1, etp: int = 1, fused: bool | None = None
+) -> float:
+    """Bytes per token that one layer keeps for its backward.
+
+    Args:
+        shape: the model's.
+        tp: tensor-parallel size.
+        split: over how many GPUs the tokens between attention and MLP are spread: `tp` with sequence parallelism.
+        etp: tensor-parallel size of the experts.
+        fused: `bias_activation_fusion`; None: as mbridge sets it, for mixtures of experts only.
+    """
+    h, q, kv, heads = shape.hidden, shape.queries, shape.keys, shape.heads
+    norms = 4 * 2 * h + 2 * 4  # inputs and outputs of two norms, and float32 per row
+    attention = 2 * (q + 2 * kv) + 2 * 2 * q + 4 * heads  # q, k, v; outputs, and those repacked; float32 per head
+    if shape.qk_norms:
+        attention += 2 * q + 2 * (q + 2 * kv) + 4 * (heads + shape.kv_heads)
+    rotary = 4 * 2 * shape.head_size + 24  # sines and cosines for queries and keys; places of the packed tokens
+    if fused is None:
+        fused = shape.experts is not None
+    gated = 2 * (2 + 1 + (0 if fused else 2))  # of a linear layer's two halves, their product; unfused, its two factors
+    if shape.experts is None:
+        return norms / split + (attention + gated * shape.intermediate) / tp + rotary
+    experts = shape.experts
+    visits = experts.per_token * (2 * h * etp + gated * experts.intermediate + 12) + 8 * experts.number
+    return (norms + visits) / split + (attention + gated * experts.shared) / tp + rotary
+
+
+def kept_by_layer(shape: ModelShape, tp: int, etp: int = 1) -> float:
+    """Bytes per token that a layer gives to vcpo.norms.keep=activations: inputs and output gradients.
+
+    With sequence parallelism, too, the tokens of each matrix are gathered before.
+    """
+    h, experts = shape.hidden, shape.experts
+    attention = 2 * h + (2 * shape.queries + 2 * shape.keys) / tp
+    if experts is None:
+        return 2 * (attention + 2 * h + 3 * shape.intermediate / tp)
+    visits = experts.per_token * (2 * h * etp + 3 * experts.intermediate) / tp
+    return 2 * (attention + h + experts.number + visits + bool(experts.shared) * (2 * h + 3 * experts.shared / tp))
+
+
+def trainer_memory(config: DictConfig, layout: Layout, shape: ModelShape) -> TrainerMemory:
+    """GiB per GPU of the trainer: of the first or the last pipeline stage, whichever needs more."""
+    ends = [(True, True)] if layout.pp == 1 else [(True, False), (False, True)]
+    return max((_stage_memory(config, layout, shape, *end) for end in ends), key=lambda memory: memory.peak)
+
+
+def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: bool, last: bool) -> TrainerMemory:
+    actor = config.actor_rollout_ref.actor
+    layers = shape.layers / layout.pp
+    tables = 1 if first and last and shape.tied else first + last
+    dense = (layers * shape.dense_parameters + tables * shape.embedding + last * shape.hidden) / layout.tp
+    experts = layers * shape.expert_parameters / (layout.ep * layout.etp)
+    sharded = actor.megatron.use_distributed_optimizer
+    weights, gradients = 2 * (dense + experts), 4 * (dense + experts)
+    optimizer = 12 * (
+        dense / (layout.dp * layout.cp if sharded else 1) + experts / (layout.expert_dp if sharded else 1)
+    )
+    state: dict[str, float] = {"weights": weights, "gradients": gradients}
+    state |= _kept_for_norms(config, layout, shape, gradients)
+    if config.critic.enable:
+        state["critic"] = weights + gradients + optimizer
+    if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        state["reference policy"] = weights
+    state["weight transfer"] = 2 * _bucket(config)
+    state["CUDA, NCCL"] = RUNTIME_GIB * GIB
+    moved = actor.megatron.optimizer_offload
+    backward = state | ({} if moved else {"optimizer": optimizer}) | _activations(config, layout, shape, last)
+    gone = ("kept for the update", SECOND_BUFFER) if moved else ("kept for the update",)
+    step = {use: size for use, size in state.items() if use not in gone}
+    step |= {"optimizer": optimizer, "Adam's temporaries": 8 * shape.largest_matrix / layout.tp}
+    return TrainerMemory(_in_gib(backward), _in_gib(step))
+
+
+def _in_gib(sizes: dict[str, float]) -> dict[str, float]:
+    return {use: size / GIB for use, size in sizes.items()}
+
+
+def _bucket(config: DictConfig) -> int:
+    return int(config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes) << 20
+
+
+def _length(config: DictConfig) -> int:
+    return int(config.data.max_prompt_length + config.data.max_response_length)
+
+
+def _tokens(config: DictConfig, layout: Layout) -> float:
+    """Tokens of a GPU's micro-batch, if all sequences have the full length."""
+    actor, one = config.actor_rollout_ref.actor, _length(config) / layout.cp
+    if actor.use_dynamic_bsz:
+        return max(actor.ppo_max_token_len_per_gpu, one)
+    return (actor.ppo_micro_batch_size_per_gpu or 1) * one
+
+
+def _activations(config: DictConfig, layout: Layout, shape: ModelShape, last: bool) -> dict[str, float]:
+    """Bytes on a pipeline stage that holds the head (`last`), or else the most micro-batches."""
+    actor, tokens = config.actor_rollout_ref.actor, _tokens(config, layout)
+    settings = actor.megatron.override_transformer_config
+    split = layout.tp if actor.megatron.sequence_parallel else 1
+    fused = settings.get("bias_activation_fusion")
+    layer = layer_activations(shape, tp=layout.tp, split=split, etp=layout.etp, fused=fused)
+    layers, in_flight = shape.layers / layout.pp, 1.0
+    if not last:
+        in_flight = layout.pp + (layout.pp - 1) / layout.vpp if layout.vpp > 1 else layout.pp
+    together = 0.0  # layers that are recomputed at a time
+    saved = layers * layer
+    if settings.get("recompute_granularity") == "full":
+        number, boundary = settings.get("recompute_num_layers") or 1, 2 * shape.hidden / split
+        if settings.get("recompute_method") == "block":
+            some = min(layers, number * layout.vpp)
+            together, saved = 1.0, some * boundary + (layers - some) * layer
+        else:
+            together, saved = min(number, layers), layers / number * boundary
+    use = {"activations": tokens * (in_flight * saved + last * 4 * shape.hidden / split)}
+    recomputed = tokens * together * layer
+    entropy = actor.calculate_entropy or actor.entropy_coeff != 0
+    per_word = LOGITS_BYTES + (ENTROPY_BYTES if entropy else 0)
+    logits = tokens * per_word * shape.vocabulary / layout.tp if last else 0.0
+    if logits >= recomputed:
+        return use | ({"logits": logits} if last else {})
+    return use | {"recomputed layers": recomputed}
+
+
+def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:
+    """Bytes that a packed backward keeps until the baseline is known; where that is decided later, the more."""
+    vcpo = VCPOSettings.of(config.vcpo)
+    keep = vcpo.kept_with_experts if shape.experts else vcpo.norms.keep
+    if not vcpo.packs_gradient_norms or obstacle(config):
+        return {}
+    whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
+    samples = config.actor_rollout_ref.rollout.n
+    of_rank = actor.ppo_mini_batch_size * samples / layout.dp
+    groups = 1.0 if whole or shape.experts else of_rank / samples
+    buffer = {SECOND_BUFFER: gradients * max(1, min(groups, ACTIVATIONS_OF_AUTO_BYTES // gradients))}
+    certain = vcpo.fits_two_sums and (whole or layout.dp * layout.vpp == 1)
+    if keep is NormsKeep.GRADIENTS:
+        return buffer
+    auto = keep is NormsKeep.AUTO and vcpo.fits_two_sums
+    group = samples / layout.dp if auto else min(samples, of_rank)  # auto keeps activations where ranks share groups
+    together = of_rank if whole or layout.vpp > 1 else group
+    one = _length(config)
+    tokens = min(max(vcpo.norms.tokens, together * one), of_rank * one) / layout.cp
+    ends = 2 * (2 * shape.hidden + shape.vocabulary / layout.tp)  # embedding and head
+    kept = {
+        "kept for the update": tokens * (shape.layers / layout.pp * kept_by_layer(shape, layout.tp, layout.etp) + ends)
+    }
+    if not auto:
+        return kept
+    if certain:  # auto may choose a mini-batch's activations, and keeps no more of them than this
+        beyond = min(ACTIVATIONS_OF_AUTO_BYTES, *kept.values()) - sum(buffer.values())
+        return buffer | ({"kept for the update": beyond} if beyond > 0 else {})
+    return max(buffer, kept, key=lambda use: sum(use.values()))
+
+
+def sampler_memory(config: DictConfig, layout: Layout, shape: ModelShape, gpu_gib: float) -> dict[str, float]:
+    """GiB per GPU of a sampler, by use."""
+    weights = 2 * shape.parameters / layout.sampler_tp / GIB
+    cache = config.actor_rollout_ref.rollout.gpu_memory_utilization * gpu_gib - weights - RUNTIME_GIB
+    transfer = 3 * _bucket(config) / GIB
+    return {"weights": weights, "KV cache": cache, "weight transfer": transfer, "CUDA, NCCL": RUNTIME_GIB}
+
+
+def kv_tokens(layout: Layout, shape: ModelShape, kv_gib: float) -> int:
+    """How many tokens a sampler's KV cache holds (bf16; a head of keys and values is at least on one GPU)."""
+    per_token = 4 * shape.layers * max(1, shape.kv_heads / layout.sampler_tp) * shape.head_size
+    return int(kv_gib * GIB / per_token)
+
+
+def check_memory(
+    config: DictConfig, trainer: TrainerMemory, sampler: dict[str, float], tokens: int, gpu: float
+) -> None:
+    """Refuse what cannot run whatever the sequences' lengths are.
+
+    Args:
+        tokens: of a sampler's KV cache.
+        gpu: GiB of a GPU.
+
+    Raises:
+        SettingError: the setting, and the fix.
+    """
+    if trainer.state > gpu:
+        moved = config.actor_rollout_ref.actor.megatron.optimizer_offload
+        fits = not moved and sum(trainer.step.values()) <= gpu
+        offload = "set actor_rollout_ref.actor.megatron.optimizer_offload=true, or " if fits else ""
+        raise SettingError(
+            f"actor_rollout_ref.actor.megatron.tensor_model_parallel_size: weights, gradients and optimizer need "
+            f"{trainer.state:.1f} GiB on each trainer GPU, which has {gpu:.1f}; {offload}raise it, or "
+            "trainer.n_gpus_per_node"
+        )
+    length = _length(config)
+    if tokens < length:
+        raise SettingError(
+            f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves {max(0.0, sampler['KV cache']):.1f} GiB for the "
+            f"KV cache, less than one sequence of {length} tokens; raise it, or rollout.tensor_model_parallel_size"
+        )
+    if sum(sampler.values()) > gpu:
+        raise SettingError(
+            f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves less than the {sampler['weight transfer']:.1f} "
+            "GiB that weight transfers need beside vLLM; lower it, or "
+            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+        )
+
+
+def warning(config: DictConfig, trainer: TrainerMemory, gpu: float) -> str | None:
+    """What does not fit if all sequences of a micro-batch have the full length, and the fix; None if all fits."""
+    if trainer.peak <= gpu:
+        return None
+    actor: Any = config.actor_rollout_ref.actor
+    name, size = "ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu
+    alone = size <= _length(config)  # a micro-batch has one sequence at least
+    if not actor.use_dynamic_bsz:
+        name, size = "ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu
+        alone = size == 1
+    fix = f"lower actor_rollout_ref.actor.{name}={size}"
+    if "kept for the update" in trainer.backward:
+        fix += ", or set vcpo.norms.keep=gradients"
+    elif alone and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
+        fix = "set actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full"
+    elif alone:
+        fix = "set actor_rollout_ref.actor.megatron.optimizer_offload=true, or give the trainer more GPUs"
+    return (
+        f"Warning: a micro-batch in which all sequences have the full length needs {trainer.peak:.1f} GiB on each "
+        f"trainer GPU, which has {gpu:.1f}: {fix}."
+    )

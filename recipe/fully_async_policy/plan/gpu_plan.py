@@ -1,0 +1,216 @@
+"""What a launch would do, without starting it.
+
+Which GPU does what, what fills its memory (gpu_memory.py), how long a step takes by a guess
+(lab/planner/expected.py), and what this machine lacks.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy.launch.ray_access import cluster_address
+from recipe.fully_async_policy.plan.gpu_memory import (
+    Layout,
+    check_memory,
+    kv_tokens,
+    read_layout,
+    sampler_memory,
+    trainer_memory,
+    warning,
+)
+from recipe.fully_async_policy.plan.model_shape import ModelShape, read_shape
+from recipe.fully_async_policy.plan.norms_plan import norms_line
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.method import description
+from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
+from verl_vcpo.actor.models import Install
+from verl_vcpo.samplers.admission import slots_of_sampler
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GPUS_PER_NODE = 8
+
+# What a reader of a run asks first; --print-config prints everything.
+SETTINGS = (
+    "actor_rollout_ref.model.path",
+    "data.train_files",
+    "data.val_files",
+    "run_dir",
+    "async.lag",
+    "method",
+    "vcpo.truncation",
+    "vcpo.step_size_rule",
+    "vcpo.ess_weights",
+    "vcpo.base_ess_ratio",
+    "vcpo.baseline",
+    "vcpo.opob_scope",
+    "vcpo.norm_by_std",
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.optim.lr_decay_style",
+    "actor_rollout_ref.actor.optim.weight_decay",
+    "actor_rollout_ref.actor.optim.clip_grad",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.entropy_coeff",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "algorithm.rollout_correction.bypass_mode",
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.top_p",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.top_p",
+    "trainer.test_freq",
+    "trainer.total_training_steps",
+)
+
+
+def check_shape(layout: Layout, shape: ModelShape) -> None:
+    """Whether the model can be split so. Raises SettingError with a size that works."""
+    for setting, tp in (
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size", layout.tp),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", layout.sampler_tp),
+    ):
+        fits = [n for n in range(1, tp) if shape.heads % n == 0 and shape.kv_heads % n == 0]
+        if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
+            raise SettingError(
+                f"{setting}={tp}: does not divide the model's {shape.heads} attention heads ({shape.kv_heads} of keys "
+                f"and values); set it to {fits[-1] if fits else 1}"
+            )
+    if shape.layers % layout.pp:
+        raise SettingError(
+            f"actor_rollout_ref.actor.megatron.pipeline_model_parallel_size={layout.pp}: does not divide the model's "
+            f"{shape.layers} layers; set it to a divisor"
+        )
+
+
+def place(layout: Layout) -> list[tuple[str, str]]:
+    """(GPUs, what they do), in the order in which verl asks Ray for them: the trainer, then one sampler after another.
+
+    A part of the trainer and a sampler are each placed on one node; Ray chooses the physical GPUs.
+    """
+    per_node = max(GPUS_PER_NODE, layout.trainer_gpus // layout.trainer_nodes)
+    parts = [
+        (layout.trainer_gpus // layout.trainer_nodes, f"trainer, part {i + 1}") for i in range(layout.trainer_nodes)
+    ]
+    if layout.trainer_nodes == 1:
+        parts = [(layout.trainer_gpus, "trainer")]
+    for i in range(layout.samplers):
+        left = layout.sampler_tp
+        while left > 0:
+            parts.append((min(left, per_node), f"sampler {i + 1}"))
+            left -= per_node
+    used: list[int] = []
+    rows = []
+    for gpus, work in parts:
+        node = next((i for i, n in enumerate(used) if n + gpus <= per_node), len(used))
+        if node == len(used):
+            used.append(0)
+        first, last = used[node], used[node] + gpus - 1
+        used[node] += gpus
+        rows.append((f"node {node + 1}, GPU {first}" + (f"-{last}" if last > first else ""), work))
+    return rows
+
+
+def print_plan(config: DictConfig) -> None:
+    """The settings that matter, and the GPU plan, as tables. The configuration is validated.
+
+    Raises SettingError for a layout that cannot hold the model.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=110)
+    settings = Table("setting", "value", title="What runs", title_justify="left")
+    for name in SETTINGS:
+        if name.startswith("vcpo.") and not config.vcpo.enable:
+            continue
+        value = f"{config['async'].lag:g}" if name == "async.lag" else str(OmegaConf.select(config, name))
+        settings.add_row(name, f"{value}: {description(value)}" if name == "method" else value)
+    console.print(settings)
+    if config.trainer.device == "cpu":
+        console.print("hardware=cpu: no GPU takes part.")
+        _print_end(console, config)
+        return
+    layout, path = read_layout(config), config.actor_rollout_ref.model.path
+    places = Table("GPU", "work", title=f"Who does what: {layout.total} GPUs", title_justify="left")
+    for gpus, work in place(layout):
+        split = f"TP {layout.tp} x PP {layout.pp} x CP {layout.cp} x DP {layout.dp}"
+        places.add_row(gpus, f"{work}: {split}" if work.startswith("trainer") else f"{work}: TP {layout.sampler_tp}")
+    console.print(places)
+    shape = read_shape(path)
+    if line := norms_line(config):  # read_shape has refused a config.json that is not JSON
+        console.print(line)
+    if model := needs_transformer_engine(path):  # check_trainable has refused it where that is known to be missing
+        console.print(f"{model} needs Transformer Engine: scripts/{Install.TRANSFORMER_ENGINE}, on every node.")
+    if shape is None:
+        console.print(f"Memory is not estimated: {path} has no config.json here, or is a model of another kind.")
+    else:
+        check_shape(layout, shape)
+        _print_memory(console, config, layout, shape)
+        _print_time(console, config, shape)
+    _print_end(console, config)
+
+
+def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape: ModelShape) -> None:
+    from rich.table import Table
+
+    gpu_gib = float(config.gpu_memory_gib)
+    trainer, sampler = trainer_memory(config, layout, shape), sampler_memory(config, layout, shape, gpu_gib)
+    tokens = kv_tokens(layout, shape, sampler["KV cache"])
+    check_memory(config, trainer, sampler, tokens, gpu_gib)
+    columns = (trainer.backward, trainer.step, sampler)
+    memory = Table(
+        *("GiB per GPU", "trainer: backward", "optimizer step", "sampler"),
+        title="Memory, at most",
+        title_justify="left",
+    )
+    for use in dict.fromkeys(use for column in columns for use in column):
+        memory.add_row(use, *(f"{column[use]:.1f}" if use in column else "-" for column in columns))
+    memory.add_row("sum", *(f"{sum(column.values()):.1f}" for column in columns), style="bold")
+    console.print(memory)
+    length = config.data.max_prompt_length + config.data.max_response_length
+    console.print(
+        f"For {gpu_gib:.1f} GiB on each GPU (--gpu-memory) and {shape.parameters / 1e9:.2f} billion parameters.\n"
+        f"A sampler's KV cache holds {tokens} tokens: {tokens // length} sequences of full length at once. It runs "
+        f"{slots_of_sampler(config.actor_rollout_ref.rollout)} (actor_rollout_ref.rollout.max_num_seqs)."
+    )
+    console.print(
+        warning(config, trainer, gpu_gib)
+        or f"It fits: the trainer needs {trainer.peak:.1f} GiB of a GPU at most, a sampler {sum(sampler.values()):.1f}."
+    )
+
+
+def _print_time(console: "Console", config: DictConfig, shape: ModelShape) -> None:
+    from lab.planner.expected import expected
+
+    try:
+        console.print(expected(config, shape).in_words(config.trainer.total_training_steps))
+    except SettingError as error:
+        console.print(f"Time is not estimated: {error}.")
+
+
+def missing_here(config: DictConfig) -> list[str]:
+    """What the launch would need of this machine, and does not find: files, and of a Ray of its own, GPUs."""
+    named = [config.actor_rollout_ref.model.path]
+    for files in (config.data.train_files, config.data.val_files):
+        named += [files] if isinstance(files, str) else list(files or ())
+    missing = [name for name in dict.fromkeys(named) if not Path(name).exists()]
+    if config.trainer.device == "cuda" and cluster_address(config.ray_kwargs.ray_init) is None:
+        import torch
+
+        here, needed = torch.cuda.device_count(), read_layout(config).total
+        missing += [f"{needed} GPUs ({here} here)"] if here < needed else []
+    return missing
+
+
+def _print_end(console: "Console", config: DictConfig) -> None:
+    missing = missing_here(config)
+    console.print(f"Not on this machine: {', '.join(missing)}." if missing else "All that it needs is on this machine.")
+    console.print("DRY_RUN: nothing was started.")

@@ -1,0 +1,64 @@
+"""One made-up response of every data source, scored by the run's reward in a process of its own."""
+
+import asyncio
+import sys
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy.settings.data import Sample
+from recipe.fully_async_policy.settings.errors import SettingError, shown
+from verl_vcpo.user_code.reward import RewardPool
+from verl_vcpo.user_code.reward_process import Reward
+from verl_vcpo.user_code.reward_result import RewardError, RewardLoadError
+
+MADE_UP = "I do not know."
+_VERLS = ("pkg://verl.utils.reward_score", "default_compute_score")
+_SETTING = "reward.custom_reward_function"
+
+
+def reward_of(config: DictConfig) -> Reward:
+    """The function that scores the run's responses: the custom one, or verl's for its own data sources."""
+    custom = config.reward.custom_reward_function
+    fixed = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create({}), resolve=True)
+    path, name = (custom.path, custom.name) if custom.path else _VERLS
+    return Reward(path, name, dict(fixed) if custom.path else {}, config["async"].reward_timeout_s, sys.path)
+
+
+def arguments(sample: Sample, response: str) -> dict[str, object]:
+    """What verl's reward manager passes to the reward."""
+    return {
+        "data_source": sample.data_source,
+        "solution_str": response,
+        "ground_truth": sample.ground_truth,
+        "extra_info": {**sample.extra_info, "num_turns": 2, "rollout_reward_scores": {}},
+    }
+
+
+def check_reward(config: DictConfig, samples: list[Sample]) -> None:
+    """Score one response for each of these rows.
+
+    Raises:
+        SettingError: the reward does not load, raises, gives no score, or takes longer than async.reward_timeout_s.
+    """
+    custom = config.reward.custom_reward_function
+    if not samples or (not custom.path and config.reward.reward_manager.source != "register"):
+        return  # a reward manager of the user's own needs no function
+    if custom.path and not custom.name:
+        raise SettingError(f"{_SETTING}.name=null: give the function's name in {custom.path}")
+    asyncio.run(
+        _score_all(reward_of(config), samples, f"{_SETTING}.path={shown(custom.path)} .name={shown(custom.name)}")
+    )
+
+
+async def _score_all(reward: Reward, samples: list[Sample], setting: str) -> None:
+    pool = RewardPool(reward, most=1, quiet=True)
+    try:
+        for sample in samples:
+            try:
+                await pool.score(arguments(sample, MADE_UP))
+            except RewardError as error:
+                of_file = isinstance(error, RewardLoadError)
+                where = "" if of_file else f", for a made-up response to {sample.place} ({sample.data_source!r})"
+                raise SettingError(f"{setting}: it {error.what}{where}; {error.fix}") from None
+    finally:
+        pool.close()

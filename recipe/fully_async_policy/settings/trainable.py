@@ -1,0 +1,69 @@
+"""Whether the trainer can build the model: from its config.json, and from what is installed."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.model import read_config
+from verl_vcpo.actor.models import MODELS, Install, install_here, trained_with
+from verl_vcpo.actor.rotary import kind_of, scaling
+
+_BIASES = ("attention_bias", "mlp_bias")
+
+
+def check_trainable(config: DictConfig) -> None:
+    """Refuse a model without a bridge, or with one that needs Transformer Engine where that is not installed.
+
+    A model whose config.json is not on this machine passes.
+
+    Raises:
+        SettingError: the trainer cannot build it, or would build another model.
+    """
+    paths = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
+    if config.critic.enable:
+        paths["critic.model.path"] = config.critic.model.path
+    for setting, path in paths.items():
+        if not path or not (Path(path) / "config.json").is_file():
+            continue
+        if why := _obstacle(read_config(Path(path)), install_here(config.trainer.device)):
+            raise SettingError(f"{setting}={path}: {why}")
+
+
+def needs_transformer_engine(path: str) -> str | None:
+    """The name of the model in this folder, if an installation without Transformer Engine cannot train it."""
+    if not (Path(path) / "config.json").is_file():
+        return None
+    model = MODELS.get(read_config(Path(path))["model_type"])
+    return model.name if model and Install.GPU not in model.installs else None
+
+
+def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
+    """Why an installation cannot train a model, and what to do. `install=None`: that for GPUs which trains most."""
+    kind = config["model_type"]
+    trained, model = trained_with(install or Install.TRANSFORMER_ENGINE), MODELS.get(kind)
+    instead = f"take a model of type {', '.join(sorted(trained))}"
+    if model is None:
+        return f"model_type={kind} has no bridge in mbridge; {instead}"
+    if kind not in trained:
+        cure = f"install it (scripts/{Install.TRANSFORMER_ENGINE}), or " if install is Install.GPU else ""
+        return f"model_type={kind} needs Transformer Engine, which is not installed here; {cure}{instead}"
+    if model.positions is None:
+        return None
+    positions = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if kind_of(positions) not in model.positions:
+        return (
+            f"the trainer has no rotary positions of type {kind_of(positions)} for model_type={kind}, and would "
+            f"compute other log-probs than the samplers; take a model with {' or '.join(model.positions)}"
+        )
+    try:
+        scaling(positions)
+    except ValueError as error:
+        return str(error)
+    biased = next((name for name in _BIASES if config.get(name)), None)
+    return (
+        f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
+        if biased
+        else None
+    )

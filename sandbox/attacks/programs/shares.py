@@ -1,0 +1,190 @@
+"""Attacks: to take what other programs, or the user's processes, need. A neighbour says whether it still has it."""
+
+from sandbox.attacks.programs.attack import Attacks
+
+SHARES = attack = Attacks()
+
+_NEEDS_CORE = """
+    time.sleep(1.5); start = time.time()
+    sum(i * i for i in range(3_000_000))
+    assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, timeout=8).stdout == b"1\\n"
+    print(took := time.time() - start)
+    if took > 4: degraded()
+    """
+_BURN = """
+    end = time.time() + 8
+    while time.time() < end: pass
+    """
+attack(
+    "fork bomb",
+    """
+    end = time.time() + 8
+    while time.time() < end:
+        with contextlib.suppress(OSError): os.fork()
+    """,
+    control=False,
+    alone=True,
+    neighbour=_NEEDS_CORE,
+)
+attack(
+    "burn all cores",
+    "for child in range(BAIT['processes'] - 2):\n    if os.fork() == 0: break" + _BURN.replace("\n    ", "\n"),
+    control=False,
+    alone=True,
+    neighbour=_NEEDS_CORE,
+)
+attack(
+    "burn all cores, each process in a session of its own",  # which the scheduler may give a share of its own
+    """
+    for child in range(BAIT["processes"] - 2):
+        if os.fork() == 0:
+            with contextlib.suppress(OSError): os.setsid()
+            break
+    """
+    + _BURN,
+    control=False,
+    alone=True,
+    neighbour=_NEEDS_CORE,
+)
+attack(
+    "churn of processes",
+    """
+    end = time.time() + 8
+    while time.time() < end:
+        with contextlib.suppress(OSError):
+            if os.fork() == 0: os._exit(0)
+        with contextlib.suppress(OSError): os.waitpid(-1, os.WNOHANG)
+    """,
+    control=False,
+    alone=True,
+    neighbour=_NEEDS_CORE,
+)
+attack(
+    "thrash the page cache and the disk",
+    """
+    end, names = time.time() + 6, ("/tmp", "/dev/shm")
+    while time.time() < end:
+        for folder in names:
+            with contextlib.suppress(OSError), open(folder + "/x", "wb") as f:
+                for _ in range(60): f.write(b"1" * (1 << 20))
+                os.fsync(f.fileno())
+    """,
+    control=False,
+    alone=True,
+    neighbour=_NEEDS_CORE,
+)
+attack(
+    "pages of pipes",
+    """
+    for child in range(BAIT["processes"] - 2):
+        if os.fork() == 0: break
+    held = []
+    with contextlib.suppress(OSError):
+        while True: held.append(os.pipe())
+    time.sleep(7)
+    """,
+    control=False,
+    alone=True,
+    neighbour="""
+    time.sleep(3); end = time.time() + 2
+    while time.time() < end:
+        read, write = os.pipe(); os.set_blocking(write, False)
+        if os.write(write, b"1" * 65536) < 65536: degraded(); break
+        os.close(read); os.close(write)
+    child = subprocess.run([sys.executable, "-c", "print('x' * 100000)"], capture_output=True)
+    if len(child.stdout) != 100001: degraded()
+    """,
+)
+attack(
+    "instances of inotify",
+    """
+    held = [syscall("inotify_init1", 0) for _ in range(200)]
+    time.sleep(4)
+    if max(held) >= 0: degraded()
+    """,
+    control=False,
+    neighbour='time.sleep(1)\nif syscall("inotify_init1", 0) < 0 and ctypes.get_errno() == errno.EMFILE: degraded()',
+)
+attack(
+    "descriptors in flight",
+    """
+    fd = os.open("/dev/null", os.O_RDONLY); left, right = socket.socketpair(); left.setblocking(False)
+    for _ in range(100): socket.send_fds(left, [b"x"], [fd] * 4)
+    degraded(); time.sleep(2)
+    """,
+    neighbour="""
+    import multiprocessing
+    time.sleep(1)
+    with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]
+    """,
+)
+attack(
+    "contexts of asynchronous input and output",
+    """
+    contexts = [ctypes.c_ulong() for _ in range(16)]
+    assert any(syscall("io_setup", 64, ctypes.byref(context)) == 0 for context in contexts); degraded()
+    """,
+)
+attack(
+    "terminals",
+    "held = [os.openpty() for _ in range(8)]; degraded()",
+)
+attack(
+    "signals that wait",  # the kernel counts them per user
+    """
+    libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN]); sent = 0
+    while sent < 2_000_000 and libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0: sent += 1
+    print(sent, flush=True); time.sleep(5)
+    """,
+    control=False,
+    alone=True,
+    neighbour="""
+    libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN]); time.sleep(1.5); end = time.time() + 3
+    while time.time() < end:
+        if libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) != 0: degraded(); break
+        signal.sigtimedwait([signal.SIGRTMIN], 0); time.sleep(0.05)
+    """,
+)
+attack(
+    "locks on files that all programs have",
+    """
+    import fcntl, glob
+    shared = [os.__file__, sys.executable, "/packages", *glob.glob("/python/lib/*"), *glob.glob("/packages/*")]
+    for name in shared:
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_RDONLY)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    for name in ("/dev/null", "/dev/urandom"):
+        with contextlib.suppress(OSError): fcntl.lockf(os.open(name, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    time.sleep(7)
+    """,
+    control=False,
+    alone=True,
+    neighbour="""
+    import fcntl, multiprocessing, sqlite3, tempfile
+    time.sleep(1.5); start = time.time()
+    base = sqlite3.connect("/tmp/base"); base.execute("create table t (x)"); base.commit()
+    with tempfile.NamedTemporaryFile() as file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]
+    child = subprocess.run([sys.executable, "-c", "import json; print(1)"], stdin=-3, stdout=-1, timeout=5)
+    if child.stdout != b"1\\n" or time.time() - start > 5: degraded()
+    """,
+)
+
+# ---- priority
+attack("priority: nice", "os.nice(-5); degraded()")
+attack(
+    "priority: setpriority", "os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1); degraded()"
+)
+attack("priority: an ordinary one", "assert os.getpriority(os.PRIO_PROCESS, 0) < 5; degraded()")
+attack("priority: real time", "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); degraded()", control=False)
+attack("priority: of its session", 'open("/proc/self/autogroup", "w").write("-5"); degraded()')
+attack("priority: not the first to go without memory", 'open("/proc/self/oom_score_adj", "w").write("0"); degraded()')
+attack(
+    "priority: the first process is not the first to go",
+    'open("/proc/1/oom_score_adj", "w").write("-1000"); degraded()',
+    control=False,
+)

@@ -1,0 +1,1 @@
+"""Untrusted Python programs, isolated by the kernel, over HTTP. Begin with `server.py`."""

@@ -1,4 +1,0 @@
-"""A process of a case of `steps` on a CPU, on Transformer Engine's layers: testkit/te_on_cpu.py says what that is."""
-
-from testkit import te_stack as te_stack  # isort: skip  # before anything else of the stack
-from scripts.bench.cost.step_worker import run as run

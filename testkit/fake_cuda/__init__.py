@@ -1,4 +1,0 @@
-"""torch's CUDA build, unchanged, on a machine without a GPU (README.md).
-
-`python -m testkit.fake_cuda PROGRAM ...` runs a Python program on it.
-"""

@@ -1,0 +1,112 @@
+"""The whole engine on the layers that mbridge builds on a GPU; and on a Transformer Engine that cannot be tapped."""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.actor.conftest import ONE_PROCESS
+from tests.actor.test_packed import TOLERANCE, assert_same_update
+from tests.actor.test_vcpo_engine import train
+from tests.kit.layout_worker import make_batch
+from verl_vcpo.actor.norms import te_check, te_modules
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("untied", dict(norms=dict(keep="gradients"))),
+        ("tied", dict(norms=dict(keep="activations"))),
+        ("tied", dict(opob_scope="minibatch", norms=dict(keep="gradients"))),
+        ("moe", dict()),
+        ("moe", dict(norms=dict(keep="gradients"))),
+    ],
+    ids=str,
+)
+def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[str, Any]) -> None:
+    """Catches an update that is not that of one backward per sequence, with each way of keeping gradients."""
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(engine := make_engine(model))
+        layers = {type(module).__name__ for module in engine.module[0].modules()}
+        assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} < layers, "mbridge's own layers"
+        assert ("TEColumnParallelGroupedLinear" in layers) == (model == "moe")
+        assert engine.unpackable is None and engine.tap.layers == "the layers of Transformer Engine 2.11.0"
+        return engine
+
+    assert_same_update(make, make_batch(ONE_PROCESS), 4 * TOLERANCE if model == "moe" else TOLERANCE, **settings)
+    if (file := os.environ.get("VCPO_TE_NORMS")) and (model, settings) == (
+        "untied",
+        dict(norms=dict(keep="gradients")),
+    ):
+        torch.save(made[0].last_update[0].squared_norm, file)  # compared with Megatron's own layers
+
+
+def test_the_installed_version_passes_the_check() -> None:
+    """Catches a check that refuses what works; the models and layers of the other tests would then not be packed."""
+    assert te_check.what_is_wrong(grouped=True) is None
+
+
+def test_the_check_finds_grouped_layers_that_give_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a version in which experts' rows are in another order, which only mixtures of experts would notice."""
+    monkeypatch.setattr(te_modules, "_joined", lambda parts: torch.cat([parts[1], parts[0].flip(0)]))
+    assert te_check.what_is_wrong() is None
+    wrong = te_check.what_is_wrong(grouped=True)
+    assert wrong is not None and wrong.startswith("GroupedLinear, weight0: the gradient differs")
+
+
+def test_the_check_draws_no_random_numbers() -> None:
+    """Catches a check after which a run samples other numbers than a run on other layers."""
+    before = torch.get_rng_state()
+    te_check.what_is_wrong()
+    assert torch.get_rng_state().equal(before)
+
+
+def no_put(self: te_modules.Store) -> bool:
+    return False
+
+
+def wrong_norm(x: Tensor, mean: Tensor | None, rsigma: Tensor) -> Tensor:
+    return x.float() * rsigma[:, None] ** 2
+
+
+def no_extension() -> te_modules.Extension:
+    raise ImportError("no such module")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other", "what"),
+    [
+        (te_modules.Store, "delay_wgrad_compute", no_put, "Linear, weight: its gradient is formed although"),
+        (te_modules.Extension, "_take", lambda *_: False, "LayerNormLinear of RMSNorm, layer_norm_weight"),
+        (te_modules, "_normalized", wrong_norm, "layer_norm_weight: the gradient differs"),
+        (te_modules, "extension", no_extension, "ImportError: no such module"),
+    ],
+    ids=["never asked", "norm elsewhere", "other arguments", "raises"],
+)
+def test_another_transformer_engine_is_named_and_not_tapped(
+    make_engine: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: Any,
+    name: str,
+    other: Any,
+    what: str,
+) -> None:
+    """Catches a version whose backwards make other calls: its norms would be wrong without a word."""
+    monkeypatch.setattr(owner, name, other)
+    engine = make_engine()
+    assert "Transformer Engine 2.11.0" in engine.unpackable and what in engine.unpackable
+    stores = [getattr(module, "wgrad_store", None) for module in engine.module[0].modules()]
+    assert any(stores) and not any(isinstance(store, te_modules.Store) for store in stores)
+    if name == "extension":  # one of them is enough for what follows
+        with caplog.at_level(logging.WARNING):
+            train(engine, make_batch(ONE_PROCESS), VCPOSettings())
+        assert "packed -> per_trajectory" in caplog.text and what in caplog.text
+        assert engine.last_update[0].squared_norm is not None

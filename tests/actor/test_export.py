@@ -1,0 +1,51 @@
+"""The Hugging Face folders of a trained policy, on several layouts: transformers computes what the engine computes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipe import export
+from tests.kit.layout_run import ParallelLayout, run_processes
+
+LAYOUTS = [
+    ParallelLayout("one process"),
+    ParallelLayout("TP2 SP x PP2, tied", model="tied", tp=2, sequence_parallel=True, pp=2),
+    ParallelLayout("MoE EP2", model="moe", dp=2, ep=2),
+    ParallelLayout("Llama, TP2 SP x PP2", model="llama", tp=2, sequence_parallel=True, pp=2),
+    ParallelLayout("Llama, tied", model="llama_tied"),
+]
+
+
+def log_probs(folder: Path) -> torch.Tensor:
+    """[B, T] of the responses that the layouts are asked for, 0 beyond their ends."""
+    from tests.kit.layout_worker import make_batch
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    assert model.dtype == torch.float32
+    rows = []
+    batch = make_batch(LAYOUTS[0])
+    for ids, prompt in zip(batch["input_ids"].unbind(), batch["prompts"].unbind(), strict=True):
+        with torch.no_grad():
+            of_vocabulary = model(ids[None]).logits[0].log_softmax(-1)
+        rows.append(of_vocabulary[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL, SHARDS
+
+    model = checkpoints(layout.model)
+    run_processes(layout.name, layout.world_size, "tests.kit.export_worker", (layout, model), tmp_path)
+    export.export(tmp_path / CHECKPOINT, tmp_path / "exported")
+    of_shards = (tmp_path / SHARDS, tmp_path / "converted", str(model))
+    run_processes("conversion", 1, "tests.kit.conversion_worker", of_shards, tmp_path)
+    wanted = torch.load(tmp_path / LOG_PROBS)
+    for folder in (tmp_path / MODEL, tmp_path / "exported", tmp_path / "converted"):
+        assert (log_probs(folder) - wanted).abs().max() < 1e-5, folder.name
+        assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
+    assert (log_probs(model) - wanted).abs().max() > 1e-3, "the step changed nothing, so the comparison proves nothing"
+    assert len(list((tmp_path / MODEL).glob("model-*-of-*.safetensors"))) > 1, "written in one file"

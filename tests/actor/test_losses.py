@@ -1,0 +1,181 @@
+"""The losses of an update and the rows of a mini-batch, of a few made-up sequences: each number by hand, no engine."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+
+from vcpo import VCPOConfig
+from verl_vcpo.actor.losses import (
+    TOKEN_MEAN,
+    TOKEN_SUM,
+    TOKEN_SUM_NORM,
+    importance_weighted_score_loss,
+    note_longest_response,
+    response_rows,
+    weighted_score_loss,
+)
+from verl_vcpo.actor.mini_batch import check_lengths, gather_mini_batch, gather_sequences
+from verl_vcpo.actor.sequence_weights import SequenceWeights
+
+PROMPTS = [2, 1, 3, 1]
+MASKS = [[1, 0, 1], [1], [], [1, 1, 1, 1]]  # a hole, one token, an empty response
+ROLLOUT = [[-1.0, 0.0, -2.0], [-0.5], [], [-1.0, -1.0, -1.0, -1.0]]
+REWARD = [[0.0, 0.0, 1.5], [0.25], [], [0.5, 0.0, 0.0, 0.5]]
+
+
+def nested(rows: list[Any]) -> Tensor:
+    return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
+
+
+def batch(**more: Any) -> TensorDict:
+    floats = {"rollout_log_probs": ROLLOUT, "rm_scores": REWARD}
+    lengths = [len(mask) for mask in MASKS]
+    tensors: dict[str, Any] = {
+        "prompts": nested([torch.zeros(n) for n in PROMPTS]),
+        "responses": nested([torch.zeros(n) for n in lengths]),
+        "input_ids": nested([torch.zeros(n + m) for n, m in zip(PROMPTS, lengths, strict=True)]),
+        "response_mask": nested([torch.tensor(mask, dtype=torch.int64) for mask in MASKS]),
+        **{name: nested([torch.tensor(row, dtype=torch.float32) for row in rows]) for name, rows in floats.items()},
+        "uid": ["a", "b", "a", "b"],
+    }
+    data = tu.get_tensordict(tensors | more, {"dp_size": 2})
+    note_longest_response(data)
+    return data
+
+
+def log_probs() -> Tensor:
+    """[17] those of whole sequences: at position t of token t + 1. Response tokens have -0.1, -0.2, ..."""
+    values, number = [], 0
+    for prompt, mask in zip(PROMPTS, MASKS, strict=True):
+        row = torch.full((prompt + len(mask),), -100.0)
+        for t in range(len(mask)):
+            number += 1
+            row[prompt - 1 + t] = -0.1 * number
+        values.append(row)
+    return torch.cat(values).requires_grad_()
+
+
+def as_output(values: Tensor) -> dict[str, Tensor]:
+    lengths = [n + len(mask) for n, mask in zip(PROMPTS, MASKS, strict=True)]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return {"log_probs": torch.nested.nested_tensor_from_jagged(values, offsets)}
+
+
+def test_rows_of_responses() -> None:
+    policy, rollout = response_rows(as_output(log_probs())["log_probs"], batch(), "rollout_log_probs")
+    torch.testing.assert_close(
+        policy.detach(),
+        torch.tensor([[-0.1, -0.2, -0.3, 0.0], [-0.4, 0.0, 0.0, 0.0], [0.0] * 4, [-0.5, -0.6, -0.7, -0.8]]),
+    )
+    torch.testing.assert_close(
+        rollout, torch.tensor([[-1.0, 0.0, -2.0, 0.0], [-0.5, 0.0, 0.0, 0.0], [0.0] * 4, [-1.0] * 4])
+    )
+    with pytest.raises(RuntimeError, match="log-probs of other sequences"):
+        response_rows(nested([torch.zeros(3)]), batch())
+
+
+@pytest.mark.parametrize(
+    ("mode", "divisors"), [(TOKEN_MEAN, [2, 1, 1, 4]), (TOKEN_SUM, [1] * 4), (TOKEN_SUM_NORM, [5] * 4)]
+)
+def test_the_loss_is_the_weighted_sum_of_scores(mode: str, divisors: list[int]) -> None:
+    values, coefficient = log_probs(), torch.tensor([2.0, -3.0, 7.0, 0.5])
+    loss, _ = weighted_score_loss(
+        as_output(values), batch(vcpo_coefficient=coefficient), loss_agg_mode=mode, loss_scale_factor=5.0
+    )
+    scores = [-0.4 / divisors[0], -0.4 / divisors[1], 0.0, -2.6 / divisors[3]]
+    assert loss.item() == pytest.approx(-2 * sum(c * s for c, s in zip(coefficient.tolist(), scores, strict=True)))
+    (gradient,) = torch.autograd.grad(loss, values)
+    each = [-2 * c / d for c, d in zip(coefficient.tolist(), divisors, strict=True)]
+    wanted = [0, each[0], 0, each[0], 0, each[1], 0, 0, 0, 0, each[3], each[3], each[3], each[3], 0]
+    torch.testing.assert_close(gradient, torch.tensor(wanted, dtype=torch.float32))
+
+
+def test_a_coefficient_of_zero_excludes_a_score_that_is_not_finite() -> None:
+    values = log_probs().detach()
+    values[5] = math.nan  # the response token of the second sequence
+    values.requires_grad_()
+    data = batch(vcpo_coefficient=torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    weighted = {"config": VCPOConfig()}
+    for loss_of, settings in ((weighted_score_loss, {}), (importance_weighted_score_loss, weighted)):
+        loss, _ = loss_of(as_output(values), data, loss_agg_mode=TOKEN_SUM, **settings)
+        assert loss.isfinite()
+    data = batch(vcpo_coefficient=torch.ones(4))
+    loss, _ = importance_weighted_score_loss(as_output(values), data, loss_agg_mode=TOKEN_SUM, **weighted)
+    assert loss.isfinite(), "a weight of NaN is 0"
+
+
+def test_importance_weights_are_constants_of_the_packed_loss() -> None:
+    values, coefficient = log_probs(), torch.tensor([2.0, -3.0, 7.0, 0.5])
+    loss, _ = importance_weighted_score_loss(
+        as_output(values),
+        batch(vcpo_coefficient=coefficient),
+        config=VCPOConfig(truncation=3.0),
+        loss_agg_mode=TOKEN_SUM,
+    )
+    weights = [3.0, math.exp(0.1), 1.0, 3.0]  # e^2.6, e^0.1, none, e^1.4
+    scores = [-0.4, -0.4, 0.0, -2.6]
+    products = (c * w * s for c, w, s in zip(coefficient.tolist(), weights, scores, strict=True))
+    assert loss.item() == pytest.approx(-2 * sum(products))
+    (gradient,) = torch.autograd.grad(loss, values)
+    assert gradient[5].item() == pytest.approx(2 * 3 * math.exp(0.1)), "no gradient of the weight"
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("uids", [["a", "b", "a", "b"], ["a", "pad-1", "a", "b"]])
+def test_rows_of_a_mini_batch(uids: list[str]) -> None:
+    is_padding = [uid.startswith("pad") for uid in uids]
+    data = batch(uid=uids)
+    policy, _ = response_rows(as_output(log_probs())["log_probs"], data, "rollout_log_probs")
+    norms = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    rows = gather_mini_batch(data, 0, policy.detach(), norms)
+    log_w = [-0.1 + 1.0 - 0.3 + 2.0, -0.4 + 0.5, 0.0, 4.0 - 2.6]
+    wanted = torch.tensor([math.nan if pad else w for w, pad in zip(log_w, is_padding, strict=True)]).double()
+    torch.testing.assert_close(rows.log_weight, wanted, equal_nan=True, rtol=1e-6, atol=1e-6)
+    assert rows.reward.tolist() == [1.5, 0.25, 0.0, 1.0] and rows.tokens.tolist() == [2, 1, 0, 4]
+    assert rows.padding.tolist() == is_padding and not rows.dropped.any(), "an empty response is not excluded"
+    assert rows.group.tolist() == ([0, 1, 0, 2] if any(is_padding) else [0, 1, 0, 1])
+    assert rows.mine == slice(0, 4) and rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4]
+    moved = [math.exp(d) - 1 - d for d in (0.9, 1.7)]
+    assert rows.kl[0].item() == pytest.approx(sum(moved), rel=1e-6)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_sequences_without_a_token_or_a_finite_log_prob_are_known_before_the_forward() -> None:
+    data = batch()
+    before = gather_sequences(data, 0)
+    assert before.usable.tolist() == [True] * 4 and before.length.tolist() == [5, 2, 3, 5]
+    assert before.reward.tolist() == [1.5, 0.25, 0.0, 1.0] and before.tokens.tolist() == [2, 1, 0, 4]
+    assert before.group.tolist() == [0, 1, 0, 1] and before.rank.tolist() == [0] * 4 and before.mine == slice(0, 4)
+    data["response_mask"].values()[3] = 0  # the second sequence is taken out
+    data["rollout_log_probs"].values()[1] = math.nan  # in the hole of the first
+    data["rollout_log_probs"].values()[5] = -math.inf
+    assert gather_sequences(data, 0).usable.tolist() == [True, False, True, False]
+    rows = gather_mini_batch(data, 0, torch.zeros(4, 4), None)
+    assert rows.dropped.tolist() == [False, True, False, False] and rows.log_weight[1].isnan()
+
+
+@pytest.mark.parametrize("name", ["rollout_log_probs", "response_mask"])
+def test_a_value_for_each_token(name: str) -> None:
+    check_lengths(batch())
+    short = batch(**{name: nested([torch.zeros(n) for n in (3, 1, 0, 2)])})
+    with pytest.raises(
+        ValueError, match=f"{name}: 2 values for the 4 response tokens of a sample of prompt b, and 1 samp"
+    ):
+        check_lengths(short)
+
+
+def test_the_first_epochs_weights_stand_and_several_trajectories_have_none() -> None:
+    weights = SequenceWeights()
+    weights.note(batch(), torch.zeros(4), torch.zeros(4))
+    assert not weights.of_sessions(), "no agent loop made these"
+    data = batch(session_id=torch.tensor([0, 0, 1, 0]))
+    for epoch in range(2):
+        weights.note(data, torch.arange(4.0) + epoch, torch.arange(4.0) + 10)
+    assert weights.of_sessions() == {("a", 0): (0.0, 10.0), ("a", 1): (2.0, 12.0)}
+    weights.clear()
+    assert not weights.of_sessions()

@@ -1,0 +1,50 @@
+"""A policy loss of the user's own in the Megatron actor: the function is called, and its gradient is the update."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.ppo import core_algos
+from verl.workers.config import PolicyLossConfig
+
+from tests.actor.conftest import ONE_PROCESS
+from tests.actor.test_vcpo_engine import exported, train
+from tests.kit.layout_worker import make_batch
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+
+# verl's gpg, times a setting
+LOSS = """
+from verl.trainer.ppo.core_algos import agg_loss
+
+
+def scaled(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, *, scale=1.0):
+    loss = agg_loss(-log_prob * advantages, response_mask, loss_agg_mode, **config.global_batch_info)
+    return scale * loss, {"mine/scale": scale}
+"""
+
+
+def test_its_gradient_is_the_update(
+    make_engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
+    (tmp_path / "loss.py").write_text(LOSS)
+    own = f"{tmp_path}/loss.py:scaled"
+    first, vcpo = exported(make_engine()), VCPOSettings(enable=False)
+
+    def trained(loss_mode: str, **settings: float) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        engine = make_engine()
+        loss = {"policy_loss": PolicyLossConfig(loss_mode=loss_mode), "stabilizer": settings}
+        metrics = train(engine, make_batch(ONE_PROCESS), vcpo, "seq-mean-token-mean", **loss)
+        return exported(engine), metrics
+
+    verls, _ = trained("gpg")
+    once, metrics = trained(own)
+    assert metrics["mine/scale"].aggregate() == 1.0
+    assert all(torch.equal(weight, verls[name]) for name, weight in once.items())
+    twice, metrics = trained(own, scale=2.0)
+    assert metrics["mine/scale"].aggregate() == 2.0
+    for name, weight in twice.items():
+        torch.testing.assert_close(weight - first[name], 2 * (once[name] - first[name]), rtol=1e-4, atol=1e-6)
+    assert any((once[name] - weight).abs().max() > 1e-3 for name, weight in first.items()), "the step moves the policy"

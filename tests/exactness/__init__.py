@@ -1,0 +1,1 @@
+"""One result on every layout: `python -m tests.exactness.layouts`, `python -m tests.exactness.extreme_weights`."""

@@ -1,0 +1,133 @@
+"""The patched Megatron actor, or the critic, alone, for a measurement or a test: on CPU, or on a GPU if there is one.
+
+Importing it applies the environment of a CPU run, if it is one, and imports the whole training stack. On a GPU it takes
+PyTorch and packages without kernels where the layers are Megatron's own; attention is torch's where Transformer Engine
+is not installed.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from verl_vcpo.common import start_up
+from verl_vcpo.cpu import environment
+
+start_up.set_up_process()
+ON_GPU = torch.cuda.is_available()
+if ON_GPU:
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's condition for tensor parallelism
+else:
+    environment.apply()
+
+from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig  # noqa: E402
+from verl.workers.utils.losses import ppo_loss  # noqa: E402
+
+from tests.kit.layout_run import GROUP_SIZE, LEARNING_RATE, ParallelLayout  # noqa: E402
+from verl_vcpo.actor.actor_settings import VCPOActorConfig  # noqa: E402
+from verl_vcpo.actor.vcpo_settings import VCPOSettings  # noqa: E402
+from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
+
+if ON_GPU:
+    from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine as Engine
+    from verl_vcpo.actor.value_engine import ValueEngine as Critic
+else:
+    from verl_vcpo.cpu.engine import CPUValueEngine as Critic
+    from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine as Engine
+
+
+def adamw(learning_rate: float = LEARNING_RATE) -> McoreOptimizerConfig:
+    """What the layouts are trained with."""
+    return McoreOptimizerConfig(
+        lr=learning_rate,
+        weight_decay=0.1,
+        clip_grad=0.1,  # reached: clipping comes after the baseline on every layout
+        lr_warmup_steps=0,
+        total_training_steps=100,
+        # at 1e-8 Adam turns the rounding of tiny gradients into full steps
+        override_optimizer_config={"adam_eps": 1e-4},
+    )
+
+
+def engine_settings(
+    layout: ParallelLayout,
+    checkpoint: Path,
+    optimizer: McoreOptimizerConfig,
+    dtype: str = "float32",
+    model_type: str = "language_model",
+    **engine: Any,
+) -> dict[str, Any]:
+    """The engine's configurations, under the names that verl gives them; `engine`: more of verl's engine settings."""
+    transformer: dict[str, Any] = {"attention_backend": "auto"}
+    if ON_GPU:
+        implementation = {"local": "local", "te": "transformer_engine"}[layout.layers]
+        transformer |= {"transformer_impl": implementation, "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    if layout.tp > 1:
+        transformer["sequence_parallel"] = layout.sequence_parallel
+    if layout.recompute:
+        transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return dict(
+        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True, model_type=model_type),
+        engine_config=CPUMcoreEngineConfig(  # verl's own refuses float32, which exactness is checked in
+            dtype=dtype,
+            vanilla_mbridge=True,
+            use_remove_padding=layout.packed,
+            use_distributed_optimizer=layout.distributed_optimizer,
+            tensor_model_parallel_size=layout.tp,
+            sequence_parallel=layout.sequence_parallel,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            override_transformer_config=transformer,
+            **engine,
+        ),
+        optimizer_config=optimizer,
+        checkpoint_config=McoreCheckpointConfig(),
+    )
+
+
+def build_engine(
+    layout: ParallelLayout,
+    checkpoint: Path,
+    optimizer: McoreOptimizerConfig,
+    dtype: str = "float32",
+    model_type: str = "language_model",
+    **engine: Any,
+) -> Any:
+    """The patched actor, loaded; the critic where `model_type` is value_model."""
+    engine_class = {"language_model": Engine, "value_model": Critic}[model_type]
+    built = engine_class(**engine_settings(layout, checkpoint, optimizer, dtype, model_type, **engine))
+    # Megatron writes its choice of attention there, and refuses another one: in programs that this process starts, too.
+    with patch.dict(os.environ):
+        built.initialize()
+    return built
+
+
+def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
+    """verl's loss as the engine receives it: a partial that carries the actor's configuration."""
+    config = VCPOActorConfig(
+        strategy="megatron",
+        rollout_n=GROUP_SIZE,
+        ppo_micro_batch_size_per_gpu=2,
+        loss_agg_mode=loss_agg_mode,
+        vcpo=vcpo,
+        **actor,
+    )
+    return partial(ppo_loss, config=config)
+
+
+def join_processes(rank: int, world_size: int, folder: Path) -> None:
+    """This process and its device in the group of a measurement."""
+    torch.set_num_threads(1)
+    backend = "gloo"
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+        torch.backends.cuda.matmul.allow_tf32 = False  # else float32 products have the digits of bfloat16
+        backend = "cpu:gloo,cuda:nccl"  # verl's
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)

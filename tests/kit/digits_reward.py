@@ -1,0 +1,88 @@
+"""A dense reward, so that three steps of a random model have something to learn: the share of digits."""
+
+import contextlib
+import itertools
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_MADE_UP = "I do not know."
+"""What a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
+
+_LONGER_THAN_A_RUN_S = 600.0
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwargs: Any) -> dict[str, float]:
+    share = sum(c.isdigit() for c in solution_str) / max(1, len(solution_str))
+    return {"score": share, "acc": share}
+
+
+def of_length(solution_str: str, **kwargs: Any) -> dict[str, float]:
+    """More for a longer response: what tells responses of one and the same token apart."""
+    return {"score": min(1.0, len(solution_str) / 64), "acc": 0.0}
+
+
+def fails_thrice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+    """The same; but its first call holds the interpreter's lock for ever, its second ends the process, and its third
+    returns NaN.
+
+    That in a validation, and again in training.
+
+    marks: a folder that remembers what was done.
+    """
+    if kwargs["solution_str"] == _MADE_UP:
+        return compute_score(**kwargs)
+    faults: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("hang", lambda: re.fullmatch("(a|aa)+", "a" * 99 + "!")),
+        ("die", lambda: os._exit(1)),
+        ("nan", lambda: {"score": math.nan, "acc": 0.0}),
+    )
+    for name, fail in faults:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{marks}/{extra_info['split']}-{name}", os.O_CREAT | os.O_EXCL))
+            return fail()
+    return compute_score(**kwargs)
+
+
+def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+    """The same; in a validation it says in the folder `marks` that it was called, and takes its time."""
+    if extra_info["split"] == "val" and kwargs["solution_str"] != _MADE_UP:
+        Path(marks, "validating").touch()
+        time.sleep(0.3)
+    return compute_score(**kwargs)
+
+
+def waits(marks: str, calls: int, **kwargs: Any) -> dict[str, float]:
+    """The same; but each call after so many waits until the folder `marks`, which counts them, has a file `go`."""
+    if kwargs["solution_str"] != _MADE_UP and _number_of_call(marks) >= calls:
+        deadline = time.monotonic() + _LONGER_THAN_A_RUN_S
+        while not Path(marks, "go").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{marks}/go did not come")
+            time.sleep(0.05)
+    return compute_score(**kwargs)
+
+
+def _number_of_call(marks: str) -> int:
+    """From 0 on, over all processes."""
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{marks}/call-{number}", os.O_CREAT | os.O_EXCL))
+            return number
+    raise AssertionError
+
+
+def straggles_once(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+    """The same; but its first call in training takes longer than the run.
+
+    marks: a folder that remembers the call.
+    """
+    if extra_info["split"] == "train" and kwargs["solution_str"] != _MADE_UP:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{marks}/straggles", os.O_CREAT | os.O_EXCL))
+            time.sleep(_LONGER_THAN_A_RUN_S)
+    return compute_score(**kwargs)

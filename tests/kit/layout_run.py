@@ -1,0 +1,231 @@
+"""A few VCPO steps of the real Megatron actor on one parallel layout, in real gloo processes on CPU."""
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_vcpo.cpu import environment
+
+STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
+_TIMEOUT_S = 1200
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """How the model and the batch are laid out over processes."""
+
+    name: str
+    model: str = "untied"
+    """untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama or llama_tied."""
+    dp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    pp: int = 1
+    vpp: int | None = None
+    """Model chunks per pipeline stage."""
+    cp: int = 1
+    ep: int = 1
+    """Expert parallelism."""
+    etp: int | None = None
+    """Tensor parallelism of the experts; None: that of the model."""
+    packed: bool = True
+    dynamic_batch: bool = False
+    """Micro-batches by tokens, not by sequences."""
+    distributed_optimizer: bool = True
+    recompute: bool = False
+    layers: str = "local"
+    """Whose layers: Megatron's own (local), or Transformer Engine's (te; tests/kit/te_on_cpu.py says what that is)."""
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the gradient norms are measured, and what baseline they are for."""
+
+    name: str
+    vcpo: dict[str, Any]
+    """Settings of VCPOSettings."""
+    whole_groups: bool = False
+    """A prompt's samples lie on one data-parallel rank; else on all of them."""
+    straddling: bool = False
+    """With `whole_groups`: two prompts have a sample on another rank."""
+    dominance: float = 0.0
+    """By how much the log-weight of one sequence of a mini-batch is raised."""
+
+    @property
+    def scope(self) -> str:
+        return str(self.vcpo.get("opob_scope", "group"))
+
+
+PER_TRAJECTORY = Method("per trajectory", {"norms": {"how": "per_trajectory"}})
+PER_TRAJECTORY_MINI_BATCH = Method(
+    "per trajectory, mini-batch", {"norms": {"how": "per_trajectory"}, "opob_scope": "minibatch"}
+)
+ACTIVATIONS = Method("packed, activations", {"norms": {"keep": "activations", "tokens": 60}})
+GRADIENTS = Method("packed, gradients", {"norms": {"keep": "gradients"}}, whole_groups=True)
+GRADIENTS_MINI_BATCH = Method(
+    "packed, gradients, mini-batch", {"norms": {"keep": "gradients"}, "opob_scope": "minibatch"}
+)
+
+
+def methods(layout: ParallelLayout) -> list[Method]:
+    """What is compared on a layout: everything that it can do."""
+    experts = layout.ep * (layout.tp if layout.etp is None else layout.etp)
+    shared = layout.model == "moe" and experts > layout.tp * layout.cp  # by data-parallel ranks
+    one_group_at_a_time = [GRADIENTS] if layout.vpp is None and not shared else []
+    return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a layout computed. The same on every layout, up to rounding."""
+
+    squared_norm: torch.Tensor
+    """[steps, B] ||g_i||^2."""
+    ess_ratio: torch.Tensor
+    """[steps]"""
+    baseline: torch.Tensor
+    """[steps, B]"""
+    parameters: dict[str, torch.Tensor]
+    """After the last step, under their Hugging Face names."""
+    step_s: float
+    """Median seconds of a step on rank 0, the first one left out."""
+
+
+def norm_error(squared: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest error of a norm, in units of the longest of its batch.
+
+    The rounding of a float32 sum is that of its terms, and those of a short gradient are as large as those of a long
+    one, only that they cancel: in units of its own length the error of a norm has no bound, on any processor.
+
+    Args:
+        squared, wanted: [..., B] ||g_i||^2.
+    """
+    norms, exact = squared.sqrt(), wanted.sqrt()
+    return float(((norms - exact).abs() / exact.amax(-1, keepdim=True)).max())
+
+
+def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
+    """A small random Qwen2 (qk_norms: Qwen3, moe: Qwen3-MoE) checkpoint with a tokenizer of one token per character.
+
+    A Llama has the scaled positions of Llama 3.1, and frequencies so low that the scaling changes most of them.
+
+    Args:
+        model: untied, tied, qk_norms, moe, llama or llama_tied.
+        folder: where to put it.
+        of_shape: settings of transformers' configuration to change.
+    """
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    shape: dict[str, Any] = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=VOCABULARY - 2,
+        pad_token_id=VOCABULARY - 1,
+        initializer_range=0.1,
+        tie_word_embeddings=model in ("tied", "llama_tied"),
+    )
+    shape |= of_shape
+    torch.manual_seed(0)
+    if model == "moe":
+        experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, head_dim=16)
+        network: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
+    elif model == "qk_norms":
+        network = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=16))
+    elif model.startswith("llama"):
+        scaled: dict[str, Any] = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0)
+        scaled |= dict(high_freq_factor=4.0, original_max_position_embeddings=8192)
+        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, rope_parameters=scaled))
+    else:
+        network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):  # zeros would stay near zero, where rounding is all there is
+            torch.nn.init.normal_(parameter, std=0.1)
+    path = folder / model
+    network.float().save_pretrained(path)
+    tokens = {chr(i + 32): i for i in range(VOCABULARY - 2)} | {"<eos>": VOCABULARY - 2, "<pad>": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    special = {"eos_token": "<eos>", "pad_token": "<pad>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
+    return path
+
+
+def run_layout(layout: ParallelLayout, checkpoint: Path, of: list[Method]) -> dict[str, Result]:
+    """Run `layout` in processes of its own, with each method from the same start.
+
+    Returns:
+        The result of each method, by its name.
+
+    Raises:
+        RuntimeError: a process failed, with the end of its output.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        worker = {"local": "tests.kit.layout_worker", "te": "tests.kit.te_stack"}[layout.layers]
+        run_processes(layout.name, layout.world_size, worker, (layout, of, checkpoint), Path(folder))
+        results = torch.load(Path(folder) / "result", weights_only=True)
+        return {name: Result(**result) for name, result in results.items()}
+
+
+def run_processes(
+    name: str,
+    world_size: int,
+    worker: str,
+    arguments: tuple[Any, ...],
+    folder: Path,
+    timeout_s: float = _TIMEOUT_S,
+) -> None:
+    """Call `run(*arguments, folder, rank)` of the module `worker` in processes of their own.
+
+    Raises:
+        RuntimeError: a process failed or did not end in time, with the end of its output.
+    """
+    if not torch.cuda.is_available():
+        environment.apply()  # before they start, which is when the memory allocator reads it
+    # a process that has asked for a GPU must not fork
+    context: SpawnContext | ForkServerContext = (
+        multiprocessing.get_context("spawn") if torch.cuda.is_available() else multiprocessing.get_context("forkserver")
+    )
+    context.set_forkserver_preload([worker])  # import once, fork for every process; no matter for "spawn"
+    processes = [context.Process(target=_start, args=(worker, arguments, folder, rank)) for rank in range(world_size)]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + timeout_s
+    while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
+        if any(p.exitcode not in (None, 0) for p in processes):
+            break  # the others would wait for it for ever
+        time.sleep(0.02)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    if codes != [0] * world_size:
+        failed = next((rank for rank, code in enumerate(codes) if code), 0)
+        raise RuntimeError(
+            f"{name!r}: exit codes {codes} (None: no answer within {timeout_s:.0f} s); rank {failed}:\n"
+            + (folder / f"rank{failed}.log").read_text()[-4000:]
+        )
+
+
+def _start(worker: str, arguments: tuple[Any, ...], folder: Path, rank: int) -> None:
+    module = importlib.import_module(worker)
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    module.run(*arguments, folder, rank)

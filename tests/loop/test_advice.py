@@ -1,0 +1,43 @@
+"""Advice names the side that holds the other up."""
+
+import pytest
+
+from verl_vcpo.report.advice import Advisor
+
+
+def said(steps: int, *, lag: float = 8, shares_cores: bool = False, **line: float) -> list[str]:
+    advisor = Advisor(lag, shares_cores)
+    default = {"trainer_idle_share": 0.1, "sampler_idle_share": 0.1, "step_s": 10.0, "vcpo/async/deadline_wait_s": 0.0}
+    return [text for _ in range(steps) if (text := advisor.look_at(default | line))]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ({"trainer_idle_share": 0.6}, "give the samplers more devices"),
+        ({"sampler_idle_share": 0.6}, "give the trainer more devices"),
+        ({"trainer_idle_share": 0.5, "vcpo/async/deadline_wait_s": 4.0}, "stragglers held the trainer up 40%"),
+    ],
+)
+def test_it_names_the_side_and_what_to_change(line: dict[str, float], words: str) -> None:
+    assert words in said(10, **line)[0]
+
+
+def test_it_waits_until_it_lasts_and_says_it_once() -> None:
+    assert not said(9, trainer_idle_share=0.9)
+    assert len(said(100, trainer_idle_share=0.9)) == 1
+    assert not said(50), "a balanced run needs no advice"
+
+
+def test_on_one_processor_there_is_no_device_to_move() -> None:
+    assert not said(50, shares_cores=True, sampler_idle_share=0.6)
+    assert not said(50, shares_cores=True, trainer_idle_share=0.6)
+    stragglers = {"trainer_idle_share": 0.5, "vcpo/async/deadline_wait_s": 4.0}
+    assert "shorten data.max_response_length" in said(50, shares_cores=True, **stragglers)[0]
+
+
+@pytest.mark.parametrize("shares_cores", [True, False])
+def test_a_synchronous_run_waits_whatever_its_devices_are(shares_cores: bool) -> None:
+    waits = {"trainer_idle_share": 0.6, "sampler_idle_share": 0.4, "vcpo/async/deadline_wait_s": 5.0}
+    assert ["async.lag=1 or more" in text for text in said(50, lag=0, shares_cores=shares_cores, **waits)] == [True]
+    assert not said(50, lag=0, shares_cores=shares_cores, sampler_idle_share=0.6)

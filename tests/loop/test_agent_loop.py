@@ -1,0 +1,349 @@
+"""Agent loops begin as the samplers have room for them, those with the earliest deadline first."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+from ray.exceptions import RayActorError
+from tensordict import TensorDict
+from transfer_queue import BatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils import tensordict_utils as tu
+
+from tests.reliability.memory_queue import MemoryQueue
+from verl_vcpo.common import stored_tags
+from verl_vcpo.common.data_rows import row_number
+from verl_vcpo.loop.trainer import LagKTrainer
+from verl_vcpo.samplers import agent_loop
+from verl_vcpo.samplers.admission import AdmissionGate
+from verl_vcpo.samplers.agent_loop import HeldPrompt, LagKAgentLoopManager, LagKAgentLoopWorker
+
+VERLS_WORKER = LagKAgentLoopWorker.__mro__[1]
+"""verl's worker, which the tests' workers extend."""
+
+
+def worker_of(places: int, samples: int = 1) -> LagKAgentLoopWorker:
+    """A worker that has `places` for agent loops, and runs `samples` of them for a prompt of training."""
+    worker = object.__new__(LagKAgentLoopWorker)
+    rollout = SimpleNamespace(n=samples, val_kwargs=SimpleNamespace(n=1))
+    worker.config = DictConfig(
+        {"async": {"deterministic": False, "trajectory_timeout_s": 3600}}, flags={"allow_objects": True}
+    )
+    worker.config.actor_rollout_ref = {"rollout": rollout}
+    worker._loops, worker._held, worker._stopped, worker.background_tasks = AdmissionGate(places), {}, {}, set()
+    return worker
+
+
+async def run_prompts(worker: LagKAgentLoopWorker, submitted: list[tuple[bool, int]]) -> None:
+    """Run a prompt for each (validation or not, step)."""
+    trajectories = [{"validate": validate, "step": step, "sample_index": 0} for validate, step in submitted]
+    await asyncio.gather(*[worker._run_prompt({"uid": str(i)}, {}, t) for i, t in enumerate(trajectories)])
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statuses that are written to TransferQueue, in their order."""
+    statuses: list[str] = []
+
+    async def put(key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        statuses.append(tag["status"])
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    return statuses
+
+
+@pytest.mark.parametrize("reward, reason", [(0.5, None), (float("nan"), "nan"), (float("inf"), "inf")])
+def test_a_reward_of_no_function_is_finite_too(
+    monkeypatch: pytest.MonkeyPatch, reward: float, reason: str | None
+) -> None:
+    """One that the agent loop itself gives, as an own one may."""
+    reasons: list[str] = []
+
+    async def put(key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        reasons.extend(tag[name] for name in tag if name == agent_loop.REASON)
+
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], **kwargs: Any) -> None:
+        output = AgentLoopOutput(
+            prompt_ids=[1], response_ids=[2], response_mask=[1], reward_score=reward, metrics=AgentLoopMetrics()
+        )
+        await self._compute_score([output], kwargs)
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(1)
+    worker.reward_loop_worker_handles, worker.distillation_enabled = None, False
+    worker.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: f"token {ids}")
+    row = {"index": 7, "data_source": "toy", "raw_prompt": [{"role": "user", "content": "1 + 1?"}]}
+    prompt = {"uid": "u", **row}
+    asyncio.run(worker._run_prompt(prompt, {}, {"validate": False, "step": 1, "sample_index": 7}))
+    assert reasons == [] if reason is None else len(reasons) == 1
+    for said in reasons:
+        assert f"the reward of this run returned {reason}, on row 7 of 'toy'" in said
+        assert "starts with 'token [2]'" in said and "(the prompt: '1 + 1?')" in said
+
+
+@pytest.mark.usefixtures("stored")
+def test_as_many_at_a_time_as_the_gate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[bool, int]] = []
+    at_a_time: list[int] = []
+    running = 0
+
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], **_: Any) -> None:
+        nonlocal running
+        running += 1
+        at_a_time.append(running)
+        begun.append((trajectory["validate"], trajectory["step"]))
+        await asyncio.sleep(0)
+        running -= 1
+
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    asyncio.run(run_prompts(worker_of(2), [(False, step) for step in (5, 4, 3, 2, 1)] + [(True, 6)]))
+    assert max(at_a_time) == 2
+    first_come, waited = begun[:2], begun[2:]
+    assert first_come == [(False, 5), (False, 4)], "there was room for them"
+    assert waited == [(True, 6), (False, 1), (False, 2), (False, 3)], "a validation, then by step"
+
+
+def test_a_prompt_waits_as_one_and_gives_its_places_back_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, stored: list[str]
+) -> None:
+    ends = [asyncio.Event() for _ in range(8)]
+    begun: list[int] = []
+
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], session_id: int, **_: Any) -> None:
+        begun.append(session_id)
+        await ends[len(begun) - 1].wait()
+
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(3, samples=4)
+
+    async def settled() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        both = asyncio.ensure_future(run_prompts(worker, [(False, 1), (False, 2)]))
+        await settled()
+        assert begun == [0, 1, 2, 3], "a place was free: the prompt may take one more than there are"
+        assert stored == ["running"] and len(asyncio.all_tasks()) == 8, "the other waits: this task, both, 2 + 4"
+        ends[0].set()
+        await settled()
+        assert len(begun) == 4, "all places are taken"
+        ends[1].set()
+        await settled()
+        assert begun == [0, 1, 2, 3, 0, 1, 2, 3]
+        for end in ends:
+            end.set()
+        await both
+
+    asyncio.run(scenario())
+    assert worker._loops._free == 3 and stored == ["running", "running", "finished", "finished"]
+
+
+def test_a_prompt_that_is_cancelled_gives_its_places_back(monkeypatch: pytest.MonkeyPatch, stored: list[str]) -> None:
+    async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], **_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(2, samples=2)
+
+    async def scenario() -> None:
+        running = [asyncio.ensure_future(run_prompts(worker, [(False, step)])) for step in (1, 2)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running[1].cancel()  # it waits at the gate
+        running[0].cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert worker._loops._free == 2 and stored == ["running"]
+
+
+def test_a_row_of_the_data_may_have_a_name() -> None:
+    assert [row_number(index) for index in (7, "7", np.int64(7))] == [7] * 3
+    assert row_number("3f1a15a7") == row_number("3f1a15a7") != row_number("3f1a15a8")
+    assert isinstance(row_number(None), int)
+
+
+def test_no_other_loop_begins_while_prompts_are_stopped() -> None:
+    log: list[str] = []
+    worker = worker_of(2)
+
+    async def loop(name: str) -> None:
+        async with worker._loops.admitted(()):
+            log.append(f"{name} begins")
+            await asyncio.sleep(3600)
+
+    async def scenario() -> None:
+        for name in ("late", "late too", "waits"):
+            worker._held[name] = HeldPrompt(asyncio.create_task(loop(name)), {}, {}, {}, {}, sessions=1)
+        await asyncio.sleep(0)
+        assert await worker.stop(["late", "late too", "another worker's"]) == ["late", "late too"]
+        await asyncio.sleep(0)
+        log.append("stopped, and the reply is sent")
+        await asyncio.sleep(2 * agent_loop._REPLY_S)
+        await worker.stop(["waits"])
+        await asyncio.sleep(2 * agent_loop._REPLY_S)
+        assert worker._loops._free == 2, "every place is given back"
+
+    asyncio.run(scenario())
+    assert log == ["late begins", "late too begins", "stopped, and the reply is sent", "waits begins"]
+
+
+class SlowQueue(MemoryQueue):
+    """TransferQueue, which takes a while to remove keys."""
+
+    asked: list[str]
+
+    def kv_clear(self, keys: list[str], partition_id: str) -> None:
+        time.sleep(0.02)
+        super().kv_clear(keys, partition_id)
+
+    def kv_retrieve_meta(self, keys: list[str], partition_id: str, create: bool) -> BatchMeta:
+        self.asked += keys
+        return super().kv_retrieve_meta(keys, partition_id, create)
+
+    async def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self.kv_batch_put([key], partition_id, tags=[tag])
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> SlowQueue:
+    queue = SlowQueue()
+    queue.asked = []
+    for module in (agent_loop, agent_loop_tq, stored_tags):
+        monkeypatch.setattr(module, "tq", queue)
+    return queue
+
+
+def test_a_late_prompt_begins_again_once_the_trajectories_of_its_stopped_attempt_are_removed(
+    monkeypatch: pytest.MonkeyPatch, queue: SlowQueue
+) -> None:
+    worker, stored_before = worker_of(2), []
+    first: list[asyncio.Task[None]] = []
+
+    async def respond(self: Any, params: Any, trajectory: dict[str, Any], uid: str, session_id: int, **_: Any) -> None:
+        stored_before.append([key for key in queue.tags["train"] if "_" in key])
+        if trajectory["step"] == 1 and session_id:
+            await asyncio.sleep(3600)
+        outputs = 2 if trajectory["step"] == 1 else 1
+        for key in [f"{uid}_{session_id}_{index}" for index in range(outputs)]:
+            queue.kv_batch_put([key], "train", tags=[{"global_steps": trajectory["step"]}])
+
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+
+    async def scenario() -> None:
+        for uid in ("late", "waits"):
+            trajectory = {"validate": False, "step": 1, "sample_index": 0}
+            prompt = {"uid": uid, "global_steps": 1, "__rollout_n__": 3}
+            first.append(asyncio.create_task(worker._run_prompt(prompt, {}, trajectory)))
+        async with asyncio.timeout(60):
+            while "late_0_1" not in queue.tags["train"]:
+                await asyncio.sleep(0.001)
+        assert [key for key in queue.tags["train"] if "_" in key] == ["late_0_0", "late_0_1"]
+        assert await worker.stop(["late", "waits"]) == ["late", "waits"]
+        stored_before.clear()
+        await worker.begin_again(["late", "waits"], "train", step=7)
+        await asyncio.gather(*worker.background_tasks)
+
+    asyncio.run(scenario())
+    assert stored_before[0] == [], "the new attempt begins without the old one's trajectories"
+    steps = {key: tag["global_steps"] for key, tag in queue.tags["train"].items() if "_" in key}
+    assert steps == {f"{uid}_{session}_0": 7 for uid in ("late", "waits") for session in range(3)}
+    assert not any(key.startswith("waits") for key in queue.asked), "no trajectory of it can be stored"
+
+
+class BusyWorker:
+    """Of a Ray actor what the manager calls: calls are answered in an order and at a time that the test chooses."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.generate_sequences = SimpleNamespace(remote=lambda chunk: log.append("sent") or "taken")
+        self.stop = SimpleNamespace(remote=lambda uids: log.append("stop") or "stopped")
+
+
+def manager_of_busy_workers(log: list[str], monkeypatch: pytest.MonkeyPatch, taken: list[str]) -> LagKAgentLoopManager:
+    """`taken`: what `ray.wait` finds done at once. `ray.get` logs what was waited for."""
+    manager = object.__new__(LagKAgentLoopManager)
+    manager.agent_loop_workers, manager._handing_over = [BusyWorker(log), BusyWorker(log)], []
+    manager._row_in_validation = {}
+    monkeypatch.setattr(agent_loop.ray, "wait", lambda refs, **_: (taken, [ref for ref in refs if ref not in taken]))
+    monkeypatch.setattr(agent_loop.ray, "get", lambda refs, timeout=None: log.extend(f"got {ref}" for ref in refs))
+    return manager
+
+
+def test_prompts_are_submitted_without_a_wait_for_busy_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    manager = manager_of_busy_workers(log, monkeypatch, taken=[])
+    prompts = TensorDict({"uid": torch.arange(4)}, batch_size=4)
+    manager.generate_sequences(prompts)
+    manager.generate_sequences(prompts)
+    assert log == ["sent"] * 4
+
+
+def test_a_prompt_is_with_its_worker_before_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    manager = manager_of_busy_workers(log, monkeypatch, taken=[])
+    manager.generate_sequences(TensorDict({"uid": torch.arange(4)}, batch_size=4))
+    manager.stop(["0"])
+    assert log == ["sent", "sent", "got taken", "got taken", "stop", "stop", "got stopped", "got stopped"]
+
+
+class HoldingWorker:
+    """Of a Ray actor what the manager calls; it samples the prompts `held`."""
+
+    def __init__(self, held: list[str], log: list[Any], queue: SlowQueue) -> None:
+        def begin(uids: list[str], partition_id: str, step: int) -> str:
+            log.append(("again", uids, [queue.tags[partition_id][uid] for uid in uids]))
+            return "begins again"
+
+        self.stop = SimpleNamespace(remote=lambda uids: [uid for uid in uids if uid in held])
+        self.begin_again = SimpleNamespace(remote=begin)
+        self.generate_sequences = SimpleNamespace(remote=lambda chunk: log.append(("sent", list(chunk["uid"]))))
+
+
+def test_only_prompts_that_no_worker_samples_are_fetched_and_sent(
+    monkeypatch: pytest.MonkeyPatch, queue: SlowQueue
+) -> None:
+    log: list[Any] = []
+    uids = ["of the first", "of the second", "failed"]
+    for uid in uids:
+        prompt = TensorDict({"index": torch.zeros(1)}, batch_size=1)
+        tu.assign_non_tensor_stack(prompt, "uid", [uid])
+        fields = prompt if uid == "failed" else None  # another one cannot be fetched
+        queue.kv_batch_put([uid], "train", fields=fields, tags=[{"status": "running", "global_steps": 1}])
+        queue.kv_batch_put([f"{uid}_0_0"], "train", tags=[{"global_steps": 1}])
+    manager = object.__new__(LagKAgentLoopManager)
+    manager.agent_loop_workers = [HoldingWorker([uid], log, queue) for uid in uids[:2]]
+    manager.config, manager._handing_over = DictConfig({"actor_rollout_ref": {"rollout": {"n": 1}}}), []
+    monkeypatch.setattr(agent_loop.ray, "wait", lambda refs, **_: ([], refs))
+    monkeypatch.setattr(agent_loop.ray, "get", lambda refs, timeout=None: refs)
+    manager.resubmit(uids, "train", step=7)
+    tag = {"is_prompt": True, "status": "pending", "global_steps": 7}
+    assert log == [("again", [uid], [tag]) for uid in uids[:2]] + [("sent", ["failed"])]
+    assert manager._handing_over[:2] == ["begins again"] * 2, "what keeps a worker from it is raised"
+    assert "failed_0_0" not in queue.tags["train"] and "of the first_0_0" in queue.tags["train"]
+
+
+def test_what_keeps_a_worker_from_taking_prompts_is_raised_while_their_samples_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = manager_of_busy_workers([], monkeypatch, taken=["taken"])
+
+    def died(refs: list[str], timeout: float | None = None) -> None:
+        if refs:
+            raise RayActorError
+
+    monkeypatch.setattr(agent_loop.ray, "get", died)
+    manager.raise_errors()
+    manager.generate_sequences(TensorDict({"uid": torch.arange(4)}, batch_size=4))
+    trainer = object.__new__(LagKTrainer)
+    trainer.agent_loop_manager = manager
+    with pytest.raises(RayActorError):
+        trainer._sleep(0.0)

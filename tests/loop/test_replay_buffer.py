@@ -1,0 +1,290 @@
+"""The rule that keeps the lag bound, without Ray: which prompts may be consumed when."""
+
+from collections import Counter
+
+import pytest
+from tensordict import NonTensorStack, TensorDict
+
+from verl_vcpo.common.stored_tags import Failure
+from verl_vcpo.loop import deadlines
+from verl_vcpo.loop.deadlines import (
+    OnDeadline,
+    deadlines_hold,
+    deadlines_without_oldest,
+    resume_prompts,
+)
+from verl_vcpo.loop.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
+
+
+def buffer_with(
+    lag: float,
+    submitted: dict[str, int],
+    finished: set[str],
+    on_deadline: OnDeadline = OnDeadline.WAIT,
+    reissued: list[str] | None = None,
+) -> LagKReplayBuffer:
+    buffer = LagKReplayBuffer(
+        lag=lag,
+        samples=1,
+        on_deadline=on_deadline,
+        reissue_fn=lambda uids, partition_id: (reissued if reissued is not None else []).extend(uids),
+        trainer_mode="lag_k",
+        trainer_config={},
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="wait",
+        sampler_kwargs={},
+    )
+    buffer.prompt_global_steps["train"] = dict(submitted)
+    buffer.finished_keys["train"] = set(finished)
+    buffer.running_keys["train"] = set(submitted) - set(finished)
+    return buffer
+
+
+def choose(buffer: LagKReplayBuffer, step: int, batch_size: int) -> list[str] | None:
+    """What step `step` would consume; None where it waits."""
+    finished = buffer.finished_keys["train"]
+    if not buffer._has_enough_samples(step, "train", batch_size, finished):
+        return None
+    return buffer._oldest("train", finished, batch_size)
+
+
+def test_waits_for_a_batch() -> None:
+    assert choose(buffer_with(2, {"a": 1, "b": 1}, {"a"}), step=1, batch_size=2) is None
+
+
+def test_oldest_first() -> None:
+    buffer = buffer_with(2, {"old": 1, "new": 2}, {"new", "old"})
+    assert choose(buffer, step=2, batch_size=1) == ["old"]
+
+
+def test_of_one_step_in_the_order_of_submission() -> None:
+    names = [f"{number:x}" for number in range(15, 0, -1)]
+    buffer = buffer_with(4, dict.fromkeys(names, 1), set(names))
+    buffer.note_submitted(TensorDict({"uid": names, "index": list(range(15))}, batch_size=15))
+    assert choose(buffer, step=1, batch_size=4) == names[:4]
+
+
+def test_waits_for_a_prompt_whose_deadline_has_come() -> None:
+    """`slow` must be consumed at step 3 at the latest: verl's own rule would take `fast` and go on."""
+    assert choose(buffer_with(2, {"slow": 1, "fast": 2}, {"fast"}), step=3, batch_size=1) is None
+    assert choose(buffer_with(2, {"slow": 1, "fast": 3}, {"fast"}), step=2, batch_size=1) == ["fast"]
+
+
+def test_lag_0_takes_only_what_was_submitted_at_this_step() -> None:
+    assert set(choose(buffer_with(0, {"a": 1, "b": 1}, {"a", "b"}), step=1, batch_size=2) or []) == {"a", "b"}
+    assert choose(buffer_with(0, {"a": 1, "b": 1}, {"a"}), step=1, batch_size=2) is None
+
+
+def test_the_oldest_finished_prompts_are_consumed_first() -> None:
+    """Three are consumed: both of step 1 and one of step 3; a prompt of step 2 is not finished."""
+    remaining = deadlines_without_oldest(Counter({1: 2, 2: 1, 3: 2}), Counter({1: 2, 3: 2}), bound=4, batch_size=3)
+    assert remaining == {6: 1, 7: 1}
+
+
+@pytest.mark.parametrize("remaining, holds", [({4: 2}, True), ({4: 3}, False), ({4: 1, 5: 3}, True), ({3: 1}, False)])
+def test_deadlines_hold(remaining: dict[int, int], holds: bool) -> None:
+    assert deadlines_hold(Counter(remaining), step=3, batch_size=2) is holds
+
+
+def test_a_fractional_lag_is_bounded_by_the_next_whole_one() -> None:
+    assert choose(buffer_with(1.5, {"slow": 1, "fast": 2}, {"fast"}), step=2, batch_size=1) == ["fast"]
+    assert choose(buffer_with(1.5, {"slow": 1, "fast": 2}, {"fast"}), step=3, batch_size=1) is None
+
+
+def test_a_late_prompt_is_issued_again_once_and_then_waited_for() -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"slow": 1, "fast": 2, "next": 3}, {"fast", "next"}, OnDeadline.REISSUE, reissued)
+    assert choose(buffer, step=3, batch_size=1) is None and reissued == ["slow"]
+    assert choose(buffer, step=3, batch_size=1) == ["fast"], "its deadline is step 5 now"
+    assert choose(buffer, step=5, batch_size=1) is None and reissued == ["slow"]
+
+
+def test_as_few_late_prompts_as_it_takes_are_issued_again() -> None:
+    reissued: list[str] = []
+    submitted = {"late": 1, "in time": 2, "fast": 3}
+    buffer = buffer_with(2, submitted, {"fast"}, OnDeadline.REISSUE, reissued)
+    assert choose(buffer, step=3, batch_size=1) is None and reissued == ["late"]
+    assert buffer.prompt_global_steps["train"] == {"late": 3, "in time": 2, "fast": 3}
+    assert buffer._metrics(3, "train", {"fast"})["vcpo/async/reissued_prompts"] == 1
+
+
+def test_metrics_of_what_a_batch_leaves() -> None:
+    """Catches an age counted from the wrong step, and the taken prompts counted as left."""
+    buffer = buffer_with(4, {"taken": 1, "ready": 2, "slow": 2, "new": 4}, {"taken", "ready"})
+    buffer.failure_keys["train"] = {"slow"}
+    buffer.running_keys["train"].discard("slow")
+    buffer._terminal_eviction_reasons(3, "train")
+    now = [10.0]
+    buffer.clock = lambda: now[0]
+    buffer._held_back_since = 4.0
+    for _ in range(2):
+        buffer._stop_waiting()  # the second adds nothing
+    assert buffer._metrics(5, "train", {"taken"}) == {
+        "vcpo/async/deadline_wait_s": 6.0,
+        "vcpo/async/reissued_prompts": 0,
+        "vcpo/async/retried_prompts": 1,
+        "vcpo/buffer/unfinished": 2,
+        "vcpo/buffer/finished": 1,
+        "vcpo/buffer/age/max": 3,
+    }
+    assert buffer.ages == {1: 1, 2: 1, 3: 1}, "a prompt that failed counts from when it was sampled again"
+
+
+def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"bad": 1}, set(), reissued=reissued)
+    buffer.failures_fn = lambda uids, partition_id: [
+        Failure(f"{partition_id}: the reward of {uid} hangs") for uid in uids
+    ]
+    for _ in range(MAX_ATTEMPTS - 1):
+        buffer.failure_keys["train"] = {"bad"}
+        assert not any(buffer._terminal_eviction_reasons(2, "train")[:3]), "nothing is thrown away"
+    assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
+    buffer.failure_keys["train"] = {"bad"}
+    with pytest.raises(
+        RuntimeError, match="1 prompts failed 4 times each, .*: prompt bad, train: the reward of bad hangs"
+    ):
+        buffer._terminal_eviction_reasons(2, "train")
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == ["Prompt bad failed, and is sampled again: train: the reward of bad hangs"] * (MAX_ATTEMPTS - 1)
+
+
+def test_of_many_failures_the_first_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    buffer = buffer_with(2, dict.fromkeys("abcdef", 1), set())
+    buffer.failures_fn = lambda uids, partition_id: [Failure("why")] * len(uids)
+    buffer.failure_keys["train"] = set("abcdef")
+    buffer._terminal_eviction_reasons(2, "train")
+    assert [line[:8] for line in capfd.readouterr().out.splitlines()] == [
+        "Prompt a",
+        "Prompt b",
+        "Prompt c",
+        "... and ",
+    ]
+
+
+def test_a_validation_prompt_that_fails_is_sampled_again(capfd: pytest.CaptureFixture[str]) -> None:
+    """verl would count it as a wrong answer."""
+    reissued: list[str] = []
+    buffer = buffer_with(2, {}, set(), reissued=reissued)
+    for _ in range(MAX_ATTEMPTS - 1):
+        buffer.failure_keys["val"] = {"bad"}
+        reasons = buffer._terminal_eviction_reasons(2, "val")
+        assert not buffer._sampleable_terminal_keys("val", reasons), "the validation waits for it"
+    assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
+    assert capfd.readouterr().out == "Prompt bad failed, and is sampled again: bad\n" * (MAX_ATTEMPTS - 1)
+    buffer.failure_keys["val"] = {"bad"}
+    with pytest.raises(RuntimeError, match="1 prompts failed 4 times each"):
+        buffer._terminal_eviction_reasons(2, "val")
+
+
+def in_flight(lag: int, batch_size: int, step: int) -> dict[str, int]:
+    """The prompts that a run has left after step `step`, all submitted at the last `lag` steps."""
+    return {f"{at}.{i}": at for at in range(step - lag + 1, step + 1) for i in range(batch_size)}
+
+
+@pytest.mark.parametrize(("lag", "prompts"), [(0, 0), (0.5, 1), (1.9, 5), (2, 6)])
+def test_a_part_of_a_batch_in_flight_is_rounded_down(lag: float, prompts: int) -> None:
+    assert deadlines.in_flight(lag, 3) == prompts
+    submitted = {f"p{i}": 1 for i in range(8)}
+    resumed = resume_prompts(submitted, set(), step=2, lag=lag, batch_size=3)
+    assert resumed.again == list(submitted)[:prompts] and resumed.withheld == list(submitted)[prompts:]
+
+
+def test_as_few_finished_prompts_are_sampled_again_as_the_bound_allows() -> None:
+    """At a lag of 2 and 2 prompts a step, 4 submitted at step 1 are due at steps 2 and 3; at step 3 only 2 of them."""
+    submitted = {f"p{i}": 1 for i in range(4)}
+    for step, kept in ((2, 4), (3, 2), (4, 0)):
+        resumed = resume_prompts(submitted, set(submitted), step=step, lag=2, batch_size=2)
+        assert resumed.kept == list(submitted)[4 - kept :] and resumed.again == list(submitted)[: 4 - kept]
+
+
+@pytest.mark.parametrize("mode", OnDeadline)
+@pytest.mark.parametrize("unfinished", [0, 3])
+@pytest.mark.parametrize(
+    "old_lag, new_lag, old_batch, new_batch",
+    [(8, 8, 16, 16), (8, 7, 16, 16), (8, 4, 16, 16), (8, 0, 16, 16), (8, 8, 16, 8), (8, 12, 16, 16), (8, 3, 16, 24)],
+)
+def test_a_checkpoint_resumes_with_other_settings(
+    old_lag: int, new_lag: int, old_batch: int, new_batch: int, unfinished: int, mode: OnDeadline
+) -> None:
+    """What is kept and what is sampled again can be consumed in time, with the batch that the first step submits."""
+    submitted = in_flight(old_lag, old_batch, step=20)
+    finished = {uid for i, uid in enumerate(submitted) if not unfinished or i % unfinished}
+    resumed = resume_prompts(submitted, finished, step=21, lag=new_lag, batch_size=new_batch)
+    assert sorted([*resumed.kept, *resumed.again, *resumed.withheld]) == sorted(submitted), "none is lost"
+    assert set(resumed.kept) <= finished
+    if (old_lag, old_batch) == (new_lag, new_batch):
+        assert set(resumed.kept) == finished and not resumed.withheld
+    after = {uid: submitted[uid] for uid in resumed.kept} | dict.fromkeys(resumed.again, 21)
+    after |= {f"new{i}": 21 for i in range(new_batch)}
+    buffer = buffer_with(new_lag, after, set(after), mode)
+    for step in range(21, 21 + new_lag + 1):
+        if len(after) < new_batch:
+            break
+        consumed = choose(buffer, step, new_batch)
+        assert consumed is not None, "everything is finished: a step that waits would wait for ever"
+        assert max(step - after.pop(uid) for uid in consumed) <= new_lag
+        buffer = buffer_with(new_lag, after, set(after), mode)
+
+
+def test_deadlines_that_cannot_hold_end_the_run_instead_of_a_wait_without_end() -> None:
+    buffer = buffer_with(1, {f"p{i}": 1 for i in range(6)}, {f"p{i}" for i in range(6)})
+    with pytest.raises(RuntimeError, match=r"a lag of 1: every prompt is finished, and at step 2 .* cannot hold"):
+        choose(buffer, step=2, batch_size=2)
+
+
+def test_thousand_late_prompts_are_issued_again_at_once() -> None:
+    """As few as it takes, and in one pass: the deadlines are counted once."""
+    submitted = {f"slow{i}": 1 for i in range(1000)} | {f"fast{i}": 2 for i in range(1000)}
+    reissued: list[str] = []
+    buffer = buffer_with(
+        2, submitted, {uid for uid in submitted if uid.startswith("fast")}, OnDeadline.REISSUE, reissued
+    )
+    assert choose(buffer, step=3, batch_size=1000) is None
+    assert len(reissued) == 1000 and set(buffer.prompt_global_steps["train"].values()) == {2, 3}
+
+
+def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
+    buffer = buffer_with(2, {"old": 3, "new": 4}, set())
+    now = [0.0]
+    buffer.clock, buffer.sleep = lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + 10.0)
+    buffer._waiting_since = buffer._last_told = 0.0
+    for _ in range(12):
+        buffer._wait_for_next_poll("train", 0.0)
+    lines = [line for line in capfd.readouterr().out.splitlines() if "has waited" in line]
+    assert lines == [
+        f"The trainer has waited {seconds} s for samples: 2 prompts are unfinished; the oldest, old, was submitted at "
+        "step 3."
+        for seconds in (60, 120)
+    ]
+
+
+def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = buffer_with(2, {"a": 1, "b": 1}, {"a", "b"})
+    buffer.note_submitted(TensorDict({"uid": ["a", "b"], "index": [5, 6]}, batch_size=2))
+    monkeypatch.setattr("transfer_queue.kv_clear", lambda **kwargs: None)
+    buffer._clear_groups("train", {"a"})  # by group filtering
+    assert buffer._submission_number.keys() == buffer._data_row.keys() == {"b"}
+    buffer._metrics(2, "train", {"b"})
+    assert not buffer._submission_number and not buffer._data_row and buffer.data_rows == [6]
+
+
+def test_rows_of_the_data_may_have_names() -> None:
+    """`extra_info.index` of a public data set is often a UUID."""
+    buffer = buffer_with(2, {"a": 1, "b": 1, "c": 1}, {"a", "b", "c"})
+    names = NonTensorStack("3f1a15a7-10cd", 12, "04b0-uuid")
+    buffer.note_submitted(TensorDict({"uid": ["a", "b", "c"], "index": names}, batch_size=3))
+    buffer._metrics(2, "train", {"a", "b", "c"})
+    assert buffer.data_rows == [12, "04b0-uuid", "3f1a15a7-10cd"]
+
+
+def test_a_prompt_that_ends_samplers_is_not_sampled_again() -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"a": 1}, set(), reissued=reissued)
+    buffer.failures_fn = lambda uids, partition_id: [Failure("4 samplers failed", final=True) for _ in uids]
+    buffer.failure_keys["train"] = {"a"}
+    with pytest.raises(RuntimeError, match="prompt a cannot be sampled: 4 samplers failed"):
+        buffer._terminal_eviction_reasons(1, "train")
+    assert not reissued

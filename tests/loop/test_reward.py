@@ -1,0 +1,223 @@
+"""A reward that hangs or dies is ended, and named with its prompt; the others get their scores."""
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+from verl_vcpo.user_code import reward
+from verl_vcpo.user_code.reward import RewardError, RewardPool, bound_custom_reward, compute_score
+from verl_vcpo.user_code.reward_process import Reward
+
+LIMIT_S, SHORT_S = 60.0, 1.0  # of calls that end by themselves, and of calls that do not
+REWARDS = Path(__file__).with_name("rewards_that_fail.py")
+
+
+def run(
+    work: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]],
+    name: str = "sync",
+    limit_s: float = LIMIT_S,
+) -> Any:
+    """Do `work` with a reward function; afterwards none of its processes is left."""
+
+    async def scored(text: str, row: int = 0, path: Path | str = REWARDS) -> Any:
+        return await compute_score(
+            "toy",
+            text,
+            "truth",
+            {"index": row},
+            reward_path=str(path),
+            reward_name=name,
+            reward_fixed={"bonus": 1},
+            reward_timeout_s=limit_s,
+        )
+
+    async def main() -> Any:
+        try:
+            return await work(scored)
+        finally:
+            for pool in reward._pools.values():
+                pool.close()
+            reward._pools.clear()  # the next event loop has its own
+            assert not processes()
+
+    return asyncio.run(main())
+
+
+def processes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "reward_process" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize("name", ["sync", "coroutine"])
+def test_scores_are_those_of_the_function(name: str) -> None:
+    async def work(scored: Any) -> list[Any]:
+        return await asyncio.gather(*[scored(f"text {i}", i) for i in range(50)])
+
+    assert run(work, name) == [{"score": float(i + 1), "acc": 0.5, "truth": "truth"} for i in range(50)]
+
+
+@pytest.mark.parametrize("name", ["sync", "coroutine"])
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("sleep", "took longer than"),
+        ("loop", "took longer than|did not return"),
+        ("regex", "took longer than|did not return"),  # holds the interpreter's lock: no thread could end it
+        ("os._exit", "its process ended with exit code 3"),
+        ("segfault", "its process ended with SIGSEGV"),
+        ("sys.exit", "raises SystemExit: bye"),
+        ("raise", r"raises ValueError: no number \(rewards_that_fail.py:\d+\)"),
+        ("none", "returned None, on row 7 .*; return a finite number"),
+        ("nan", "returned nan, on row 7 .*; return a finite number"),
+        ("own class", "returned what cannot be sent"),
+    ],
+)
+def test_a_failure_names_the_reward_and_its_prompt(
+    name: str, text: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward, "_GRACE_S", 0.5)  # a loop in a coroutine takes processor time until then
+
+    async def work(scored: Any) -> Any:
+        with pytest.raises(RewardError) as raised:
+            await scored(text, row=7)
+        assert re.search(complaint, str(raised.value)), raised.value
+        for part in (f"{REWARDS}:{name}", "row 7 of 'toy'", repr(text)):
+            assert part in str(raised.value)
+        assert "\n" not in str(raised.value)
+        return await scored("text 1")
+
+    limit_s = 3 * SHORT_S if "took longer" in complaint else LIMIT_S  # the next call has to end in time
+    assert run(work, name, limit_s)["score"] == 1.0, "it goes on"
+
+
+@pytest.mark.parametrize("name", ["sync", "coroutine"])
+def test_a_reward_that_is_nan_one_time_in_ten_is_refused_these_times(name: str) -> None:
+    async def work(scored: Any) -> list[Any]:
+        texts = ["nan" if i % 10 == 9 else f"text {i}" for i in range(100)]
+        return await asyncio.gather(*[scored(text, i) for i, text in enumerate(texts)], return_exceptions=True)
+
+    for i, result in enumerate(run(work, name)):
+        if i % 10 == 9:
+            assert isinstance(result, RewardError) and f"returned nan, on row {i} of 'toy'" in str(result)
+        else:
+            assert result["score"] == i + 1
+
+
+def test_a_call_that_hangs_takes_no_other_with_it() -> None:
+    async def work(scored: Any) -> list[Any]:
+        texts = ["regex", "sleep", "os._exit", *["text 0"] * 20]
+        return await asyncio.gather(*[scored(text) for text in texts], return_exceptions=True)
+
+    bad, good = (results := run(work, limit_s=5 * SHORT_S))[:3], results[3:]
+    assert all(isinstance(result, RewardError) for result in bad)
+    assert all(result["score"] == 1.0 for result in good)
+
+
+def test_coroutines_wait_side_by_side() -> None:
+    async def work(scored: Any) -> int:
+        results = await asyncio.gather(*[scored("sleep", i) for i in range(50)], return_exceptions=True)
+        assert all("took longer than 1 s" in str(result) for result in results), results[0]
+        return len(processes())
+
+    start = time.monotonic()
+    assert run(work, "coroutine", SHORT_S) == 1
+    assert time.monotonic() - start < 25, "one after the other they would take 50 s"
+
+
+def test_a_fast_reward_has_one_process_and_a_waiting_one_has_several() -> None:
+    async def fast(scored: Any) -> int:
+        for _ in range(20):
+            await scored("text 1")
+        return len(processes())
+
+    async def waiting(scored: Any) -> int:
+        await asyncio.gather(*[scored("wait") for _ in range(8)])
+        return len(processes())
+
+    assert run(fast) == 1
+    assert 1 < run(waiting) <= reward._MOST_PROCESSES
+
+
+def test_what_a_reward_started_ends_with_it() -> None:
+    async def work(scored: Any) -> None:
+        with pytest.raises(RewardError, match="took longer"):
+            await scored("child")
+
+    run(work, limit_s=SHORT_S)
+    left = [p for p in psutil.process_iter(["cmdline"]) if "86399" in (p.info["cmdline"] or [])]
+    assert not psutil.wait_procs(left, timeout=20)[1], "killed, a process is gone a moment later"
+
+
+def test_a_reward_that_does_not_load_says_why(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_module\n")
+
+    async def work(scored: Any) -> list[Any]:
+        return await asyncio.gather(*[scored("x", path=broken) for _ in range(8)], return_exceptions=True)
+
+    for result in run(work):
+        assert "does not load: it raises ModuleNotFoundError: No module named 'no_such_module'" in str(result)
+
+
+def test_a_process_does_not_outlive_its_worker() -> None:
+    """Its call would never return, and nobody is there to end it."""
+    program = f"""
+import asyncio, sys
+from verl_vcpo.user_code.reward import RewardPool
+from verl_vcpo.user_code.reward_process import Reward
+async def main():
+    pool = RewardPool(Reward({str(REWARDS)!r}, "sync", {{}}, 600, sys.path))
+    call = dict(data_source="", solution_str="regex", ground_truth="", extra_info={{}})
+    task = asyncio.create_task(pool.score(call))
+    while not pool._processes:
+        await asyncio.sleep(0.1)
+    print(pool._processes[0]._process.pid, flush=True)
+    await task
+asyncio.run(main())
+"""
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    process = psutil.Process(int(worker.stdout.readline()))
+    worker.kill()
+    worker.wait()
+    process.wait(30)
+
+
+def test_verl_loads_it_in_the_place_of_the_users() -> None:
+    custom = {"path": str(REWARDS), "name": "sync", "reward_kwargs": {"bonus": 2}}
+    config = OmegaConf.create({"async": {"reward_timeout_s": 5}, "reward": {"custom_reward_function": custom}})
+    OmegaConf.set_struct(config, True)
+    bound_custom_reward(config)
+
+    async def work(_: Any) -> Any:
+        function = get_custom_reward_fn(config)
+        return await function(data_source="toy", solution_str="text 1", ground_truth="truth", extra_info={})
+
+    assert run(work)["score"] == 2.0
+
+
+def test_without_a_custom_reward_nothing_changes() -> None:
+    config = OmegaConf.create({"async": {"reward_timeout_s": 5}, "reward": {"custom_reward_function": {"path": None}}})
+    bound_custom_reward(config)
+    assert get_custom_reward_fn(config) is None
+
+
+def test_the_projects_rewards_load_from_their_package() -> None:
+    async def main() -> Any:
+        pool = RewardPool(Reward("pkg://recipe.tasks.reward", "compute_score", {}, 60, sys.path))
+        call = {"data_source": "gsm8k", "solution_str": "#### 18", "ground_truth": "18", "extra_info": None}
+        try:
+            return await pool.score(call)
+        finally:
+            pool.close()
+
+    assert asyncio.run(main()) == {"score": 1.0, "acc": 1.0, "over_limit": 0.0}

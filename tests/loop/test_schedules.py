@@ -1,0 +1,34 @@
+"""The whole control loop, simulated: the bound holds, nothing deadlocks, no prompt is lost or trained twice."""
+
+import pytest
+
+from tests.reliability.random_schedules import Schedule, ScheduleOutcome
+from tests.reliability.simulated_loop import run
+from verl_vcpo.loop import replay_buffer
+
+
+def outcome_of(seeds: range) -> ScheduleOutcome:
+    total = ScheduleOutcome()
+    for seed in seeds:
+        outcome = run(Schedule.draw(seed))
+        assert outcome.ok, (Schedule.draw(seed), outcome)
+        total.add(outcome)
+    return total
+
+
+def test_some_schedules() -> None:
+    """The first of the thousand, also where the others are left out."""
+    outcome_of(range(40))
+
+
+@pytest.mark.slow
+def test_a_thousand_schedules() -> None:
+    """`python -m tests.reliability.schedules --n 100000` runs more; `scripts/test.sh --nightly` does that."""
+    total = outcome_of(range(1000))
+    assert total.schedules == 1000 and total.reissued > 100 and total.retried > 100
+    assert total.resumed > 300 and total.withheld > 300
+
+
+def test_a_rule_that_does_not_keep_the_bound_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_buffer, "deadlines_hold", lambda *_: True)
+    assert sum(run(Schedule.draw(seed)).lag_violations for seed in range(200)) > 0

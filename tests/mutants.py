@@ -1,0 +1,144 @@
+"""Which mistakes do the tests miss? `python -m tests.mutants [--minutes 60] [--only TEXT ...] [--json]`.
+
+Makes one small mistake at a time (another operator, number or function, a statement left out) in the algorithm, in the
+engine's losses, norms and mini-batches, and in the replay buffer with its deadlines, in an order drawn by the seed, and
+runs the tests of that file. Prints the mistakes that no test saw, but those of tests/kit/harmless_mutants.txt, which
+change no number and have their reason there. Exits with 1 where there are others. The files of the tree stay as they
+are: mistakes are made in a copy.
+"""
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from recipe.command_line import OneLineParser, positive_number, run_command
+from tests.kit import ROOT, mutation, session
+from tests.kit.mutation import Copy, Mutant
+from verl_vcpo.cpu import environment
+
+_ACTOR, _LOOP = "verl/verl_vcpo/actor", "verl/verl_vcpo/loop"
+_ALGORITHM = [f"tests/vcpo/test_{name}.py" for name in ("weights", "estimator", "collapse_alarm")]
+_GRADNORM = ["tests/vcpo/test_gradnorm.py", "tests/vcpo/test_cost.py"]
+_NORMS = [f"tests/actor/test_{name}.py" for name in ("choice", "packed", "vcpo_engine", "extreme_weights")]
+_BATCHES = ["tests/actor/test_losses.py"]
+_BUFFER = ["tests/loop/test_replay_buffer.py", "tests/loop/test_schedules.py::test_some_schedules"]
+TESTS: dict[str, list[str]] = {
+    "vcpo/*.py": _ALGORITHM,
+    **{f"vcpo/gradnorm/{name}.py": _GRADNORM for name in ("linear", "segments", "sums", "vectors")},
+    "vcpo/stabilizers/*.py": ["tests/vcpo/test_stabilizers.py"],
+    f"{_LOOP}/deadlines.py": _BUFFER,
+    f"{_LOOP}/replay_buffer.py": _BUFFER,
+    f"{_ACTOR}/losses.py": _BATCHES,
+    f"{_ACTOR}/mini_batch.py": _BATCHES,
+    f"{_ACTOR}/sequence_weights.py": _BATCHES,
+    f"{_ACTOR}/norms/*.py": _NORMS,
+}
+"""Files -> the tests that run with a mistake in one of them, the quick ones first."""
+HARMLESS = "tests/kit/harmless_mutants.txt"
+
+
+def harmless(file: Path) -> dict[str, str]:
+    """Name of a mistake -> why it changes no number. In the file a reason is a line that begins with `#`.
+
+    Raises:
+        ValueError: a mistake without a reason before it.
+    """
+    reasons, reason = {}, ""
+    for line in filter(None, file.read_text().splitlines()):
+        if line.startswith("#"):
+            reason = line.removeprefix("#").strip()
+        elif not reason:
+            raise ValueError(f"{file}: {line}: no reason before it; put a line that begins with # there")
+        else:
+            reasons[line] = reason
+    return reasons
+
+
+def chosen(only: Sequence[str]) -> dict[str, list[str]]:
+    """The files whose path contains one of `only`, with their tests."""
+    found = {str(f.relative_to(ROOT)): tests for pattern, tests in TESTS.items() for f in sorted(ROOT.glob(pattern))}
+    return {file: tests for file, tests in found.items() if any(text in file for text in only)}
+
+
+def in_turn(files: dict[str, list[str]], seed: int) -> list[Mutant]:
+    """All mistakes, one of each file in turn, so that a run that ends early has tried some of each."""
+    drawn = []
+    for file in files:
+        mistakes = mutation.mutants(file, ROOT)
+        random.Random(f"{seed} {file}").shuffle(mistakes)
+        drawn += [(i / len(mistakes), mistake) for i, mistake in enumerate(mistakes)]
+    return [mistake for _, mistake in sorted(drawn, key=lambda each: each[0])]
+
+
+def print_table(made: Counter[str], tried: Counter[str], missed: list[Mutant], known: Counter[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("file", "mistakes", "tried", "seen", "harmless", "missed")
+    of_file = Counter(mutant.file for mutant in missed)
+    for file in made:
+        seen = tried[file] - of_file[file]
+        table.add_row(file, *map(str, (made[file], tried[file], seen, known[file], of_file[file])))
+    totals = (made.total(), tried.total(), tried.total() - len(missed), known.total(), len(missed))
+    table.add_row("all", *map(str, totals))
+    Console(width=140).print(table)
+
+
+def main() -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--minutes", type=positive_number, default=60.0, help="how long to try (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, help="which mistakes are tried first (default: 0)")
+    parser.add_argument("--only", metavar="TEXT", nargs="+", default=[""], help="files whose path contains TEXT")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON line, last")
+    arguments = parser.parse_args()
+    files = chosen(arguments.only)
+    if not files:
+        parser.error(f"--only {' '.join(arguments.only)}: no such file among {', '.join(TESTS)}")
+    environment.apply()
+    reaper = session.begin()
+    reasons = harmless(ROOT / HARMLESS)
+    mistakes = in_turn(files, arguments.seed)
+    made, known = (
+        Counter(each.file for each in mistakes),
+        Counter(each.file for each in mistakes if each.name in reasons),
+    )
+    tried, missed = Counter[str](), list[Mutant]()
+    end = time.monotonic() + 60 * arguments.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        mutation.copy_of_tree(ROOT, Path(folder))
+        copy = Copy(Path(folder))
+        copy.import_others(sorted({test for tests in files.values() for test in tests}), wall_s=600.0)
+        limits = dict[str, tuple[float, float]]()
+        for mutant in mistakes:
+            tests, key = files[mutant.file], " ".join(files[mutant.file])
+            if mutant.name in reasons or (left := end - time.monotonic()) <= 0:
+                continue
+            if key not in limits:
+                right = copy.run(tests, wall_s=3600.0)
+                if not right.passed:
+                    parser.error(f"its tests fail without a mistake; run python -m pytest {key}")
+                limits[key] = 60 + 10 * right.wall_s, 10 + 3 * right.processor_s
+            wall_s, processor_s = limits[key]
+            tried[mutant.file] += 1
+            if copy.passes_with(mutant, tests, wall_s=wall_s, processor_s=processor_s):
+                missed.append(mutant)
+                print(f"line {mutant.line}: {mutant.name}", flush=True)
+            if tried.total() % 20 == 0:
+                print(f"{tried.total()} tried, {len(missed)} missed, {left / 60:.0f} minutes left", file=sys.stderr)
+    reaper.communicate(timeout=60)
+    print_table(made, tried, missed, known)
+    if arguments.json:
+        rows = [asdict(mutant) for mutant in missed]
+        counts = {"mistakes": made.total(), "tried": tried.total(), "harmless": known.total()}
+        print(json.dumps({"seed": arguments.seed, **counts, "missed": rows}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    run_command(main)

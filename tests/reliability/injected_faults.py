@@ -1,0 +1,283 @@
+"""Faults, what is done to a run of the real stack, and what became of that run's prompts, processes and memory."""
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from recipe.fully_async_policy.launch.processes import processes_of
+from tests.kit.small_run import BATCH, SEED, TrainerRun, abandoned
+from tests.reliability.moments import (
+    after_the_text,
+    between_steps,
+    inside_a_step,
+    inside_a_weight_update,
+    marks,
+    while_saving,
+    while_validating,
+)
+
+LAG, STEPS = 2, 7
+ENGINE = "VLLM::EngineCore"
+SETTINGS = [
+    f"async.lag={LAG}",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.save_freq=2",
+    "async.sampler_timeout_s=20",
+]
+_CLEAN_UP_S = 30
+_OTHER_RUN_S = 300  # another run on the machine removes the shared memory of its dead samplers when it replaces them
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a run, and whether the run survives it."""
+
+    name: str
+    inject: Callable[[TrainerRun], None]
+    survives: bool = False
+    says: str = "error:"
+    """In the output of a run that ends."""
+    prepare: Callable[[Path], list[str]] = lambda run_dir: []
+    """Made before the run, for its folder; the settings that go with it."""
+    when: Callable[[TrainerRun], None] = between_steps
+    """Returns at the moment of the fault."""
+
+
+def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[TrainerRun], None]:
+    """Signal the first process with `title` in its title."""
+
+    def inject(run: TrainerRun) -> None:
+        victims = run.processes(title)
+        if not victims:
+            raise RuntimeError(
+                f"no process {title!r} among {[' '.join(p.cmdline()) for p in processes_of(run.run_id)]}"
+            )
+        victims[0].send_signal(signum)
+
+    return inject
+
+
+def kill_twice(title: str) -> Callable[[TrainerRun], None]:
+    """Kill a process, and again what has come in its place."""
+
+    def inject(run: TrainerRun) -> None:
+        kill(title)(run)
+        after_the_text(run, "1 sampler(s) restarted")
+        kill(title)(run)
+
+    return inject
+
+
+def slow_validation(run_dir: Path) -> list[str]:
+    """A validation before step 1 that says when it has begun; its responses are sampled one after the other."""
+    marks(run_dir).mkdir()
+    return [
+        "trainer.val_before_train=true",
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+        "reward.custom_reward_function.name=slow_in_validation",
+        f"+reward.custom_reward_function.reward_kwargs.marks={marks(run_dir)}",
+    ]
+
+
+def two_samplers(run_dir: Path) -> list[str]:
+    return ["actor_rollout_ref.rollout.n_gpus_per_node=2"]
+
+
+def one_straggler(run_dir: Path) -> list[str]:
+    """A response of step 1 whose reward takes longer than the run, and that is begun again when it is due."""
+    marks(run_dir).mkdir()
+    return [
+        "async.on_deadline=reissue",
+        "reward.custom_reward_function.name=straggles_once",
+        f"+reward.custom_reward_function.reward_kwargs.marks={marks(run_dir)}",
+    ]
+
+
+def look_for_prompt_begun_again(run: TrainerRun) -> None:
+    """Raises RuntimeError where no prompt was."""
+    if not sum(line.get("vcpo/async/reissued_prompts", 0) for line in run.lines()):
+        raise RuntimeError("no prompt was begun again")
+
+
+def signal_driver(signum: int) -> Callable[[TrainerRun], None]:
+    return lambda run: run.process.send_signal(signum)
+
+
+def spoil_newest_checkpoint(spoil: Callable[[Path], None]) -> Callable[[TrainerRun], None]:
+    """End the run, then damage the largest file of its newest checkpoint."""
+
+    def inject(run: TrainerRun) -> None:
+        run.wait_for_step(5)  # two checkpoints
+        run.process.send_signal(signal.SIGTERM)
+        run.wait()
+        folder = max(
+            (run.run_dir / "checkpoints").glob("global_step_*"), key=lambda path: int(path.name.split("_")[-1])
+        )
+        spoil(max((p for p in folder.rglob("*") if p.is_file()), key=lambda path: path.stat().st_size))
+
+    return inject
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip_a_bit(file: Path) -> None:
+    with open(file, "r+b") as f:
+        f.seek(file.stat().st_size // 2)
+        byte = f.read(1)[0]
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte ^ 1]))
+
+
+def disk_for_one_checkpoint(run_dir: Path) -> list[str]:
+    """A file system that is full before the second checkpoint is written. Needs the right to mount one."""
+    disk = run_dir.with_name(f"{run_dir.name}-disk")
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        raise RuntimeError(f"no right to mount a small file system: {mounted.stderr.decode().strip()}")
+    return [f"trainer.default_local_dir={disk}"]
+
+
+def make_room(run: TrainerRun) -> None:
+    """After the run has ended for want of space."""
+    run.wait()
+    disk = run.run_dir.with_name(f"{run.run_dir.name}-disk")
+    subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
+
+
+FAULTS = [
+    Fault("kill -9 of a vLLM engine", kill(ENGINE), survives=True),
+    Fault("kill -9 of a vLLM server", kill("ray::CPUvLLMHttpServer"), survives=True),
+    Fault("kill -9 of what receives a sampler's weights", kill("CheckpointEngineWorker"), survives=True),
+    Fault("a sampler that hangs", kill(ENGINE, signal.SIGSTOP), survives=True),
+    Fault("a straggler, begun again when it is due", look_for_prompt_begun_again, True, prepare=one_straggler),
+    Fault("kill -9 of an agent-loop worker", kill("ray::LagKAgentLoopWorker")),
+    Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),
+    Fault("kill -9 of a trainer worker", kill("ray::WorkerDict")),
+    Fault("kill -9 of the TransferQueue storage", kill("ray::SimpleStorageUnit")),
+    Fault("SIGTERM to the driver, between steps", signal_driver(signal.SIGTERM), says="interrupted"),
+    Fault(
+        "SIGTERM to the driver, inside a step", signal_driver(signal.SIGTERM), says="interrupted", when=inside_a_step
+    ),
+    Fault("kill -9 of the driver, between steps", signal_driver(signal.SIGKILL), says=""),
+    Fault("kill -9 of the driver, inside a step", signal_driver(signal.SIGKILL), says="", when=inside_a_step),
+    Fault("kill -9 of a vLLM engine, inside a weight update", kill(ENGINE), survives=True, when=inside_a_weight_update),
+    Fault(
+        "kill -9 of a vLLM engine, while validating", kill(ENGINE), True, prepare=slow_validation, when=while_validating
+    ),
+    Fault("kill -9 of a vLLM engine, twice in a row", kill_twice(ENGINE), survives=True),
+    Fault("kill -9 of one of two vLLM engines", kill(ENGINE), survives=True, prepare=two_samplers),
+    Fault(
+        "kill -9 of one of two vLLM engines, inside a weight update",
+        kill(ENGINE),
+        survives=True,
+        prepare=two_samplers,
+        when=inside_a_weight_update,
+    ),
+    Fault("kill -9 of a trainer worker, inside a weight update", kill("ray::WorkerDict"), when=inside_a_weight_update),
+    Fault("kill -9 of a trainer worker, while saving", kill("ray::WorkerDict"), when=while_saving),
+    Fault("kill -9 of the driver, while saving", signal_driver(signal.SIGKILL), says="", when=while_saving),
+    Fault("a full disk while saving", make_room, says="MB free", prepare=disk_for_one_checkpoint),
+    Fault("a truncated checkpoint", spoil_newest_checkpoint(truncate), says=""),
+    Fault("a bit flipped in a checkpoint", spoil_newest_checkpoint(flip_a_bit), says=""),
+]
+
+
+@dataclass(frozen=True)
+class FaultVerdict:
+    """What a fault did."""
+
+    fault: str
+    lost: int
+    """Prompts that were due and were never trained on."""
+    duplicated: int
+    lag_violations: int
+    complaint: str
+    """What else went wrong; empty if nothing."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.duplicated or self.lag_violations or self.complaint)
+
+
+def order_of_rows(assets: Path, rows: int) -> list[int]:
+    """`extra_info.index` of the first `rows` prompts, in the order in which they are submitted."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.utils import create_rl_sampler
+
+    indices = [info["index"] for info in pq.read_table(assets / "data/train.parquet")["extra_info"].to_pylist()]
+    sampler = create_rl_sampler(OmegaConf.create({"shuffle": True, "seed": int(SEED or 1)}), indices)
+    return [indices[i] for i, _ in zip(sampler, range(rows), strict=False)]
+
+
+def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
+    """Run into the fault, go on after it, and account for every prompt."""
+    start, before, complaints = time.monotonic(), abandoned(), []
+    settings = [*SETTINGS, *fault.prepare(run_dir)]
+    run = TrainerRun(assets, run_dir, *settings)
+    fault.when(run)
+    fault.inject(run)
+    code = run.wait()
+    if fault.survives and code:
+        complaints.append(f"the run ended with exit code {code}: {run.tail()[-300:]}")
+    if not fault.survives:
+        if code == 0:
+            complaints.append("the run went on to its end as if nothing had happened")
+        if fault.says not in run.tail():
+            complaints.append(f"its output does not say {fault.says!r}: {run.tail()[-300:]}")
+        complaints += left_over(run.run_id, before)
+        if TrainerRun(assets, run_dir, *settings, "trainer.resume_mode=auto").wait():
+            complaints.append(f"it does not resume: {run.tail()[-300:]}")
+    complaints += left_over(run.run_id, before)
+    counts = account(run.lines(), order_of_rows(assets, (STEPS - LAG) * BATCH), complaints)
+    return FaultVerdict(
+        fault.name, **counts, complaint="; ".join(complaints), seconds=round(time.monotonic() - start, 1)
+    )
+
+
+def left_over(run_id: str, before: set[str]) -> list[str]:
+    """What a run that has ended leaves on this machine, once what cleans up has had time to.
+
+    Args:
+        before: `abandoned` before the run.
+    """
+    start = time.monotonic()
+    # What cleans up after a killed driver needs a moment.
+    while processes_of(run_id) and time.monotonic() < start + _CLEAN_UP_S:
+        time.sleep(0.5)
+    found = []
+    if processes := processes_of(run_id):
+        found.append(f"processes left: {[p.name() for p in processes]}")
+    files = abandoned() - before
+    while files and time.monotonic() < start + _OTHER_RUN_S:
+        time.sleep(0.5)
+        files &= abandoned()  # another run's files come and go: what this run has left stays
+    if files:
+        found.append(f"files left: {sorted(files)}")
+    return found
+
+
+def account(lines: list[dict[str, Any]], due: list[int], complaints: list[str]) -> dict[str, int]:
+    """Prompts lost and duplicated, and lags above the bound, from what the run logged."""
+    steps = [line for line in lines if line["step"]]
+    if [line["step"] for line in steps] != list(range(1, STEPS + 1)):
+        complaints.append(f"metrics.jsonl has the steps {[line['step'] for line in steps]}")
+    if any(not line["reward"] > 0 for line in steps):
+        complaints.append("a step has a reward of zero, which this task does not give")
+    trained = Counter(row for line in steps for row in line["trained_rows"])
+    return {
+        "lost": sum(row not in trained for row in due),
+        "duplicated": sum(times - 1 for times in trained.values()),
+        "lag_violations": sum(line["lag_max"] > LAG for line in steps),
+    }

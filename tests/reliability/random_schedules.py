@@ -1,0 +1,100 @@
+"""What is random about a run of the control loop, and what one or many of these runs did."""
+
+import random
+from dataclasses import dataclass
+
+from verl_vcpo.loop.deadlines import OnDeadline
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A run that ends at some step, and goes on from an earlier step's checkpoint, perhaps with other settings."""
+
+    save_freq: int
+    """Steps between checkpoints."""
+    crash_step: int
+    """The step that is not completed; after the first checkpoint's."""
+    lag: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is random about a run."""
+
+    seed: int
+    lag: float
+    on_deadline: OnDeadline
+    exact: bool
+    batch_size: int
+    steps: int
+    capacity: int
+    """Prompts that the samplers work on at a time."""
+    straggler: float
+    """Share of prompts that take 30 times as long."""
+    failure: float
+    """Probability that an attempt fails."""
+    sync_s: float
+    samples: int
+    """Responses for each prompt."""
+    rows: int
+    """Of the data; an epoch ends after so many prompts."""
+    resume: Resume | None
+
+    @staticmethod
+    def draw(seed: int) -> "Schedule":
+        rng = random.Random(seed)
+        exact = rng.random() < 0.15
+        lag = rng.choice([0, 1, 2, 3, 5, 8, 16]) if exact or rng.random() < 0.7 else round(rng.uniform(0, 5), 1)
+        reissue = not exact and lag > 0 and rng.random() < 0.4
+        batch_size, steps = rng.randint(1, 4), rng.randint(3, 10)
+        resume = None
+        if rng.random() < 0.4:
+            at = rng.randint(1, steps - 1)
+            other = rng.random() < 0.5
+            resume = Resume(
+                save_freq=at,
+                crash_step=rng.randint(at + 1, steps),
+                lag=rng.choice([1 if reissue else 0, 1, 2, 4, 8]) if other else lag,
+                batch_size=rng.randint(1, 4) if other else batch_size,
+            )
+        return Schedule(
+            seed=seed,
+            lag=lag,
+            on_deadline=OnDeadline.REISSUE if reissue else OnDeadline.WAIT,
+            exact=exact,
+            batch_size=batch_size,
+            steps=steps,
+            capacity=rng.choice([1, 2, 4, 16, 1000]),
+            straggler=rng.choice([0.0, 0.05, 0.3]),
+            failure=rng.choice([0.0, 0.0, 0.1, 0.4]),
+            sync_s=rng.choice([0.0, 0.1, 3.0]),
+            samples=rng.choice([1, 1, 3]),
+            rows=rng.choice([5, 12, 40, 10000]),
+            resume=resume,
+        )
+
+
+@dataclass
+class ScheduleOutcome:
+    """What one or many schedules did."""
+
+    schedules: int = 0
+    trained: int = 0
+    lag_violations: int = 0
+    deadlocks: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    reissued: int = 0
+    retried: int = 0
+    resumed: int = 0
+    withheld: int = 0
+    """Prompts of a checkpoint for which the resumed run had no room at once."""
+
+    def add(self, other: "ScheduleOutcome") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lag_violations or self.deadlocks or self.lost or self.duplicated)

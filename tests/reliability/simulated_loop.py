@@ -1,0 +1,385 @@
+"""The real trainer and replay buffer over a simulated clock, samplers and update, with TransferQueue in memory."""
+
+import contextlib
+import functools
+import heapq
+import math
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from recipe.fully_async_policy.main import compose, prepare_environment
+
+prepare_environment(["hardware=cpu"])
+
+import numpy as np  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
+from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer  # noqa: E402
+from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
+
+from tests.reliability.memory_queue import MemoryQueue  # noqa: E402
+from tests.reliability.random_schedules import Schedule, ScheduleOutcome  # noqa: E402
+from verl_vcpo.common import stored_tags  # noqa: E402
+from verl_vcpo.common.stored_tags import prompt_of  # noqa: E402
+from verl_vcpo.loop import replay_buffer, withheld_prompts  # noqa: E402
+from verl_vcpo.loop import trainer as lag_k  # noqa: E402
+from verl_vcpo.loop.replay_buffer import MAX_ATTEMPTS  # noqa: E402
+from verl_vcpo.report.run_log import HEADLINES  # noqa: E402
+from verl_vcpo.samplers import agent_loop  # noqa: E402
+from verl_vcpo.samplers.agent_loop import LagKAgentLoopManager  # noqa: E402
+
+
+class Deadlock(Exception):
+    """The trainer waits and nothing will ever happen."""
+
+
+@dataclass
+class SimulatedClock:
+    """Simulated time: callbacks in the order of their times."""
+
+    now: float = 0.0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._count, callback))
+
+    def wait(self, _: float) -> None:
+        """Until the next event: what polling more often would come to."""
+        if not self._events:
+            raise Deadlock
+        self.now, _, callback = heapq.heappop(self._events)
+        callback()
+
+    def run(self, seconds: float) -> None:
+        """Everything that happens in the next `seconds`."""
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end:
+            self.wait(0)
+        self.now = end
+
+
+class SimulatedSamplers:
+    """In place of agent loops and vLLM: prompts take their time, some fail, weight updates pause all of them."""
+
+    def __init__(self, schedule: Schedule, clock: SimulatedClock, queue: MemoryQueue, config: DictConfig) -> None:
+        self.version, self.config = 0, config
+        self.clock, self._schedule, self.queue, self.seed = clock, schedule, queue, schedule.seed
+        self._rng = random.Random(schedule.seed + 1)
+        self.submitted: set[str] = set()
+        """Every prompt so far."""
+        self._waiting: list[str] = []
+        self._running: dict[str, int] = {}  # uid -> its attempt
+        self._unfinished: Counter[str] = Counter()  # responses of a running prompt
+        self._failed: set[str] = set()  # running prompts of which a response failed
+        self._attempt: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._pauses = 0.0
+
+    def generate_sequences(self, batch: Any) -> None:
+        uids = [str(uid) for uid in batch["uid"]]
+        self.submitted.update(uids)
+        self._waiting += uids
+        self._start()
+
+    def raise_errors(self) -> None:
+        """No worker fails to take prompts."""
+
+    def raise_blocked(self) -> None:
+        """Nothing blocks a worker."""
+
+    # The real methods, over `stop`, `_begin_again` and `generate_sequences` of this class.
+    resubmit, _take_back = LagKAgentLoopManager.resubmit, LagKAgentLoopManager._take_back
+
+    def stop(self, uids: list[str]) -> list[list[str]]:
+        """As of one worker."""
+        stopped = [uid for uid in uids if uid in self._running or uid in self._waiting]
+        for uid in stopped:
+            self._running.pop(uid, None)
+        self._waiting = [uid for uid in self._waiting if uid not in stopped]
+        self._start()
+        return [stopped]
+
+    def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
+        """A while later, as the workers do: the trajectories of the stopped attempt are stored until then."""
+        uids = stopped[0]
+
+        def begin() -> None:
+            stored_tags.clear_trajectories(dict.fromkeys(uids, self._schedule.samples), partition_id)
+            self._waiting += uids
+            self._start()
+
+        if uids:
+            self.clock.after(self._rng.expovariate(1.0), begin)
+
+    def update_weights(self, version: int) -> dict[str, float]:
+        """What runs goes on afterwards, with the new weights; it keeps the version that it started with."""
+        self._pauses += self._schedule.sync_s
+        self.clock.run(self._schedule.sync_s)
+        self.version = version
+        return {}
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self._schedule.capacity:
+            uid = self._waiting.pop(0)
+            self._attempt[uid] += 1
+            self._running[uid] = self._attempt[uid]
+            self.queue.tags["train"][uid]["status"] = "running"
+            self._unfinished[uid] = self._schedule.samples
+            self._failed.discard(uid)
+            for session in range(self._schedule.samples):
+                seconds = self._rng.expovariate(1.0) * (30 if self._rng.random() < self._schedule.straggler else 1)
+                self._finish_later(uid, session, self._attempt[uid], self.version, seconds)
+
+    def _finish_later(self, uid: str, session: int, attempt: int, version: int, seconds: float) -> None:
+        pauses = self._pauses
+
+        def finish() -> None:
+            if self._running.get(uid) != attempt:
+                return  # cancelled
+            if self._pauses > pauses:
+                self._finish_later(uid, session, attempt, version, self._pauses - pauses)
+                return
+            self._publish(uid, session, version)
+            self._unfinished[uid] -= 1
+            if not self._unfinished[uid]:
+                del self._running[uid]
+                self.queue.tags["train"][uid]["status"] = "failure" if uid in self._failed else "finished"
+                self._start()
+
+        self.clock.after(seconds, finish)
+
+    def _publish(self, uid: str, session: int, version: int) -> None:
+        fails = self._rng.random() < self._schedule.failure and self._failures[uid] < MAX_ATTEMPTS - 1
+        if fails:
+            self._failures[uid] += uid not in self._failed
+            self._failed.add(uid)
+        else:
+            tag = {"seq_len": 2, "min_global_steps": version, "max_global_steps": self.version}
+            self.queue.tags["train"][f"{uid}_{session}_0"] = tag
+
+
+class Silent:
+    """In place of what workers do and what a run shows: takes every call, and does nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "Silent":
+        return self
+
+    def __getattr__(self, name: str) -> "Silent":
+        return self
+
+
+class SamplersThatLive:
+    """In place of `SamplerKeeper`: no sampler dies, and waiting lets simulated time pass."""
+
+    def __init__(self, servers: Any, weights: SimulatedSamplers, **settings: Any) -> None:
+        self.sleep, self.version = weights.clock.wait, 0
+
+    def replace_dead(self) -> int:
+        return 0
+
+
+class SimulatedData:
+    """A data loader of one prompt at a time, which goes on in the middle of an epoch.
+
+    position: prompts that it has delivered in all epochs.
+    """
+
+    def __init__(self, rows: int, position: int = 0) -> None:
+        self._rows, self.position = rows, position
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            index = self.position % self._rows
+            self.position += 1
+            yield {"raw_prompt": np.array([f"prompt {index}"], dtype=object), "index": np.array([index], dtype=object)}
+            if self.position % self._rows == 0:
+                return
+
+
+class Crash(Exception):
+    """The run ends in the middle of a step."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint of a simulated run holds."""
+
+    step: int
+    queue: MemoryQueue
+    position: int
+    """Of the data loader."""
+    submitted: frozenset[str]
+    """Every prompt so far."""
+
+
+class SimulatedTrainer(lag_k.LagKTrainer):
+    """The real trainer, by its constructor and verl's `init` and `fit`, without processes, updates and metrics.
+
+    batches: what was trained on: (step, batch, the replay buffer's metrics).
+    saved: the last checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        samplers: SimulatedSamplers,
+        update_s: Callable[[], float],
+        data: SimulatedData,
+        crash_step: int | None,
+    ) -> None:
+        self._samplers, self._update_s, self._data, self._crash_step = samplers, update_s, data, crash_step
+        self.batches: list[tuple[int, KVBatchMeta, dict[str, Any]]] = []
+        self._signs = random.Random(samplers.seed)
+        self.saved: Saved | None = None
+        super().__init__(config)
+
+    def _setup(self) -> None:
+        """What verl's does, with stand-ins for everything that has processes."""
+        self._init_dataloader()
+        self._init_dump_executor()
+        self.actor_rollout_wg, self.standalone_server_manager = Silent(), Silent()
+        self.standalone_checkpoint_manager = self._samplers
+        self.current_mode = HybridEngineMode.TRAINER
+        self.replay_buffer.clock = lambda: self._samplers.clock.now
+        self._load_checkpoint()
+
+    def _end_unused_balancer(self) -> None:
+        """Nothing has started it."""
+
+    def _init_dataloader(self) -> None:
+        self.train_dataloader, self.train_dataloader_it = self._data, None
+        self.total_training_steps, self.steps_per_epoch = self.config.trainer.total_training_steps, sys.maxsize
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        batch, sampled = self.replay_buffer.sample(self.global_steps, "train", sample_batch_size)
+        if self.global_steps == self._crash_step:
+            raise Crash
+        self.batches.append((self.global_steps, batch, sampled))
+        metrics |= {HEADLINES["ess_ratio"]: self._signs.random(), HEADLINES["kl"]: 0.0}
+        self._samplers.clock.run(self._update_s())
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        queue, submitted = self._samplers.queue.copy(), frozenset(self._samplers.submitted)
+        self.saved = Saved(self.global_steps, queue, self._data.position, submitted)
+
+    def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
+        """None: verl's are of trajectories that have tokens."""
+
+
+@functools.cache
+def _settings() -> DictConfig:
+    """The settings of all schedules: composed once, changed for each."""
+    off = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    off += ["samples_every=0", "save_model=false"]
+    return compose(["+task=countdown", "hardware=cpu", "trainer.resume_mode=disable", "data.gen_batch_size=1", *off])
+
+
+def _configured(schedule: Schedule, lag: float, batch_size: int, checkpoint: Path) -> DictConfig:
+    config = _settings()
+    config["async"].lag = lag
+    config["async"].on_deadline = str(schedule.on_deadline)
+    config["async"].exact_lag = schedule.exact
+    config.data.train_batch_size = batch_size
+    config.actor_rollout_ref.rollout.n = schedule.samples
+    config.trainer.resume_from_path = str(checkpoint)
+    config.trainer.total_training_steps = schedule.steps
+    config.trainer.save_freq = schedule.resume.save_freq if schedule.resume else -1
+    return config
+
+
+@contextlib.contextmanager
+def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
+    """TransferQueue is `queue`, the checkpoint is `loaded`, samplers live, and nothing is printed or tracked."""
+
+    def load(trainer: SimulatedTrainer) -> None:
+        trainer.global_steps = loaded.step if loaded else 0
+
+    with contextlib.ExitStack() as stack:
+        for module in (verl_replay_buffer, trainer_base, agent_loop, replay_buffer, stored_tags, withheld_prompts):
+            stack.enter_context(mock.patch.object(module, "tq", queue))
+        stack.enter_context(mock.patch.object(trainer_base.PPOTrainer, "_load_checkpoint", load))
+        stack.enter_context(mock.patch.object(lag_k, "SamplerKeeper", SamplersThatLive))
+        stack.enter_context(mock.patch.object(replay_buffer, "print_line", Silent()))
+        stack.enter_context(mock.patch.object(lag_k, "console", Silent()))
+        for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # of verl's `fit`
+            stack.enter_context(mock.patch.object(trainer_base, name, Silent()))
+        yield
+
+
+def _trained(
+    schedule: Schedule,
+    outcome: ScheduleOutcome,
+    lag: float,
+    batch_size: int,
+    checkpoint: Path,
+    loaded: Saved | None = None,
+) -> SimulatedTrainer:
+    """One process of the run, from its first step to its last or to the crash."""
+    queue, rng = loaded.queue.copy() if loaded else MemoryQueue(), random.Random(schedule.seed + 2)
+    config = _configured(schedule, lag, batch_size, checkpoint)
+    samplers = SimulatedSamplers(schedule, SimulatedClock(), queue, config)
+    samplers.submitted.update(loaded.submitted if loaded else ())
+    data = SimulatedData(schedule.rows, loaded.position if loaded else 0)
+    crash_step = schedule.resume.crash_step if schedule.resume and not loaded else None
+    with _in_memory(queue, loaded):
+        trainer = SimulatedTrainer(config, samplers, lambda: rng.expovariate(0.3), data, crash_step)
+        trainer.init()
+        outcome.withheld += len(queue.tags.get("withheld", {}))
+        with contextlib.suppress(Crash):
+            try:
+                trainer.fit(samplers)
+            except Deadlock:
+                outcome.deadlocks += 1
+    return trainer
+
+
+def run(schedule: Schedule) -> ScheduleOutcome:
+    """One schedule, from the first step to the last."""
+    with tempfile.TemporaryDirectory() as checkpoint:
+        return _run(schedule, Path(checkpoint))
+
+
+def _run(schedule: Schedule, checkpoint: Path) -> ScheduleOutcome:
+    outcome, resume = ScheduleOutcome(schedules=1), schedule.resume
+    trainer = _trained(schedule, outcome, schedule.lag, schedule.batch_size, checkpoint)
+    steps = [(schedule.lag, *step) for step in trainer.batches]
+    if resume and not outcome.deadlocks:
+        assert trainer.saved is not None
+        outcome.resumed = 1
+        steps = [step for step in steps if step[1] <= trainer.saved.step]
+        trainer = _trained(schedule, outcome, resume.lag, resume.batch_size, checkpoint, trainer.saved)
+        steps += [(resume.lag, *step) for step in trainer.batches]
+    trained = Counter[str]()
+    for lag, step, batch, metrics in steps:
+        lags = [step - 1 - tag["min_global_steps"] for tag in batch.tags]
+        outcome.lag_violations += sum(of_one > math.ceil(lag) for of_one in lags)
+        if schedule.exact and not schedule.failure and not resume:
+            outcome.lag_violations += sum(of_one != min(step - 1, lag) for of_one in lags)
+        trained.update({prompt_of(key) for key in batch.keys})
+        outcome.reissued += int(metrics["vcpo/async/reissued_prompts"])
+        outcome.retried += int(metrics["vcpo/async/retried_prompts"])
+        outcome.lost += len({prompt_of(key) for key in batch.keys}) * schedule.samples - len(batch.keys)
+    _count_prompts(outcome, trainer, trained, steps)
+    return outcome
+
+
+def _count_prompts(
+    outcome: ScheduleOutcome, trainer: SimulatedTrainer, trained: Counter[str], steps: list[tuple[Any, ...]]
+) -> None:
+    known = trainer._samplers.queue.prompts()
+    outcome.trained = trained.total()
+    outcome.duplicated = sum(times - 1 for times in trained.values()) + len(known & trained.keys())
+    outcome.lost += len(trainer._samplers.submitted - known - trained.keys())
+    if not outcome.deadlocks:
+        outcome.lost += trainer.config.trainer.total_training_steps - len(steps)

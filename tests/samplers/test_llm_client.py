@@ -1,0 +1,239 @@
+"""The samplers' client over servers that only count: admission, weight updates, and servers that fail."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from ray.exceptions import RayActorError
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, most_calls, request_order
+from verl_vcpo.samplers.client import MAX_SERVER_FAILURES, RequestEndsServers, ResumingLLMClient
+from verl_vcpo.samplers.router import IdleTimeLoadBalancer
+
+
+class Handle:
+    """An actor's handle: `.name.remote(...)` calls the object's method, as Ray does, in another task."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            result = getattr(self._actor, name)(*args, **kwargs)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs)))
+
+
+class CountingServer:
+    """In place of LagKvLLMHttpServer: counts its requests, and answers after a weight update or a while."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds, self.answers_probes, self.dead = seconds, True, False
+        self.requests, self.most, self.order = 0, 0, list[int]()
+        self.dropped: list[list[str]] = []
+        self.update = asyncio.Event()
+        self.poison: set[int] = set()
+        self._died = asyncio.Event()
+
+    async def generate(self, request_id: str, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        self.requests += 1
+        self.most = max(self.most, self.requests)
+        self.order.append(prompt_ids[0])
+        if prompt_ids[0] in self.poison:
+            await asyncio.sleep(self.seconds / 2)
+            self.dead = True
+            self._died.set()
+        try:
+            events = [asyncio.ensure_future(event.wait()) for event in (self.update, self._died)]
+            done, _waiting = await asyncio.wait(events, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
+            for event in events:
+                event.cancel()
+            if self.dead:
+                raise RayActorError
+            tokens, reason = ([], "aborted") if done else ([7, 8], "completed")
+            return TokenOutput(token_ids=tokens, log_probs=[0.0] * len(tokens), stop_reason=reason)
+        finally:
+            self.requests -= 1
+
+    async def probe(self) -> None:
+        if not self.answers_probes:
+            await asyncio.sleep(60)
+
+    def drop_requests(self, request_ids: list[str]) -> None:
+        self.dropped.append(request_ids)
+
+
+class Pool:
+    """A load balancer that counts, and servers, which are replaced when they are taken out."""
+
+    def __init__(self, make: Callable[[], CountingServer], count: int = 1) -> None:
+        self.servers = [make() for _ in range(count)]
+        self._make, self.acquired, self.releases = make, 0, 0
+        self._balancer = IdleTimeLoadBalancer({str(i): Handle(server) for i, server in enumerate(self.servers)})
+
+    def acquire_server(self, request_id: str) -> Any:
+        self.acquired += 1
+        return self._balancer.acquire_server(request_id)
+
+    def release_servers(self, ids: list[str]) -> None:
+        self.releases += 1
+        self._balancer.release_servers(ids)
+
+    def remove_servers(self, ids: list[str]) -> None:
+        known = set(self._balancer.get_all_servers())
+        self._balancer.remove_servers(ids)
+        for _ in known & set(ids):
+            self.servers.append(self._make())
+            self._balancer.add_servers({str(len(self.servers) - 1): Handle(self.servers[-1])})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._balancer, name)
+
+
+def client(pool: Pool, slots: int = 4, timeout_s: float = 30.0) -> ResumingLLMClient:
+    rollout = dict(
+        name="vllm", response_length=2, max_num_seqs=slots, n_gpus_per_node=1, nnodes=1, tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1, data_parallel_size=1, agent={"num_workers": 1},
+    )  # fmt: skip
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "async": {"sampler_timeout_s": timeout_s}})
+    return ResumingLLMClient(config, load_balancer_handle=Handle(pool))
+
+
+async def ask(llm: ResumingLLMClient, number: int, order: tuple[int, ...] = ()) -> TokenOutput:
+    request_order.set(order)
+    return await llm.generate(f"request {number}", prompt_ids=[number], sampling_params={})
+
+
+def test_only_a_multiple_of_the_slots_is_at_the_samplers_the_earliest_deadline_first() -> None:
+    async def main() -> None:
+        pool = Pool(CountingServer)
+        llm = client(pool, slots=4)
+        await asyncio.gather(*[ask(llm, number, order=(1, 100 - number)) for number in range(100)])
+        (server,) = pool.servers
+        assert server.most == 8
+        assert server.order[8:] == list(range(99, 7, -1)), "the first eight found the gate open"
+
+    asyncio.run(main())
+
+
+def test_a_validation_comes_before_the_backlog() -> None:
+    async def main() -> None:
+        pool = Pool(CountingServer)
+        llm = client(pool, slots=2)
+        training = [asyncio.ensure_future(ask(llm, number, order=(1, number))) for number in range(50)]
+        await asyncio.sleep(0.005)
+        await ask(llm, 1000, order=(0, 9))
+        assert pool.servers[0].order.index(1000) <= 8
+        await asyncio.gather(*training)
+
+    asyncio.run(main())
+
+
+def test_a_weight_update_asks_the_load_balancer_nothing() -> None:
+    async def main() -> None:
+        pool = Pool(lambda: CountingServer(seconds=600.0))
+        llm = client(pool, slots=50)
+        answers = [asyncio.ensure_future(ask(llm, number)) for number in range(100)]
+        while len(pool.servers[0].order) < 100:
+            await asyncio.sleep(0.001)
+        pool.servers[0].seconds = 0.01
+        pool.servers[0].update.set()  # every request is aborted, and sent again
+        await asyncio.sleep(0)
+        pool.servers[0].update.clear()
+        assert [answer.token_ids for answer in await asyncio.gather(*answers)] == [[7, 8]] * 100
+        assert pool.acquired == 100 and len(pool.servers[0].order) == 200
+        assert pool.get_total_inflight() == 0
+
+    asyncio.run(main())
+
+
+def test_a_slow_sampler_is_not_a_dead_one() -> None:
+    async def main() -> None:
+        pool = Pool(lambda: CountingServer(seconds=0.5))
+        answer = await ask(client(pool, timeout_s=0.05), 1)
+        assert answer.token_ids == [7, 8] and len(pool.servers) == 1, "its engine answered every probe"
+
+    asyncio.run(main())
+
+
+def test_a_sampler_that_hangs_is_taken_out() -> None:
+    async def main() -> None:
+        pool = Pool(CountingServer)
+        hung = pool.servers[0]
+        hung.seconds, hung.answers_probes = 60.0, False
+        answer = await ask(client(pool, timeout_s=0.05), 1)
+        assert answer.token_ids == [7, 8] and len(pool.servers) == 2
+
+    asyncio.run(main())
+
+
+def test_a_request_that_ends_its_servers_is_named_and_the_others_are_answered() -> None:
+    """Poison among 32 requests: after two servers each suspect comes alone, and only the poison meets a third."""
+
+    def poisoned() -> CountingServer:
+        server = CountingServer()
+        server.poison = {5}
+        return server
+
+    async def main() -> None:
+        pool = Pool(poisoned)
+        llm = client(pool, slots=16)
+        results = await asyncio.gather(*[ask(llm, number) for number in range(32)], return_exceptions=True)
+        assert isinstance(results[5], RequestEndsServers)
+        assert all(isinstance(result, TokenOutput) for number, result in enumerate(results) if number != 5)
+        assert len(pool.servers) == 1 + MAX_SERVER_FAILURES
+
+    asyncio.run(main())
+
+
+def test_requests_that_nobody_waits_for_are_ended_at_their_servers_in_one_call_of_each() -> None:
+    async def main() -> None:
+        pool = Pool(lambda: CountingServer(seconds=60.0), count=2)
+        llm = client(pool)
+        requests = [asyncio.ensure_future(ask(llm, number)) for number in range(6)]
+        async with asyncio.timeout(60):
+            while sum(server.requests for server in pool.servers) < len(requests):
+                await asyncio.sleep(0.001)
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+            while not (pool.releases and all(server.dropped for server in pool.servers)):
+                await asyncio.sleep(0.001)
+        assert [[len(call) for call in server.dropped] for server in pool.servers] == [[3], [3]]
+        assert pool.get_total_inflight() == 0
+        assert pool.releases == 1
+
+    asyncio.run(main())
+
+
+def test_a_place_is_not_lost_when_a_waiting_request_is_cancelled() -> None:
+    async def main() -> None:
+        gate = AdmissionGate(1)
+
+        async def hold(seconds: float) -> None:
+            async with gate.admitted(()):
+                await asyncio.sleep(seconds)
+
+        first, second = asyncio.ensure_future(hold(0.02)), asyncio.ensure_future(hold(9.0))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await first
+        await asyncio.wait_for(hold(0.0), 1.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_the_places_follow_from_the_layout(workers: int) -> None:
+    """math/vcpo_k=10.sh: two samplers of two GPUs; verl gives a server 1,000 calls at a time."""
+    rollout = SimpleNamespace(
+        n_gpus_per_node=4, nnodes=1, tensor_model_parallel_size=2, pipeline_model_parallel_size=1, data_parallel_size=1,
+        max_num_seqs=1024, agent=SimpleNamespace(num_workers=workers),
+    )  # fmt: skip
+    assert admitted_per_worker(rollout) * workers == 4096
+    assert most_calls(rollout) > 4096

@@ -1,0 +1,79 @@
+"""A policy as a Hugging Face folder, written from the weights that an engine exports for the samplers."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from verl_vcpo.common.whole_file import whole_folder
+
+_SHARD_BYTES = 4_000_000_000
+_INDEX = "model.safetensors.index.json"
+
+
+def write_folder(weights: Iterable[tuple[str, Tensor]], model: Any, folder: Path, shard: int = _SHARD_BYTES) -> None:
+    """Write weights, configuration, tokenizer and generation settings. Collective: rank 0 writes.
+
+    mbridge's own `save_weights` distributes the weights over the files of the model that the run began with, and
+    leaves a file out when that model's index names a weight that Megatron does not have.
+
+    Args:
+        weights: (Hugging Face name, weight), gathered as they are read, on all ranks.
+        model: verl's HFModelConfig, with the tokenizer loaded.
+        folder: on a file system of rank 0's node; complete as soon as it is there, and in place of an older one.
+        shard: bytes of a file, and of the memory that the writer needs on the host; more for one larger weight.
+    """
+    if dist.get_rank() != 0:
+        for _ in weights:
+            pass
+        return
+    with whole_folder(folder) as partial:
+        _write_weights(weights, partial, shard)
+        model.hf_config.save_pretrained(partial)
+        model.get_processor().save_pretrained(partial)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(partial)
+
+
+def _write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path, shard: int) -> None:
+    parts, total = [], 0
+    for part in _shards(weights, shard):
+        total += sum(weight.nbytes for weight in part.values())
+        parts.append(list(part))
+        save_file(part, folder / _part(len(parts)), metadata={"format": "pt"})
+    if len(parts) == 1:
+        (folder / _part(1)).rename(folder / "model.safetensors")
+        return
+    place: dict[str, str] = {}
+    for number, names in enumerate(parts, 1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        (folder / _part(number)).rename(folder / file)
+        place |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": place}
+    (folder / _INDEX).write_text(json.dumps(index, indent=2))
+
+
+def _part(number: int) -> str:
+    return f"part-{number}.safetensors"
+
+
+def _shards(weights: Iterable[tuple[str, Tensor]], shard: int) -> Iterator[dict[str, Tensor]]:
+    """Copies on the host. A tied embedding comes from the first and from the last pipeline stage: one is kept."""
+    part: dict[str, Tensor] = {}
+    seen: set[str] = set()
+    size = 0
+    for name, weight in weights:
+        if name in seen:
+            continue
+        seen.add(name)
+        if part and size + weight.nbytes > shard:
+            yield part
+            part, size = {}, 0
+        part[name] = weight.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        size += weight.nbytes
+    yield part

@@ -1,0 +1,335 @@
+"""The patched Megatron actor: one VCPO update per mini-batch. Extends verl/workers/engine/megatron/transformer_impl.py.
+
+An update is two passes over the mini-batch:
+
+1. measure: every sequence's log importance weight and, if the baseline needs norms, the norm of its score gradient;
+2. step: one ordinary packed backward of `-sum_i coefficient_i * score_i`, then an optimizer step with the learning rate
+   multiplied by the step-size multiplier.
+
+A packed backward that measures norms usually forms the gradient too (norms/update.py). After measuring, the rows of
+all sequences are gathered on all ranks (mini_batch.py), so weights, baselines and the step are those of the global
+mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
+"""
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
+from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_optimizer
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+
+from vcpo import AUTO, Estimate, FreshestEssRatio, VCPOConfig, estimate
+from verl_vcpo.actor.losses import note_longest_response, padded_responses, weighted_score_loss
+from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
+from verl_vcpo.actor.norms import experts
+from verl_vcpo.actor.norms.choice import Layers
+from verl_vcpo.actor.norms.per_trajectory import score_gradients
+from verl_vcpo.actor.norms.settings import NormsKeep, against_packing
+from verl_vcpo.actor.norms.sums import SecondBuffers
+from verl_vcpo.actor.norms.tapping import plug_in
+from verl_vcpo.actor.norms.update import (
+    PackedOutcome,
+    PackedUpdate,
+    Unmeasured,
+    forward_step,
+)
+from verl_vcpo.actor.resume import Resumable
+from verl_vcpo.actor.sequence_weights import SequenceWeights
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.whole_file import write_whole
+
+logger = logging.getLogger(__name__)
+
+# The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
+ENGINE_VENDOR = "vcpo"
+
+# In a checkpoint's folder, beside Megatron's files.
+STATE_FILE = "vcpo.json"
+
+# The settings of the estimate from which metrics are computed with methods other than VCPO.
+_WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore[arg-type]  # it takes strings as well
+
+
+@EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
+class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
+    """verl's Megatron actor with the VCPO update; with another method verl's update, plus VCPO's diagnostics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.freshest_ess_ratio = FreshestEssRatio()
+        self.sequence_weights = SequenceWeights()
+        self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
+        self.unpackable: str | None = None
+        """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
+        self._second_buffers = SecondBuffers()
+        self._warned = False
+        self._kept: NormsKeep | None = None
+        self._batch_begins = True
+
+    def initialize(self) -> None:
+        """Build the model, and tap its modules for per-sequence gradients."""
+        super().initialize()
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            if "foreach" in group:  # torch's AdamW on a GPU would make a float32 copy of all parameters in each step
+                group["foreach"] = False
+        self.tap = plug_in(self.module)
+        # Pipeline stages have different layers, and all ranks have to measure in the same way.
+        reasons: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, self._why_not_packed())
+        self.unpackable = next(filter(None, reasons), None)
+        self.linear_layers = Layers.gathered(self.module, self.model_config.share_embeddings_and_output_weights)
+
+    def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
+        """One optimizer step on one mini-batch; no step where no sequence of the mini-batch is usable.
+
+        Args:
+            data: this data-parallel rank's sequences (B of them); besides verl's fields it needs
+                `rollout_log_probs` [B, T], `rm_scores` [B, T] (their sum: the raw reward) and `uid` (the prompt group),
+                and with `base_ess_ratio=auto` `lag`, the largest lag of the batch.
+            loss_function: verl's, a partial that carries the actor's config.
+
+        Returns:
+            verl's dictionary; `metrics` on the rank that holds the outputs.
+
+        Raises:
+            ValueError: a sequence without one log-prob, or one value of the mask, for each response token.
+            KeyError: `base_ess_ratio=auto` and no `lag`.
+        """
+        actor_config = loss_function.keywords["config"]
+        vcpo: VCPOSettings = actor_config.vcpo
+        check_lengths(data)
+        batch_begins, self._batch_begins = self._batch_begins, _ends_batch(data)
+        if batch_begins:
+            self.sequence_weights.clear()
+        if not vcpo.enable:
+            outputs = super().train_batch(data, loss_function)
+            batch = self._gather(data, outputs)
+            log_weight = batch.log_weight[batch.mine]
+            self.sequence_weights.note(data, log_weight, log_weight.exp())
+            return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
+
+        lag = _lag(data, vcpo)
+        note_longest_response(data)
+        aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
+        packed = self._packed_update(data, vcpo, aggregation)
+        loss = partial(weighted_score_loss, **aggregation)
+        batch = packed.batch if packed else self._measure(data, vcpo, loss)
+        step = self._estimate(vcpo, batch)
+        self.last_update = (batch, step)
+        self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
+        if batch_begins and lag is not None:  # later mini-batches are stale: the earlier have moved the policy
+            self.freshest_ess_ratio.update(step.ess_ratio, lag)
+        if not step.usable.any():
+            return self._skipped(batch, step)
+        if packed and not packed.rounded:
+            outputs = self._outputs(packed.losses)
+        else:
+            data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
+            self.optimizer_zero_grad()
+            outputs = self.forward_backward_batch(data, loss)
+        with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
+            grad_norm = self.optimizer_step()
+        if self.is_mp_src_rank_with_outputs():
+            outputs["metrics"]["grad_norm"] = grad_norm
+        of_packed = {}
+        if packed:
+            activations = packed.keep is NormsKeep.ACTIVATIONS
+            of_packed = {"vcpo/second_backwards": int(packed.rounded), "vcpo/activations_kept": int(activations)}
+        return self._with_metrics(outputs, batch, step, of_packed)
+
+    def _why_not_packed(self) -> str | None:
+        """`unpackable`, of this rank's part of the model."""
+        if self.engine_config.forward_only:
+            return "a reference policy has no gradients"
+        if self.module[0].ddp_config.overlap_grad_reduce:
+            return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
+        if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels:
+            return "pad_to_length and use_fused_kernels are not supported"
+        if unsupported := against_packing(partial(getattr, self.tf_config)):
+            return unsupported
+        if self.tf_config.cuda_graph_impl != "none":
+            return "a CUDA graph gives no gradients to a collector"
+        if self.peft_cls is not None or self.model_config.mtp.enable:
+            return "adapters and multi-token prediction are not supported"
+        if self.tf_config.softmax_type == "learnable":
+            return "softmax_type=learnable: the attention's parameters are not collected"
+        of_experts = experts.obstacle(self.tf_config) if self.tf_config.num_moe_experts else None
+        return of_experts or self.tap.untapped
+
+    def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
+        """Norms and gradient of the update from packed passes; None if packed norms are not set or not possible."""
+        if not vcpo.packs_gradient_norms:
+            return None
+        if self.unpackable:
+            if not self._warned and dist.get_rank() == 0:
+                logger.warning("vcpo.norms.how=packed -> per_trajectory: %s", self.unpackable)
+            self._warned = True
+            return None
+        update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
+        if update.keep is not self._kept and dist.get_rank() == 0:
+            logger.info("packed norms keep %s in %d passes: %s", update.keep, len(update.passes), update.why)
+        self._kept = update.keep
+        if update.keep is NormsKeep.GRADIENTS and self._slots < update.slots:
+            self._second_buffers.clear()  # first: both need not fit
+            self._second_buffers = update.second = SecondBuffers.of(self.module, update.slots)
+        try:
+            return update.run()
+        except Unmeasured:
+            for _, second in self._second_buffers.blocks:
+                second.zero_()
+        if update.keep is NormsKeep.GRADIENTS:  # gradients may be too large or small only with their weights
+            with contextlib.suppress(Unmeasured):
+                return PackedUpdate(self, data, vcpo, aggregation, SecondBuffers(), only_norms=True).run()
+        logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
+        return None
+
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        """As verl's; with `optimizer_offload` the optimizer's state does not go to the GPU before its step.
+
+        verl takes the state there for the whole update, where activations need the memory.
+        """
+        stays = self.is_optimizer_offload_enabled and device == get_device_name()
+        super().to(device=device, model=model, optimizer=optimizer and not stays, grad=grad)
+
+    def optimizer_step(self) -> Any:
+        """As verl's; with `optimizer_offload` the optimizer's state is on the GPU for the step only, and the second
+        buffers of `vcpo.norms.keep=gradients` are not."""
+        if not self.is_optimizer_offload_enabled:
+            return super().optimizer_step()
+        self._second_buffers.clear()
+        load_megatron_optimizer(self.optimizer)
+        try:
+            return super().optimizer_step()
+        finally:
+            offload_megatron_optimizer(self.optimizer)
+
+    def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """As verl's; during a packed update also gives the collector the layout of the micro-batch."""
+        collector = self.tap.collector
+        if collector is None:
+            return super().forward_step(batch_iter, *args, **kwargs)
+        packed = self.engine_config.use_remove_padding
+        return forward_step(collector, packed, super().forward_step, batch_iter, *args, **kwargs)
+
+    @property
+    def _slots(self) -> int:
+        """How many second buffers each parameter has."""
+        return len(next(iter(self._second_buffers.values()), ()))
+
+    def _outputs(self, losses: list[float]) -> dict[str, Any]:
+        return {"model_output": {}, "loss": losses, "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
+
+    def _measure(self, data: TensorDict, vcpo: VCPOConfig, loss: partial[Any]) -> MiniBatch:
+        if not vcpo.needs_gradient_norms:
+            return self._gather(data, self.infer_batch(data))
+        log_prob, squared_norm = score_gradients(self, data, loss)
+        source = self.is_mp_src_rank_with_outputs()
+        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob if source else None, squared_norm)
+
+    def _gather(self, data: TensorDict, outputs: dict[str, Any]) -> MiniBatch:
+        log_prob = None
+        if self.is_mp_src_rank_with_outputs():
+            log_prob = padded_responses(outputs["model_output"]["log_probs"], data)
+        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob, None)
+
+    def _estimate(self, config: VCPOConfig, batch: MiniBatch) -> Estimate:
+        return estimate(
+            config,
+            batch.log_weight,
+            batch.reward,
+            batch.group,
+            squared_norm=batch.squared_norm,
+            length=batch.tokens,
+            base_ess_ratio=self.freshest_ess_ratio.value,
+        )
+
+    def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
+        """The outputs of an update without an optimizer step.
+
+        A step with a gradient of zero would still change the weights, by Adam's momentum and weight decay.
+        """
+        outputs = self._outputs([0.0])
+        if outputs:
+            outputs["metrics"]["grad_norm"] = 0.0
+        return self._with_metrics(outputs, batch, step)
+
+    def _with_metrics(
+        self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate, of_packed: dict[str, int] | None = None
+    ) -> dict[str, Any]:
+        if not self.is_mp_src_rank_with_outputs():
+            return outputs
+        usable = step.usable
+        metrics = {
+            "vcpo/ess_ratio": step.ess_ratio,
+            "vcpo/ess_ratio/min": step.ess_ratio,  # verl takes the minimum over mini-batches, by the name
+            "vcpo/lr_multiplier": step.step_size_multiplier,
+            "vcpo/baseline": _mean(step.baseline[usable]),
+            "vcpo/weight/max": step.weight.max().item(),
+            "vcpo/kl_rollout_policy": (batch.kl[usable].sum() / batch.tokens[usable].sum().clamp(min=1)).item(),
+            "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
+            "vcpo/dropped_sequences": int(batch.dropped.sum()),
+            "vcpo/skipped_updates": int(not usable.any()),
+            "vcpo/second_backwards": 0,
+            **(of_packed or {}),
+        }
+        if batch.squared_norm is not None:
+            metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())
+        # verl requires lists, and takes the mean over ranks, which all report the same global value.
+        outputs["metrics"].update({name: [value] for name, value in metrics.items()})
+        return outputs
+
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """As verl's; also saves the ratios that `base_ess_ratio=auto` has measured."""
+        super().save_checkpoint(local_path, *args, **kwargs)
+        if dist.get_rank() == 0:
+            write_whole(Path(local_path) / STATE_FILE, json.dumps(self.freshest_ess_ratio.state_dict()))
+
+    def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """Load a checkpoint of this engine, or of verl's."""
+        state_file = Path(local_path or "") / STATE_FILE
+        state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
+        super().load_checkpoint(local_path, *args, **kwargs)
+        if state is not None:
+            self.freshest_ess_ratio.load_state_dict(state)
+
+
+def _ends_batch(data: TensorDict) -> bool:
+    """Whether this is a batch's last mini-batch in the last epoch, as verl's worker marks it."""
+    return bool(tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True))
+
+
+def _lag(data: TensorDict, config: VCPOConfig) -> int | None:
+    """The largest lag of the batch. None, or with `base_ess_ratio=auto` a KeyError, where it is missing."""
+    lag: int | None = tu.get_non_tensor_data(data, key="lag", default=None)
+    if lag is None and config.base_ess_ratio == AUTO:
+        raise KeyError("vcpo.base_ess_ratio=auto needs the batch's `lag`, which the trainer puts into its extra_info")
+    return lag
+
+
+def _mean(values: Tensor) -> float:
+    return values.mean().item() if values.numel() else math.nan
+
+
+@contextlib.contextmanager
+def scaled_learning_rate(optimizer: Any, multiplier: float) -> Iterator[None]:
+    """Inside the block the learning rate is `multiplier` times the scheduler's; afterwards it is restored."""
+    groups = optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    try:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * multiplier
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate

@@ -1,0 +1,1 @@
+"""Per-sequence gradient norms on every parallel layout. Begin with `update.py`: norms and gradient of one update."""

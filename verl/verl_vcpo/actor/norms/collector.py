@@ -1,0 +1,369 @@
+"""Computes per-sequence norms from every layer's inputs and output gradients, and keeps what the update needs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from torch import Tensor
+
+from vcpo.gradnorm import (
+    add_weighted,
+    add_weighted_per_sequence,
+    embedding_squared_norms,
+    sequence_sums,
+    squared_norms,
+    tied_rows,
+)
+from verl_vcpo.actor.norms.layout import MicroBatch
+from verl_vcpo.actor.norms.routing import ExpertRows
+from verl_vcpo.actor.norms.settings import NormsKeep
+from verl_vcpo.actor.norms.sums import Sums
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """What is kept of the weight of a linear layer in one micro-batch: inputs [T, in], output gradients [T, out]."""
+
+    parameter: Tensor
+    row: Tensor
+    """[T] the number in the pass of each token's sequence."""
+    x: Tensor
+    dy: Tensor
+
+
+@dataclass(frozen=True)
+class _Vector:
+    """What is kept of a bias or norm weight in one micro-batch: per sequence the gradient, `sums` [n, d]."""
+
+    parameter: Tensor
+    micro_batch: MicroBatch
+    sums: Tensor
+    summed_over_tp: bool
+    sharded: bool
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is kept of an embedding in one micro-batch: gradients `dy` [T, d] of the rows `token` [T].
+
+    `dy` is 0 where another rank has the row.
+    """
+
+    parameter: Tensor
+    micro_batch: MicroBatch
+    token: Tensor
+    dy: Tensor
+
+    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
+        """buffer[token] += coefficient_i dy."""
+        weighted = coefficient[self.micro_batch.row][:, None] * self.dy.float()
+        buffer.index_add_(0, self.token, weighted.to(buffer.dtype))
+
+    def add_to_sums(self, sums: Sums) -> None:
+        """Add to the main buffer, and each row to the second buffer of the baseline of the row's sequence."""
+        self.add_to(self.parameter.main_grad, sums.on_device[0])  # type: ignore[attr-defined]
+        second = sums.of(self.parameter)  # [S, V, d]
+        slot = sums.slot_on_device[self.micro_batch.row]
+        weighted = sums.on_device[1 + slot, self.micro_batch.row][:, None] * self.dy.float()
+        second.index_put_((slot, self.token), weighted, accumulate=True)
+
+
+class Collector:
+    """The squared norms of one pass over a part of the mini-batch, and what is kept of the gradients of the pass.
+
+    Args:
+        keep: the layers' activations, or weighted sums in the main and a second buffer; None: the norms only.
+        size: N, the number of sequences of the pass, those of other data-parallel ranks included: a rank's experts may
+            be given their tokens.
+        tied: whether embedding and head share their weight.
+        device: the model's device.
+        sums: with `keep=gradients` the sums of the pass.
+    """
+
+    def __init__(
+        self,
+        keep: NormsKeep | None,
+        size: int,
+        *,
+        tied: bool,
+        device: Any,
+        sums: Sums | None = None,
+    ) -> None:
+        self.keep, self.size, self.tied = keep, size, tied
+        self.micro_batch: MicroBatch | None = None
+        """The micro-batch whose forward or backward is running."""
+        self._sums = sums
+        self._weights: list[_Weight] = []
+        self._rows: list[_Rows] = []
+        self._vectors: list[_Vector] = []
+        self._cross: dict[str, list[tuple[MicroBatch, Tensor]]] = {"head": [], "embedding": []}
+        self._norms = torch.zeros(size, device=device)  # [N] this rank's part
+        self._of_micro_batch: dict[int, tuple[MicroBatch, Tensor]] = {}  # [n] this rank's part of its sequences' norms
+        self._cp_rank, self._cp = mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()
+        self._tp = mpu.get_tensor_model_parallel_world_size()
+
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, dy: Tensor, *, gather: Any = None, head: bool = False
+    ) -> None:
+        """Take the inputs and output gradients of a linear layer.
+
+        Args:
+            gather: the ranks over which the rows of the inputs are spread, or None.
+            head: whether the layer is the output layer.
+        """
+        micro_batch = self.current()
+        if bias is not None:
+            self.vector(bias, dy, sharded=True)
+        x, dy = micro_batch.flat(_gathered(x, gather)), micro_batch.flat(dy)
+        whole = micro_batch.gathered(x), micro_batch.gathered(dy)
+        mine = _share(len(weight), self._cp_rank, self._cp)
+        if self.tied and head:
+            self._tied_head(micro_batch, weight, whole[0], whole[1][:, mine], mine)
+        self._weight(_Weight(weight, micro_batch.row, x, dy), *whole, mine)
+
+    def router(self, weight: Tensor, x: Tensor, dy: Tensor, *, gather: Any = None) -> None:
+        """Take the inputs and output gradients of a linear layer whose weight every tensor-parallel rank has whole.
+
+        Args:
+            gather: the ranks over which the rows of both are spread, or None.
+        """
+        micro_batch = self.current()
+        row = micro_batch.rows[micro_batch.sequence_of(x)]
+        wide = x.to(dy.dtype)  # a router may compute in a wider format
+        whole = [micro_batch.gathered(micro_batch.flat(_gathered(part, gather))) for part in (wide, dy)]
+        part, parts = self._cp_rank, self._cp
+        if gather is not None:
+            part, parts = part * gather.size() + gather.rank(), parts * gather.size()
+        kept = _Weight(weight, row, x.flatten(0, 1), dy.flatten(0, 1))
+        self._weight(kept, whole[0], whole[1], _share(len(weight), part, parts))
+
+    def _weight(self, kept: _Weight, x: Tensor, dy: Tensor, mine: slice) -> None:
+        """Measure a weight, and keep it.
+
+        Ranks that have the same rows of the weight share them: each squares some, over all tokens.
+
+        Args:
+            kept: this rank's tokens.
+            x: inputs of all tokens, in the order of `MicroBatch.whole`.
+            dy: output gradients of all tokens, of all these rows of the weight.
+            mine: the rows of the weight that this rank squares.
+        """
+        micro_batch, dy = self.current(), dy[:, mine]
+        if self.keep is NormsKeep.GRADIENTS:
+            sums = self._given_sums()
+            buffers = [kept.parameter.main_grad[mine], *sums.of(kept.parameter)[:, mine]]  # type: ignore[attr-defined]
+            sums.in_micro_batch(micro_batch).add(x, dy, buffers, self._norms_of(micro_batch))
+            return
+        self._norms_of(micro_batch).add_(squared_norms(x, dy, micro_batch.whole))
+        if self.keep is NormsKeep.ACTIVATIONS:
+            self._weights.append(kept)
+
+    def experts(self, weights: Sequence[Tensor], x: Tensor, dy: Tensor, rows: ExpertRows) -> None:
+        """Take the inputs [R, in] and output gradients [R, out] of one linear layer of each of some experts.
+
+        Args:
+            weights: of each expert; no other rank has the same rows of them and tokens of the same sequences.
+            rows: the experts' rows.
+        """
+        if self.keep is NormsKeep.GRADIENTS:
+            sums = self._given_sums()
+            for weight, a, b, of_expert in zip(
+                weights, x.split(rows.splits), dy.split(rows.splits), rows.experts, strict=True
+            ):
+                buffers = [weight.main_grad, *sums.of(weight)]  # type: ignore[attr-defined]
+                weights_of_runs = sums.on_device[:, of_expert.sequence_of_run]
+                norms = add_weighted_per_sequence(
+                    a[of_expert.order], b[of_expert.order], of_expert.runs, weights_of_runs, buffers
+                )
+                self._norms.index_add_(0, of_expert.sequence_of_run, norms)
+            return
+        # One call for all experts: a norm needs no weight.
+        self._norms.index_add_(0, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
+        if self.keep is NormsKeep.ACTIVATIONS:
+            parts = (part.split(rows.splits) for part in (rows.sequence, x, dy))
+            self._weights += [_Weight(*of_expert) for of_expert in zip(weights, *parts, strict=True)]
+
+    def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
+        """Take the gradients [S, 1 or n, ..., d] of a parameter [d] or [1, d], one for each token.
+
+        Args:
+            summed_over_tp: tensor-parallel ranks have different tokens or heads.
+            sharded: tensor-parallel ranks have different parts of the parameter.
+        """
+        micro_batch = self.current()
+        per_token = dy.reshape(dy.shape[0] * dy.shape[1], -1, parameter.shape[-1])
+        per_token = per_token[:, 0] if per_token.shape[1] == 1 else per_token.sum(1)
+        sums = micro_batch.sums(per_token, dy)
+        self._vectors.append(_Vector(parameter, micro_batch, sums, summed_over_tp, sharded))
+
+    def embedding(self, weight: Tensor, token: Tensor, dy: Tensor) -> None:
+        """Take the gradients [B, S, d] of the looked-up rows `token` [B, S]; -1 where another rank has the row."""
+        micro_batch = self.current()
+        token, dy = token.flatten(), dy.flatten(0, 1).masked_fill(token.flatten()[:, None] < 0, 0.0)
+        share = _Rows(weight, micro_batch, token.clamp(min=0), dy)
+        if self.keep is NormsKeep.ACTIVATIONS:
+            self._rows.append(share)
+        elif self.keep is NormsKeep.GRADIENTS:
+            share.add_to_sums(self._given_sums())
+        token, dy = micro_batch.gathered(share.token), micro_batch.gathered(dy)
+        if self._cp_rank == 0:
+            self._norms_of(micro_batch).add_(embedding_squared_norms(token, dy, micro_batch.whole))
+        if self.tied:
+            self._cross["embedding"].append((micro_batch, dy))
+
+    def _tied_head(self, micro_batch: MicroBatch, weight: Tensor, x: Tensor, dy: Tensor, mine: slice) -> None:
+        first = weight.shape[0] * mpu.get_tensor_model_parallel_rank() + (mine.start or 0)
+        token = micro_batch.token - first
+        token = token.masked_fill((token < 0) | (token >= dy.shape[1]), -1)
+        self._cross["head"].append((micro_batch, tied_rows(token, x, dy, micro_batch.whole)))
+
+    def _given_sums(self) -> Sums:
+        assert self._sums is not None, "keep=gradients without sums"
+        return self._sums
+
+    def current(self) -> MicroBatch:
+        """The micro-batch whose forward or backward is running.
+
+        Raises:
+            RuntimeError: a backward outside the packed update.
+        """
+        if self.micro_batch is None:
+            raise RuntimeError("a backward outside the packed update")
+        return self.micro_batch
+
+    @torch.no_grad()
+    def squared_norms(self) -> Tensor:
+        """[N] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks.
+
+        Ends the pass: with `keep=gradients` the sums are complete afterwards.
+        """
+        if self.keep is NormsKeep.GRADIENTS:
+            sums = self._given_sums()
+            self._add_vectors(sums.of_sequences, lambda p: [p.main_grad, *sums.of(p)])  # type: ignore[attr-defined]
+        self._square_vectors()
+        if self.tied:
+            self._add_cross_terms()
+        for micro_batch, norms in self._of_micro_batch.values():
+            self._norms.index_add_(0, micro_batch.rows, norms)
+        self._of_micro_batch.clear()
+        return self._norms.double()
+
+    def _norms_of(self, micro_batch: MicroBatch) -> Tensor:
+        """[n] this rank's part of the norms of a micro-batch's sequences."""
+        if id(micro_batch) not in self._of_micro_batch:
+            self._of_micro_batch[id(micro_batch)] = micro_batch, torch.zeros_like(micro_batch.rows, dtype=torch.float32)
+        return self._of_micro_batch[id(micro_batch)][1]
+
+    def _add_vectors(
+        self, of_buffers: Callable[[MicroBatch], Tensor], into: Callable[[Tensor], Sequence[Tensor]]
+    ) -> None:
+        """Add every bias's and norm weight's gradients to its buffers.
+
+        Args:
+            of_buffers: a micro-batch of n sequences -> [k, n] their coefficients in each of k buffers.
+            into: a parameter -> its k buffers.
+        """
+        totals: dict[tuple[int, ...], tuple[list[_Vector], Tensor]] = {}
+        for some, sums in _side_by_side(self._vectors):
+            product, key = of_buffers(some[0].micro_batch) @ sums, tuple(id(share.parameter) for share in some)
+            totals[key] = some, totals[key][1] + product if key in totals else product
+        for some, total in totals.values():
+            parts = total.split([share.sums.shape[1] for share in some], dim=1)
+            for share, part in zip(some, parts, strict=True):
+                for buffer, row in zip(into(share.parameter), part, strict=True):
+                    buffer.add_(row)
+
+    def _square_vectors(self) -> None:
+        tp_rank = mpu.get_tensor_model_parallel_rank()
+        for summed_over_tp in (False, True):
+            vectors = _side_by_side([share for share in self._vectors if share.summed_over_tp == summed_over_tp])
+            shares, whole = [some for some, _ in vectors], [sums for _, sums in vectors]
+            if summed_over_tp and self._tp > 1:
+                whole = _summed(whole, mpu.get_tensor_model_parallel_group())
+            if self._cp > 1:
+                whole = _summed(whole, mpu.get_context_parallel_group())
+            if self._cp_rank:
+                continue
+            for some, sums in zip(shares, whole, strict=True):
+                if tp_rank:  # the others are rank 0's
+                    parts = sums.split([share.sums.shape[1] for share in some], dim=1)
+                    mine = [part for share, part in zip(some, parts, strict=True) if share.sharded]
+                    if not mine:
+                        continue
+                    sums = torch.cat(mine, dim=1)
+                self._norms_of(some[0].micro_batch).add_(sums.square().sum(1))
+
+    def _add_cross_terms(self) -> None:
+        """Add 2 <dE_i, dH_i>; with a pipeline the first stage has dE_i, and the last sends dH_i to the first."""
+        head, embedding = self._cross["head"], self._cross["embedding"]
+        if mpu.get_pipeline_model_parallel_world_size() > 1:
+            if not mpu.is_rank_in_embedding_group():
+                return
+            first, last = dist.get_process_group_ranks(mpu.get_embedding_group())
+            if dist.get_rank() == last:
+                for _, rows in head:
+                    dist.send(rows, first)
+                return
+            head = []
+            for micro_batch, dy in embedding:
+                rows = torch.empty_like(dy, dtype=torch.float32)
+                dist.recv(rows, last)
+                head.append((micro_batch, rows))
+        of_head = {id(micro_batch): rows for micro_batch, rows in head}
+        for micro_batch, dy in embedding:
+            products = (of_head[id(micro_batch)] * dy).sum(1, keepdim=True)
+            sums = sequence_sums(products, micro_batch.whole.sequence, len(micro_batch.rows))
+            self._norms_of(micro_batch).add_(2 * sums[:, 0])
+
+    @torch.no_grad()  # gradients that a pipeline stage receives have requires_grad=True
+    def add_weighted(self, coefficient: Tensor) -> None:
+        """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i.
+
+        Args:
+            coefficient: [N].
+        """
+        of_tokens: dict[int, Tensor] = {}  # all layers of a micro-batch have the same tokens
+        for weight in self._weights:
+            if id(weight.row) not in of_tokens:
+                of_tokens[id(weight.row)] = coefficient[weight.row]
+            x = weight.x.to(weight.dy.dtype)
+            add_weighted(x, weight.dy, of_tokens[id(weight.row)], weight.parameter.main_grad)  # type: ignore[attr-defined]
+        for rows in self._rows:
+            rows.add_to(rows.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
+        self._add_vectors(lambda batch: coefficient[batch.rows][None], lambda p: [p.main_grad])  # type: ignore[attr-defined]
+        self._weights.clear()
+        self._rows.clear()
+
+
+def _side_by_side(vectors: list[_Vector]) -> list[tuple[list[_Vector], Tensor]]:
+    """Of each micro-batch its vectors, and [n, all their d] their sums."""
+    of_micro_batch: dict[int, list[_Vector]] = {}
+    for share in vectors:
+        of_micro_batch.setdefault(id(share.micro_batch), []).append(share)
+    return [(some, torch.cat([share.sums for share in some], dim=1)) for some in of_micro_batch.values()]
+
+
+def _gathered(part: Tensor, group: Any) -> Tensor:
+    """The rows of all ranks of the group, rank after rank; without one the same."""
+    if group is None:
+        return part
+    whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
+    dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
+    return whole
+
+
+def _summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
+    """Sums over the ranks of the group, by one reduction."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _share(rows: int, part: int, parts: int) -> slice:
+    return slice(rows * part // parts, rows * (part + 1) // parts)

@@ -1,0 +1,160 @@
+"""Megatron's linear layers, embedding and norms, whose parameter gradients a `Collector` computes.
+
+While a collector is set, a module computes with a detached weight, so that autograd forms no weight gradient, and gives
+inputs and output gradients to the collector when the backward reaches the module. Without a collector a module behaves
+as Megatron's.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import layers
+from megatron.core.tensor_parallel.mappings import (
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from verl_vcpo.actor.norms.collector import Collector
+    from verl_vcpo.actor.norms.routing import ExpertRows
+
+
+class Tap:
+    """Shared by all modules of a model."""
+
+    collector: "Collector | None" = None
+    """What takes gradients at present."""
+    layers: str = "Megatron's own layers"
+    """Whose layers the model has, for the console."""
+    untapped: str | None = None
+    """A parameter whose per-sequence gradients cannot be collected, and why; None if all can be collected."""
+
+
+class Tapped:
+    """A mixin for what gives gradients to a collector."""
+
+    tap: Tap = Tap()  # replaced by `tapping.plug_in`
+
+    @property
+    def collector(self) -> "Collector | None":
+        """The current collector, in a forward that a backward follows."""
+        return self.tap.collector if torch.is_grad_enabled() else None
+
+
+def on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tensor], None]) -> None:
+    """Call take(inputs, gradient of output) in the backward, and drop the reference to the inputs."""
+    held = [inputs]
+    output.register_hook(lambda gradient: take(held.pop(), gradient))
+
+
+class TappedLinear(Tapped):
+    is_head = False
+    rows_of_experts: "Callable[[], ExpertRows] | None" = None
+    """Of an expert's layer, in a forward: the rows of the forward, known when the backward has begun."""
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **settings: Any) -> Tensor:
+        collector = self.collector
+        if collector is None or not weight.requires_grad:
+            return super()._forward_impl(input=input, weight=weight, bias=bias, **settings)  # type: ignore[misc]
+        fixed = None if bias is None else bias.detach()
+        output = layers.linear_with_frozen_weight(input=input, weight=weight.detach(), bias=fixed, **settings)
+        if not output.requires_grad:  # no parameter before this layer is trained
+            output.requires_grad_()
+        gather = settings["tp_group"] if settings["sequence_parallel"] else None
+        rows = self.rows_of_experts
+
+        def take(x: Tensor, dy: Tensor) -> None:
+            if rows is None:
+                collector.linear(weight, bias, x, dy, gather=gather, head=self.is_head)
+            else:
+                collector.experts([weight], x, dy, rows())
+
+        on_gradient(output, input.detach(), take)
+        return output
+
+
+class ColumnParallelLinear(TappedLinear, layers.ColumnParallelLinear):
+    """Megatron's class with per-sequence gradients."""
+
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(input_, *args, **kwargs)
+        return output, _tapped_bias(self, bias, output, sharded=True)
+
+
+class RowParallelLinear(TappedLinear, layers.RowParallelLinear):
+    """Megatron's class with per-sequence gradients."""
+
+    skip_bias_add: bool
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.collector is None or self.bias is None:
+            return super().forward(input_)
+        skip, self.skip_bias_add = self.skip_bias_add, True
+        try:
+            output, bias = super().forward(input_)
+        finally:
+            self.skip_bias_add = skip
+        bias = _tapped_bias(self, bias, output, sharded=False)
+        return (output, bias) if skip else (output + bias, None)
+
+
+def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: bool) -> Tensor | None:
+    """`bias` expanded to one row per token, so that the gradient has one row per token; the caller adds the rows."""
+    collector = module.collector
+    if collector is None or bias is None:
+        return bias
+    rows = bias.detach().expand_as(output).requires_grad_()
+    on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, summed_over_tp=not sharded, sharded=sharded))
+    return rows
+
+
+class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
+    """Megatron's class with per-sequence gradients."""
+
+    def forward(self, input_: Tensor) -> Tensor:
+        collector = self.collector
+        if collector is None or not self.weight.requires_grad:
+            return super().forward(input_)
+        token = input_ - self.vocab_start_index  # [B, S]
+        elsewhere = (token < 0) | (input_ >= self.vocab_end_index)
+        rows = F.embedding(token.masked_fill(elsewhere, 0), self.weight.detach()).masked_fill(elsewhere[..., None], 0.0)
+        rows.requires_grad_()
+        token = token.masked_fill(elsewhere, -1)
+        on_gradient(rows, token, lambda ids, dy: collector.embedding(self.weight, ids, dy))
+        if self.reduce_scatter_embeddings:
+            return reduce_scatter_to_sequence_parallel_region(rows.transpose(0, 1).contiguous(), group=self.tp_group)
+        return reduce_from_tensor_model_parallel_region(rows, group=self.tp_group)
+
+
+def is_norm_of_heads(name: str) -> bool:
+    """Whether a module is a norm of queries or keys, of which every tensor-parallel rank has some of the heads."""
+    return name.endswith(("q_layernorm", "k_layernorm"))
+
+
+class TappedNorm(Tapped):
+    """A mixin for torch.nn.RMSNorm and torch.nn.LayerNorm over the last dimension."""
+
+    heads = False
+    """`is_norm_of_heads` of the module's name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        collector = self.collector
+        weight, bias = self.weight, getattr(self, "bias", None)  # type: ignore[attr-defined]
+        if collector is None or not weight.requires_grad:
+            return super().forward(x)  # type: ignore[misc]
+        normalize = F.rms_norm if isinstance(self, torch.nn.RMSNorm) else F.layer_norm
+        shape, eps = self.normalized_shape, {"eps": self.eps}  # type: ignore[attr-defined]
+        fixed = {} if bias is None else {"bias": bias.detach()}
+        output = normalize(x, shape, weight=weight.detach(), **fixed, **eps)
+        partial = self.heads or getattr(weight, "sequence_parallel", False)
+
+        def take(x: Tensor, dy: Tensor) -> None:
+            collector.vector(weight, dy * normalize(x, shape, **eps), summed_over_tp=partial)
+            if bias is not None:
+                collector.vector(bias, dy, summed_over_tp=partial)
+
+        on_gradient(output, x.detach(), take)
+        return output

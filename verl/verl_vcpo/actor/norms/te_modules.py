@@ -1,0 +1,239 @@
+"""Transformer Engine's layers, whose parameter gradients a `Collector` computes.
+
+The backward of a linear layer asks `wgrad_store.delay_wgrad_compute()`. Where the answer is yes, the backward forms no
+gradient of weight and bias, but hands the layer's inputs and output gradients to `wgrad_store.put`, gathered over
+tensor-parallel ranks as the layer needs them. `Store` takes the place of each layer's `wgrad_store`: its answer is yes
+while a collector is set. No setting of Transformer Engine or Megatron is changed for that.
+
+Where a norm is fused with the linear layer after it, the same backward calls `rmsnorm_bwd` or `layernorm_bwd` of the
+compiled extension after `put`, with all that the gradient of the norm's weight depends on. `Extension` takes the place
+of the extension in layernorm_linear.py of Transformer Engine. Norms that stand alone are subclassed.
+
+Without a collector all layers behave as Transformer Engine's.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state as mpu
+from torch import Tensor
+from transformer_engine.pytorch import GroupedLinear, LayerNorm, LayerNormLinear, Linear, RMSNorm
+from transformer_engine.pytorch.module import layernorm_linear
+
+from verl_vcpo.actor.norms.modules import Tap, Tapped, is_norm_of_heads
+
+if TYPE_CHECKING:
+    from verl_vcpo.actor.norms.collector import Collector
+    from verl_vcpo.actor.norms.routing import ExpertRows
+
+
+class Store(Tapped):
+    """Takes the place of a linear layer's `WeightGradStore`.
+
+    Args:
+        rows: of a layer of experts, what gives the rows of a forward once its backward has begun.
+    """
+
+    def __init__(self, tap: Tap, layer: Any, rows: "Callable[[], ExpertRows] | None" = None) -> None:
+        self.tap, self.layer, self.rows = tap, layer, rows
+
+    def of_experts(self, rows: "Callable[[], ExpertRows] | None") -> "Store":
+        """The store of one forward, which Transformer Engine gives to the backward."""
+        return Store(self.tap, self.layer, rows)
+
+    def delay_wgrad_compute(self) -> bool:
+        """Whether the layer's backward calls `put`, and forms no gradients of weight and bias."""
+        return self.tap.collector is not None
+
+    def put(self, tensors: list[Any], form: Callable[..., Any]) -> None:
+        """Give a layer's inputs and output gradients to the collector.
+
+        Args:
+            tensors: both, [S n, in] and [S n, out]; of a GroupedLinear lists of both with an entry for each expert, and
+                the list of tensors in which the layer would form gradients, and which it returns to autograd.
+            form: what would compute the gradient of the weight from both; not used.
+        """
+        layer, collector = self.layer, self.tap.collector
+        assert collector is not None, "delay_wgrad_compute is false without a collector"
+        if isinstance(layer, GroupedLinear):
+            *tensors, gradients = tensors
+            gradients[:] = [None] * len(gradients)  # autograd would add uninitialized numbers
+            x, dy = map(_joined, tensors)
+        else:
+            x, dy = tensors
+        if self.rows is not None:
+            collector.experts(_weights(layer), x, dy, self.rows())
+            return
+        x, dy = (collector.current().activation(rows) for rows in (x, dy))
+        bias = layer.bias if layer.apply_bias and layer.bias.requires_grad else None
+        collector.linear(layer.weight, bias, x, dy)
+        if isinstance(layer, LayerNormLinear):
+            extension().norm_follows(self)
+
+
+def _weights(layer: Any) -> list[Tensor]:
+    """Of each expert; of a Linear one."""
+    if isinstance(layer, GroupedLinear):
+        return [getattr(layer, f"weight{i}") for i in range(layer.num_gemms)]
+    return [layer.weight]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """[R, d] of consecutive parts; without a copy where they are parts of one tensor, as splits are."""
+    first, end = parts[0], parts[0].storage_offset()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
+            return torch.cat(list(parts))
+        end += part.numel()
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), (first.shape[1], 1))
+
+
+class Extension:
+    """The module transformer_engine_torch, whose backwards of norms also give gradients to a collector."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._announced: tuple[Store, Collector | None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+    def norm_follows(self, store: Store) -> None:
+        """The next backward of a norm is that of the store's layer, a LayerNormLinear."""
+        self._announced = store, store.tap.collector
+
+    def rmsnorm_bwd(self, dy: Tensor, x: Tensor, rsigma: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
+        """As the compiled one, (gradient of x, of the weight); the latter None where a collector takes it."""
+        taken = self._take(dy, x, None, rsigma)
+        dx, formed = self._compiled.rmsnorm_bwd(dy, x, rsigma, *rest)
+        return dx, None if taken else formed
+
+    def layernorm_bwd(
+        self, dy: Tensor, x: Tensor, mean: Tensor, rsigma: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """As the compiled one, (gradient of x, of the weight, of the bias); the latter None where a collector takes
+        them."""
+        taken = self._take(dy, x, mean, rsigma)
+        dx, *formed = self._compiled.layernorm_bwd(dy, x, mean, rsigma, *rest)
+        return (dx, None, None) if taken else (dx, *formed)
+
+    def _take(self, dy: Tensor, x: Tensor, mean: Tensor | None, rsigma: Tensor) -> bool:
+        announced, self._announced = self._announced, None
+        if announced is None:
+            return False
+        store, collector = announced
+        if collector is None or store.tap.collector is not collector:  # a backward that failed announced it
+            return False
+        layer = store.layer
+        parameters = layer.layer_norm_weight, None if mean is None else layer.layer_norm_bias
+        rows = collector.current().activation(dy)
+        _take_norm(collector, parameters, rows, _normalized(x, mean, rsigma), summed_over_tp=layer.sequence_parallel)
+        return True
+
+
+def extension() -> Extension:
+    """What layernorm_linear.py of Transformer Engine calls; the compiled one is exchanged by the first call."""
+    if not isinstance(layernorm_linear.tex, Extension):
+        layernorm_linear.tex = Extension(layernorm_linear.tex)
+    return layernorm_linear.tex
+
+
+def _normalized(x: Tensor, mean: Tensor | None, rsigma: Tensor) -> Tensor:
+    """[..., d] float32: what the norm multiplies by its weight; `mean` and `rsigma` are one number per row of x."""
+    centred = x.float() if mean is None else x.float() - mean[:, None]
+    return centred * rsigma[:, None]
+
+
+def _take_norm(
+    collector: "Collector",
+    parameters: tuple[Tensor, Tensor | None],
+    dy: Tensor,
+    normalized: Tensor,
+    *,
+    summed_over_tp: bool,
+) -> None:
+    """Give the gradients of a norm's weight and bias [d] to the collector, one for each row of dy [S, n, ..., d]."""
+    weight, bias = parameters
+    if weight.requires_grad:
+        collector.vector(weight, dy * normalized.view(dy.shape), summed_over_tp=summed_over_tp)
+    if bias is not None and bias.requires_grad:
+        collector.vector(bias, dy, summed_over_tp=summed_over_tp)
+
+
+class _TappedNorm(Tapped):
+    heads = False
+    """`is_norm_of_heads` of the module's name."""
+
+    def op_backward(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """As upstream's, (gradient of x, of the parameters); the latter None where a collector takes them."""
+        collector = self.tap.collector
+        if collector is not None:
+            x, *mean, rsigma = ctx.saved_tensors  # upstream frees them
+            weight, bias = self.weight, getattr(self, "bias", None)  # type: ignore[attr-defined]
+            normalized = _normalized(x, mean[0] if mean else None, rsigma)
+            partial = self.heads or bool(getattr(weight, "sequence_parallel", False))
+            _take_norm(collector, (weight, bias), grad_output, normalized, summed_over_tp=partial)
+        dx, formed = super().op_backward(ctx, grad_output)  # type: ignore[misc]
+        return dx, formed if collector is None else (None,) * len(formed)
+
+
+class TappedRMSNorm(_TappedNorm, RMSNorm):
+    """Transformer Engine's class with per-sequence gradients."""
+
+
+class TappedLayerNorm(_TappedNorm, LayerNorm):
+    """Transformer Engine's class with per-sequence gradients."""
+
+
+_LINEAR = (Linear, LayerNormLinear, GroupedLinear)
+_TAPPED: dict[type, type] = {RMSNorm: TappedRMSNorm, LayerNorm: TappedLayerNorm}
+
+
+def plug_in(chunks: list[torch.nn.Module], tap: Tap, of_experts: Collection[torch.nn.Module] = ()) -> str | None:
+    """Tap Transformer Engine's linear layers and norms.
+
+    Args:
+        of_experts: linear layers of experts.
+
+    Returns:
+        A layer not all of whose gradients can be collected, and why; None if there is no such layer.
+    """
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            obstacle = _obstacle(module, module in of_experts) if isinstance(module, _LINEAR) else None
+            if obstacle:
+                return f"{name}: {obstacle}"
+            plug_in_layer(module, tap)
+            if isinstance(module, _TappedNorm):
+                module.heads = is_norm_of_heads(name)
+    return None
+
+
+def plug_in_layer(module: Any, tap: Tap) -> None:
+    """Tap a module, if it is a linear layer or a norm of Transformer Engine."""
+    if isinstance(module, _LINEAR):
+        module.wgrad_store = Store(tap, module)
+    elif type(module) in _TAPPED:
+        module.__class__ = _TAPPED[type(module)]
+        module.tap = tap
+
+
+def _obstacle(layer: Any, of_experts: bool) -> str | None:
+    """Why autograd or Transformer Engine would form a gradient of a linear layer all the same; None if not."""
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    if not trained:
+        return None
+    if not all(weight.requires_grad for weight in _weights(layer)):
+        return "parameters are trained beside a weight that is not"
+    if layer.use_bias and not layer.apply_bias:
+        return "its bias is returned, and added by another module"
+    if layer.use_bias and of_experts:
+        return "a bias of experts"
+    if getattr(layer, "gemm_bias_unfused_add", False):
+        return "its bias is added after a reduction over tensor-parallel ranks"
+    if not of_experts and layer.parallel_mode is None and mpu.get_tensor_model_parallel_world_size() > 1:
+        return "every tensor-parallel rank has the whole weight"
+    if layer.wgrad_store.delay_wgrad_compute() and not isinstance(layer.wgrad_store, Store):
+        return "delay_wgrad_compute=true"
+    return None

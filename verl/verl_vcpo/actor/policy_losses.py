@@ -1,0 +1,95 @@
+"""Our stabilizers among verl's policy losses, and the advantages of one of them; registered by the import.
+
+Extends verl/trainer/ppo/core_algos.py. The module is below workers/ and not below trainer/, because the workers compute
+losses.
+"""
+
+import inspect
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
+
+import verl_vcpo.actor.rollout_correction  # noqa: F401  # applies a fix to verl's module
+from vcpo.stabilizers import TOKEN_LOSSES
+from vcpo.stabilizers.oapl import optimal_advantages
+from vcpo.stabilizers.tba import tba_tokens
+from verl_vcpo.actor import own_loss
+
+_LOSSES = TOKEN_LOSSES | {"tba": tba_tokens}
+
+
+_SHARES = ("positive_share", "quantile")
+"""Settings that are at most 1."""
+
+
+def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
+    """Refuse a setting that the policy loss does not have, and a value that is none; register a loss of the user's own.
+
+    Raises:
+        ValueError: naming the setting, and those there are or the values it can have; or why there is no such loss.
+    """
+    known: dict[str, Any] = {}
+    is_own = own_loss.is_own(loss_mode)
+    if loss := own_loss.loaded(loss_mode) if is_own else _LOSSES.get(loss_mode):
+        parameters = [p for p in inspect.signature(loss).parameters.values() if p.name not in own_loss.PASSED]
+        known = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(
+                f"actor_rollout_ref.actor.stabilizer.{name}: policy_loss.loss_mode={loss_mode} has "
+                + (f"the settings {', '.join(known)} only" if known else "no settings there; leave it out")
+            )
+        if isinstance(known[name], float) and not is_own:
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < 0 or (name in _SHARES and value > 1):
+                wanted = "in [0, 1]" if name in _SHARES else "of at least 0"
+                raise ValueError(f"actor_rollout_ref.actor.stabilizer.{name}={value!r}: give a number {wanted}")
+    if is_own:
+        own_loss.register(loss_mode, settings)
+
+
+def _policy_loss(
+    name: str,
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """A stabilizer in verl's signature; `old_log_prob` are the sampler's (bypass mode; tba ignores them)."""
+    losses = _LOSSES[name](log_prob, old_log_prob, advantages, response_mask, **config.stabilizer)
+    if rollout_is_weights is not None:
+        losses = losses * rollout_is_weights
+    loss = agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+    return loss, {}
+
+
+@register_adv_est("oapl")
+def oapl_advantages(
+    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """A* of each sequence on each of its tokens, in the signature of verl's advantage estimators.
+
+    Args:
+        token_level_rewards: [B, T]; their sum is the sequence's reward.
+        response_mask: [B, T].
+        index: [B] equal for the sequences of one prompt.
+        kwargs: what verl passes to all estimators.
+
+    Returns:
+        Advantages and returns, which are the same here, each [B, T].
+    """
+    group = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(token_level_rewards.device)
+    advantage = optimal_advantages(token_level_rewards.sum(dim=-1), group)[:, None] * response_mask
+    return advantage, advantage
+
+
+for _name in _LOSSES:
+    register_policy_loss(_name)(partial(_policy_loss, _name))

@@ -1,0 +1,79 @@
+"""The settings `vcpo.*`: the algorithm's, and how the engine measures what the algorithm needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from vcpo import OpobScope, VCPOConfig
+from verl_vcpo.actor.norms.settings import NormsConfig, NormsHow, NormsKeep
+
+OWN_BASELINES = "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
+
+
+@dataclass(frozen=True)
+class VCPOSettings(VCPOConfig):
+    """Everything below `vcpo` in the configuration. A mapping is accepted for `norms`.
+
+    Raises:
+        ValueError: naming the setting and what to set instead; also for a setting that would have no effect.
+    """
+
+    enable: bool = True
+    """False: the trainer runs verl's own policy loss (GRPO, PPO, ...) on the same data path. `method=NAME` decides."""
+
+    norms: NormsConfig = field(default_factory=NormsConfig)
+    """How each sequence's gradient norm is measured."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.enable, bool):
+            raise ValueError(f"vcpo.enable={self.enable!r}: give true or false")
+        if not isinstance(self.norms, NormsConfig):
+            object.__setattr__(self, "norms", NormsConfig(**self.norms))
+        if self.packs_gradient_norms and self.norms.keep is NormsKeep.GRADIENTS and not self.fits_two_sums:
+            raise ValueError(
+                f"vcpo.norms.keep=gradients: {OWN_BASELINES}, and two sums are not enough; set "
+                "vcpo.norms.keep=activations, or leave it out"
+            )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The settings of the group `vcpo` in a composed configuration."""
+        return cls(**{name: value for name, value in settings.items() if name != "_target_"})
+
+    @property
+    def scales_step_size(self) -> bool:
+        """Whether the learning rate follows the effective sample size."""
+        return self.enable and super().scales_step_size
+
+    @property
+    def needs_gradient_norms(self) -> bool:
+        """Whether the update has to know each sequence's gradient norm."""
+        return self.enable and super().needs_gradient_norms
+
+    @property
+    def compares_samples_of_a_prompt(self) -> bool:
+        """Whether a group of one sequence has no signal: its advantage would always be 0."""
+        return self.enable and super().compares_samples_of_a_prompt
+
+    @property
+    def packs_gradient_norms(self) -> bool:
+        """Whether norms come from packed backwards, where the model allows it."""
+        return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED
+
+    @property
+    def fits_two_sums(self) -> bool:
+        """Whether the update is a difference of two sums that are known before the norms (`keep=gradients`)."""
+        return not self.opob_leave_one_out
+
+    @property
+    def kept_with_experts(self) -> NormsKeep:
+        """What `norms.keep` is for a mixture of experts.
+
+        With `auto` no second buffer, because two sums would take, for each expert and sequence, the time to read and
+        write a gradient of the expert's size; but not the activations of a whole mini-batch, which have no limit.
+        """
+        if self.norms.keep is not NormsKeep.AUTO:
+            return self.norms.keep
+        whole = self.opob_scope is OpobScope.MINIBATCH and self.fits_two_sums
+        return NormsKeep.GRADIENTS if whole else NormsKeep.ACTIVATIONS

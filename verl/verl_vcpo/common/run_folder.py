@@ -1,0 +1,59 @@
+"""A run's folder on a machine: its Unix sockets, and the session of a Ray of its own. Other users cannot enter it.
+
+Not in `run_dir`: the path of a Unix socket has at most 107 bytes, and several machines may share the disk of `run_dir`.
+"""
+
+import os
+import platform
+import stat
+import zlib
+from pathlib import Path
+
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
+
+
+def private_folder() -> Path:
+    """This user's folder for what runs have on this machine, of mode 0700. Ray opens its own to everyone.
+
+    Raises:
+        PermissionError: somebody else made it, or others can enter it.
+    """
+    from ray._common.utils import get_default_system_temp_dir
+
+    folder = Path(get_default_system_temp_dir()) / f"vcpo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{folder} is not a folder of yours with mode 0700; set RAY_TMPDIR to a folder that is")
+    return folder
+
+
+def run_folder(run_id: str) -> Path:
+    """The folder of the run on this machine, which need not be there yet. The name differs between machines.
+
+    Machines may share /tmp, and what cleans up after a machine that a run has lost must leave the others' sockets.
+
+    Raises:
+        PermissionError: as `private_folder`.
+    """
+    return private_folder() / f"{run_id}{zlib.crc32(platform.node().encode()) & 0xFFFF:04x}"
+
+
+def socket_folder() -> Path:
+    """The folder of the run that this process is of, on this machine; it is there afterwards.
+
+    Raises:
+        PermissionError: as `private_folder`.
+    """
+    folder = run_folder(os.environ[RUN_ID_VARIABLE])
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def in_run_folder(address: str) -> str:
+    """The address of a socket for ZeroMQ, `ipc://PATH`, with its name in the folder of the run that this process is of.
+
+    Raises:
+        PermissionError: as `private_folder`.
+    """
+    return f"ipc://{socket_folder() / Path(address).name}"

@@ -1,0 +1,67 @@
+"""Ends the run when a Ray actor dies that cannot be replaced: the trainer would otherwise wait for the actor for ever.
+
+Samplers are replaced (workers/rollout/sampler_keeper.py). The death of any other actor ends the run with one line that
+names the actor. `trainer.resume_mode=auto` continues a run from the last checkpoint.
+"""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import ray
+
+from verl_vcpo.common.console import print_line
+
+_INTERVAL_S = 1.0
+_TELL_S = 60.0  # while Ray does not answer, a line says so each time that this many seconds have passed
+# By the end of the class's name: the Ray actors of a sampler, and what cleans up a node, which may disappear.
+_REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker", "NodeCleaner")
+
+
+class ActorWatch:
+    """Watches the run's Ray actors from `start` to `stop`, in a thread. `reason` names the actor that died."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="actor-watch", daemon=True)
+
+    def start(self) -> None:
+        """Watch the actors that are alive at this moment."""
+        self._alive = {actor_id for actor_id, actor in _actors().items() if actor["State"] == "ALIVE"}
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching: at the end of a run its actors end."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        seen = told = time.monotonic()
+        while not self._stop.wait(_INTERVAL_S):
+            try:
+                actors = _actors()
+            except Exception as error:  # a request to Ray's control process, which may be too busy to answer in time
+                now = time.monotonic()
+                if now - told >= _TELL_S:
+                    told = now
+                    print_line(
+                        f"Ray has not said for {now - seen:.0f} s which processes are alive ({type(error).__name__}): "
+                        "the death of one would not be seen."
+                    )
+                continue
+            seen = told = time.monotonic()
+            for actor_id in self._alive:
+                actor = actors.get(actor_id)
+                if actor is None or actor["State"] != "DEAD" or actor["ActorClassName"].endswith(_REPLACEABLE):
+                    continue
+                if not self._stop.is_set():
+                    self.reason = f"{actor['ActorClassName']} (process {actor['Pid']}) died"
+                    os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be in a call to the dead actor
+                return
+
+
+def _actors() -> dict[str, dict[str, Any]]:
+    """Of this run: other runs on the cluster have theirs, which end with them."""
+    return ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))

@@ -1,0 +1,211 @@
+"""Checkpoints that are whole or absent: written in a staging folder, sealed with checksums of all files, then renamed.
+
+<root>/.partial-RUN-X/global_step_5/...  while it is written: RUN is the run's id, X is different in each folder
+<root>/global_step_5/manifest.json       the run's id, size and CRC-32 of every file: whole
+<root>/latest_checkpointed_iteration.txt  verl's pointer to the newest, written last
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_vcpo.common.console import print_line
+from verl_vcpo.common.whole_file import all_on_disk, write_whole
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"global_step_\d+")
+"""The name of a checkpoint's folder."""
+TRACKER = "latest_checkpointed_iteration.txt"  # verl/utils/checkpoint/checkpoint_manager.py
+_STAGING = ".partial"
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # what reading a spoilt manifest raises
+_CHUNK = 1 << 24
+
+
+class NoWholeCheckpoint(RuntimeError):
+    """`resume_mode=auto` finds checkpoints, and all are damaged."""
+
+
+def choose(trainer: DictConfig) -> None:
+    """Make verl load a whole checkpoint, by `trainer.resume_mode` and `trainer.resume_from_path`.
+
+    `resume_mode=auto` takes the newest whole checkpoint, and starts anew where there is no checkpoint.
+
+    Raises:
+        NoWholeCheckpoint: `resume_mode=auto`, and all checkpoints are damaged.
+        RuntimeError: the checkpoint that `resume_mode=resume_path` names is damaged.
+    """
+    if trainer.resume_mode == "auto":
+        root = Path(trainer.default_local_dir)
+        folder, damaged = newest_whole(root)
+        if folder is None and damaged:
+            raise NoWholeCheckpoint(none_whole(root, damaged))
+        for path, why in damaged.items():
+            print_line(f"checkpoint {path} is damaged ({why}): trying the one before it")
+        trainer.resume_mode = "disable" if folder is None else "resume_path"
+        trainer.resume_from_path = None if folder is None else str(folder.absolute())
+    elif trainer.resume_mode == "resume_path":
+        wrong = damage(Path(trainer.resume_from_path))
+        trainer.resume_from_path = str(Path(trainer.resume_from_path))  # without a slash at the end, as verl wants it
+        if wrong:
+            raise RuntimeError(f"trainer.resume_from_path={trainer.resume_from_path}: {wrong}; give a whole checkpoint")
+
+
+@contextlib.contextmanager
+def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Iterator[Path]:
+    """In the block verl writes the checkpoint of `step` into a staging folder; the end of the block publishes it.
+
+    Args:
+        trainer: the settings `trainer`.
+        step: the number of the step.
+        run: the run's id.
+
+    Yields:
+        the checkpoint's folder, as long as it is being written.
+
+    Raises:
+        RuntimeError: the checkpoint was not written, and why.
+    """
+    root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
+    staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
+    trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging), None
+    try:
+        staging.mkdir(parents=True)
+        yield staging / f"global_step_{step}"
+        _publish(staging / f"global_step_{step}", root, run)
+    except Exception as error:
+        raise RuntimeError(why_not_written(root, step, error)) from error
+    finally:
+        trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
+        shutil.rmtree(staging, ignore_errors=True)
+    prune(root, keep, step)
+
+
+def _publish(staged: Path, root: Path, run: str | None) -> None:
+    """Seal a staged checkpoint, move it into place and point verl's tracker to it.
+
+    A crash or a power cut at any point leaves either no checkpoint of this step or a whole one.
+    """
+    files = {str(file.relative_to(staged)): [file.stat().st_size, _crc(file)] for file in _files(staged)}
+    write_whole(staged / MANIFEST, json.dumps({"run": run, "files": files}, indent=1))
+    all_on_disk(staged)
+    final = root / staged.name
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+    os.replace(staged, final)
+    write_whole(root / TRACKER, str(step_of(final)))  # flushes `root`, which has the name of the checkpoint too
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what was being written when a process died. No run may be writing into `root`."""
+    for folder in root.glob(f"{_STAGING}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def why_not_written(root: Path, step: int, error: Exception) -> str:
+    """One line for a checkpoint that could not be written, with the free space: a full disk has many error messages."""
+    free_mb = shutil.disk_usage(root).free / 1e6
+    reason = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
+    return (
+        f"the checkpoint of step {step} was not written; trainer.default_local_dir={root} has {free_mb:.0f} MB free "
+        f"({reason.strip()})"
+    )
+
+
+def prune(root: Path, keep: int | None, step: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to that of `step`; None keeps all."""
+    written = [folder for folder in checkpoints(root) if step_of(folder) <= step]
+    for folder in written[keep:] if keep else []:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    return sorted((path for path in root.glob("global_step_*") if NAME.fullmatch(path.name)), key=step_of)[::-1]
+
+
+def step_of(folder: Path) -> int:
+    """After which step a checkpoint or weights were written, by the name of the folder, which ends in _N."""
+    return int(folder.name.rpartition("_")[2])
+
+
+def written_by(folder: Path) -> str | None:
+    """The id of the run that wrote a checkpoint; None where the checkpoint does not say."""
+    try:
+        run = _manifest(folder)["run"]
+    except _UNREADABLE:
+        return None
+    return run if isinstance(run, str) else None
+
+
+def none_whole(root: Path, damaged: dict[Path, str]) -> str:
+    """One line for a folder of damaged checkpoints only; `damaged` says what is wrong with each, newest first."""
+    newest, wrong = next(iter(damaged.items()))
+    return (
+        f"trainer.default_local_dir={root}: none of {len(damaged)} checkpoint(s) is whole ({newest.name}: {wrong}); "
+        "restore one, or begin anew with trainer.resume_mode=disable, which moves all files of this run aside"
+    )
+
+
+def damage(folder: Path, contents: bool = True) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None if it is whole.
+
+    Args:
+        contents: read every file; otherwise compare sizes, which takes no time.
+    """
+    try:
+        entries = [(str(name), int(size), int(crc)) for name, (size, crc) in _manifest(folder)["files"].items()]
+    except _UNREADABLE:
+        return f"{MANIFEST} is missing or unreadable"
+    for name, size, crc in entries:
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, not {size}"
+        try:
+            if contents and _crc(file) != crc:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return None
+
+
+def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[Path, str]]:
+    """The newest whole checkpoint, and what is wrong with each newer one.
+
+    Args:
+        contents: read every file; otherwise compare sizes, which takes no time.
+    """
+    damaged: dict[Path, str] = {}
+    for folder in checkpoints(root):
+        wrong = damage(folder, contents)
+        if wrong is None:
+            return folder, damaged
+        damaged[folder] = wrong
+    return None, damaged
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """`run` and `files`. A manifest of version 0.1 has the files alone."""
+    content = json.loads((folder / MANIFEST).read_text())
+    return content if "files" in content else {"run": None, "files": content}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _crc(file: Path) -> int:
+    crc = 0
+    with open(file, "rb") as f:
+        while chunk := f.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc

@@ -1,0 +1,111 @@
+"""Rows of several files (extends verl/utils/dataset/rl_dataset.py).
+
+verl joins all files to one table, in which a column has one type: files of two tasks, whose `ground_truth` is a number
+in one and a record in the other, cannot be joined. Here each file stays a table.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, ListConfig, open_dict
+from torch.utils.data import ConcatDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from verl_vcpo.loop.shares import InShares, check_sizes
+
+
+class Tables:
+    """The rows of several tables, one table after the other; None for a column that a row's table does not have."""
+
+    def __init__(self, tables: list[Any]) -> None:
+        self.sizes = [len(table) for table in tables]
+        self._rows: ConcatDataset[dict[str, Any]] = ConcatDataset(tables)
+        self._columns = list(dict.fromkeys(column for table in tables for column in table.column_names))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        found = self._rows[int(row)]
+        return {column: found.get(column) for column in self._columns}
+
+
+class FilesDataset(RLHFDataset):
+    """verl's dataset over `Tables`."""
+
+    dataframe: Any
+    data_files: list[str]
+    max_samples: int
+    filter_overlong_prompts: bool
+
+    def _read_files_and_tokenize(self) -> None:
+        files, most, filters = self.data_files, self.max_samples, self.filter_overlong_prompts
+        self.max_samples, self.filter_overlong_prompts = -1, False  # below: rows are drawn from all files together
+        tables = []
+        for file in files:
+            self.data_files = [file]
+            super()._read_files_and_tokenize()
+            tables.append(self.dataframe)
+        self.data_files, self.max_samples, self.filter_overlong_prompts = files, most, filters
+        drawn = self._drawn([len(table) for table in tables])
+        kept = [table if rows is None else table.select(rows) for table, rows in zip(tables, drawn, strict=True)]
+        self.dataframe = Tables([self.maybe_filter_out_long_prompts(table) for table in kept])
+
+    def _drawn(self, sizes: list[int]) -> list[list[int]] | list[None]:
+        """The rows of each file that are used, the same that verl draws of joined files; None: all."""
+        total = sum(sizes)
+        if not 0 < self.max_samples < total:
+            return [None] * len(sizes)
+        rows = np.arange(self.max_samples)
+        if self.shuffle:
+            rows = np.sort(np.random.default_rng(self.seed).choice(total, size=self.max_samples, replace=False))
+        bounds = np.cumsum([0, *sizes])
+        return [(rows[(rows >= start) & (rows < end)] - start).tolist() for start, end in pairwise(bounds)]
+
+
+def keep_files_apart(data: DictConfig) -> None:
+    """Have verl read `train_files` and `val_files` with `FilesDataset` where one of them is several files.
+
+    Args:
+        data: the settings `data`; a dataset class of the user's own stays.
+    """
+    lists = [data[name] for name in ("train_files", "val_files")]
+    if data.custom_cls.path is None and any(isinstance(files, ListConfig) and len(files) > 1 for files in lists):
+        with open_dict(data):
+            data.custom_cls = {"path": f"pkg://{__name__}", "name": FilesDataset.__name__}
+
+
+def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoader:
+    """The loader of the training rows, drawn by `data.shares` instead.
+
+    Args:
+        loader: verl's, over a FilesDataset.
+        data: the settings `data`.
+
+    Raises:
+        ValueError: a file has no row.
+    """
+    dataset = loader.dataset
+    assert isinstance(dataset, FilesDataset), "the checks before the start refuse data.shares without several files"
+    check_sizes(dataset.dataframe.sizes, data)
+    return StatefulDataLoader(
+        dataset=dataset,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        drop_last=loader.drop_last,
+        collate_fn=loader.collate_fn,
+        sampler=InShares(dataset.dataframe.sizes, data.shares, data.seed if data.shuffle else None),
+    )
+
+
+def gone_on_with(loader: StatefulDataLoader) -> Iterator[Any]:
+    """An iterator of a loader that has a checkpoint's state. Raises ValueError: the state is of another order."""
+    try:
+        return iter(loader)
+    except KeyError:  # of torchdata's sampler, which reads only its own state; `InShares` says what is wrong itself
+        raise ValueError(
+            "data.shares=null: the checkpoint's order of rows is one of shares; resume with the data.shares of the run"
+        ) from None

@@ -1,0 +1,71 @@
+"""Each minute that the trainer's processes work on one thing, a line says for how long, and how long it usually takes.
+
+verl's driver waits for them without a limit. A process that hangs, because it was stopped or a disk does not answer,
+would otherwise look like a slow step.
+"""
+
+import contextlib
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from verl_vcpo.common.console import print_line
+
+_TELL_S = 60.0
+_KEPT = 101  # so many of the last durations are kept; the line has their median
+
+WORK = {
+    "_compute_old_log_prob": "The trainer's pass for log-probs",
+    "_compute_ref_log_prob": "The reference policy's pass for log-probs",
+    "_compute_values": "The critic's pass for values",
+    "_update_critic": "The critic's update",
+    "_update_actor": "The update",
+    "_save_checkpoint": "Writing the checkpoint",
+    "_save_hugging_face": "Writing the model's folder",
+    "_stage_weights": "The export of the weights",
+}
+"""Methods of the trainer that wait for its processes, and what a line calls them. The weight update has a limit."""
+
+
+def tell_of_long_work(trainer: Any) -> None:
+    """Have each method in `WORK` of this trainer print a line after every minute that a call of it takes."""
+    for method, what in WORK.items():
+        setattr(trainer, method, _told(getattr(trainer, method), what))
+
+
+def _told(call: Callable[..., Any], what: str) -> Callable[..., Any]:
+    took: deque[float] = deque(maxlen=_KEPT)
+
+    def told(*arguments: Any, **named: Any) -> Any:
+        start = time.monotonic()
+        usually = f"usually {statistics.median(took):.1f} s" if took else "and it is the first of this process"
+        with telling(what, f", {usually}"):
+            result = call(*arguments, **named)
+        took.append(time.monotonic() - start)
+        return result
+
+    return told
+
+
+@contextlib.contextmanager
+def telling(what: str, more: str = "") -> Iterator[None]:
+    """Print a line after every minute that the block takes.
+
+    Args:
+        what: the block does, as the line calls it.
+        more: after the time, in the line.
+    """
+    start, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_TELL_S):
+            print_line(f"{what} has taken {time.monotonic() - start:.0f} s{more}.")
+
+    threading.Thread(target=tell, name="long work", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,67 @@
+"""Runs the lag-k trainer in the calling process (extends verl/trainer/main_ppo.py).
+
+verl runs its trainer in a Ray actor. In the calling process the progress bar is on the terminal, an exception has an
+ordinary traceback, and one process less imports the packages.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.main_ppo import TaskRunnerV1
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.workers.rollout.replica import get_rollout_replica_class
+
+from verl_vcpo.loop.actor_watch import ActorWatch
+from verl_vcpo.loop.end_of_queue import end_queue
+from verl_vcpo.report.overview import finish
+from verl_vcpo.user_code.reward import bound_custom_reward
+
+
+class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
+    """verl's task runner without its Ray actor."""
+
+    def run(self, config: DictConfig, observe_processes: Callable[[], object] = lambda: None) -> None:
+        """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated.
+
+        Args:
+            config: the whole configuration.
+            observe_processes: called when all processes of the run are up, and before a dead sampler is replaced.
+        """
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        bound_custom_reward(config)
+        self.config = config
+        _start_queue(config)
+        succeeded, watch = False, ActorWatch()
+        try:
+            self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+            # The lag-k trainer calls it when the agent loops can start; verl's own trainers do not.
+            self.trainer.start_agent_loops = self.init_agent_loop_manager
+            self.trainer.init()
+            if self.agent_loop_manager is None:
+                self.init_agent_loop_manager()
+            watch.start()
+            self.trainer.observe_processes = observe_processes
+            observe_processes()
+            self.trainer.fit(self.agent_loop_manager)
+            succeeded = True
+        except KeyboardInterrupt:
+            if watch.reason:
+                raise RuntimeError(watch.reason) from None
+            raise
+        finally:
+            watch.stop()
+            try:
+                finish(getattr(self.trainer, "logger", None), exit_code=0 if succeeded else 1)
+            finally:
+                end_queue()
+
+
+def _start_queue(config: DictConfig) -> None:
+    """Start TransferQueue's processes, and import vLLM while they start: both take seconds."""
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        queue = beside.submit(tq.init, config.transfer_queue)
+        get_rollout_replica_class(config.actor_rollout_ref.rollout.name)
+        queue.result()

@@ -1,0 +1,348 @@
+"""The replay buffer that keeps the lag bound (extends verl/trainer/ppo/v1/replay_buffer.py)."""
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+from verl_vcpo.common.console import print_line
+from verl_vcpo.common.data_rows import DataRow, data_row, in_order
+from verl_vcpo.common.stored_tags import Failure, PromptTags, Tag, prompt_of, sessions_of, trajectories_of
+from verl_vcpo.loop import withheld_prompts
+from verl_vcpo.loop.deadlines import (
+    POLL_S,
+    OnDeadline,
+    deadlines_hold,
+    deadlines_without_oldest,
+    resume_prompts,
+)
+
+_REST = 4  # a poll is followed by at least so many times its own duration without one
+# Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
+# the cause is taken to be in the prompt, and the run ends.
+MAX_ATTEMPTS = 4
+_MAX_LINES = 3  # printed for prompts that fail at the same time
+_TELL_S = 60.0  # a wait prints after each of these what it is for
+
+
+class LagKReplayBuffer(ReplayBufferAsync):
+    """Consumes the oldest finished prompts; waits where consuming them would make another trajectory older than k.
+
+    Args:
+        lag: k; a trajectory's lag is at most k rounded up. 0 waits for the batch that was submitted at this step.
+        samples: n, the sessions of a prompt that does not say otherwise.
+        reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
+        on_deadline: what happens to a prompt that is due and not finished.
+        exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
+        failures_fn: (uids, partition) -> for each of these failed prompts the cause.
+        **kwargs: verl's.
+    """
+
+    def __init__(
+        self,
+        lag: float,
+        samples: int,
+        reissue_fn: Callable[[list[str], str], None],
+        on_deadline: OnDeadline = OnDeadline.WAIT,
+        exact: bool = False,
+        failures_fn: Callable[[list[str], str], list[Failure]] = lambda uids, _: list(map(Failure, uids)),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.lag = lag
+        self.bound = math.ceil(lag)
+        self.samples = samples
+        self.reissue_fn = reissue_fn
+        self.on_deadline = on_deadline
+        self.exact = exact
+        self.failures_fn = failures_fn
+        self.poll_interval = POLL_S
+        self.clock: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+        self._partition = "train"
+        self._poll_s = 0.0
+        self._prompt_tags = PromptTags()
+        self._sessions: dict[str, int] = {}
+        self._submission_number: dict[str, int] = {}
+        self._count_submitted = itertools.count()
+        self._data_row: dict[str, DataRow] = {}
+        self._attempts: Counter[str] = Counter()
+        self._reissued: set[str] = set()
+        self._held_back_since: float | None = None
+        self._counts: Counter[str] = Counter()
+        self._start_wait()
+        self.data_rows: list[DataRow] = []
+        """The rows in the data, sorted, of the prompts that `sample` took last."""
+        self.ages: Counter[int] = Counter()
+        """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
+
+    def note_submitted(self, prompts: TensorDict) -> None:
+        """Remember the order of submission: batches follow that order, whatever finishes first.
+
+        Args:
+            prompts: with the fields `uid` and `index`, the prompt's row in the data.
+        """
+        self._sessions |= sessions_of(prompts, self.samples)
+        self._prompt_tags.add(map(str, prompts["uid"]))
+        for uid, row in zip(map(str, prompts["uid"]), prompts["index"], strict=True):
+            self._submission_number[uid] = next(self._count_submitted)
+            self._data_row[uid] = data_row(row)
+
+    def resume(self, step: int, batch_size: int) -> int:
+        """Take over the prompts that a checkpoint has brought back into TransferQueue, as far as the bound allows.
+
+        The checkpoint of a step is written before verl removes the step's batch: its trajectories are removed here.
+
+        Args:
+            step: the first step of the resumed run.
+            batch_size: prompts that a step consumes.
+
+        Returns:
+            how many prompts are in flight.
+        """
+        tags = (tq.kv_list("train") or {}).get("train", {})
+        submitted = {key: tag["global_steps"] for key, tag in tags.items() if tag.get("is_prompt")}
+        submitted = dict(sorted(submitted.items(), key=lambda item: item[1]))  # stable: of one step, as they were put
+        finished = {uid for uid in submitted if tags[uid]["status"] == "finished"}
+        resumed = resume_prompts(submitted, finished, step=step, lag=self.lag, batch_size=batch_size)
+        self._forget_trajectories(tags, {*resumed.kept})
+        if resumed.withheld:
+            withheld_prompts.withhold(tq.kv_batch_get(keys=resumed.withheld, partition_id="train"))
+            tq.kv_clear(keys=resumed.withheld, partition_id="train")
+        if resumed.again:  # verl submits what is pending
+            tq.kv_batch_put(keys=resumed.again, partition_id="train", tags=[{"status": "pending"}] * len(resumed.again))
+        in_flight = [*resumed.kept, *resumed.again]
+        if in_flight:
+            self.note_submitted(tq.kv_batch_get(keys=in_flight, partition_id="train"))
+        late = finished - {*resumed.kept, *resumed.withheld}
+        if late or resumed.withheld:
+            print_line(
+                f"The checkpoint has more prompts than a lag of {self.lag:g} with data.train_batch_size={batch_size} "
+                f"allows: {len(late)} are sampled again, {len(resumed.withheld)} wait for their turn."
+            )
+        return len(in_flight)
+
+    @staticmethod
+    def _forget_trajectories(tags: dict[str, dict[str, Any]], kept: set[str]) -> None:
+        """Remove all trajectories from TransferQueue but those of the prompts `kept`."""
+        trajectories = [key for key, tag in tags.items() if not tag.get("is_prompt") and prompt_of(key) not in kept]
+        if trajectories:
+            tq.kv_clear(keys=trajectories, partition_id="train")
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        """What has become of the prompts of the partition that is sampled from. verl lists all keys of all partitions.
+
+        The trajectories of training's prompts are asked for when a batch is chosen; group filtering needs all of them.
+        """
+        start, partition = self.clock(), self._partition
+        if partition == "train" and self.filter_groups_metric is None:
+            self._take_over(partition, self._prompt_tags.current(partition), {})
+        else:
+            tags = (tq.kv_list(partition) or {}).get(partition, {})
+            prompts = {key: tag for key, tag in tags.items() if tag.get("is_prompt")}
+            self._take_over(partition, prompts, {key: tag for key, tag in tags.items() if key not in prompts})
+        self._poll_s = self.clock() - start
+
+    def _take_over(self, partition: str, prompts: dict[str, Tag], trajectories: dict[str, Tag]) -> None:
+        keys = {
+            "pending": self.pending_keys,
+            "running": self.running_keys,
+            "finished": self.finished_keys,
+            "failure": self.failure_keys,
+        }
+        for of_status in keys.values():
+            of_status[partition] = set()
+        for uid, tag in prompts.items():
+            keys[tag["status"]][partition].add(uid)
+        self.prompt_global_steps[partition] = {uid: tag["global_steps"] for uid, tag in prompts.items()}
+        self.partitions[partition] = trajectories
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+        chosen = self._oldest(partition_id, sampleable_keys, batch_size)
+        if not self.partitions[partition_id]:
+            self.partitions[partition_id] = trajectories_of({uid: self._sessions[uid] for uid in chosen}, partition_id)
+        _, trajectories, submitted = super()._select_prompt_uids(partition_id, set(), 0)
+        return chosen, trajectories, submitted
+
+    def _materialize_batch(
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
+    ) -> Any:
+        position = {uid: i for i, uid in enumerate(selected_prompt_uids)}
+
+        def order(key: str) -> tuple[int, ...]:
+            uid, *numbers = key.split("_")  # {uid}_{session}_{index}
+            return position[uid], *map(int, numbers)
+
+        batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
+        batch.reorder(sorted(range(len(batch)), key=lambda i: order(batch.keys[i])))
+        return batch
+
+    def _has_enough_samples(
+        self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
+    ) -> bool:
+        if len(sampleable_keys) < batch_size:
+            return False
+        if partition_id == "val":
+            return True
+        if self.exact:
+            return not self._unfinished(partition_id)
+        remaining = self._deadlines_without_oldest(partition_id, batch_size, sampleable_keys)
+        if deadlines_hold(remaining, global_steps, batch_size):
+            self._stop_waiting()
+            return True
+        if not self._unfinished(partition_id):
+            raise RuntimeError(
+                f"a lag of {self.lag:g}: every prompt is finished, and at step {global_steps} the deadlines "
+                f"{dict(sorted(remaining.items()))} (step: prompts) cannot hold with {batch_size} prompts a step"
+            )
+        if self.on_deadline is OnDeadline.REISSUE:
+            self._reissue_late(global_steps, partition_id, batch_size, remaining)
+        self._held_back_since = self.clock() if self._held_back_since is None else self._held_back_since
+        return False
+
+    def _unfinished(self, partition_id: str) -> set[str]:
+        return self.pending_keys[partition_id] | self.running_keys[partition_id]
+
+    def _oldest(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> list[str]:
+        submitted, number = self.prompt_global_steps[partition_id], self._submission_number
+        return sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), number.get(uid, 0)))[:batch_size]
+
+    def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
+        """The number of prompts per deadline that are left when the oldest finished prompts are consumed."""
+        submitted = self.prompt_global_steps[partition_id]
+        finished = Counter(submitted[uid] for uid in sampleable_keys)
+        return deadlines_without_oldest(Counter(submitted.values()), finished, bound=self.bound, batch_size=batch_size)
+
+    def _reissue_late(self, step: int, partition_id: str, batch_size: int, remaining: Counter[int]) -> None:
+        """Submit the oldest unfinished prompts again: as few as it takes for all others to meet their deadlines."""
+        submitted = self.prompt_global_steps[partition_id]
+        late = []
+        for uid in sorted(self._unfinished(partition_id) - self._reissued, key=submitted.__getitem__):
+            if submitted[uid] == step or deadlines_hold(remaining, step, batch_size):
+                break
+            remaining[submitted[uid] + self.bound] -= 1
+            remaining[step + self.bound] += 1
+            submitted[uid] = step
+            late.append(uid)
+        if late:
+            self._reissued.update(late)
+            self._counts["reissued_prompts"] += len(late)
+            self.reissue_fn(late, partition_id)
+
+    def _terminal_eviction_reasons(
+        self, global_steps: int, partition_id: str
+    ) -> tuple[set[str], set[str], set[str], Counter]:
+        """Has failed prompts sampled again, so that none is lost: verl replaces a failed prompt by another one in
+        training, and counts it as a wrong answer in a validation.
+
+        Raises:
+            RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
+        """
+        stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
+        failed = failed or set(self.failure_keys[partition_id])  # verl returns no failed prompts of a validation
+        if failed:
+            self._attempts.update(failed)
+            causes = dict(zip(sorted(failed), self.failures_fn(sorted(failed), partition_id), strict=True))
+            for uid, cause in causes.items():
+                if cause.final:
+                    raise RuntimeError(f"prompt {uid} cannot be sampled: {cause.reason}")
+            hopeless = [uid for uid in causes if self._attempts[uid] >= MAX_ATTEMPTS]
+            if hopeless:
+                raise RuntimeError(
+                    f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
+                    f"{hopeless[0]}, {causes[hopeless[0]].reason}"
+                )
+            self._print_failed(causes)
+            self._counts["retried_prompts"] += len(failed)
+            self.failure_keys[partition_id] -= failed
+            self.pending_keys[partition_id] |= failed
+            self.prompt_global_steps[partition_id].update(dict.fromkeys(failed, global_steps))
+            self.reissue_fn(sorted(failed), partition_id)
+        return stale, filtered, set(), counts
+
+    def _print_failed(self, causes: dict[str, Failure]) -> None:
+        """Print a line for each of these prompts, but at most `_MAX_LINES` and the number of the others."""
+        for uid, cause in itertools.islice(causes.items(), _MAX_LINES):
+            print_line(f"Prompt {uid} failed, and is sampled again: {cause.reason}")
+        if len(causes) > _MAX_LINES:
+            print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
+        """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
+        self._counts.clear()
+        self._partition = partition_id
+        self._start_wait()
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id != "val":
+            metrics |= self._metrics(global_steps, partition_id, {prompt_of(key) for key in batch.keys})
+        return batch, metrics
+
+    def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
+        self.data_rows = in_order(self._data_row[uid] for uid in consumed if uid in self._data_row)
+        self._forget(consumed)
+        submitted = self.prompt_global_steps[partition_id]
+        self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)
+        unfinished = self._unfinished(partition_id)
+        return {
+            "vcpo/async/deadline_wait_s": self._counts["deadline_wait_s"],
+            "vcpo/async/reissued_prompts": self._counts["reissued_prompts"],
+            "vcpo/async/retried_prompts": self._counts["retried_prompts"],
+            "vcpo/buffer/unfinished": len(unfinished),
+            "vcpo/buffer/finished": self.ages.total() - len(unfinished),
+            "vcpo/buffer/age/max": max(self.ages, default=0),
+        }
+
+    def _forget(self, uids: set[str]) -> None:
+        self._prompt_tags.remove(uids)
+        for uid in uids:
+            self._sessions.pop(uid, None)
+            self._attempts.pop(uid, None)
+            self._submission_number.pop(uid, None)
+            self._data_row.pop(uid, None)
+            self._reissued.discard(uid)
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        super()._clear_groups(partition_id, uids)
+        self._forget(uids)
+
+    def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
+        """Block until every submitted prompt is finished."""
+        self._partition = partition_id
+        self._start_wait()
+        while True:
+            self._sync_metadata_from_transfer_queue()
+            self._terminal_eviction_reasons(global_steps, partition_id)
+            if not self._unfinished(partition_id):
+                return
+            self._wait_for_next_poll(partition_id, 0.0)
+
+    def _stop_waiting(self) -> None:
+        if self._held_back_since is not None:
+            self._counts["deadline_wait_s"] += self.clock() - self._held_back_since  # type: ignore[assignment]  # not int
+            self._held_back_since = None
+
+    def _start_wait(self) -> None:
+        self._waiting_since = self._last_told = self.clock()
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self.sleep(max(self.poll_interval, _REST * self._poll_s))
+        now = self.clock()
+        if now - self._last_told >= _TELL_S:
+            self._last_told = now
+            self._print_waiting(partition_id, now - self._waiting_since)
+        return last_debug_time
+
+    def _print_waiting(self, partition_id: str, seconds: float) -> None:
+        submitted, unfinished = self.prompt_global_steps[partition_id], self._unfinished(partition_id)
+        oldest = min(unfinished, key=lambda uid: submitted.get(uid, 0), default=None)
+        which = f"; the oldest, {oldest}, was submitted at step {submitted.get(oldest, 0)}" if oldest else ""
+        what = "Validation" if partition_id == "val" else "The trainer"
+        print_line(f"{what} has waited {seconds:.0f} s for samples: {len(unfinished)} prompts are unfinished{which}.")

@@ -1,0 +1,385 @@
+"""The lag-k trainer (extends verl/trainer/ppo/v1/trainer_separate_async.py). One knob: `async.lag`.
+
+    before step 1   on_train_begin                      submit k batches of prompts to the samplers
+    each step       _submit_batch_to_rollout            submit one more
+                    replay_buffer.sample                wait for the oldest finished batch that the bound allows
+                    _balance_batch ... _update_actor    train on that batch
+                    on_step_end                         send the samplers the new weights
+
+k+1 batches are submitted and not yet trained on at any time; the replay buffer keeps `lag <= k` for every trajectory.
+k = 0 is synchronous training: nothing is sampled while the trainer steps.
+
+verl's `PPOTrainer` calls the methods of `LagKTrainer` in the order in which they stand here.
+"""
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+
+import verl_vcpo.actor.policy_losses  # noqa: F401  # registers the advantages of one of our methods
+from verl_vcpo.actor import token_baseline
+from verl_vcpo.actor.engine_workers import VCPOActorWorker, VCPOCriticWorker
+from verl_vcpo.actor.norms.settings import in_words
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common import console
+from verl_vcpo.common.run_id import run_in
+from verl_vcpo.loop import checkpoint, withheld_prompts
+from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
+from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.long_work import tell_of_long_work, telling
+from verl_vcpo.loop.prompt_groups import keep_groups_whole
+from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
+from verl_vcpo.loop.tba_replay import TBAReplay
+from verl_vcpo.loop.worker_group import kept_port
+from verl_vcpo.report import batch_totals
+from verl_vcpo.report.advice import Advisor
+from verl_vcpo.report.overview import Overview
+from verl_vcpo.report.processor_meter import ProcessorMeter
+from verl_vcpo.report.run_log import (
+    ANSWERS,
+    MODEL_FOLDER,
+    WEIGHTS_FOLDER,
+    RunLog,
+    how_answered,
+)
+from verl_vcpo.report.sample_log import SampleLog, samples_of
+from verl_vcpo.report.trajectory_metrics import (
+    FewFields,
+    few_fields,
+    trajectory_metrics,
+    trajectory_tables,
+)
+from verl_vcpo.samplers import meter as sampler_meter
+from verl_vcpo.samplers.agent_loop import failures
+from verl_vcpo.samplers.client import ResumingLLMClient
+from verl_vcpo.samplers.early_start import EarlyStart, has_devices
+from verl_vcpo.samplers.keeper import SamplerKeeper
+from verl_vcpo.weights.manager import BoundedCheckpointEngineManager
+
+TRAINER_MODE = "lag_k"
+
+# Upstream calls logger.info(..., flush=True), which raises unless that level is off.
+logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging.WARNING)
+
+
+@register_trainer(TRAINER_MODE)
+class LagKTrainer(PPOTrainerSeparateAsync):
+    """Trainer and samplers on their own devices, the samplers at most `async.lag` policy versions behind."""
+
+    standalone_checkpoint_manager: Any
+    standalone_server_manager: Any
+    train_dataloader: Any
+    train_dataloader_it: Any
+
+    # Start: the parts of the run, each created once.
+
+    def __init__(self, config: DictConfig) -> None:
+        actor = config.actor_rollout_ref.actor
+        scales = VCPOSettings.of(config.vcpo).scales_step_size
+        shares_cores = config.trainer.device == "cpu"
+        advisor = Advisor(config["async"].lag, shares_cores=shares_cores)
+        answered = how_answered(config.actor_rollout_ref.rollout.val_kwargs)
+        self.run_log = RunLog(config.run_dir, scales, advisor, answered)
+        self.sample_log = SampleLog(config.run_dir, config.samples_every)
+        self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
+        self.has_token_baseline: bool = actor.calculate_sum_pi_squared
+        # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
+        # fetched into the driver, whose work for a step would otherwise grow with the tokens of the batch.
+        self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
+        self.take_processor_seconds: Callable[[], dict[str, float]] = ProcessorMeter().take if shares_cores else dict
+        self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
+        self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
+        with _one_mini_batch(config):
+            super().__init__(config)
+
+    def _build_replay_buffer(self) -> LagKReplayBuffer:
+        settings = self.config["async"]
+        return LagKReplayBuffer(
+            lag=settings.lag,
+            samples=self.config.actor_rollout_ref.rollout.n,
+            reissue_fn=self._resubmit,
+            failures_fn=failures,
+            on_deadline=OnDeadline(settings.on_deadline),
+            exact=settings.exact_lag,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.separate_async,
+            max_off_policy_threshold=None,
+            max_off_policy_strategy="wait",
+            sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
+            refill_fn=self._add_prompts_to_generate,
+            filter_groups_metric=self._resolve_filter_groups_metric(),
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping.keys() & {Role.Actor, Role.RefPolicy}:
+            self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
+        console.stage("Starting the trainer (Megatron) and the samplers (vLLM)")
+
+    def _setup(self) -> None:
+        with kept_port(), EarlyStart(self.config, self._has_devices) as samplers:
+            self.standalone_server_manager = samplers
+            with telling("Starting the trainer and the samplers"):
+                super()._setup()
+        tell_of_long_work(self)
+        weights = self.standalone_checkpoint_manager
+        self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
+            weights.config, weights.actor_wg, weights.replicas, self.config["async"].weight_update_timeout_s
+        )
+        vcpo = VCPOSettings.of(self.config.vcpo)
+        if vcpo.needs_gradient_norms:
+            layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
+            of_experts = vcpo.kept_with_experts if experts else None
+            console.print_line(in_words(vcpo.norms.how, layers, obstacle, of_experts, vcpo.norms.keep))
+
+    def _init_dataloader(self) -> None:
+        data = self.config.data
+        keep_files_apart(data)
+        super()._init_dataloader()
+        if data.shares:
+            self.train_dataloader = with_shares(self.train_dataloader, data)
+
+    def _has_devices(self) -> bool:
+        manager = getattr(self, "resource_pool_manager", None)  # verl makes it in `_setup`
+        return manager is not None and has_devices(manager.resource_pool_dict)
+
+    def _load_checkpoint(self) -> None:
+        self._end_unused_balancer()
+        checkpoint.choose(self.config.trainer)
+        with telling("Reading the checkpoint"):
+            super()._load_checkpoint()
+        if self.global_steps:
+            self.train_dataloader_it = gone_on_with(self.train_dataloader)
+            self._restored_tq_prompt_count = self.replay_buffer.resume(
+                self.global_steps + 1, self.config.data.train_batch_size
+            )
+            if self.tba_replay:
+                self.tba_replay.resume()
+            console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
+        self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
+        self.sample_log.resume(self.global_steps)
+        self.start_agent_loops()
+        console.stage("Waiting for the samplers (vLLM)")
+
+    def _end_unused_balancer(self) -> None:
+        """End the load balancer that verl starts for samplers on the trainer's devices: a lag-k run has none there."""
+        ray.kill(self.llm_server_manager.global_load_balancer)
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self.sampler_keeper = SamplerKeeper(
+            self.standalone_server_manager,
+            self.standalone_checkpoint_manager,
+            timeout_s=self.config["async"].sampler_timeout_s,
+            version=self.global_steps,
+            before_restart=lambda: self.observe_processes(),
+        )
+        self.replay_buffer.sleep = self._sleep
+
+    def _sleep(self, seconds: float) -> None:
+        """The replay buffer's pause between two looks at the samples. Raises what keeps samples from coming."""
+        self.agent_loop_manager.raise_errors()
+        self.agent_loop_manager.raise_blocked()
+        self.sampler_keeper.sleep(seconds)
+
+    def get_llm_client(self) -> ResumingLLMClient:
+        return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
+
+    def _validate(self) -> dict[str, float]:
+        with console.busy("Measuring the held-out accuracy"):
+            metrics = super()._validate()
+        metrics[ANSWERS] = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        if self.config.trainer.val_only:
+            self.run_log.append(self.global_steps, metrics)
+        elif self.global_steps == 0:
+            self.run_log.write(0, metrics)
+        self.overview.evaluation(self.global_steps, metrics)
+        return metrics
+
+    @functools.cached_property
+    def overview(self) -> Overview:
+        return Overview(self.logger)  # verl makes the loggers in `fit`
+
+    def on_train_begin(self) -> None:
+        console.training(self.total_training_steps, self.global_steps - 1)
+        self._add_async_warmup_batches(self.config["async"].lag)
+
+    # Each step, in order, and what follows the last one.
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        start = time.perf_counter()
+        batch = super().step(metrics, timing_raw)
+        self._trained = batch, metrics, start
+        if self.sample_log.is_due(self.global_steps):
+            # Before the step's checkpoint is written: a run that resumes there keeps the samples up to this step.
+            of_workers = self.actor_rollout_wg.sequence_weights()
+            weights = {session: weight for part in of_workers for session, weight in part.items()}
+            samples = samples_of(batch, self.global_steps, weights, self.tokenizer)
+            self.sample_log.write(samples)
+            self.overview.samples(self.global_steps, samples)
+        return batch
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        batch_size = self.config.data.train_batch_size
+        size = num_prompts or batch_size
+        whole_fetches = size % (self.config.data.get("gen_batch_size") or batch_size) == 0
+        if whole_fetches and not withheld_prompts.count():
+            return super()._next_train_batch(num_prompts)
+        batch = withheld_prompts.next_batch(size, super()._next_train_batch)
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        return batch
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self.replay_buffer.note_submitted(batch)
+        return super()._submit_batch_to_rollout(batch)
+
+    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        if self.tba_replay:
+            batch = self.tba_replay.mix(batch)
+        batch = super()._balance_batch(batch, *args, **kwargs)
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        keep_groups_whole(batch, actor.ppo_mini_batch_size * rollout.n, ranks)
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self.engine_reads_batch:
+            return batch
+        # PPOTrainerSeparateAsync saves a CPU copy of the model here, for parameter_sync_step > 1. Ours is 1: every step
+        # ends with a weight update. The grandparent makes no copy.
+        with token_baseline.requested(batch) if self.has_token_baseline else contextlib.nullcontext():
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self.engine_reads_batch:
+            return batch
+        with token_baseline.passed_to_estimator(batch) if self.has_token_baseline else contextlib.nullcontext():
+            return super()._compute_advantage(batch, metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))
+        # With vcpo.base_ess_ratio=auto the engine takes the base ratio from the batches with the smallest lag.
+        batch.extra_info["lag"] = self.global_steps - 1 - oldest
+        return super()._update_actor(batch, metrics)
+
+    def _save_checkpoint(self) -> None:
+        with (
+            console.busy("Writing a checkpoint"),
+            checkpoint.written_whole(self.config.trainer, self.global_steps, run_in(self.config.run_dir)) as folder,
+        ):
+            super()._save_checkpoint()
+            self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
+        if self.config.save_weights:
+            self._save_hugging_face(f"{WEIGHTS_FOLDER}/step_{self.global_steps}")
+
+    def _save_hugging_face(self, folder: str) -> None:
+        """Write the policy to a folder in the run's, on the node of the trainer's first worker."""
+        self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, folder).absolute()))
+
+    def _metrics_so_far(self) -> dict[str, Any]:
+        """The step's metrics when its checkpoint is written: without the weight update and a validation."""
+        batch, metrics, start = self._trained
+        timing = {**self.timing_raw, "step": time.perf_counter() - start}
+        metrics, epoch = dict(metrics), (self.global_steps - 1) // self.steps_per_epoch
+        stored = few_fields(batch)
+        self._verls_metrics(batch, stored, metrics, timing, self.global_steps, epoch)
+        return self._with_own_metrics(stored, metrics, timing)
+
+    def _stage_weights(self) -> None:
+        with marked_timer("stage_weights", self.timing_raw):
+            self.actor_rollout_wg.stage_weights(self.global_steps)
+
+    def on_step_end(self) -> None:
+        # From here on the trainer has the weights of this step: a sampler that replaces a dead one gets these.
+        self.sampler_keeper.version = self.global_steps
+        if self.config["async"].exact_lag:
+            # Unfinished responses would otherwise be completed by newer weights, and have a lag below k.
+            self.replay_buffer.wait_until_finished(self.global_steps, "train")
+        self.sampler_keeper.replace_dead()  # a weight update would wait for a dead sampler until its time is over
+        self._stage_weights()
+        start = time.perf_counter()
+        try:
+            super().on_step_end()
+        except ray.exceptions.RayError:  # a sampler that died during the update has the weights once it is replaced
+            if not self.sampler_keeper.replace_dead():
+                raise
+        # verl's `marked_timer` records no time for a weight update that raised.
+        self.timing_raw.setdefault("update_weights", time.perf_counter() - start)
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        stored = few_fields(batch)
+        self._verls_metrics(batch, stored, metrics, timing_raw, global_steps, epoch)
+        balancer = self.standalone_server_manager.global_load_balancer
+        metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
+        metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
+        taken = sampler_meter.take_all(self.standalone_server_manager.rollout_replicas)
+        metrics |= sampler_meter.metrics(taken) | self.take_processor_seconds()
+        line = self._with_own_metrics(stored, metrics, timing_raw)
+        line = line | sampler_meter.tables(taken) | trajectory_tables(batch, stored)
+        self._record(global_steps, metrics, line)
+
+    def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:
+        """Write the `line` of a step, and show its `metrics`, which verl logs too."""
+        self.overview.step(step, metrics, self.run_log.write(step, line))
+
+    def _verls_metrics(self, batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any], *when: Any) -> None:
+        of_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
+        tokens_stay = self.engine_reads_batch and not of_experts  # the load of experts is counted by token
+        with batch_totals.in_place_of_tokens(batch, stored, metrics) if tokens_stay else contextlib.nullcontext():
+            super()._compute_metrics(batch, metrics, *when)
+
+    def _with_own_metrics(
+        self, stored: FewFields, metrics: dict[str, Any], timing_raw: dict[str, float]
+    ) -> dict[str, Any]:
+        """`metrics`, to which ours are added, and with these the tables of the step's line, which verl must not log."""
+        metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
+        metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
+        metrics |= trajectory_metrics(stored)
+        ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
+        return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train, and write the policy as a Hugging Face folder, on the node of the trainer's first worker.
+
+        With `trainer.val_only`: evaluate once, and do nothing else.
+        """
+        super().fit(agent_loop_manager)
+        if self.config.save_model and not self.config.trainer.val_only:
+            with console.busy("Writing the trained model"):
+                self._save_hugging_face(MODEL_FOLDER)
+
+    # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
+    # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).
+
+    def _resubmit(self, uids: list[str], partition_id: str) -> None:
+        self.agent_loop_manager.resubmit(uids, partition_id, self.global_steps)
+
+
+@contextlib.contextmanager
+def _one_mini_batch(config: DictConfig) -> Iterator[None]:
+    """Around verl's constructor, which asserts a weight update after every mini-batch: ours follows a whole batch."""
+    actor = config.actor_rollout_ref.actor
+    mini_batch_size = actor.ppo_mini_batch_size
+    actor.ppo_mini_batch_size = config.data.train_batch_size
+    try:
+        yield
+    finally:
+        actor.ppo_mini_batch_size = mini_batch_size

@@ -1,0 +1,251 @@
+"""The records of a run: a line per step on the console and in `metrics.jsonl`, and `summary.json` at the end."""
+
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_vcpo.common import console
+from verl_vcpo.common.step_lines import lines_until
+from verl_vcpo.common.whole_file import write_whole
+from verl_vcpo.report.advice import Advisor, CollapseWarner
+from verl_vcpo.report.learning_signal import IN_A_ROW, SignalWatch
+from verl_vcpo.report.metrics_file import METRICS_FILE as METRICS_FILE
+from verl_vcpo.report.metrics_file import read_metrics as read_metrics
+from verl_vcpo.report.step_table import StepTable
+
+SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
+COMMAND_FILE = "command.txt"
+"""What the run was started with, for a shell."""
+SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
+MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
+ACCURACIES = "val_accuracies"
+"""Of a line with a held-out accuracy: that of each data source."""
+ANSWERS = "vcpo/val_answers"
+"""Of a line with a held-out accuracy: over how many answers that is the mean."""
+WEIGHTS_FOLDER = "weights"  # in the run's folder: the policies of its checkpoints, step_N, in the same form
+LINE_FILE = "metrics_line.json"
+"""In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
+
+# Our name of a metric -> verl's. These metrics come first in a line; all metrics follow under the names that verl uses.
+HEADLINES = {
+    "reward": "critic/score/mean",
+    "ess_ratio": "actor/vcpo/ess_ratio",
+    "lr_multiplier": "actor/vcpo/lr_multiplier",
+    "baseline": "actor/vcpo/baseline",
+    "grad_norm": "actor/grad_norm",
+    "kl": "actor/vcpo/kl_rollout_policy",
+    "lag_min": "training/off_policy/trajectory_staleness_worst/min",
+    "lag_mean": "training/off_policy/trajectory_staleness_worst/mean",
+    "lag_max": "training/off_policy/trajectory_staleness_worst/max",
+    "tokens_per_s": "vcpo/tokens_per_s",
+    "trainer_idle_share": "vcpo/trainer_idle_share",
+    "sampler_idle_share": "vcpo/sampler_idle_share",
+    "weight_sync_share": "vcpo/weight_sync_share",
+    "weight_sync_s": "timing_s/update_weights",
+    "step_s": "timing_s/step",
+}
+
+
+def held_out_accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """verl's core accuracy of each data source among `metrics`; empty without a validation."""
+    core = {n.removeprefix("val-core/"): float(v) for n, v in metrics.items() if n.startswith("val-core/")}
+    return {name.rsplit("/", 2)[0]: value for name, value in core.items() if "/mean@" in name}
+
+
+def mean_accuracy(accuracies: dict[str, float]) -> float:
+    """The mean over the data sources, of which there is one at least."""
+    return sum(accuracies.values()) / len(accuracies)
+
+
+def how_answered(sampling: Any) -> str:
+    """How held-out prompts are answered, in words; `sampling` is `actor_rollout_ref.rollout.val_kwargs`."""
+    return f"drawn at temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"a metric of type {type(value).__name__} cannot be written as JSON")
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """Replace NaN and infinity, which JSON does not have, by None: null in the file, as for metrics not measured."""
+    return {
+        name: None if isinstance(value, float | np.floating) and not np.isfinite(value) else value
+        for name, value in line.items()
+    }
+
+
+def _json(line: dict[str, Any]) -> str:
+    return json.dumps(_finite(line), default=_plain, allow_nan=False)
+
+
+class RunLog:
+    """Appends whole lines to `<run_dir>/metrics.jsonl`.
+
+    Args:
+        run_dir: the run's folder, which exists.
+        scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
+        advisor: gives advice on the console; None: there is none.
+        answered: how held-out prompts are answered (`how_answered`), which the console says of their accuracy.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        scales_step_size: bool = True,
+        advisor: Advisor | None = None,
+        answered: str = "",
+    ) -> None:
+        self._path = Path(run_dir) / METRICS_FILE
+        self._start = time.perf_counter()
+        self._advisor = advisor
+        self._table = StepTable(answered)
+        self._warner = CollapseWarner(scales_step_size)
+        self._signal = SignalWatch()
+
+    def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
+        """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock.
+
+        A process that ended between the checkpoint of a step and the step's line has left the line in `checkpoint`.
+        """
+        if not self._path.is_file():
+            return
+        lines = lines_until(self._path, step)
+        kept = Path(checkpoint) / LINE_FILE if checkpoint else None
+        if kept and kept.is_file() and step not in {line["step"] for line in lines}:
+            lines.append(json.loads(kept.read_text()))
+        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+        if lines:
+            self._start = time.perf_counter() - lines[-1].get("wall_clock_s", 0.0)
+
+    def _line(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        headlines = {name: metrics.get(source) for name, source in HEADLINES.items()}
+        accuracies = held_out_accuracies(metrics)
+        return {
+            "step": step,
+            "wall_clock_s": round(time.perf_counter() - self._start, 3),
+            "val_accuracy": mean_accuracy(accuracies) if accuracies else None,
+            **({ACCURACIES: _finite(accuracies)} if accuracies else {}),
+            **headlines,
+            **metrics,
+        }
+
+    def keep(self, step: int, metrics: dict[str, Any], checkpoint: Path) -> None:
+        """Write the line of a step into the folder of its checkpoint, as far as the line is known by then."""
+        write_whole(checkpoint / LINE_FILE, _json(self._line(step, metrics)))
+
+    def append(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write the line of an evaluation without training; the console has its accuracy from `in_words`."""
+        self._append(self._line(step, metrics))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with open(self._path, "a") as f:
+            f.write(_json(line) + "\n")
+
+    def write(self, step: int, metrics: dict[str, Any]) -> str | None:
+        """Write the line of one step (0: before training), with all headlines: null where one was not measured.
+
+        Returns:
+            The text of the collapse warning that begins at this step; None: none does.
+        """
+        line = self._line(step, metrics)
+        warning = note = None
+        if line["reward"] is not None:
+            line["collapse_signs"], warning = self._warner.look_at(line)
+            line[IN_A_ROW], note = self._signal.look_at(line)
+        self._append(line)
+        for text in self._table.lines(line):
+            console.print_line(text)
+        if note:
+            console.print_line(f"warning: {note}")
+        if warning:
+            console.print_line(f"warning: {warning}")
+        if line["reward"] is None:
+            return None
+        if self._advisor and (advice := self._advisor.look_at(line)):
+            console.print_line(f"advice: {advice}")
+        console.step_done()
+        return warning
+
+
+def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: float) -> dict[str, Any]:
+    """Write the summary of a run to `summary.json`, and return the summary.
+
+    Args:
+        run_dir: holds `metrics.jsonl`.
+        method: what was trained with, as `method=NAME` names it.
+        lag: k, the bound of the lag.
+        wall_clock_s: seconds of the whole run, with the start.
+    """
+    lines = read_metrics(run_dir)
+    steps = [line for line in lines if line.get("reward") is not None]
+    accuracies = [line["val_accuracy"] for line in lines if line.get("val_accuracy") is not None]
+    before = [line.get("val_accuracy") for line in lines if line["step"] == 0]
+    by_source = [(line["step"], line[ACCURACIES]) for line in lines if line.get(ACCURACIES)]
+    timed = [line for line in steps if "step_s" in line and "tokens_per_s" in line]
+    trained_s = sum(line["step_s"] for line in timed)
+    ratios = [line["ess_ratio"] for line in steps if line.get("ess_ratio") is not None]  # null: not finite
+    summary = {
+        "method": method,
+        "base_accuracy": before[0] if before else None,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "base_accuracies": by_source[0][1] if by_source and by_source[0][0] == 0 else {},
+        "final_accuracies": by_source[-1][1] if by_source else {},
+        "steps": len(steps),
+        "lag": lag,
+        "max_realized_lag": max((line["lag_max"] for line in steps if "lag_max" in line), default=None),
+        "mean_ess_ratio": sum(ratios) / len(ratios) if ratios else None,
+        "wall_clock_s": round(wall_clock_s, 1),
+        "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in timed) / trained_s if timed else None,
+    }
+    write_whole(Path(run_dir) / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def in_words(summary: dict[str, Any]) -> str:
+    """The summary in lines for the console."""
+
+    def share(value: float | None) -> str:
+        return "not measured" if value is None else f"{value:.1%}"
+
+    def accuracy(base: float | None, final: float | None) -> str:
+        return f"{share(base)} before training, {share(final)} after" if summary["steps"] else share(final)
+
+    took, steps = console.duration(summary["wall_clock_s"]), summary["steps"]
+    lines = [f"{steps} {'step' if steps == 1 else 'steps'} in {took}" if steps else f"no training, {took}"]
+    if summary["final_accuracy"] is not None or not steps:
+        base, final = summary["base_accuracies"], summary["final_accuracies"]
+        lines.append(f"held-out accuracy: {accuracy(summary['base_accuracy'], summary['final_accuracy'])}")
+        if len(final) > 1:
+            lines[-1] += f", the mean over {len(final)} data sources:"
+            lines += [f"  {source}: {accuracy(base.get(source), value)}" for source, value in final.items()]
+    if not steps:  # trainer.val_only=true
+        return "\n".join(lines)
+    lag = f"{summary['max_realized_lag']:g} of at most {summary['lag']:g}"
+    speed = f"{summary['tokens_per_s']:.0f} tokens/s"
+    ratio = "not measured" if summary["mean_ess_ratio"] is None else f"{summary['mean_ess_ratio']:.2f}"
+    lines.append(f"largest lag {lag}; mean ESS ratio {ratio}; {speed}")
+    return "\n".join(lines)
+
+
+def command(module: str, given: list[str]) -> str:
+    """What a run was started with, for a shell: `python -m module`, and the arguments `given`."""
+    return shlex.join(["python", "-m", module, *given])
+
+
+def write_command(run_dir: str | Path, module: str, given: list[str]) -> None:
+    """Keep the run's command in the run's folder."""
+    (Path(run_dir) / COMMAND_FILE).write_text(command(module, given) + "\n")
+
+
+def last_step(run_dir: str | Path) -> int:
+    """The last step in `metrics.jsonl`; 0 where no step was made yet."""
+    if not (Path(run_dir) / METRICS_FILE).is_file():
+        return 0
+    return max((line["step"] for line in read_metrics(run_dir)), default=0)

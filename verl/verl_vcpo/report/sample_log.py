@@ -1,0 +1,113 @@
+"""Some of the responses that a run was trained on, in `samples.jsonl`: what was written, its reward, lag and weight."""
+
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+
+from verl_vcpo.actor.sequence_weights import SequenceWeight, Session
+from verl_vcpo.common.step_lines import lines_until, read_lines
+from verl_vcpo.common.whole_file import write_whole
+from verl_vcpo.report.batch_totals import RAW_REWARD
+from verl_vcpo.report.run_log import SAMPLES_FILE
+
+SAMPLES = 4
+"""Lines of a step."""
+
+_UNKNOWN = SequenceWeight(math.nan, math.nan)
+_FIELDS = ["prompts", "responses", "uid", "session_id", "data_source", "extra_fields", "rm_scores"]
+
+
+class SampleLog:
+    """Appends whole lines to `<run_dir>/samples.jsonl`.
+
+    Args:
+        run_dir: the run's folder, which exists.
+        every: steps from one record to the next, `samples_every`; 0: none.
+    """
+
+    def __init__(self, run_dir: str | Path, every: int) -> None:
+        self._path = Path(run_dir) / SAMPLES_FILE
+        self._every = every
+
+    def is_due(self, step: int) -> bool:
+        """Whether responses of `step` are recorded: of the first step, and of every one that `every` divides."""
+        return self._every > 0 and (step == 1 or step % self._every == 0)
+
+    def resume(self, step: int) -> None:
+        """Continue an earlier process's file after step `step`: drop the lines of later steps. 0 begins anew."""
+        lines = lines_until(self._path, step) if self._path.is_file() else []
+        if lines:
+            write_whole(self._path, "".join(map(_json, lines)))
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def write(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Append one line for each of the samples."""
+        with open(self._path, "a") as file:
+            file.write("".join(map(_json, samples)))
+
+
+def read_samples(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The lines of `samples.jsonl` that can be read, oldest first; [] without a file."""
+    path = Path(run_dir) / SAMPLES_FILE
+    return list(read_lines(path)) if path.is_file() else []
+
+
+def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[Session, SequenceWeight], tokenizer: Any) -> list[Any]:
+    """`SAMPLES` of the batch's trajectories, drawn with the same chance for each; `step` seeds the draw.
+
+    Args:
+        batch: what `step` was trained on, still in TransferQueue.
+        step: the number of the step; the policy that it started from has version `step - 1`.
+        weights: the sequences' importance weights in the update; it may lack some.
+        tokenizer: the policy's.
+
+    Returns:
+        Dictionaries with `step`, `uid` (of the prompt), `prompt` and `response` (text), `tokens` (of the response),
+        `reward`, `lag`, `weight`, `log_weight` (both None where unknown or not finite) and `data_source`.
+    """
+    trained = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
+    rows = sorted(random.Random(step).sample(trained, min(SAMPLES, len(trained))))
+    keys = [batch.keys[i] for i in rows]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=_FIELDS)
+    stored: dict[str, Any] = {name: list(_rows(data, name)) for name in _FIELDS}
+    samples = []
+    for i, row in enumerate(rows):
+        uid, response = str(stored["uid"][i]), stored["responses"][i]
+        reward = stored["extra_fields"][i].get(RAW_REWARD)
+        weight = weights.get((uid, int(stored["session_id"][i])), _UNKNOWN)
+        samples.append(
+            {
+                "step": step,
+                "uid": uid,
+                "prompt": tokenizer.decode(stored["prompts"][i], skip_special_tokens=True),
+                "response": tokenizer.decode(response, skip_special_tokens=True),
+                "tokens": len(response),
+                "reward": float(stored["rm_scores"][i].sum() if reward is None else reward),
+                "lag": step - 1 - batch.tags[row]["min_global_steps"],
+                "weight": _finite(weight.weight),
+                "log_weight": _finite(weight.log_weight),
+                "data_source": str(stored["data_source"][i]),
+            }
+        )
+    return samples
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _rows(data: Any, name: str) -> Iterable[Any]:
+    values = tu.get(data, name)
+    return values.unbind() if hasattr(values, "unbind") else values
+
+
+def _json(sample: Mapping[str, Any]) -> str:
+    return json.dumps(sample, allow_nan=False) + "\n"

@@ -1,0 +1,99 @@
+"""Metrics of a batch's trajectories besides their tokens: use of tools, and rewards that exceeded a limit."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+
+from verl_vcpo.common.stored_tags import prompt_of
+from verl_vcpo.report.learning_signal import equal_groups
+
+TOOLS = "tool_use"
+RAW_REWARD = "raw_reward"
+"""In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
+
+TOOK = "took"
+"""In a trajectory's `extra_fields`: the seconds of its agent loop that were not at the samplers."""
+OUTSIDE_S, REWARD_S = "outside_s", "reward_s"
+"""Of these seconds: those before the reward, for tools and the agent itself; those for the reward."""
+RESPONSE_LENGTHS = "response_lengths"
+
+OVER_LIMIT = "over_limit"
+"""A value that a reward may return beside the score: 1 if a limit ended the computation of the reward, else 0."""
+
+
+class FewFields(NamedTuple):
+    """What is stored beside the tokens of a batch's trajectories, without those that pad the batch."""
+
+    rows: list[int]
+    """The trajectories' places in the batch."""
+    num_turns: list[int]
+    extra_fields: list[Mapping[str, Any]]
+    """What the trajectories' agent loops returned beside the tokens."""
+    prompts: list[str]
+    """The trajectories' prompts."""
+
+
+def few_fields(batch: KVBatchMeta) -> FewFields:
+    """Fetch the few fields of `batch`, which is in TransferQueue. One fetch for a step: 0.1 ms a trajectory."""
+    rows = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
+    keys = [batch.keys[i] for i in rows]
+    stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["num_turns", "extra_fields"])
+    turns, extra = tu.get(stored, "num_turns"), tu.get(stored, "extra_fields")
+    return FewFields(rows, [int(number) for number in turns], list(extra), [prompt_of(key) for key in keys])
+
+
+def trajectory_metrics(stored: FewFields) -> dict[str, float]:
+    """`tool_use/*` where tools were offered, `reward/over_limit` where rewards return it, `reward/equal_groups`."""
+    extra = stored.extra_fields
+    counts = tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
+    return counts | equal_groups(stored.prompts, [f.get(RAW_REWARD) for f in extra])
+
+
+def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
+    """Sums of the counts over trajectories, and the mean number of calls of a trajectory, `tool_use/calls/mean`.
+
+    Args:
+        counts: per trajectory the agent loop's `extra_fields["tool_use"]`; None without tools.
+    """
+    used = [count for count in counts if count]
+    if not used:
+        return {}
+    metrics = {f"{TOOLS}/{name}": sum(count[name] for count in used) for name in used[0]}
+    return metrics | {f"{TOOLS}/calls/mean": metrics[f"{TOOLS}/calls"] / len(used)}
+
+
+def histogram(values: Iterable[float]) -> dict[str, int]:
+    """How many of the values there are, rounded up to two digits: 137 and 140 are counted as 140."""
+    counts = Counter(rounded_up(value) for value in values)
+    return {f"{value:g}": counts[value] for value in sorted(counts)}
+
+
+def rounded_up(value: float) -> float:
+    """The next number of two digits, zero for what is not positive."""
+    if value <= 0:
+        return 0.0
+    digit = math.floor(math.log10(value)) - 1
+    return round(math.ceil(round(value / 10**digit, 6)) * 10**digit, max(0, -digit))
+
+
+def trajectory_tables(batch: KVBatchMeta, stored: FewFields) -> dict[str, dict[str, int]]:
+    """Histograms of a step's trajectories: tokens of responses; seconds outside the samplers, and for the reward."""
+    lengths = [batch.tags[row]["response_len"] for row in stored.rows]
+    took = [fields[TOOK] for fields in stored.extra_fields if fields.get(TOOK)]
+    of_loops = {name: histogram(max(0.0, round(one[name], 3)) for one in took) for name in (OUTSIDE_S, REWARD_S)}
+    return {RESPONSE_LENGTHS: histogram(lengths), **(of_loops if took else {})}
+
+
+def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:
+    """The number of rewards that exceeded a limit; nothing where no reward returns `over_limit`.
+
+    Args:
+        infos: per trajectory the values that the reward returned beside the score.
+    """
+    exceeded = [info[OVER_LIMIT] for info in infos if info and OVER_LIMIT in info]
+    return {f"reward/{OVER_LIMIT}": sum(exceeded)} if exceeded else {}

@@ -1,0 +1,1 @@
+"""The sampling side: from a prompt to a response with its log-probs. Begin with `agent_loop.py`."""

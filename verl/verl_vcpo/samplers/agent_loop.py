@@ -1,0 +1,351 @@
+"""Agent loops whose prompts can be stopped and sampled again (extends verl/trainer/ppo/v1/agent_loop_tq.py)."""
+
+import asyncio
+import contextlib
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from ray.exceptions import RayTaskError
+from tensordict import TensorDict
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils import tensordict_utils as tu
+
+from verl_vcpo.common.data_rows import row_number
+from verl_vcpo.common.stored_tags import Failure, clear_trajectories, sessions_of, tags_of
+from verl_vcpo.report.trajectory_metrics import OUTSIDE_S, RAW_REWARD, REWARD_S, TOOK
+from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
+from verl_vcpo.samplers.agent_loop_class import make_without_copies
+from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
+from verl_vcpo.user_code.reward_result import (
+    RewardError,
+    checked,
+    of_response,
+    score_of,
+    took_too_long,
+    with_prompt,
+)
+from verl_vcpo.user_code.tool_limits import ToolFailure, limited
+
+REASON = "reason"
+"""The tag of a failed prompt with the cause of its failure, in one line."""
+
+FINAL = "final"
+"""The tag of a failed prompt that must not be sampled again."""
+
+_places: ContextVar[Places] = ContextVar("_places")
+"""What a prompt took at the gate of its worker: a place for each of its agent loops."""
+
+_begun: ContextVar[float] = ContextVar("_begun")
+"""When the agent loop began."""
+
+_LOOK_S = 1.0  # the least time between two looks at how long a trajectory has taken
+_ASK_S = 10.0  # the least time between two questions whether a worker is blocked
+_REPLY_S = 0.05  # in which Ray sends what an actor's method returned
+_STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
+
+
+def failures(uids: list[str], partition_id: str) -> list[Failure]:
+    """For each of these failed prompts the cause."""
+    tags = tags_of(uids, partition_id)
+    unknown = "for a reason that is in the agent loop workers' logs"
+    return [Failure(tags[uid].get(REASON, unknown), tags[uid].get(FINAL, False)) for uid in uids]
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of an error without its traceback; of a Ray task's error, of its cause."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[-1].strip()}"
+
+
+@dataclass
+class HeldPrompt:
+    """A prompt that a worker samples, and what verl's `_run_prompt` was given for it.
+
+    begun: it has passed the worker's gate, so that trajectories of it may be stored.
+    """
+
+    task: asyncio.Task[Any]
+    prompt: dict[str, Any]
+    sampling_params: dict[str, Any]
+    trajectory: dict[str, Any]
+    options: dict[str, Any]
+    sessions: int
+    begun: bool = False
+
+
+class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's worker, which also keeps every prompt that it samples, to stop the prompt and to sample it again."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        make_without_copies()
+        tools = self.config.actor_rollout_ref.rollout.multi_turn.function_tool_path
+        self.tools: list[Any] = limited(self.tools, tools, self.config["async"].tool_timeout_s)
+        self._held: dict[str, HeldPrompt] = {}
+        self._stopped: dict[str, HeldPrompt] = {}
+        self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
+    ) -> None:
+        uid, task = prompt["uid"], asyncio.current_task()
+        assert task is not None
+        rollout = self.config.actor_rollout_ref.rollout
+        samples = rollout.val_kwargs.n if trajectory["validate"] else rollout.n
+        sessions = int(prompt.get("__rollout_n__", samples))
+        # A copy: verl takes fields out of the prompt.
+        held = HeldPrompt(task, dict(prompt), sampling_params, trajectory, kwargs, sessions)
+        self._held[uid] = held
+        order = not trajectory["validate"], int(trajectory["step"]), row_number(trajectory["sample_index"])
+        request_order.set(order)
+        try:
+            async with self._loops.admitted(order, sessions) as places:
+                held.begun = True
+                _places.set(places)
+                await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, **kwargs)
+        finally:
+            if self._held.get(uid) is held:
+                del self._held[uid]
+
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
+        if self.config["async"].deterministic:
+            sample = (trajectory["step"], row_number(trajectory["sample_index"]), kwargs.get("session_id", 0))
+            seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
+            sampling_params = {**sampling_params, "seed": seed}
+        at_samplers.set(Seconds())
+        _begun.set(time.monotonic())
+        limit_s = self.config["async"].trajectory_timeout_s
+        try:
+            async with _time_outside(limit_s, at_samplers.get() or Seconds()):
+                try:
+                    return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+                except ToolFailure as failure:
+                    raise failure.error from None
+        except Exception as error:
+            # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
+            partition_id = "val" if trajectory["validate"] else "train"
+            reason = with_prompt(one_line(error), list(kwargs.get("raw_prompt", [])))
+            tag = {REASON: reason, FINAL: isinstance(error, RequestEndsServers)}
+            await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag=tag)
+            raise
+        finally:
+            _places.get().give_back()
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
+        start, requests = time.monotonic(), at_samplers.get() or Seconds()
+        await super()._compute_score(outputs, kwargs)
+        self._check_score(outputs[-1], kwargs)
+        took = {OUTSIDE_S: start - _begun.get() - requests.total, REWARD_S: time.monotonic() - start}
+        for output in outputs:  # all of a session's outputs are stored with the reward of the last one
+            output.extra_fields |= {RAW_REWARD: outputs[-1].reward_score, TOOK: took}
+
+    def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
+        """Raises RewardError where a score is not finite that no custom reward function gave, but a reward manager of
+        the run's own, an agent loop, or one of verl's rewards."""
+        if output.reward_score is None:
+            return
+        try:
+            output.reward_score = score_of(checked(output.reward_score))
+        except RewardError as error:
+            response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
+            raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
+
+    async def answer(self) -> None:
+        """Return nothing. That it returns says that no tool and no agent loop blocks the worker."""
+
+    async def stop(self, uids: list[str]) -> list[str]:
+        """Stop those of these prompts that this worker samples, and keep them for `begin_again`.
+
+        After that nothing more is written for them.
+
+        Returns:
+            the uids of those that it has stopped.
+        """
+        stopped = {uid: self._held[uid] for uid in uids if uid in self._held}
+        # Places that a stopped prompt leaves would go to another one at once, whose agent loops would prepare their
+        # prompts before the event loop has seen the last cancellation, and sent the reply.
+        self._loops.close()
+        try:
+            for held in stopped.values():
+                held.task.cancel()
+            await asyncio.gather(*[held.task for held in stopped.values()], return_exceptions=True)
+        finally:
+            asyncio.get_running_loop().call_later(_REPLY_S, self._loops.open)
+        self._stopped |= stopped
+        return list(stopped)
+
+    async def begin_again(self, uids: list[str], partition_id: str, step: int) -> None:
+        """Sample these prompts, which `stop` has stopped, from the start, as if they had been submitted at `step`.
+
+        The trajectories of the stopped attempt are removed before: those of the new one get the same keys.
+        """
+        prompts = {uid: self._stopped.pop(uid) for uid in uids}
+        if begun := {uid: held.sessions for uid, held in prompts.items() if held.begun}:
+            # Not one of the event loop's threads: calls of an agent loop that hang may have them all.
+            with _one_thread() as thread:
+                await asyncio.get_running_loop().run_in_executor(thread, clear_trajectories, begun, partition_id)
+        for held in prompts.values():
+            prompt, trajectory = {**held.prompt, "global_steps": step}, {**held.trajectory, "step": step}
+            again = self._run_prompt(prompt, held.sampling_params, trajectory=trajectory, **held.options)
+            task = asyncio.create_task(again)
+            self.background_tasks.add(task)  # as verl's: asyncio keeps no reference to a task
+            task.add_done_callback(self.background_tasks.discard)
+
+
+@contextlib.asynccontextmanager
+async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None]:
+    """The block may take `limit_s` outside of these requests to samplers, which have a limit of their own.
+
+    Raises:
+        RewardError: the block took longer, and was cancelled.
+    """
+    loop, begun = asyncio.get_running_loop(), time.monotonic()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        left_s = limit_s - (time.monotonic() - begun - requests.total)
+        if left_s > 0:
+            timer = loop.call_later(max(left_s, _LOOK_S), look)
+        else:
+            clock.reschedule(loop.time())
+
+    timer = loop.call_later(limit_s, look)
+    try:
+        async with asyncio.timeout(None) as clock:
+            yield
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        # A call that it has left in one of the event loop's threads keeps the thread for ever.
+        loop.set_default_executor(ThreadPoolExecutor())
+        late = took_too_long("async.trajectory_timeout_s", limit_s, " outside of its requests to samplers")
+        raise RewardError(f"the agent loop, with its reward, {late.what}", late.fix) from None
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        yield thread
+    finally:
+        thread.shutdown(wait=False)
+
+
+class LagKAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager of agent-loop workers, which can also stop prompts and sample them again."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(LagKAgentLoopWorker)
+        self._row_in_validation: dict[str, int] = {}
+        self._handing_over: list[ray.ObjectRef[None]] = []
+        self._answers: list[ray.ObjectRef[None]] = []
+        self._asked = time.monotonic()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """As verl's, without verl's wait until the workers, which may be busy, have taken the prompts.
+
+        A validation's prompts are kept until the next validation: TransferQueue does not have them.
+
+        Raises:
+            RayError: as `raise_errors`, of the prompts that were submitted before these.
+        """
+        if "validate" in prompts and str(prompts["uid"][0]) not in self._row_in_validation:
+            self._in_validation = prompts
+            self._row_in_validation = {str(uid): row for row, uid in enumerate(prompts["uid"])}
+        self.raise_errors()
+        chunks = prompts.chunk(len(self.agent_loop_workers))
+        workers = zip(self.agent_loop_workers, chunks, strict=False)  # prompts may be fewer than workers
+        self._handing_over += [worker.generate_sequences.remote(chunk) for worker, chunk in workers]
+
+    def raise_errors(self) -> None:
+        """Raise what kept a worker from taking the prompts that were submitted to it. Does not wait for workers.
+
+        Raises:
+            RayError: the worker died, or its method raised; the prompts would never be sampled.
+        """
+        if self._handing_over:
+            over, self._handing_over = ray.wait(self._handing_over, num_returns=len(self._handing_over), timeout=0)
+            ray.get(over)
+
+    def raise_blocked(self) -> None:
+        """Raise where a tool, or an agent loop, blocks a worker so that no limit in the worker can end it.
+
+        Raises:
+            RuntimeError: a worker has not answered for `async.trajectory_timeout_s`.
+            RayError: a worker died.
+        """
+        answers = self._answers
+        answered, waiting = ray.wait(answers, num_returns=len(answers), timeout=0) if answers else ([], [])
+        ray.get(answered)
+        now, limit_s = time.monotonic(), self.config["async"].trajectory_timeout_s
+        if not waiting and now - self._asked >= _ASK_S:
+            self._answers, self._asked = [worker.answer.remote() for worker in self.agent_loop_workers], now
+        elif waiting and now - self._asked >= limit_s:
+            raise RuntimeError(
+                f"async.trajectory_timeout_s={limit_s:g}: {len(waiting)} agent-loop worker(s) have not answered for "
+                "so long: a tool or an agent loop blocks them; have it await, or make it a function tool"
+            )
+
+    def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
+        """Sample these prompts again from the start, as if they had been submitted at `step`.
+
+        A prompt that a worker still samples is neither fetched nor sent: the worker keeps it, and begins it again after
+        this method has returned.
+
+        Raises:
+            GetTimeoutError: as `stop`.
+        """
+        stopped = self.stop(uids)
+        being_sampled = {uid for part in stopped for uid in part}
+        ended = [uid for uid in uids if uid not in being_sampled]
+        prompts = self._take_back(ended, partition_id) if ended else None
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
+        self._begin_again(stopped, partition_id, step)
+        if prompts is not None:
+            tu.assign_non_tensor_data(prompts, "global_steps", step)
+            self.generate_sequences(prompts)
+
+    def stop(self, uids: list[str]) -> list[list[str]]:
+        """Stop these prompts on whichever worker samples them. Blocks until they have stopped.
+
+        Returns:
+            for each worker the uids of those that it has stopped.
+
+        Raises:
+            GetTimeoutError: workers have not stopped them after `_STOP_LIMIT_S`.
+        """
+        over, self._handing_over = self._handing_over, []
+        ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after it was stopped would be sampled twice
+        stopped = [worker.stop.remote(uids) for worker in self.agent_loop_workers]
+        return ray.get(stopped, timeout=_STOP_LIMIT_S)
+
+    def _take_back(self, uids: list[str], partition_id: str) -> TensorDict:
+        """These prompts, which no worker samples any more, without the trajectories of the attempt that has ended."""
+        rollout = self.config.actor_rollout_ref.rollout
+        if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
+            rows = [self._row_in_validation[uid] for uid in uids]
+            prompts, samples = tu.index_select_tensor_dict(self._in_validation, rows), rollout.val_kwargs.n
+        else:
+            prompts, samples = tq.kv_batch_get(keys=uids, partition_id=partition_id), rollout.n
+        clear_trajectories(sessions_of(prompts, samples), partition_id)
+        return prompts
+
+    def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
+        """Have each worker begin the prompts that it has stopped. `raise_errors` raises what keeps it from that."""
+        for worker, uids in zip(self.agent_loop_workers, stopped, strict=True):
+            if uids:
+                self._handing_over.append(worker.begin_again.remote(uids, partition_id, step))

@@ -1,0 +1,264 @@
+"""The samplers' client: a response goes on across weight updates (extends verl/workers/rollout/llm_server.py).
+
+A weight update aborts every request. The client keeps the tokens sampled so far, with their log-probs, and requests the
+rest: the server holds the request back until the new weights are loaded, and computes the prefix anew with them.
+
+A server that dies or hangs is taken out of the load balancer's pool. The request goes to another server, or waits until
+the pool has one. Requests go to the servers as admission.py lets them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from ray.exceptions import RayActorError, RayTaskError
+from verl.utils.tokenizer import normalize_token_ids
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, request_order
+
+at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
+"""Of an agent loop: what its requests take, with the wait for their turn."""
+
+_ABORTED = ("abort", "aborted")
+_RETRY_S = 0.5
+_PROBE_S = 60.0
+MAX_SERVER_FAILURES = 4
+"""After so many servers that failed while they worked on a request, the request is taken to be the cause."""
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Seconds:
+    """The seconds in which at least one of several blocks was under way."""
+
+    def __init__(self) -> None:
+        self._ended, self._since, self._under_way = 0.0, 0.0, 0
+
+    @property
+    def total(self) -> float:
+        """Their sum until now."""
+        return self._ended + (time.monotonic() - self._since if self._under_way else 0.0)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the block."""
+        if not self._under_way:
+            self._since = time.monotonic()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._ended += time.monotonic() - self._since
+
+
+def is_server_failure(error: BaseException) -> bool:
+    """Whether the error is of the server, not of the request: server or engine died, or there was no answer in time."""
+    if isinstance(error, RayTaskError):
+        return type(error.cause).__name__ in ("EngineDeadError", "EngineGenerateError")
+    return isinstance(error, RayActorError | TimeoutError)
+
+
+class RequestEndsServers(RuntimeError):
+    """Server after server failed while it worked on the same request: the request is taken to be the cause."""
+
+
+class Collected(Generic[T]):
+    """Gives what was added within a pass of the event loop to one call.
+
+    A call of a Ray actor takes milliseconds of both processes. When a thousand prompts are stopped, their requests end
+    within a few passes.
+    """
+
+    def __init__(self, call: Callable[[list[T]], object]) -> None:
+        self._call = call
+        self._added: list[T] = []
+
+    def add(self, one: T) -> None:
+        if not self._added:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._added.append(one)
+
+    def _flush(self) -> None:
+        added, self._added = self._added, []
+        self._call(added)
+
+
+class ResumingLLMClient(LLMServerClient):
+    """Hides weight updates, and servers that fail, from the agent loop.
+
+    A response keeps its server from its first request to its last: after a weight update, which aborts every request,
+    no client has to ask the load balancer again.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gate = AdmissionGate(admitted_per_worker(self.config.actor_rollout_ref.rollout))
+        self._suspects = AdmissionGate(1)
+        self._server_of: dict[str, tuple[str, Any]] = {}
+        self._engine_request: dict[str, str] = {}  # the id under which vLLM knows a request
+        self._dropped: Collected[tuple[str, Any, str]] = Collected(self._drop_at_servers)
+        self._left: Collected[str] = Collected(self._release_at_balancer)
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> TokenOutput:
+        """A whole response: tokens, each with the log-prob under the policy that sampled the token.
+
+        Returns:
+            verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
+            policy version that sampled one of the tokens.
+
+        Raises:
+            RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on it.
+        """
+        with (at_samplers.get() or Seconds()).counted():
+            async with self._gate.admitted(request_order.get()):
+                try:
+                    tokens = normalize_token_ids(prompt_ids)
+                    return await self._whole_response(request_id, tokens, sampling_params, kwargs)
+                finally:
+                    self._leave_server(request_id)
+
+    async def _whole_response(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
+    ) -> TokenOutput:
+        budget = self._budget(sampling_params)
+        whole: TokenOutput | None = None
+        while True:
+            done = [] if whole is None else whole.token_ids
+            limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
+            part = await self._part(request_id, prompt_ids + done, limited, kwargs)
+            whole = part if whole is None else _joined(whole, part)
+            if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
+                if whole.stop_reason in _ABORTED:
+                    whole.stop_reason = "length"
+                return whole
+
+    async def _part(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
+    ) -> TokenOutput:
+        """One request, repeated at other servers while servers fail; a request that may be the cause comes alone."""
+        for failures in range(MAX_SERVER_FAILURES):
+            alone = self._suspects.admitted(()) if failures > 1 else contextlib.nullcontext()
+            try:
+                async with alone:
+                    return await self._attempt(
+                        super().generate(
+                            request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
+                        ),
+                        request_id,
+                    )
+            except (RayActorError, RayTaskError, TimeoutError) as error:
+                if not is_server_failure(error) or request_id not in self._server_of:
+                    raise
+                server_id, _ = self._server_of[request_id]
+                self._leave_server(request_id)
+                _logger.warning("sampler %s failed (%s): its requests go elsewhere", server_id, type(error).__name__)
+                await self._load_balancer.remove_servers.remote([server_id])
+        raise RequestEndsServers(f"{MAX_SERVER_FAILURES} samplers failed, one after another, while they worked on it")
+
+    async def _attempt(self, generate: Coroutine[Any, Any, TokenOutput], request_id: str) -> TokenOutput:
+        """What the server answers. A server that does not answer in time is asked whether its engine still does.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        call = asyncio.ensure_future(generate)
+        try:
+            while True:
+                done, _ = await asyncio.wait({call}, timeout=self.config["async"].sampler_timeout_s)
+                if done:
+                    return call.result()
+                if request_id in self._server_of and not await self._answers(self._server_of[request_id][1]):
+                    raise TimeoutError
+        finally:
+            if not call.done():
+                call.cancel()
+                self._drop(request_id)
+
+    async def _answers(self, server: Any) -> bool:
+        """Whether the server's engine answers a probe."""
+        try:
+            await asyncio.wait_for(server.probe.remote(), min(self.config["async"].sampler_timeout_s, _PROBE_S))
+        except (RayActorError, RayTaskError, TimeoutError):
+            return False
+        return True
+
+    def _drop(self, request_id: str) -> None:
+        """Have the server end a request that nobody waits for any more, so that its place in the engine is free."""
+        held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
+        if held and engine_request:
+            self._dropped.add((*held, engine_request))
+
+    @staticmethod
+    def _drop_at_servers(dropped: list[tuple[str, Any, str]]) -> None:
+        for server_id, server in {server_id: server for server_id, server, _ in dropped}.items():
+            server.drop_requests.remote([request for its_id, _, request in dropped if its_id == server_id])
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        self._engine_request[request_id] = super()._vllm_request_id(request_id)
+        return self._engine_request[request_id]
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        while request_id not in self._server_of:
+            try:
+                self._server_of[request_id] = await super()._acquire_server(request_id, **extra)
+            except RuntimeError as error:
+                if "No available servers" not in str(error):
+                    raise
+                await asyncio.sleep(_RETRY_S)  # a replacement is being started
+        return self._server_of[request_id]
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """verl releases the server after each part of a response; `_leave_server` does after the last one."""
+
+    def _leave_server(self, request_id: str) -> None:
+        held = self._server_of.pop(request_id, None)
+        self._engine_request.pop(request_id, None)
+        if held is not None:
+            self._left.add(held[0])
+
+    def _release_at_balancer(self, server_ids: list[str]) -> None:
+        self._load_balancer.release_servers.remote(server_ids)
+
+    def _budget(self, sampling_params: dict[str, Any]) -> int:
+        for name in ("max_tokens", "max_new_tokens"):
+            if sampling_params.get(name):
+                return sampling_params[name]
+        return self.config.actor_rollout_ref.rollout.response_length
+
+    @staticmethod
+    def _without_limit(sampling_params: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in sampling_params.items() if name not in ("max_tokens", "max_new_tokens")}
+
+
+def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
+    """The output of a response whose first part, `whole`, was aborted and continued by `part`."""
+    fields = dict(whole.extra_fields)
+    if part.token_ids:  # a policy version that sampled no token is not a version of the response
+        if not whole.token_ids:
+            fields["min_global_steps"] = part.extra_fields.get("min_global_steps")
+        for name in ("global_steps", "max_global_steps"):
+            fields[name] = part.extra_fields.get(name)
+    routed = whole.routed_experts
+    if part.routed_experts is not None and part.token_ids:
+        import numpy as np
+
+        new = part.routed_experts[-len(part.token_ids) :]
+        routed = part.routed_experts if routed is None else np.concatenate([routed, new])
+    return TokenOutput(
+        token_ids=whole.token_ids + part.token_ids,
+        log_probs=(whole.log_probs or []) + (part.log_probs or []),
+        routed_experts=routed,
+        stop_reason=part.stop_reason,
+        num_preempted=(whole.num_preempted or 0) + (part.num_preempted or 0),
+        extra_fields=fields,
+    )

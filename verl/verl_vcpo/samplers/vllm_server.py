@@ -1,0 +1,215 @@
+"""verl's vLLM server with weight updates in the middle of responses (extends .../vllm_rollout/vllm_async_server.py).
+
+`async.kv_cache` decides what happens to unfinished responses when new weights arrive:
+
+    recompute  requests are aborted, and the client requests the rest: the prefix is computed anew with the new weights
+    keep       requests are paused, and continue with the keys and values of the old weights (PipelineRL)
+
+In both cases no prefix that old weights have computed is reused for another request.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import ray
+from cachetools import LRUCache
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from verl_vcpo.common.run_folder import socket_folder
+from verl_vcpo.samplers.admission import most_calls
+from verl_vcpo.samplers.engine_processes import EngineProcesses, engine_processes
+from verl_vcpo.samplers.kv_cache import KVCache
+from verl_vcpo.samplers.meter import SamplerMeter
+from verl_vcpo.samplers.server_actor import server_actor
+from verl_vcpo.weights.receiver import LagKCheckpointEngineWorker
+
+_ABORTED = "aborted"  # a weight update has ended the request
+_LIFE_SIGN_S = 1.0
+_MOST_DROPPED = 10_000  # ids of ended requests are kept for those that arrive after their end
+
+
+def keeps_kv_cache(rollout_config: Any) -> bool:
+    """Whether `rollout.custom.kv_cache` (the launcher sets it to `async.kv_cache`) is `keep`."""
+    return (rollout_config.custom or {}).get("kv_cache") == KVCache.KEEP
+
+
+def answered_or_dead(engine: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, a control call to vLLM's engine, which ends when the engine's process dies.
+
+    vLLM fails the requests of an engine that dies, but not its control calls: the weight update in which the engine
+    died would wait for ever.
+
+    Raises:
+        EngineDeadError: the engine's process is dead.
+    """
+
+    async def bounded(*args: Any) -> Any:
+        answer = asyncio.ensure_future(call(*args))
+        try:
+            while not answer.done():
+                if engine.errored:
+                    raise engine.dead_error
+                await asyncio.wait({answer}, timeout=_LIFE_SIGN_S)
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    return bounded
+
+
+class LagKvLLMHttpServer(vLLMHttpServer):
+    """Reports the policy version that a request started with, and can pause requests instead of aborting them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._on_their_way: set[str] = set()
+        self._without_token: set[str] = set()
+        self._meter = SamplerMeter()
+        os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # of the sockets between vLLM's processes
+        super().__init__(*args, **kwargs)
+        self._admitted_with: dict[str, int | None] = {}
+        self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
+
+    def _get_worker_extension_cls(self) -> str:
+        return "verl_vcpo.samplers.vllm_worker.LagKWorkerExtension"
+
+    async def run_server(self, args: Any) -> None:
+        await super().run_server(args)
+        if self.engine.logger_manager is not None:  # None with rollout.disable_log_stats=true
+            self.engine.logger_manager.stat_loggers.append(self._meter)
+        self._extend(self.engine)
+        core = self.engine.engine_core
+        core.call_utility_async = answered_or_dead(self.engine, core.call_utility_async)
+
+    def _extend(self, engine: Any) -> None:
+        engine.generate = self._salted(engine.generate)
+        engine.add_request = self._counted(engine.add_request)
+        engine.pause_generation = self._pausing(engine)
+
+    def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only.
+
+        A request's first output ends its time among those without a token, which `_pausing` does not keep.
+        """
+
+        async def salted(*, prompt: dict[str, Any], request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
+            prompt["cache_salt"] = f"policy {self.global_steps}"
+            async for output in generate(prompt=prompt, request_id=request_id, **kwargs):
+                self._without_token.discard(request_id)
+                yield output
+
+        return salted
+
+    def _counted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
+        """A request is on its way no more once the engine has it."""
+
+        async def counted(request_id: str, *args: Any, **kwargs: Any) -> Any:
+            self._meter.arrived()
+            try:
+                return await add_request(request_id, *args, **kwargs)
+            finally:
+                self._on_their_way.discard(request_id)
+
+        return counted
+
+    @property
+    def _admitting(self) -> int:
+        """Requests that are past the gate and that the engine does not have yet: a weight update waits for these.
+
+        verl counts a request until its first token. A request that waits in the engine for a slot has none, so that
+        every weight update would wait for slots, a minute at most.
+        """
+        return len(self._on_their_way)
+
+    @_admitting.setter
+    def _admitting(self, _: int) -> None:
+        """verl's own count, which is not used."""
+
+    def _pausing(self, engine: Any) -> Callable[..., Any]:
+        """With `keep`, requests stay in the engine, but for those without a token: these come again after the update.
+
+        Otherwise these would count as begun with the old weights, and find the prefixes that the old weights computed.
+        """
+        pause_generation = engine.pause_generation
+
+        async def pause(**as_verl: Any) -> None:
+            self._meter.stop()
+            if not keeps_kv_cache(self.config):
+                await pause_generation(**as_verl)
+                return
+            await engine.abort(list(self._without_token))
+            await pause_generation(mode="keep", clear_cache=False)
+
+        return pause
+
+    async def probe(self) -> EngineProcesses:
+        """What this server's engine has on this node. Returns only if the engine answers, not only this server."""
+        if self.node_rank == 0:
+            await self.engine.is_sleeping()  # a cheap call that the engine's process has to answer
+        return engine_processes(ray.get_runtime_context().get_node_id())
+
+    async def drop_requests(self, request_ids: list[str]) -> None:
+        """End requests that nobody waits for, whether they are in the engine or still on their way there."""
+        self._dropped.update(dict.fromkeys(request_ids))
+        await self.engine.abort(request_ids)
+
+    async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
+        if request_id in self._dropped:
+            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": self.global_steps})
+        rejected = await super()._park_until_admitted(request_id)
+        if rejected is None:
+            self._on_their_way.add(request_id)
+            self._without_token.add(request_id)
+        self._admitted_with[request_id] = self.global_steps
+        return rejected
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+    ) -> TokenOutput:
+        """As verl's `generate`, with the policy version of the response's start as `min_global_steps`."""
+        try:
+            output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        finally:
+            self._on_their_way.discard(request_id)
+            self._without_token.discard(request_id)
+            version = self._admitted_with.pop(request_id, self.global_steps)
+        output.extra_fields["min_global_steps"] = version
+        if output.stop_reason == _ABORTED and output.token_ids:
+            self._meter.interrupted(len(prompt_ids) + len(output.token_ids))
+        return output
+
+    async def take_meter(self) -> dict[str, Any]:
+        """What the engine did since the last call: `SamplerMeter.take`."""
+        return self._meter.take()
+
+
+class LagKvLLMReplica(vLLMReplica):
+    """A replica of `LagKvLLMHttpServer`s."""
+
+    server = LagKvLLMHttpServer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = server_actor(self.server)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """As verl's, with our class of what receives the weights."""
+        made = super().get_ray_class_with_init_args()
+        made.cls = ray.remote(LagKCheckpointEngineWorker)
+        return made
+
+    @property
+    def max_concurrency(self) -> int:
+        """More calls than the server's actor can have at a time, so that a control call never waits for a request."""
+        return max(super().max_concurrency, most_calls(self.config))
+
+    async def release_kv_cache(self) -> None:
+        if not keeps_kv_cache(self.config):  # upstream first waits until no request is left
+            await super().release_kv_cache()
+
+    async def resume_kv_cache(self) -> None:
+        if not keeps_kv_cache(self.config):
+            await super().resume_kv_cache()

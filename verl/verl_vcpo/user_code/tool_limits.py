@@ -1,0 +1,130 @@
+"""A call of a tool has a limit, `async.tool_timeout_s` (extends verl/tools/).
+
+verl runs a function in the event loop's threads, and a tool with a state in the event loop itself. A call that never
+returns keeps a thread, or the whole agent-loop worker. Here
+
+- a function runs in another process, which is killed at the limit (verl_vcpo/user_code/reward.py);
+- a tool with a state (verl's `BaseTool`) runs in an event loop in a thread beside the worker's. A call that blocks the
+  thread is given up at the limit, and later calls get another thread.
+
+What a tool raises is told to the model, as with verl. A call that reaches the limit fails the prompt.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from verl.tools.function_tool import FunctionTool
+
+from verl_vcpo.user_code.reward import RewardPool
+from verl_vcpo.user_code.reward_result import RewardError, RewardRaised, took_too_long
+from verl_vcpo.user_code.tool_function import ToolFunction
+
+_ANSWER_S = 5.0  # an event loop that has not answered after this time is blocked
+_METHODS = ("create", "execute", "calc_reward", "release")
+
+
+class ToolFailure(BaseException):
+    """A call of a tool gave no result. No `Exception`: agent loops tell these to the model, and go on.
+
+    Args:
+        tool: the tool's name.
+        error: why.
+    """
+
+    def __init__(self, tool: str, error: RewardError) -> None:
+        super().__init__(tool, error)
+        self.error = RewardError(f"the tool {tool} {error.what}", error.fix)
+
+
+@dataclass
+class LimitedFunctionTool(FunctionTool):
+    """verl's carrier of a function, which calls the function in a process of `pool`."""
+
+    pool: RewardPool | None = None
+
+    async def call(self, parameters: dict[str, Any]) -> Any:
+        """What the function returns.
+
+        Raises:
+            RuntimeError: the function raised; with the exception's text.
+            ToolFailure: the function took longer than the limit, or ended its process.
+        """
+        assert self.pool is not None
+        try:
+            return await self.pool.score(parameters)
+        except RewardRaised as error:
+            raise RuntimeError(error.said) from None
+        except RewardError as error:
+            raise ToolFailure(self.name, error) from None
+
+
+class ToolThread:
+    """An event loop in a thread of its own, for tools with a state. A thread that a call blocks is replaced.
+
+    Args:
+        timeout_s: the limit of one call, in seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, tool: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What the coroutine returns. Raises what it raises, and ToolFailure at the limit."""
+        loop = self._loop = self._loop or _running_loop()
+        work: Future[Any] = asyncio.run_coroutine_threadsafe(call(), loop)
+        try:
+            async with asyncio.timeout(self._timeout_s) as clock:
+                return await asyncio.wrap_future(work)
+        except TimeoutError:
+            if not clock.expired():
+                raise  # the tool's own
+        if not await _answers(loop) and self._loop is loop:
+            self._loop = None
+        raise ToolFailure(tool, took_too_long(ToolFunction.limit, self._timeout_s))
+
+
+def limited(tools: list[Any], function_tool_path: str | None, timeout_s: float) -> list[Any]:
+    """verl's tools, each call of which has the limit `timeout_s`.
+
+    Args:
+        tools: what `verl.tools.tool_registry.load_all_tools` has returned.
+        function_tool_path: the file that the functions are from.
+    """
+    thread = ToolThread(timeout_s)
+    return [_limited(tool, function_tool_path, timeout_s, thread) for tool in tools]
+
+
+def _limited(tool: Any, path: str | None, timeout_s: float, thread: ToolThread) -> Any:
+    if isinstance(tool, FunctionTool):
+        assert path is not None, "functions come from a file"
+        pool = RewardPool(ToolFunction(path, tool.name, {}, timeout_s, list(sys.path)))
+        return LimitedFunctionTool(tool.name, tool.fn, tool.tool_schema, tool.is_async, pool)
+    for method in _METHODS:
+        setattr(tool, method, _in_thread(tool, getattr(tool, method), thread))
+    return tool
+
+
+def _in_thread(tool: Any, method: Callable[..., Coroutine[Any, Any, Any]], thread: ToolThread) -> Any:
+    async def call(*arguments: Any, **named: Any) -> Any:
+        return await thread.run(tool.name, lambda: method(*arguments, **named))
+
+    return call
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tools", daemon=True).start()
+    return loop
+
+
+async def _answers(loop: asyncio.AbstractEventLoop) -> bool:
+    answered: asyncio.Future[None] = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
+    done, _ = await asyncio.wait({answered}, timeout=_ANSWER_S)
+    answered.cancel()
+    return bool(done)
