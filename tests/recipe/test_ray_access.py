@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from recipe.fully_async_policy.launch.processes import processes_of
 from recipe.fully_async_policy.launch.session import environment_of_workers
 from recipe.fully_async_policy.settings.validate import SettingError
 from tests.kit.small_run import listening
-from verl_vcpo.common.run_folder import private_folder
+from verl_vcpo.common.run_folder import private_folder, run_folder
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,7 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             session = Path(session_folder())
         assert not session.parent.exists(), "its session is left"
         assert not list(home.iterdir()), "Ray wrote a token of its own"
+        shutil.rmtree(run_folder(RUN))
     assert TOKEN not in os.environ
 
 

@@ -160,7 +160,7 @@ def started(ray_init: Mapping[str, Any], folder: Path | None = None) -> Iterator
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # not in its stub
 
-    set_up = {_IN_EACH_WORKER: f"{start_up.__name__}.{start_up.set_up_process.__name__}"}
+    set_up = {_IN_EACH_WORKER: f"{start_up.__name__}.{start_up.set_up_worker.__name__}"}
     arguments = {**ray_init, "runtime_env": {**(ray_init.get("runtime_env") or {}), **set_up}}
     environment = {_MODE: "token"}
     environment |= {name: os.environ.get(name, value) for name, value in _START.items()}
@@ -206,7 +206,12 @@ def _shut_down() -> None:
             end_processes(*args, **settings)
 
         node.kill_all_processes = caught
-    ray.shutdown()
+    try:
+        ray.shutdown()
+    except KeyboardInterrupt:
+        # Otherwise Ray ends the rest while Python exits, and makes the folder of its session again.
+        ray.shutdown()
+        raise
 
 
 def _given_token() -> str | None:

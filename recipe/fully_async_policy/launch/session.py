@@ -27,7 +27,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
     from recipe.fully_async_policy.launch.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
     from recipe.fully_async_policy.launch.processes import cleaned_up
     from recipe.fully_async_policy.launch.ray_access import session_folder
-    from verl_vcpo.common import console
+    from verl_vcpo.common import console, start_up
     from verl_vcpo.common.run_folder import run_folder
     from verl_vcpo.report.run_log import CONFIG_FILE, SUMMARY_FILE
 
@@ -46,6 +46,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
     folders = {of_run, session or of_run}
     with open(run_dir / VERL_LOG, "w") as log, console.owned(log), cleaned_up(run_id, *folders) as here:
         try:
+            start_up.keep_sockets_in_run_folder()
             with _ray(config, here, session, log) as run:
                 yield run
         except BaseException as error:
