@@ -51,8 +51,7 @@ def ray_session(config: "DictConfig", run_id: str, last_words: str = "") -> "Ite
     cleaning = cleaned_up(run_id, *folders, last_words=last_words)
     with open(run_dir / VERL_LOG, "w") as log, cleaning as here, console.owned(log):
         try:
-            start_up.keep_sockets_in_run_folder()
-            with _ray(config, here, session, log) as run:
+            with start_up.temporary_files_in_run_folder(), _ray(config, here, session, log) as run:
                 yield run
         except BaseException as error:
             print(traceback.format_exc(), file=log, flush=True)
@@ -76,6 +75,7 @@ def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -
         from omegaconf import OmegaConf
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+        import verl_vcpo.loop.main  # noqa: F401  # Megatron and verl's trainer, before Ray starts
         from recipe.fully_async_policy.launch import ray_access
         from recipe.fully_async_policy.launch.nodes import RunOnNodes
         from verl_vcpo.samplers import replica
