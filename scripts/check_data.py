@@ -95,16 +95,17 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     from recipe.fully_async_policy.settings.errors import SettingError
     from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, reward_of
     from recipe.tasks.gold import gold_responses
-    from verl_vcpo.user_code.reward import RewardPool
-    from verl_vcpo.user_code.reward_result import RewardError, score_of
+    from verl_vcpo.user_code.errors import UserCodeError
+    from verl_vcpo.user_code.killable import Pool
+    from verl_vcpo.user_code.reward_function import score_of
 
-    pool = RewardPool(reward_of(config), quiet=True)
+    pool = Pool(reward_of(config), quiet=True)
 
     async def score(sample: "Sample") -> Scores:
         try:
             responses = [MADE_UP, *gold_responses(sample.data_source, sample.ground_truth)]
-            given = [score_of(await pool.score(arguments(sample, text))) for text in responses]
-        except (RewardError, ValueError) as error:
+            given = [score_of(await pool.call(arguments(sample, text))) for text in responses]
+        except (UserCodeError, ValueError) as error:
             raise SettingError(f"{sample.place}: the reward {error}") from None
         return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])
 

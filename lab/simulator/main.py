@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.main import add_config_dir, composed_of
     from recipe.fully_async_policy.settings.reward import check_reward
     from recipe.fully_async_policy.settings.validate import SettingError
-    from verl_vcpo.user_code.reward_result import RewardError
+    from verl_vcpo.user_code.errors import UserCodeError
 
     add_config_dir(parser)
     arguments = parser.parse_intermixed_args(argv)
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         run(config, simulator, composed_of(arguments))
-    except RewardError as error:
+    except UserCodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

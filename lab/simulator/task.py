@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from lab.simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.loop.shares import check_sizes
-from verl_vcpo.user_code.reward_process import Reward
-from verl_vcpo.user_code.reward_result import RewardError, checked, of_response, raised, score_of, with_prompt
+from verl_vcpo.user_code.errors import UserCodeError, of_response, raised, with_prompt
+from verl_vcpo.user_code.reward_function import RewardFunction, checked, score_of
 
 _READ_TOGETHER = 128
 """Prompts whose hidden states fit the processor's caches."""
@@ -130,11 +130,11 @@ class Task:
         model_path: the folder with the tokenizer.
 
     Raises:
-        RewardLoadError: the reward function cannot be loaded.
+        LoadError: the reward function cannot be loaded.
         ValueError: a file does not fit `data`.
     """
 
-    def __init__(self, data: Any, reward: Reward, model_path: str) -> None:
+    def __init__(self, data: Any, reward: RewardFunction, model_path: str) -> None:
         self._reward, self._compute_score = reward, reward.load()
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.train = load_prompts("train", data, self._tokenizer)
@@ -162,7 +162,7 @@ class Task:
         return {one: accuracy[[of == one for of in sources]].mean().item() for one in dict.fromkeys(sources)}
 
     def _score(self, problem: Problem, text: str) -> tuple[float, float]:
-        """(score, accuracy) of one response. Raises RewardError: there is no score."""
+        """(score, accuracy) of one response. Raises UserCodeError: there is no score."""
         try:
             result = self._compute_score(
                 data_source=problem.data_source,
@@ -177,13 +177,13 @@ class Task:
             raise self._of_response(raised(error), problem, text) from error
         try:
             result = checked(result)
-        except RewardError as error:
+        except UserCodeError as error:
             raise self._of_response(error, problem, text) from None
         score = score_of(result)
         return score, result.get("acc", score) if isinstance(result, dict) else score
 
-    def _of_response(self, error: RewardError, problem: Problem, text: str) -> RewardError:
+    def _of_response(self, error: UserCodeError, problem: Problem, text: str) -> UserCodeError:
         """The same error, with what was to be scored."""
         reward, row = f"{self._reward.path}:{self._reward.name}", problem.extra_info.get("index")
         error = of_response(error, reward, row, problem.data_source, text)
-        return RewardError(error.what, with_prompt(error.fix, problem.prompt))
+        return UserCodeError(error.what, with_prompt(error.fix, problem.prompt))

@@ -33,7 +33,7 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
     """`samples` responses of `actor_rollout_ref.model.path` to each row of `data.val_files`, scored.
 
     Raises:
-        RewardError: a response that the reward cannot score.
+        UserCodeError: a response that the reward cannot score.
         ValueError: a model that vLLM cannot load.
     """
     path = config.actor_rollout_ref.model.path

@@ -5,7 +5,7 @@ from numbers import Real
 from typing import Any
 
 from recipe.tasks.boxed import last_boxed
-from recipe.tasks.verifier import MAX_ANSWER_CHARS, VERIFIER, Verdict
+from recipe.tasks.verifier import MAX_ANSWER_CHARS, Verdict, compare
 
 
 def compute_score(
@@ -18,7 +18,7 @@ def compute_score(
     """Score one response by its last \\boxed{...} (verl's custom reward function).
 
     Returns {"score": 0.0 or 1.0, "acc": the same, "over_limit": 1.0 where the answer was wrong because comparing it
-    took too long}. Raises ValueError for a ground truth that cannot be read, VerifierError where the verifier fails.
+    took too long}. Raises ValueError for a ground truth that cannot be read, RuntimeError where the verifier fails.
     """
     return score_answer(last_boxed(solution_str, MAX_ANSWER_CHARS), ground_truth)
 
@@ -27,6 +27,6 @@ def score_answer(answer: str | None, ground_truth: str | float) -> dict[str, flo
     """The same for an answer that was extracted already; None: there is none."""
     if not isinstance(ground_truth, str | Real) or isinstance(ground_truth, bool):
         raise ValueError(f"ground_truth must be text or a number: {ground_truth!r}")
-    verdict = Verdict.DIFFERENT if answer is None else VERIFIER.compare(str(ground_truth), answer)
+    verdict = Verdict.DIFFERENT if answer is None else compare(str(ground_truth), answer)
     score = float(verdict is Verdict.EQUAL)
     return {"score": score, "acc": score, "over_limit": float(verdict is Verdict.OVER_LIMIT)}

@@ -8,7 +8,6 @@ PAGE = (ROOT / "docs/reference/commands.md").read_text()
 # Started by other programs: a child process, a script that others source.
 FOLDERS = ("recipe", "scripts", "lab", "sandbox", "tests/reliability", "tests/exactness")
 INTERNAL = {
-    "recipe.tasks.verifier_process",
     "code_sandbox.interpreter",
     "recipe.fully_async_policy.settings.compiler",
     "recipe.fully_async_policy.launch.processes",

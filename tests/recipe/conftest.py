@@ -57,7 +57,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.Popen.__init__
 
     def reward_alone(self: Any, command: Any, *args: Any, **kwargs: Any) -> None:
-        assert "verl_vcpo.user_code.reward_process" in command, f"{command} was started"
+        assert "verl_vcpo.user_code.killable_process" in command, f"{command} was started"
         real(self, command, *args, **kwargs)
 
     monkeypatch.setattr(main, "train", refuse)

@@ -20,7 +20,7 @@ from tests.kit.checkpoints import write_checkpoint
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
 from tests.recipe.rewards_that_fail import RIGHT, WRONG
-from verl_vcpo.user_code.reward import RewardPool
+from verl_vcpo.user_code.killable import Pool
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
 REWARDS = Path(__file__).parent / "rewards_that_fail.py"
@@ -161,9 +161,9 @@ def test_what_a_reward_may_return(good: dict[str, str]) -> None:
     check_reward(config, [sample(name) for name in RIGHT])
 
     async def results() -> list[Any]:
-        pool = RewardPool(reward_of(config))
+        pool = Pool(reward_of(config))
         try:
-            return [await pool.score(arguments(sample(name), "")) for name in RIGHT]
+            return [await pool.call(arguments(sample(name), "")) for name in RIGHT]
         finally:
             pool.close()
 

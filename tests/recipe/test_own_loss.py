@@ -106,11 +106,17 @@ def test_a_module_names_it(actor: DictConfig) -> None:
 @pytest.mark.parametrize(
     "loss, expected",
     [
-        ("none.py:right", "/none.py:right: no such file; give FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"),
-        ("no_module:right", "=no_module:right: does not load (ModuleNotFoundError: No module named 'no_module')"),
-        ("broken.py:right", "broken.py:right: does not load (ModuleNotFoundError: No module named 'nothing_of_this_"),
-        ("exits.py:right", "exits.py:right: does not load (SystemExit: 3)"),
-        ("loss.py:wrong", "loss.py:wrong: no function wrong, but agg_loss, right, lacks_config"),
+        ("none.py:right", "/none.py is no Python file; give FILE.py:FUNCTION or MODULE:FUNCTION"),
+        (
+            "no_module:right",
+            "=no_module:right: it does not load: it raises ModuleNotFoundError: No module named",
+        ),
+        (
+            "broken.py:right",
+            "broken.py:right: it does not load: it raises ModuleNotFoundError: No module",
+        ),
+        ("exits.py:right", "exits.py:right: it does not load: it raises SystemExit: 3"),
+        ("loss.py:wrong", "there is no function wrong, but agg_loss, right, lacks_config"),
         ("loss.py:lacks_config", "got an unexpected keyword argument 'config'; verl passes old_log_prob, log_prob,"),
         ("loss.py:needs_more", "missing a required argument: 'eps'; verl passes"),
         ("loss.py:one_number", "it returned a Tensor; return (loss, metrics)"),

@@ -24,7 +24,7 @@ KINDS_OF_PROCESSES = {
     "receiver of weights": r"^ray::\w*CheckpointEngineWorker",
     "agent-loop worker": r"^ray::LagKAgentLoopWorker",
     "reward worker": r"^ray::RewardLoopWorker",
-    "reward process": r" -m verl_vcpo\.trainer\.ppo\.reward_process",
+    "reward process": r" -m verl_vcpo\.user_code\.killable_process",
     "TransferQueue controller": r"^ray::TransferQueueController",
     "TransferQueue storage": r"^ray::SimpleStorageUnit",
     "load balancer": r"^ray::IdleTimeLoadBalancer",

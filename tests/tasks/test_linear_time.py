@@ -16,10 +16,10 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from recipe.tasks import boxed, gsm8k, reward
+from recipe.tasks import boxed, gsm8k, math_reward, reward
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import Turn, read_turn
-from recipe.tasks.verifier import Verdict, Verifier
+from recipe.tasks.verifier import Verdict
 
 SHORT, TIMES = 12_500, 8  # the long text has 100,000 characters
 WORST_GROWTH = 3 * TIMES
@@ -48,7 +48,7 @@ AS_FOUND = [Phase.explicit, Phase.generate]  # to make a failing text smaller wo
 @pytest.fixture(autouse=True)
 def instant_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing an answer, which is short, has a limit of its own (test_verifier.py)."""
-    monkeypatch.setattr(Verifier, "compare", lambda self, truth, answer: Verdict.DIFFERENT)
+    monkeypatch.setattr(math_reward, "compare", lambda truth, answer: Verdict.DIFFERENT)
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """The rewards of GSM8K, MATH and tool use, each on a table of answers: right, wrong, badly formed, hostile."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from recipe.tasks import math_reward, reward
-from recipe.tasks.verifier import VERIFIER
+from recipe.tasks import math_reward, reward, verifier
 from tests.tasks.answers import ENDLESS, ODD
 
 GSM8K_RIGHT = [
@@ -123,16 +121,6 @@ MATH = table(MATH_RIGHT, MATH_WRONG, MATH_MALFORMED)
 TOOL_USE = table(TOOL_RIGHT, TOOL_WRONG, TOOL_MALFORMED)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_limit() -> Iterator[None]:
-    """Long enough for every honest answer on a busy machine; hostile ones take all of it."""
-    limit, VERIFIER.limit_s = VERIFIER.limit_s, 2.0
-    VERIFIER.compare("\\frac{1}{2}", "\\sqrt{0.25}")  # sympy's caches
-    yield
-    VERIFIER.limit_s = limit
-    VERIFIER.close()
-
-
 HOSTILE = {
     "gsm8k": ("#### {}", [*ODD, *ENDLESS]),
     "math-500": ("\\boxed{{{}}}", [*ODD, *ENDLESS]),
@@ -163,7 +151,7 @@ def test_tool_use(text: str, expected: float) -> None:
 @pytest.mark.parametrize("data_source", HOSTILE)
 def test_hostile(data_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one is a zero, and the verifier works afterwards."""
-    monkeypatch.setattr(VERIFIER, "limit_s", 0.5)
+    monkeypatch.setattr(verifier, "LIMIT_S", 0.5)
     form, answers = HOSTILE[data_source]
     with ThreadPoolExecutor() as threads:
         texts = [form.format(answer) for answer in answers]

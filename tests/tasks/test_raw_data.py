@@ -8,7 +8,6 @@ import pytest
 
 from recipe.tasks import reward
 from recipe.tasks.countdown.problems import Difficulty
-from recipe.tasks.verifier import VERIFIER
 from recipe.warm_start.tokenizer import train_tokenizer
 from scripts import prepare_data, sample_data
 
@@ -162,9 +161,3 @@ def test_a_source_or_a_tokenizer_that_is_not_there(raw: Path, capsys) -> None:
     assert "--source nowhere: no such folder; get them with `hf download openai/gsm8k" in capsys.readouterr().err
     assert prepare("gsm8k", raw, "--tokenizer", str(raw)) == 2
     assert "no tokenizer" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _end_processes():
-    yield
-    VERIFIER.close()

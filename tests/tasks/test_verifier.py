@@ -1,125 +1,110 @@
 """The verifier: no answer holds it up, and its own failure is an error, not a verdict."""
 
+import asyncio
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psutil
 import pytest
 
 from recipe.tasks import verifier
-from recipe.tasks.verifier import Verdict, Verifier, VerifierError
+from recipe.tasks.verifier import Verdict, compare
+from verl_vcpo.user_code.errors import UserCodeError
+from verl_vcpo.user_code.killable import Pool
+from verl_vcpo.user_code.reward_function import RewardFunction
 
 # takes far longer than any limit here
 ENDLESS = "9^{9^{9^{9}}}"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Verifier]:
-    """Two warm processes with a limit of half a second."""
-    pool = Verifier(limit_s=0.5, processes=2)
-    yield pool
-    pool.close()
+@pytest.fixture(autouse=True)
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "LIMIT_S", 0.5)
 
 
-def pids(pool: Verifier) -> list[int]:
-    return [process._process.pid for process in pool._idle]
+def pids() -> list[int]:
+    return [process._process.pid for process in verifier._pool()._pool._processes if process.alive]
 
 
-def test_a_process_is_reused(pool: Verifier) -> None:
-    assert pool.compare("\\frac{1}{2}", "0.5") is Verdict.EQUAL
-    before = pids(pool)
-    assert pool.compare("\\frac{1}{2}", "0.4") is Verdict.DIFFERENT
-    assert pids(pool) == before
+def test_a_process_is_reused() -> None:
+    assert compare("\\frac{1}{2}", "0.5") is Verdict.EQUAL
+    before = pids()
+    assert compare("\\frac{1}{2}", "0.4") is Verdict.DIFFERENT
+    assert pids() == before and before
 
 
-def test_at_the_limit_the_process_is_killed_and_the_answer_counted(pool: Verifier) -> None:
-    pool.compare("1", "1.0")
-    (pid,), counted = pids(pool), pool.over_limit
+def test_at_the_limit_the_process_is_killed_and_the_answer_counted() -> None:
+    compare("1", "1.0")
+    (pid,) = pids()
     started = time.monotonic()
-    assert pool.compare("18", ENDLESS) is Verdict.OVER_LIMIT
+    assert compare("18", ENDLESS) is Verdict.OVER_LIMIT
     assert time.monotonic() - started < 30  # it would run for ages; this is no measurement
-    assert pool.over_limit == counted + 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert pool.compare("18", "18.0") is Verdict.EQUAL
+    assert not psutil.pid_exists(pid)
+    assert compare("18", "18.0") is Verdict.EQUAL
 
 
-def test_threads_share_the_processes(pool: Verifier) -> None:
-    verdicts: dict[int, Verdict] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: verdicts.__setitem__(i, pool.compare(str(i), f"{i}.0"))) for i in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert verdicts == {i: Verdict.EQUAL for i in range(8)}
-    assert len(pids(pool)) <= pool.processes
+def test_threads_share_the_processes() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda i: compare(str(i), f"{i}.0"), range(8))) == {Verdict.EQUAL}
+    assert len(pids()) <= verifier._MOST_PROCESSES
 
 
-def test_a_process_that_died_is_replaced(pool: Verifier) -> None:
-    pool.compare("1", "1.0")
-    for pid in pids(pool):
+def test_a_process_that_died_is_replaced() -> None:
+    compare("1", "1.0")
+    for pid in pids():
         os.kill(pid, signal.SIGKILL)
-    assert pool.compare("3", "3.0") is Verdict.EQUAL
+    while pids():
+        time.sleep(0.01)
+    assert compare("3", "3.0") is Verdict.EQUAL
 
 
-def test_an_answer_that_kills_a_fresh_process_too_is_over_the_limit(pool: Verifier, monkeypatch) -> None:
-    # no answer is known that does it: stands in for a crash inside math-verify
-    asked = verifier._VerifierProcess.ask
-
-    def crash(self: verifier._VerifierProcess, question: dict[str, str], limit_s: float) -> dict:
-        if question["answer"] == "crash":
-            self._process.kill()
-        return asked(self, question, limit_s)
-
-    monkeypatch.setattr(verifier._VerifierProcess, "ask", crash)
-    assert pool.compare("1", "crash") is Verdict.OVER_LIMIT
-
-
-def test_the_second_process_has_the_time_that_the_first_left(monkeypatch) -> None:
-    limits: list[float] = []
-
-    def work_and_die(self: verifier._VerifierProcess, question: dict[str, str], limit_s: float) -> dict:
-        limits.append(limit_s)
-        raise verifier._Died(used_s=0.2)
-
-    monkeypatch.setattr(verifier._VerifierProcess, "ask", work_and_die)
-    monkeypatch.setattr(verifier._VerifierProcess, "__init__", lambda self: None)
-    monkeypatch.setattr(verifier._VerifierProcess, "kill", lambda self: None)
-    assert Verifier(limit_s=0.5).compare("1", "2") is Verdict.OVER_LIMIT
-    assert limits == pytest.approx([0.5, 0.3])
-    limits.clear()
-    assert Verifier(limit_s=0.1).compare("1", "2") is Verdict.OVER_LIMIT
-    assert limits == [0.1], "nothing was left"
+def test_a_process_that_is_killed_by_others_says_nothing_about_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "LIMIT_S", 60.0)
+    compare("1", "1.0")
+    with ThreadPoolExecutor() as threads:
+        verdict = threads.submit(compare, "18", ENDLESS)
+        while not any(process._answers for process in verifier._pool()._pool._processes):
+            time.sleep(0.01)
+        for pid in pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UserCodeError, match="ended with SIGKILL"):
+            verdict.result(60)
 
 
-def test_the_time_of_a_process_that_died_is_known() -> None:
-    process = verifier._VerifierProcess()
-    threading.Timer(1.0, process._process.kill).start()
-    with pytest.raises(verifier._Died) as died:
-        process.ask({"truth": "18", "answer": ENDLESS}, limit_s=30.0)
-    process.kill()
-    assert died.value.used_s > 0
-
-
-def test_a_verifier_that_does_not_start_is_an_error(monkeypatch) -> None:
-    monkeypatch.setattr(verifier.verifier_process, "__name__", "recipe.tasks.no_such_module")
-    with pytest.raises(VerifierError, match="does not start: .*no_such_module"):
-        Verifier(processes=1).compare("1", "1.0")
+def test_a_verifier_that_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier._math_verify.cache_clear()
+    monkeypatch.setattr("math_verify.verify", lambda *_, **__: False)
+    with pytest.raises(RuntimeError, match="math-verify does not find 1/2 equal to 0.5"):
+        verifier.verdict_of("1", "1.0", 1.0)
 
 
 @pytest.mark.parametrize("truth", ["", "  "])
-def test_a_ground_truth_that_cannot_be_read_is_an_error(pool: Verifier, truth: str) -> None:
+def test_a_ground_truth_that_cannot_be_read_is_an_error(truth: str) -> None:
     with pytest.raises(ValueError, match="ground truth"):
-        pool.compare(truth, "1")
+        compare(truth, "1")
 
 
-def test_the_kernel_ends_a_process_whose_parent_is_gone(pool: Verifier) -> None:
-    """The parent never kills this one: its limit of processor time does."""
-    process = verifier._VerifierProcess()
-    process._process.stdin.write(b'{"truth": "18", "answer": "9^{9^{9^{9}}}", "limit_s": 0.1}\n')
-    assert process._process.wait(60) == -signal.SIGXCPU
-    process.kill()
+def test_a_reward_compares_in_its_own_process() -> None:
+    """An ordinary answer starts no other process; one over the limit ends the reward's, and is a zero that counts."""
+    pool = Pool(RewardFunction("pkg://recipe.tasks.reward", "compute_score", {}, 60.0), most=1)
+
+    async def score(answer: str) -> Any:
+        call = {"data_source": "math", "ground_truth": "18", "extra_info": None}
+        return await pool.call({**call, "solution_str": f"\\boxed{{{answer}}}"})
+
+    async def scenario() -> None:
+        try:
+            right = await score("18.0")
+            (process,) = pool._processes
+            assert not psutil.Process(process._process.pid).children()
+            assert right == {"score": 1.0, "acc": 1.0, "over_limit": 0.0}
+            assert await score(ENDLESS) == {"score": 0.0, "acc": 0.0, "over_limit": 1.0}
+            assert not process.alive and pool._processes != [process]
+            assert await score("18.0") == right
+        finally:
+            pool.close()
+
+    asyncio.run(scenario())

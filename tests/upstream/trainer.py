@@ -293,7 +293,6 @@ METHODS = Place(
     "Whether the two faults that ours repairs are still there: a zero mask, and `sum_pi_squared` in the V1 trainer.",
     (
         Reach("_policy_loss", How.REGISTERS, "verl.trainer.ppo.core_algos:register_policy_loss", "name", "our losses"),
-        Reach("loaded", How.CALLS, "verl.utils.import_utils:load_module", "module_path", "a loss of the user's own"),
         Reach(
             "PASSED",
             How.NAMES,

@@ -1,27 +1,26 @@
 """One made-up response of every data source, scored by the run's reward in a process of its own."""
 
 import asyncio
-import sys
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.data import Sample
 from recipe.fully_async_policy.settings.errors import SettingError, shown
-from verl_vcpo.user_code.reward import RewardPool
-from verl_vcpo.user_code.reward_process import Reward
-from verl_vcpo.user_code.reward_result import RewardError, RewardLoadError
+from verl_vcpo.user_code.errors import LoadError, UserCodeError
+from verl_vcpo.user_code.killable import Pool
+from verl_vcpo.user_code.reward_function import RewardFunction
 
 MADE_UP = "I do not know."
 _VERLS = ("pkg://verl.utils.reward_score", "default_compute_score")
 _SETTING = "reward.custom_reward_function"
 
 
-def reward_of(config: DictConfig) -> Reward:
+def reward_of(config: DictConfig) -> RewardFunction:
     """The function that scores the run's responses: the custom one, or verl's for its own data sources."""
     custom = config.reward.custom_reward_function
     fixed = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create({}), resolve=True)
     path, name = (custom.path, custom.name) if custom.path else _VERLS
-    return Reward(path, name, dict(fixed) if custom.path else {}, config["async"].reward_timeout_s, sys.path)
+    return RewardFunction(path, name, dict(fixed) if custom.path else {}, config["async"].reward_timeout_s)
 
 
 def arguments(sample: Sample, response: str) -> dict[str, object]:
@@ -50,14 +49,14 @@ def check_reward(config: DictConfig, samples: list[Sample]) -> None:
     )
 
 
-async def _score_all(reward: Reward, samples: list[Sample], setting: str) -> None:
-    pool = RewardPool(reward, most=1, quiet=True)
+async def _score_all(reward: RewardFunction, samples: list[Sample], setting: str) -> None:
+    pool = Pool(reward, most=1, quiet=True)
     try:
         for sample in samples:
             try:
-                await pool.score(arguments(sample, MADE_UP))
-            except RewardError as error:
-                of_file = isinstance(error, RewardLoadError)
+                await pool.call(arguments(sample, MADE_UP))
+            except UserCodeError as error:
+                of_file = isinstance(error, LoadError)
                 where = "" if of_file else f", for a made-up response to {sample.place} ({sample.data_source!r})"
                 raise SettingError(f"{setting}: it {error.what}{where}; {error.fix}") from None
     finally:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_vcpo.user_code.errors import LoadError
+from verl_vcpo.user_code.function import load_function
+
 _SETTING = "actor_rollout_ref.actor.policy_loss.loss_mode"
-_FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 PASSED = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
 """What verl's `ppo_loss` passes, by keyword."""
 
@@ -40,20 +42,11 @@ def loaded(loss_mode: str) -> Loss:
     Raises:
         ValueError: there is none, or its module does not load.
     """
-    from verl.utils.import_utils import load_module
-
     place, _, name = loss_mode.rpartition(":")
-    is_file = place.endswith(".py")
-    if is_file and not Path(place).is_file():
-        raise ValueError(f"{_SETTING}={loss_mode}: no such file; give {_FORM}")
     try:
-        module = load_module(place if is_file else f"pkg://{place}")
-    except (Exception, SystemExit) as error:  # a module may raise anything while it loads
-        raise ValueError(f"{_SETTING}={loss_mode}: does not load ({_in_words(error.__cause__ or error)})") from None
-    if not callable(function := getattr(module, name, None)):
-        there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise ValueError(f"{_SETTING}={loss_mode}: no function {name}, but {', '.join(there) or 'none at all'}")
-    return function
+        return load_function(place if place.endswith(".py") else f"pkg://{place}", name)
+    except LoadError as error:
+        raise ValueError(f"{_SETTING}={loss_mode}: it {error.what}; give FILE.py:FUNCTION or MODULE:FUNCTION") from None
 
 
 def register(loss_mode: str, settings: dict[str, Any]) -> None:

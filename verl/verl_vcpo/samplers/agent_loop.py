@@ -24,14 +24,8 @@ from verl_vcpo.report.trajectory_metrics import OUTSIDE_S, RAW_REWARD, REWARD_S,
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.samplers.agent_loop_class import make_without_copies
 from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
-from verl_vcpo.user_code.reward_result import (
-    RewardError,
-    checked,
-    of_response,
-    score_of,
-    took_too_long,
-    with_prompt,
-)
+from verl_vcpo.user_code.errors import UserCodeError, of_response, took_too_long, with_prompt
+from verl_vcpo.user_code.reward_function import checked, score_of
 from verl_vcpo.user_code.tool_limits import ToolFailure, limited
 
 REASON = "reason"
@@ -149,13 +143,13 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             output.extra_fields |= {RAW_REWARD: outputs[-1].reward_score, TOOK: took}
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
-        """Raises RewardError where a score is not finite that no custom reward function gave, but a reward manager of
+        """Raises UserCodeError where a score is not finite that no custom reward function gave, but a reward manager of
         the run's own, an agent loop, or one of verl's rewards."""
         if output.reward_score is None:
             return
         try:
             output.reward_score = score_of(checked(output.reward_score))
-        except RewardError as error:
+        except UserCodeError as error:
             response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
 
@@ -206,7 +200,7 @@ async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None
     """The block may take `limit_s` outside of these requests to samplers, which have a limit of their own.
 
     Raises:
-        RewardError: the block took longer, and was cancelled.
+        UserCodeError: the block took longer, and was cancelled.
     """
     loop, begun = asyncio.get_running_loop(), time.monotonic()
     timer: asyncio.TimerHandle
@@ -229,7 +223,7 @@ async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None
         # A call that it has left in one of the event loop's threads keeps the thread for ever.
         loop.set_default_executor(ThreadPoolExecutor())
         late = took_too_long("async.trajectory_timeout_s", limit_s, " outside of its requests to samplers")
-        raise RewardError(f"the agent loop, with its reward, {late.what}", late.fix) from None
+        raise UserCodeError(f"the agent loop, with its reward, {late.what}", late.fix) from None
     finally:
         timer.cancel()
 

@@ -1,1 +1,1 @@
-"""Rewards and tools that users wrote, in processes that can be killed at a limit. Begin with `reward.py`."""
+"""Rewards and tools that users wrote, in processes that can be killed at a limit. Begin with `killable.py`."""

@@ -1,23 +1,21 @@
-"""A function tool in a process that can be killed; verl_vcpo/user_code/reward_process.py loads and calls it there."""
+"""A function tool in a process that can be killed; verl_vcpo/user_code/killable_process.py loads and calls it there."""
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
-from verl_vcpo.user_code.reward_process import Reward
-from verl_vcpo.user_code.reward_result import RewardLoadError
+from verl_vcpo.user_code.errors import LoadError
+from verl_vcpo.user_code.function import Function, load_module
 
 _VERLS = "verl.tools.function_tool"
 _SENT = (str, dict, tuple)
 _functions: dict[str, Callable[..., Any]] = {}
 
 
-@dataclass(frozen=True)
-class ToolFunction(Reward):
+class ToolFunction(Function):
     """The tool `name` of the file `path`, verl's `function_tool_path`; `fixed` is empty."""
 
     limit: ClassVar[str] = "async.tool_timeout_s"
@@ -26,16 +24,16 @@ class ToolFunction(Reward):
         """What the tool returned. What verl would show as text becomes text: only this process may know the class."""
         return result if isinstance(result, _SENT) or type(result).__name__ == "ToolResponse" else str(result)
 
-    def _module(self) -> ModuleType:
+    def load(self) -> Callable[..., Any]:
+        """The function that the file makes a tool of this name. Raises LoadError."""
+        sys.path[:] = self.sys_path
         sys.modules[_VERLS] = _Decorator(_VERLS)
-        return super()._module()
-
-    def _of(self, module: ModuleType) -> Callable[..., Any]:
+        load_module(self.path)
         verls = sys.modules[_VERLS]
         if not isinstance(verls, _Decorator):
             _functions.update((name, tool.fn) for name, tool in verls.FUNCTION_TOOL_REGISTRY.items())
         if self.name not in _functions:
-            raise RewardLoadError(f"does not load: the file makes no tool {self.name} in another process", "mend it")
+            raise LoadError(f"does not load: the file makes no tool {self.name} in another process", "mend it")
         return _functions[self.name]
 
 

@@ -3,7 +3,7 @@
 verl runs a function in the event loop's threads, and a tool with a state in the event loop itself. A call that never
 returns keeps a thread, or the whole agent-loop worker. Here
 
-- a function runs in another process, which is killed at the limit (verl_vcpo/user_code/reward.py);
+- a function runs in another process, which is killed at the limit (verl_vcpo/user_code/killable.py);
 - a tool with a state (verl's `BaseTool`) runs in an event loop in a thread beside the worker's. A call that blocks the
   thread is given up at the limit, and later calls get another thread.
 
@@ -11,17 +11,16 @@ What a tool raises is told to the model, as with verl. A call that reaches the l
 """
 
 import asyncio
-import sys
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from verl.tools.function_tool import FunctionTool
 
-from verl_vcpo.user_code.reward import RewardPool
-from verl_vcpo.user_code.reward_result import RewardError, RewardRaised, took_too_long
+from verl_vcpo.user_code.errors import RaisedError, UserCodeError, took_too_long
+from verl_vcpo.user_code.killable import Pool, loop_in_thread
 from verl_vcpo.user_code.tool_function import ToolFunction
 
 _ANSWER_S = 5.0  # an event loop that has not answered after this time is blocked
@@ -36,16 +35,16 @@ class ToolFailure(BaseException):
         error: why.
     """
 
-    def __init__(self, tool: str, error: RewardError) -> None:
+    def __init__(self, tool: str, error: UserCodeError) -> None:
         super().__init__(tool, error)
-        self.error = RewardError(f"the tool {tool} {error.what}", error.fix)
+        self.error = UserCodeError(f"the tool {tool} {error.what}", error.fix)
 
 
 @dataclass
 class LimitedFunctionTool(FunctionTool):
     """verl's carrier of a function, which calls the function in a process of `pool`."""
 
-    pool: RewardPool | None = None
+    pool: Pool | None = None
 
     async def call(self, parameters: dict[str, Any]) -> Any:
         """What the function returns.
@@ -56,10 +55,10 @@ class LimitedFunctionTool(FunctionTool):
         """
         assert self.pool is not None
         try:
-            return await self.pool.score(parameters)
-        except RewardRaised as error:
+            return await self.pool.call(parameters)
+        except RaisedError as error:
             raise RuntimeError(error.said) from None
-        except RewardError as error:
+        except UserCodeError as error:
             raise ToolFailure(self.name, error) from None
 
 
@@ -74,10 +73,12 @@ class ToolThread:
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def run(self, tool: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """What the coroutine returns. Raises what it raises, and ToolFailure at the limit."""
-        loop = self._loop = self._loop or _running_loop()
-        work: Future[Any] = asyncio.run_coroutine_threadsafe(call(), loop)
+    async def run(
+        self, tool: str, method: Callable[..., Coroutine[Any, Any, Any]], /, *given: Any, **named: Any
+    ) -> Any:
+        """The result of a tool's method. Raises what the method raises, and ToolFailure at the limit."""
+        loop = self._loop = self._loop or loop_in_thread("tools")
+        work: Future[Any] = asyncio.run_coroutine_threadsafe(method(*given, **named), loop)
         try:
             async with asyncio.timeout(self._timeout_s) as clock:
                 return await asyncio.wrap_future(work)
@@ -97,30 +98,15 @@ def limited(tools: list[Any], function_tool_path: str | None, timeout_s: float) 
         function_tool_path: the file that the functions are from.
     """
     thread = ToolThread(timeout_s)
-    return [_limited(tool, function_tool_path, timeout_s, thread) for tool in tools]
-
-
-def _limited(tool: Any, path: str | None, timeout_s: float, thread: ToolThread) -> Any:
-    if isinstance(tool, FunctionTool):
-        assert path is not None, "functions come from a file"
-        pool = RewardPool(ToolFunction(path, tool.name, {}, timeout_s, list(sys.path)))
-        return LimitedFunctionTool(tool.name, tool.fn, tool.tool_schema, tool.is_async, pool)
-    for method in _METHODS:
-        setattr(tool, method, _in_thread(tool, getattr(tool, method), thread))
-    return tool
-
-
-def _in_thread(tool: Any, method: Callable[..., Coroutine[Any, Any, Any]], thread: ToolThread) -> Any:
-    async def call(*arguments: Any, **named: Any) -> Any:
-        return await thread.run(tool.name, lambda: method(*arguments, **named))
-
-    return call
-
-
-def _running_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="tools", daemon=True).start()
-    return loop
+    for i, tool in enumerate(tools):
+        if isinstance(tool, FunctionTool):
+            assert function_tool_path is not None, "functions come from a file"
+            pool = Pool(ToolFunction(function_tool_path, tool.name, {}, timeout_s))
+            tools[i] = LimitedFunctionTool(tool.name, tool.fn, tool.tool_schema, tool.is_async, pool)
+        else:
+            for method in _METHODS:
+                setattr(tool, method, partial(thread.run, tool.name, getattr(tool, method)))
+    return tools
 
 
 async def _answers(loop: asyncio.AbstractEventLoop) -> bool:

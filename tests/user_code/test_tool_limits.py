@@ -134,7 +134,7 @@ def test_calls_that_hang_fail_and_later_ones_run(tools: list[Any], monkeypatch: 
 
 
 def test_the_workers_tools_are_limited(tools: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tools[0].pool._reward.path
+    path = tools[0].pool._function.path
     rollout = {"multi_turn": {"function_tool_path": path}}
     config = DictConfig({"actor_rollout_ref": {"rollout": rollout}, "async": {"tool_timeout_s": 7}})
 
@@ -143,7 +143,7 @@ def test_the_workers_tools_are_limited(tools: list[Any], monkeypatch: pytest.Mon
 
     monkeypatch.setattr(VERLS_WORKER, "__init__", verls)
     monkeypatch.setattr(agent_loop, "agent_loops_per_worker", lambda _: 1)
-    limits_s = {tool.name: tool.pool._reward.timeout_s for tool in agent_loop.LagKAgentLoopWorker().tools}
+    limits_s = {tool.name: tool.pool._function.timeout_s for tool in agent_loop.LagKAgentLoopWorker().tools}
     assert limits_s == {"work": 7, "later": 7}
 
 

@@ -14,9 +14,11 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from verl_vcpo.user_code import reward
-from verl_vcpo.user_code.reward import RewardError, RewardPool, bound_custom_reward, compute_score
-from verl_vcpo.user_code.reward_process import Reward
+from verl_vcpo.user_code import killable, reward
+from verl_vcpo.user_code.errors import UserCodeError
+from verl_vcpo.user_code.killable import Pool
+from verl_vcpo.user_code.reward import bound_custom_reward, compute_score
+from verl_vcpo.user_code.reward_function import RewardFunction
 
 LIMIT_S, SHORT_S = 60.0, 1.0  # of calls that end by themselves, and of calls that do not
 REWARDS = Path(__file__).with_name("rewards_that_fail.py")
@@ -41,6 +43,8 @@ def run(
             reward_timeout_s=limit_s,
         )
 
+    others = len(processes())
+
     async def main() -> Any:
         try:
             return await work(scored)
@@ -48,14 +52,14 @@ def run(
             for pool in reward._pools.values():
                 pool.close()
             reward._pools.clear()  # the next event loop has its own
-            assert not processes()
+            assert len(processes()) == others
 
     return asyncio.run(main())
 
 
 def processes() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "reward_process" in " ".join(p.cmdline())]
+    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "killable_process" in " ".join(p.cmdline())]
 
 
 @pytest.mark.parametrize("name", ["sync", "coroutine"])
@@ -85,10 +89,10 @@ def test_scores_are_those_of_the_function(name: str) -> None:
 def test_a_failure_names_the_reward_and_its_prompt(
     name: str, text: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reward, "_GRACE_S", 0.5)  # a loop in a coroutine takes processor time until then
+    monkeypatch.setattr(killable, "_GRACE_S", 0.5)  # a loop in a coroutine takes processor time until then
 
     async def work(scored: Any) -> Any:
-        with pytest.raises(RewardError) as raised:
+        with pytest.raises(UserCodeError) as raised:
             await scored(text, row=7)
         assert re.search(complaint, str(raised.value)), raised.value
         for part in (f"{REWARDS}:{name}", "row 7 of 'toy'", repr(text)):
@@ -108,7 +112,7 @@ def test_a_reward_that_is_nan_one_time_in_ten_is_refused_these_times(name: str) 
 
     for i, result in enumerate(run(work, name)):
         if i % 10 == 9:
-            assert isinstance(result, RewardError) and f"returned nan, on row {i} of 'toy'" in str(result)
+            assert isinstance(result, UserCodeError) and f"returned nan, on row {i} of 'toy'" in str(result)
         else:
             assert result["score"] == i + 1
 
@@ -119,7 +123,7 @@ def test_a_call_that_hangs_takes_no_other_with_it() -> None:
         return await asyncio.gather(*[scored(text) for text in texts], return_exceptions=True)
 
     bad, good = (results := run(work, limit_s=5 * SHORT_S))[:3], results[3:]
-    assert all(isinstance(result, RewardError) for result in bad)
+    assert all(isinstance(result, UserCodeError) for result in bad)
     assert all(result["score"] == 1.0 for result in good)
 
 
@@ -145,12 +149,12 @@ def test_a_fast_reward_has_one_process_and_a_waiting_one_has_several() -> None:
         return len(processes())
 
     assert run(fast) == 1
-    assert 1 < run(waiting) <= reward._MOST_PROCESSES
+    assert 1 < run(waiting) <= killable._MOST_PROCESSES
 
 
 def test_what_a_reward_started_ends_with_it() -> None:
     async def work(scored: Any) -> None:
-        with pytest.raises(RewardError, match="took longer"):
+        with pytest.raises(UserCodeError, match="took longer"):
             await scored("child")
 
     run(work, limit_s=SHORT_S)
@@ -173,12 +177,12 @@ def test_a_process_does_not_outlive_its_worker() -> None:
     """Its call would never return, and nobody is there to end it."""
     program = f"""
 import asyncio, sys
-from verl_vcpo.user_code.reward import RewardPool
-from verl_vcpo.user_code.reward_process import Reward
+from verl_vcpo.user_code.killable import Pool
+from verl_vcpo.user_code.reward_function import RewardFunction
 async def main():
-    pool = RewardPool(Reward({str(REWARDS)!r}, "sync", {{}}, 600, sys.path))
+    pool = Pool(RewardFunction({str(REWARDS)!r}, "sync", {{}}, 600))
     call = dict(data_source="", solution_str="regex", ground_truth="", extra_info={{}})
-    task = asyncio.create_task(pool.score(call))
+    task = asyncio.create_task(pool.call(call))
     while not pool._processes:
         await asyncio.sleep(0.1)
     print(pool._processes[0]._process.pid, flush=True)
@@ -213,10 +217,10 @@ def test_without_a_custom_reward_nothing_changes() -> None:
 
 def test_the_projects_rewards_load_from_their_package() -> None:
     async def main() -> Any:
-        pool = RewardPool(Reward("pkg://recipe.tasks.reward", "compute_score", {}, 60, sys.path))
+        pool = Pool(RewardFunction("pkg://recipe.tasks.reward", "compute_score", {}, 60))
         call = {"data_source": "gsm8k", "solution_str": "#### 18", "ground_truth": "18", "extra_info": None}
         try:
-            return await pool.score(call)
+            return await pool.call(call)
         finally:
             pool.close()
 
