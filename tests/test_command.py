@@ -36,6 +36,16 @@ def test_a_command_runs_from_any_folder(tmp_path: Path, word: str) -> None:
     assert "method=" in done.stdout or "--" in done.stdout
 
 
+def test_a_plan_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["vcpo", "plan", "+task=math"])
+    monkeypatch.setattr("runpy.run_module", lambda module, **_: ran.append([module, *sys.argv]))
+    command.main()
+    assert ran == [["recipe.fully_async_policy.main", "plan", "--dry-run", "+task=math"]]
+
+
 def test_what_is_no_command_is_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, "trian")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "no command trian" in done.stderr

@@ -75,9 +75,9 @@ def _checked(args: argparse.Namespace) -> "DictConfig | None":
         config.gpu_memory_gib = args.gpu_memory
     gpu_plan.print_plan(config)
     if args.forecast:
-        from lab.planner.like import print_forecast
+        from recipe.fully_async_policy.plan.step_time import forecast
 
-        print_forecast(config, args.forecast)
+        print(forecast(config, args.forecast).in_words(config.trainer.total_training_steps))
     return None
 
 

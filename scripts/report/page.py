@@ -10,7 +10,6 @@ from typing import Any
 from verl_vcpo.common.whole_file import write_whole
 
 _PARTS = files("scripts.report")
-_SHARED_STYLE = files("lab.planner") / "page_style.css"
 
 
 def write(payload: dict[str, Any], path: Path) -> None:
@@ -29,7 +28,7 @@ def html(payload: dict[str, Any], live: bool = False) -> str:
     parts = {
         "TITLE": escape(payload["title"]),
         "LIVE": "true" if live else "false",
-        "STYLE": _SHARED_STYLE.read_text() + (_PARTS / "page.css").read_text(),
+        "STYLE": (_PARTS / "page.css").read_text(),
         "SCRIPT": (_PARTS / "page.js").read_text(),
         "DATA": embedded(payload),
         "PLOTLY": get_plotlyjs(),

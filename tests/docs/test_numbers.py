@@ -126,19 +126,6 @@ def test_what_is_said_of_baselines_follows_from_their_table() -> None:
     assert all((row[4] > row[3]) == (row[0] < 1) for row in cells), "OPOB of 8 is worse up to slope 0.5"
 
 
-def test_what_is_said_of_the_forecasts_follows_from_their_table() -> None:
-    """To the digits that the table has."""
-    page = (DOCS / "guide/sizing.md").read_text()
-    (table,) = (table for table in tables(page) if "| forecast |" in table)
-    cells = [[float(cell.strip("% ")) for cell in row[1:]] for row in rows(table)]
-    errors = re.search(r"largest errors: (\d+) % of the seconds a step, (\d+) points of idle share, ([\d.]+) of", page)
-    assert errors
-    seconds, idle, lag = map(float, errors.groups())
-    assert max(100 * abs(row[0] - row[1]) / row[0] for row in cells) == pytest.approx(seconds, abs=1.5)
-    assert max(abs(row[at] - row[at + 1]) for row in cells for at in (2, 4)) == pytest.approx(idle, abs=1)
-    assert max(abs(row[6] - row[7]) for row in cells) == pytest.approx(lag, abs=0.01)
-
-
 def test_what_is_said_of_the_step_s_cost_follows_from_its_tables() -> None:
     page = (DOCS / "measurements/step-cost.md").read_text()
     whole, groups = (next(table for table in tables(page) if head in table) for head in ("| s/step |", "| groups |"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.tests.simulator.test_own_method import written
+from tests.kit.own_method import written
 from tests.reliability.injected_faults import FAULTS, FaultVerdict, try_fault
 from verl_vcpo.report.run_log import read_metrics
 

@@ -38,7 +38,6 @@ from vcpo.ess import ess_ratio
 from verl_vcpo.common.run_folder import run_folder
 from verl_vcpo.report import sample_log
 from verl_vcpo.report.overview import ACCURACY, CURVES, TABLE
-from verl_vcpo.report.processor_meter import Role
 from verl_vcpo.report.run_log import MODEL_FOLDER, read_metrics
 from verl_vcpo.report.sample_log import read_samples
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -262,8 +261,6 @@ def test_what_the_run_logs(stack: Stack) -> None:
         assert 0 <= line["lag_min"] <= line["lag_mean"] <= line["lag_max"]
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
-    for role in Role:
-        assert sum(line[role] for line in stack.steps[1:]) > 0, "processes are known by their titles"
     assert list((stack.run_dir / "tensorboard").iterdir())
     in_wandb = offline_run(stack.run_dir).history
     assert in_wandb[0][ACCURACY] == stack.zero["val_accuracy"]

@@ -1,6 +1,5 @@
 """Wrong arguments of every command: exit code 2, and one line that names the argument and what to give."""
 
-import importlib
 import signal
 import subprocess
 import sys
@@ -10,20 +9,18 @@ import pandas as pd
 import pytest
 
 from tests.kit import ROOT
+from tests.kit.wrong_argument import check_refused
 from tests.recipe.conftest import GOOD_ROW
 
-GUESS = ["--device", "h100", "--gpus", "8", "--response-tokens", "100", "--model", "{model}"]
 ROWS = ["--data", "{rows}", "--answers", "data_source"]
 
 WRONG = [
     # an argument that is none, in every family of commands
     ("recipe.fully_async_policy.main", ["--dryrun"], "unrecognized arguments: --dryrun (see --help)"),
     ("recipe.fully_async_policy.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
-    ("lab.simulator.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
     ("recipe.evaluate.__main__", ["MODEL"], "the following arguments are required: --task"),
     ("recipe.export", ["global_step_1"], "the following arguments are required: OUT"),
     ("recipe.warm_start.train", ["steps=9"], "unrecognized arguments: steps=9"),
-    ("lab.planner.__main__", ["--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
     ("scripts.report.__main__", [], "the following arguments are required: RUN"),
     ("scripts.check_data", ["rows.parquet"], "the following arguments are required: --task"),
     ("tests.reliability.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
@@ -39,13 +36,9 @@ WRONG = [
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "-1"], "--port: -1: give a whole number, 0 or more"),
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "99999"], "--port 99999: give 65535 or less"),
     ("tests.reliability.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
-    ("lab.stability_real", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
-    ("lab.stability.__main__", ["--lr", "nan"], "argument --lr: nan: give a number above 0"),
     # files and folders
-    ("lab.planner_accuracy", ["--runs", "{rows}"], "rows.parquet: is a file; give a folder"),
     ("recipe.warm_start.train", [*ROWS, "--out", "{rows}/model"], "/model cannot be written (File exists)"),
     ("recipe.warm_start.train", ["--learning-rate", "inf", *ROWS], "learning_rate=inf is out of range"),
-    ("lab.planner.__main__", [*GUESS, "--out", "{rows}"], "rows.parquet: File exists"),
 ]
 
 
@@ -55,7 +48,6 @@ def test_a_wrong_argument(
     arguments: list[str],
     expected: str,
     tmp_path: Path,
-    model_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -63,14 +55,8 @@ def test_a_wrong_argument(
     pd.DataFrame(
         [{**GOOD_ROW, "data_source": str(i), "prompt": [{"role": "user", "content": str(i)}]} for i in range(9)]
     ).to_parquet(rows)
-    filled = [argument.format(tmp=tmp_path, rows=rows, model=model_folder) for argument in arguments]
-    monkeypatch.setattr(sys, "argv", ["command", *filled])
-    try:
-        code = importlib.import_module(module).main()
-    except SystemExit as ended:
-        code = ended.code
-    error = capsys.readouterr().err
-    assert code == 2 and expected in error and error.count("\n") == 1, error
+    filled = [argument.format(tmp=tmp_path, rows=rows) for argument in arguments]
+    check_refused(module, filled, expected, monkeypatch, capsys)
 
 
 CTRL_C_TWICE = """

@@ -9,9 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen3MoeConfig
 
-from lab.planner import expected as expectation
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape
+from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape, step_time
 from recipe.fully_async_policy.plan.gpu_memory import Layout
 from recipe.fully_async_policy.plan.norms_plan import norms_line
 
@@ -297,8 +296,8 @@ def test_the_plan_ends_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed = " ".join(capsys.readouterr().out.split())
     memory = re.search(r"It fits: the trainer needs ([\d.]+) GiB of a GPU at most, a sampler ([\d.]+)\.", printed)
     assert memory and all(0 < float(gib) < 79.6 for gib in memory.groups())
-    assert re.search(r"Time, a guess and no measurement: \d+ s a step, \d+ (min|h) for 500 steps", printed)
-    assert "What binds: the trainer." in printed
+    assert re.search(r"Time, a guess and no measurement: [\d.]+ s a step, \d+ h \d+ min for 500 steps", printed)
+    assert "What binds: the trainer needs" in printed and "Assumed: responses have 512 tokens on average" in printed
     missing = "Not on this machine: Qwen/Qwen2.5-7B, data/math/train.parquet, data/math/val.parquet, 8 GPUs (0 here)."
     assert missing in printed
 
@@ -311,26 +310,101 @@ def test_what_is_here_is_not_called_missing(tmp_path: Path) -> None:
     assert gpu_plan.missing_here(config) == [f"{tmp_path}/none.parquet"]
 
 
-def test_the_expected_time_grows_with_what_is_computed() -> None:
+def guessed(*more: str) -> step_time.StepTime:
+    """The time of MATH on Qwen2.5-7B."""
+    config = main.compose([*(f"{name}={value}" for name, value in MATH.items()), *more])
+    return step_time.guess(config, model_shape.KNOWN_SHAPES["Qwen2.5-7B"])
+
+
+def test_the_trainers_guess_grows_with_what_is_computed() -> None:
     """By hand: 6 operations for each parameter and token, at 35 % of 4 H100; 0.4 of a pass more for the norms."""
-    shape = model_shape.KNOWN_SHAPES["Qwen2.5-7B"]
+    whole = guessed()
+    assert whole.tokens == 512 * (200 + 512)
+    assert whole.trainer_s == pytest.approx(1.4 * 6 * 7_615_616_512 * whole.tokens / (0.35 * 989e12 * 4))
+    assert whole.step_s == whole.trainer_s + 2 * 7_615_616_512 / 25e9, "the trainer binds"
 
-    def of(*more: str) -> expectation.Expectation:
-        return expectation.expected(main.compose([*(f"{name}={value}" for name, value in MATH.items()), *more]), shape)
+    def share(*more: str) -> float:
+        return guessed(*more).trainer_s / whole.trainer_s
 
-    whole = of()
-    tokens = whole.rates.workload.tokens
-    by_hand = 1.4 * 6 * 7_615_616_512 * tokens / (0.35 * 989e12 * 4)
-    assert whole.rates.trainer.seconds(tokens, 4) == pytest.approx(by_hand)
-    assert whole.row.step_s == pytest.approx(by_hand, rel=0.1)  # the trainer binds; a weight update is short
     settings = f"{MEGATRON}.override_transformer_config"
-    recomputed = of(f"+{settings}.recompute_granularity=full").rates.trainer.token_s
-    assert recomputed / whole.rates.trainer.token_s == pytest.approx((4 / 3 + 0.4) / 1.4)
+    assert share(f"+{settings}.recompute_granularity=full") == pytest.approx((4 / 3 + 0.4) / 1.4)
     some = {"granularity": "full", "method": "block", "num_layers": 7}  # the first 7 layers of each stage
     block = [f"+{settings}.recompute_{name}={value}" for name, value in some.items()]
     stages = [f"{MEGATRON}.tensor_model_parallel_size=2", f"{MEGATRON}.pipeline_model_parallel_size=2"]
-    for more, share in (([], 7 / 28), (stages, 7 / 14)):
-        token_s = of(*block, *more).rates.trainer.token_s
-        assert token_s / whole.rates.trainer.token_s == pytest.approx((1 + share / 3 + 0.4) / 1.4)
-    assert of("method=vcpo_off").rates.trainer.token_s / whole.rates.trainer.token_s == pytest.approx(1 / 1.4)
-    assert [of(f"gpu_memory_gib={gib}").device for gib in (79.6, 139, 178)] == ["h100", "h200", "b200"]
+    assert share(*block) == pytest.approx((1 + 7 / 28 / 3 + 0.4) / 1.4)
+    assert share(*block, *stages) == pytest.approx((1 + 7 / 14 / 3 + 0.4) / 1.4)
+    assert share("method=vcpo_off") == pytest.approx(1 / 1.4)
+    assert [step_time.device_of(gib) for gib in (79.6, 139, 178)] == ["h100", "h200", "b200"]
+
+
+def test_the_samplers_guess_is_that_of_their_slots_or_of_the_longest_response() -> None:
+    """By hand: of two samplers of 2 H100 each has 256 responses of 512 tokens to prompts of 200, and 128 slots."""
+    slots = f"{ROLLOUT}.max_num_seqs=128"
+    bytes_per_s = 0.7 * 3.35e12 * 2
+    iteration_s = 0.003 + 2 * 7_615_616_512 / bytes_per_s
+    request_s = 4 * 28 * 512 * (200 + 256) / bytes_per_s
+    with_lag, without = guessed(slots), guessed(slots, "async.lag=0")
+    assert with_lag.samplers_s == pytest.approx(256 * 512 / (128 / (iteration_s + 128 * request_s)))
+    assert without.samplers_s == pytest.approx(2048 * iteration_s + 256 * 512 * request_s), "the longest has 2048"
+    assert without.step_s == pytest.approx(without.trainer_s + without.samplers_s + without.sync_s)
+    assert guessed(slots, "async.exact_lag=true") == without._replace(lag=0), "an exact lag is no overlap"
+
+
+@pytest.mark.parametrize("lag", [0, 0.25, 0.5, 1, 8])
+def test_a_fraction_of_a_batch_is_sampled_while_the_trainer_works(lag: float) -> None:
+    assert step_time.StepTime("", 6.0, 6.0, 1.0, 1, lag, "").step_s == 13 - 6 * min(1, lag)
+    assert step_time.StepTime("", 4.0, 8.0, 1.0, 1, lag, "").step_s == max(9, 13 - 8 * lag)
+
+
+RUN_STEP = {
+    "step_s": 9.5,
+    "trainer_idle_share": 0.2,
+    "sampler_idle_share": 0.3,
+    "weight_sync_s": 0.5,
+    "perf/total_num_tokens": 1000,
+}
+
+
+def run_folder(folder: Path, steps: int = 8, **changed: Any) -> Path:
+    """An earlier run of MATH: steps of 10 s, and one of 100 s, with a validation."""
+    folder.mkdir()
+    OmegaConf.save(main.compose([f"{name}={value}" for name, value in MATH.items()]), folder / "config.yaml")
+    lines = [{"step": 0, "wall_clock_s": 20}]
+    for step in range(1, steps + 1):
+        lines.append({"step": step, "wall_clock_s": 20 + 10 * step + 90 * (step > 5), **RUN_STEP, **changed})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_forecast_scales_the_rates_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: the trainer works 10 - 0.2 * 9.5 - 0.5 s of a step, a sampler 0.7 of it; twice the responses are drawn,
+    and trained on by twice the GPUs."""
+    run = run_folder(tmp_path / "earlier")
+    settings = {f"{ROLLOUT}.n": "32", "trainer.n_gpus_per_node": "8"}
+    assert dry_run(tmp_path, settings, "--forecast", str(run)) == 0
+    printed = capsys.readouterr().out.splitlines()[-3:]
+    assert printed[0] == f"Time, by 6 steps of {run}: 14.5 s a step, 2 h 00 min for 500 steps."
+    said = "the samplers need 14.0 s for the 2,000 tokens of a step; the trainer needs 7.6 s, 46% less."
+    assert printed[1] == f"What binds: {said}" and printed[2].startswith("Assumed: ")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda run: (run / "metrics.jsonl").unlink(), "give a run's folder (run_dir): metrics.jsonl, config.yaml"),
+        (lambda run: (run / "config.yaml").write_text("a: ["), "give a run's folder (run_dir)"),
+        (lambda run: (run / "config.yaml").write_text("- 1"), "give a run's folder (run_dir)"),
+        (lambda run: (run / "config.yaml").write_text("trainer: {nnodes: 1}"), "give a run's folder (run_dir)"),
+        ({"steps": 5}, "5 steps; a forecast needs 6 or more"),
+        ({"sampler_idle_share": None}, "its metrics.jsonl has no sampler_idle_share; give a run of this version"),
+    ],
+)
+def test_what_gives_no_forecast_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Any, expected: str
+) -> None:
+    run = run_folder(tmp_path / "earlier", **({} if callable(spoil) else spoil))
+    if callable(spoil):
+        spoil(run)
+    assert dry_run(tmp_path, {}, "--forecast", str(run)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --forecast {run}: ") and expected in error and error.count("\n") == 1

@@ -262,7 +262,6 @@ METER = Place(
                 "SchedulerStats.num_running_reqs",
                 "SchedulerStats.num_waiting_reqs",
                 "IterationStats.num_generation_tokens",
-                "IterationStats.num_prompt_tokens",
             )
         ),
     ),

@@ -11,7 +11,7 @@ COMMANDS = {
     "check": ("scripts.check_data", "looks at a file of rows, and scores known answers"),
     "warmup": ("recipe.warm_start.train", "a small first policy, by imitation"),
     "train": ("recipe.fully_async_policy.main", "trains: Ray, vLLM, Megatron"),
-    "plan": ("lab.planner", "how many GPUs, on which side, at which lag"),
+    "plan": ("recipe.fully_async_policy.main", "GPUs, memory and time of a training that is not started"),
     "report": ("scripts.report", "table, figure and page of runs"),
     "evaluate": ("recipe.evaluate", "pass@1 and pass@k of a model"),
     "export": ("recipe.export", "the model of a checkpoint"),
@@ -19,7 +19,8 @@ COMMANDS = {
     "chat": ("recipe.vllm", "talk to a model that is served"),
     "sandbox": ("code_sandbox", "the service that runs programs, isolated"),
 }
-_OF_VLLM = ("serve", "chat")
+_FIRST = {"plan": ["--dry-run"], "serve": ["serve"], "chat": ["chat"]}
+"""What a command's module is given before the user's arguments."""
 
 
 def _usage() -> str:
@@ -47,5 +48,5 @@ def main() -> None:
     # For the run's processes too: this folder's `recipe` and `scripts` come before those of other packages.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_CHECKOUT), os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, str(_CHECKOUT))
-    sys.argv = [word, *([word] if word in _OF_VLLM else []), *arguments]
+    sys.argv = [word, *_FIRST.get(word, []), *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

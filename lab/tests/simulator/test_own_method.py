@@ -1,26 +1,12 @@
 """The method file and the loss of docs/guide/choose-a-method.md, which are those of method=tis_token."""
 
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from lab.simulator import main
-from tests.kit import ROOT
+from tests.kit.own_method import written
 from verl_vcpo.report.run_log import read_metrics
-
-PAGE = ROOT / "docs" / "guide" / "choose-a-method.md"
-
-
-def written(folder: Path) -> list[str]:
-    """The page's files, in `folder`; the arguments that find the method."""
-    section = PAGE.read_text().split("## A method of your own\n")[1]
-    (block,) = re.findall(r"^```bash\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-    files, command = block.strip().rsplit("\n", 1)
-    subprocess.run(["bash", "-euc", files], cwd=folder, check=True)
-    (option, found, method) = re.findall(r"(--config-dir) (\S+) .*(method=\S+)", command)[0]
-    return [option, str(folder / found), method]
 
 
 def test_a_method_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,14 +287,9 @@ def kv_tokens(layout: Layout, shape: ModelShape, kv_gib: float) -> int:
 def check_memory(
     config: DictConfig, trainer: TrainerMemory, sampler: dict[str, float], tokens: int, gpu: float
 ) -> None:
-    """Refuse what cannot run whatever the sequences' lengths are.
+    """Refuse what cannot run whatever the sequences' lengths are, on GPUs of `gpu` GiB, with KV caches of `tokens`.
 
-    Args:
-        tokens: of a sampler's KV cache.
-        gpu: GiB of a GPU.
-
-    Raises:
-        SettingError: the setting, and the fix.
+    Raises SettingError with the setting and the fix.
     """
     if trainer.state > gpu:
         moved = config.actor_rollout_ref.actor.megatron.optimizer_offload

@@ -1,7 +1,6 @@
 """What a launch would do, without starting it.
 
-Which GPU does what, what fills its memory (gpu_memory.py), how long a step takes by a guess
-(lab/planner/expected.py), and what this machine lacks.
+Which GPU does what, what fills its memory (gpu_memory.py), how long a step takes (step_time.py), what is not here.
 """
 
 from pathlib import Path
@@ -21,6 +20,7 @@ from recipe.fully_async_policy.plan.gpu_memory import (
 )
 from recipe.fully_async_policy.plan.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.plan.norms_plan import norms_line
+from recipe.fully_async_policy.plan.step_time import guess
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.method import description
 from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
@@ -95,17 +95,12 @@ def place(layout: Layout) -> list[tuple[str, str]]:
 
     A part of the trainer and a sampler are each placed on one node; Ray chooses the physical GPUs.
     """
-    per_node = max(GPUS_PER_NODE, layout.trainer_gpus // layout.trainer_nodes)
-    parts = [
-        (layout.trainer_gpus // layout.trainer_nodes, f"trainer, part {i + 1}") for i in range(layout.trainer_nodes)
-    ]
-    if layout.trainer_nodes == 1:
-        parts = [(layout.trainer_gpus, "trainer")]
+    of_node, nodes = layout.trainer_gpus // layout.trainer_nodes, layout.trainer_nodes
+    per_node = max(GPUS_PER_NODE, of_node)
+    parts = [(of_node, f"trainer, part {i + 1}" if nodes > 1 else "trainer") for i in range(nodes)]
     for i in range(layout.samplers):
-        left = layout.sampler_tp
-        while left > 0:
-            parts.append((min(left, per_node), f"sampler {i + 1}"))
-            left -= per_node
+        before = range(0, layout.sampler_tp, per_node)
+        parts += [(min(layout.sampler_tp - gpus, per_node), f"sampler {i + 1}") for gpus in before]
     used: list[int] = []
     rows = []
     for gpus, work in parts:
@@ -154,7 +149,7 @@ def print_plan(config: DictConfig) -> None:
     else:
         check_shape(layout, shape)
         _print_memory(console, config, layout, shape)
-        _print_time(console, config, shape)
+        console.print(guess(config, shape).in_words(config.trainer.total_training_steps))
     _print_end(console, config)
 
 
@@ -166,11 +161,8 @@ def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape:
     tokens = kv_tokens(layout, shape, sampler["KV cache"])
     check_memory(config, trainer, sampler, tokens, gpu_gib)
     columns = (trainer.backward, trainer.step, sampler)
-    memory = Table(
-        *("GiB per GPU", "trainer: backward", "optimizer step", "sampler"),
-        title="Memory, at most",
-        title_justify="left",
-    )
+    heads = ("GiB per GPU", "trainer: backward", "optimizer step", "sampler")
+    memory = Table(*heads, title="Memory, at most", title_justify="left")
     for use in dict.fromkeys(use for column in columns for use in column):
         memory.add_row(use, *(f"{column[use]:.1f}" if use in column else "-" for column in columns))
     memory.add_row("sum", *(f"{sum(column.values()):.1f}" for column in columns), style="bold")
@@ -185,15 +177,6 @@ def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape:
         warning(config, trainer, gpu_gib)
         or f"It fits: the trainer needs {trainer.peak:.1f} GiB of a GPU at most, a sampler {sum(sampler.values()):.1f}."
     )
-
-
-def _print_time(console: "Console", config: DictConfig, shape: ModelShape) -> None:
-    from lab.planner.expected import expected
-
-    try:
-        console.print(expected(config, shape).in_words(config.trainer.total_training_steps))
-    except SettingError as error:
-        console.print(f"Time is not estimated: {error}.")
 
 
 def missing_here(config: DictConfig) -> list[str]:

@@ -84,6 +84,12 @@ class ModelShape:
         return self.layers * self.per_layer + self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
+    def used_parameters(self) -> float:
+        """Parameters that one token uses."""
+        unused = 1 - self.experts.per_token / self.experts.number if self.experts else 0.0
+        return self.parameters - self.layers * self.expert_parameters * unused
+
+    @property
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: of the embedding, or of an MLP's first layer."""
         return max(self.embedding, 0 if self.experts else 2 * self.intermediate * self.hidden)
@@ -119,11 +125,8 @@ def read_shape(path: str) -> ModelShape | None:
 def shape_of(model: Any) -> ModelShape | None:
     """The shape that transformers' configuration of a model gives; None for a model of another kind."""
     kind = model.model_type
-    if (
-        kind not in MODEL_TYPES
-        or getattr(model, "mlp_only_layers", None)
-        or getattr(model, "decoder_sparse_step", 1) != 1
-    ):
+    mixed = getattr(model, "mlp_only_layers", None) or getattr(model, "decoder_sparse_step", 1) != 1
+    if kind not in MODEL_TYPES or mixed:
         return None
     return ModelShape(
         hidden=model.hidden_size,

@@ -1,6 +1,6 @@
 """When a prompt must be trained on, so that no trajectory is older than k policy updates.
 
-Arithmetic over numbers of prompts: the replay buffer applies it to a run, lab/planner to a simulated one.
+Arithmetic over numbers of prompts, which the replay buffer applies.
 
 Step s turns policy version s-1 into s. A prompt submitted at step j was sampled by version j-1 or a later one, so
 its lag at step s is at most s-j: it must be consumed at step j+k at the latest. That is its deadline.
@@ -10,9 +10,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-
-POLL_S = 0.05
-"""The replay buffer, where it waits, looks for finished prompts so often."""
 
 
 class OnDeadline(StrEnum):

@@ -15,14 +15,9 @@ from verl_vcpo.common.console import print_line
 from verl_vcpo.common.data_rows import DataRow, data_row, in_order
 from verl_vcpo.common.stored_tags import Failure, PromptTags, Tag, prompt_of, sessions_of, trajectories_of
 from verl_vcpo.loop import withheld_prompts
-from verl_vcpo.loop.deadlines import (
-    POLL_S,
-    OnDeadline,
-    deadlines_hold,
-    deadlines_without_oldest,
-    resume_prompts,
-)
+from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
 
+_POLL_S = 0.05  # a wait looks for finished prompts so often
 _REST = 4  # a poll is followed by at least so many times its own duration without one
 # Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
 # the cause is taken to be in the prompt, and the run ends.
@@ -62,7 +57,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.on_deadline = on_deadline
         self.exact = exact
         self.failures_fn = failures_fn
-        self.poll_interval = POLL_S
+        self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
         self._partition = "train"

@@ -48,7 +48,6 @@ from verl_vcpo.loop.worker_group import kept_port
 from verl_vcpo.report import batch_totals
 from verl_vcpo.report.advice import Advisor
 from verl_vcpo.report.overview import Overview
-from verl_vcpo.report.processor_meter import ProcessorMeter
 from verl_vcpo.report.run_log import (
     ANSWERS,
     MODEL_FOLDER,
@@ -57,12 +56,7 @@ from verl_vcpo.report.run_log import (
     how_answered,
 )
 from verl_vcpo.report.sample_log import SampleLog, samples_of
-from verl_vcpo.report.trajectory_metrics import (
-    FewFields,
-    few_fields,
-    trajectory_metrics,
-    trajectory_tables,
-)
+from verl_vcpo.report.trajectory_metrics import FewFields, few_fields, trajectory_metrics
 from verl_vcpo.samplers import meter as sampler_meter
 from verl_vcpo.samplers.agent_loop import failures
 from verl_vcpo.samplers.client import ResumingLLMClient
@@ -90,8 +84,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         actor = config.actor_rollout_ref.actor
         scales = VCPOSettings.of(config.vcpo).scales_step_size
-        shares_cores = config.trainer.device == "cpu"
-        advisor = Advisor(config["async"].lag, shares_cores=shares_cores)
+        advisor = Advisor(config["async"].lag, shares_cores=config.trainer.device == "cpu")
         answered = how_answered(config.actor_rollout_ref.rollout.val_kwargs)
         self.run_log = RunLog(config.run_dir, scales, advisor, answered)
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
@@ -100,7 +93,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
         # fetched into the driver, whose work for a step would otherwise grow with the tokens of the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
-        self.take_processor_seconds: Callable[[], dict[str, float]] = ProcessorMeter().take if shares_cores else dict
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
         with _one_mini_batch(config):
@@ -330,11 +322,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        taken = sampler_meter.take_all(self.standalone_server_manager.rollout_replicas)
-        metrics |= sampler_meter.metrics(taken) | self.take_processor_seconds()
-        line = self._with_own_metrics(stored, metrics, timing_raw)
-        line = line | sampler_meter.tables(taken) | trajectory_tables(batch, stored)
-        self._record(global_steps, metrics, line)
+        metrics |= sampler_meter.metrics(sampler_meter.take_all(self.standalone_server_manager.rollout_replicas))
+        self._record(global_steps, metrics, self._with_own_metrics(stored, metrics, timing_raw))
 
     def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:
         """Write the `line` of a step, and show its `metrics`, which verl logs too."""

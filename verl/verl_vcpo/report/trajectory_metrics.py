@@ -1,8 +1,6 @@
 """Metrics of a batch's trajectories besides their tokens: use of tools, and rewards that exceeded a limit."""
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import transfer_queue as tq
@@ -15,12 +13,6 @@ from verl_vcpo.report.learning_signal import equal_groups
 TOOLS = "tool_use"
 RAW_REWARD = "raw_reward"
 """In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
-
-TOOK = "took"
-"""In a trajectory's `extra_fields`: the seconds of its agent loop that were not at the samplers."""
-OUTSIDE_S, REWARD_S = "outside_s", "reward_s"
-"""Of these seconds: those before the reward, for tools and the agent itself; those for the reward."""
-RESPONSE_LENGTHS = "response_lengths"
 
 OVER_LIMIT = "over_limit"
 """A value that a reward may return beside the score: 1 if a limit ended the computation of the reward, else 0."""
@@ -65,28 +57,6 @@ def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
         return {}
     metrics = {f"{TOOLS}/{name}": sum(count[name] for count in used) for name in used[0]}
     return metrics | {f"{TOOLS}/calls/mean": metrics[f"{TOOLS}/calls"] / len(used)}
-
-
-def histogram(values: Iterable[float]) -> dict[str, int]:
-    """How many of the values there are, rounded up to two digits: 137 and 140 are counted as 140."""
-    counts = Counter(rounded_up(value) for value in values)
-    return {f"{value:g}": counts[value] for value in sorted(counts)}
-
-
-def rounded_up(value: float) -> float:
-    """The next number of two digits, zero for what is not positive."""
-    if value <= 0:
-        return 0.0
-    digit = math.floor(math.log10(value)) - 1
-    return round(math.ceil(round(value / 10**digit, 6)) * 10**digit, max(0, -digit))
-
-
-def trajectory_tables(batch: KVBatchMeta, stored: FewFields) -> dict[str, dict[str, int]]:
-    """Histograms of a step's trajectories: tokens of responses; seconds outside the samplers, and for the reward."""
-    lengths = [batch.tags[row]["response_len"] for row in stored.rows]
-    took = [fields[TOOK] for fields in stored.extra_fields if fields.get(TOOK)]
-    of_loops = {name: histogram(max(0.0, round(one[name], 3)) for one in took) for name in (OUTSIDE_S, REWARD_S)}
-    return {RESPONSE_LENGTHS: histogram(lengths), **(of_loops if took else {})}
 
 
 def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:

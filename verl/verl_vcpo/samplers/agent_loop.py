@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.common.data_rows import row_number
 from verl_vcpo.common.stored_tags import Failure, clear_trajectories, sessions_of, tags_of
-from verl_vcpo.report.trajectory_metrics import OUTSIDE_S, RAW_REWARD, REWARD_S, TOOK
+from verl_vcpo.report.trajectory_metrics import RAW_REWARD
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.samplers.agent_loop_class import make_without_copies
 from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
@@ -36,9 +36,6 @@ FINAL = "final"
 
 _places: ContextVar[Places] = ContextVar("_places")
 """What a prompt took at the gate of its worker: a place for each of its agent loops."""
-
-_begun: ContextVar[float] = ContextVar("_begun")
-"""When the agent loop began."""
 
 _LOOK_S = 1.0  # the least time between two looks at how long a trajectory has taken
 _ASK_S = 10.0  # the least time between two questions whether a worker is blocked
@@ -116,7 +113,6 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
         at_samplers.set(Seconds())
-        _begun.set(time.monotonic())
         limit_s = self.config["async"].trajectory_timeout_s
         try:
             async with _time_outside(limit_s, at_samplers.get() or Seconds()):
@@ -135,12 +131,10 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             _places.get().give_back()
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
-        start, requests = time.monotonic(), at_samplers.get() or Seconds()
         await super()._compute_score(outputs, kwargs)
         self._check_score(outputs[-1], kwargs)
-        took = {OUTSIDE_S: start - _begun.get() - requests.total, REWARD_S: time.monotonic() - start}
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
-            output.extra_fields |= {RAW_REWARD: outputs[-1].reward_score, TOOK: took}
+            output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
         """Raises UserCodeError where a score is not finite that no custom reward function gave, but a reward manager of

@@ -1,21 +1,10 @@
-"""What a sampler's engine did between two steps of the trainer, from vLLM's own statistics of its iterations.
-
-An iteration of the engine gives each running request a token, and computes prompts beside that. How long it takes for
-how many requests is what a forecast needs of a sampler (lab/planner).
-"""
+"""What a sampler's engine did between two steps of the trainer, from vLLM's own statistics of its iterations."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
-
-DECODE = "sampler_decode"
-"""In a step's line: requests that got a token in an iteration, rounded up to a power of two -> sums over these
-iterations without prompts, of all samplers: [iterations, seconds, tokens]."""
-
-PREFILL = "sampler_prefill"
-"""In a step's line, of the iterations that computed prompts: [iterations, seconds, tokens sampled, prompt tokens]."""
 
 _ANSWER_S = 5.0
 
@@ -33,8 +22,6 @@ class SamplerMeter:
         self._reset()
 
     def _reset(self) -> None:
-        self._decode: dict[int, list[float]] = {}
-        self._prefill = [0.0, 0.0, 0.0, 0.0]
         self._busy_s = self._running_s = self._waiting_s = 0.0
         self._tokens = self._recomputed = 0
 
@@ -58,7 +45,7 @@ class SamplerMeter:
         now, since = self._clock(), self._busy_since
         running, waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         self._busy_since = now if running + waiting else None
-        tokens, prompt_tokens = iteration_stats.num_generation_tokens, iteration_stats.num_prompt_tokens
+        tokens = iteration_stats.num_generation_tokens
         self._tokens += tokens
         if since is None:
             return
@@ -66,11 +53,6 @@ class SamplerMeter:
         self._busy_s += seconds
         self._running_s += seconds * max(running, tokens)
         self._waiting_s += seconds * waiting
-        if prompt_tokens:
-            self._prefill = _added(self._prefill, [1, seconds, tokens, prompt_tokens])
-        elif tokens:
-            size = 1 << (tokens - 1).bit_length()
-            self._decode[size] = _added(self._decode.get(size, [0.0] * 3), [1, seconds, tokens])
 
     def log(self) -> None:
         """Of vLLM's loggers: nothing is printed."""
@@ -88,8 +70,6 @@ class SamplerMeter:
             "waiting_s": self._waiting_s,
             "tokens": self._tokens,
             "recomputed_tokens": self._recomputed,
-            "decode": self._decode,
-            "prefill": self._prefill,
         }
         self._taken_at = now
         self._reset()
@@ -124,19 +104,3 @@ def metrics(taken: list[dict[str, Any]]) -> dict[str, float]:
         "vcpo/sampler/waiting": sum(one["waiting_s"] for one in taken) / passed_s,
         "vcpo/sampler/recomputed_tokens": sum(one["recomputed_tokens"] for one in taken),
     }
-
-
-def tables(taken: list[dict[str, Any]]) -> dict[str, Any]:
-    """The tables `DECODE` and `PREFILL` of a step."""
-    decode: dict[int, list[float]] = {}
-    for one in taken:
-        for size, sums in one["decode"].items():
-            decode[size] = _added(decode.get(size, [0.0] * 3), sums)
-    prefill = [0.0] * 4
-    for one in taken:
-        prefill = _added(prefill, one["prefill"])
-    return {DECODE: {str(size): decode[size] for size in sorted(decode)}, PREFILL: prefill}
-
-
-def _added(sums: list[float], values: list[float]) -> list[float]:
-    return [round(a + b, 6) for a, b in zip(sums, values, strict=True)]
