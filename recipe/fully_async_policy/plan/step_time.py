@@ -88,7 +88,7 @@ def guess(config: DictConfig, shape: ModelShape) -> StepTime:
         tokens,
         lag,
         f"responses have {response:.0f} tokens on average, a quarter of the longest; tools take no time; the trainer "
-        f"reaches {TRAINER_SHARE:.0%} of the operations of an {device}, decoding {MEMORY_SHARE:.0%} of its bandwidth",
+        f"reaches {TRAINER_SHARE:.0%} of the {device}'s operations, decoding {MEMORY_SHARE:.0%} of its bandwidth",
     )
 
 
