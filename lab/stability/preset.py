@@ -9,8 +9,7 @@ from pathlib import Path
 from lab.simulator.grid import fingerprint
 from recipe.fully_async_policy.settings import method
 
-# vcpo_off is tis_seq by another implementation.
-METHODS = tuple(name for name in method.names() if name != "vcpo_off")
+METHODS = method.names()
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs/measurements/stability/first_policy"
 
 

@@ -331,5 +331,5 @@ def test_the_expected_time_grows_with_what_is_computed() -> None:
     for more, share in (([], 7 / 28), (stages, 7 / 14)):
         token_s = of(*block, *more).rates.trainer.token_s
         assert token_s / whole.rates.trainer.token_s == pytest.approx((1 + share / 3 + 0.4) / 1.4)
-    assert of("method=vcpo_off").rates.trainer.token_s / whole.rates.trainer.token_s == pytest.approx(1 / 1.4)
+    assert of("method=vcpo_ess").rates.trainer.token_s / whole.rates.trainer.token_s == pytest.approx(1 / 1.4)
     assert [of(f"gpu_memory_gib={gib}").device for gib in (79.6, 139, 178)] == ["h100", "h200", "b200"]
