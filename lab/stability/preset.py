@@ -10,7 +10,7 @@ from lab.simulator.grid import fingerprint
 from recipe.fully_async_policy.settings import method
 
 METHODS = method.names()
-PUBLISHED = Path(__file__).resolve().parents[2] / "docs/measurements/stability/first_policy"
+FIRST_POLICIES = Path(__file__).resolve().parents[2] / "docs/measurements/stability/first_policy"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BenchTask:
     @property
     def published(self) -> Path:
         """The checkpoint that runs begin with unless told otherwise."""
-        return PUBLISHED / self.preset
+        return FIRST_POLICIES / self.preset
 
     @property
     def answers(self) -> str | None:

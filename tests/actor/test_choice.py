@@ -72,7 +72,7 @@ def chosen(
     ],
 )
 def test_the_faster_is_kept(seen: SequencesBeforeForward, layers: Layers, expected: str) -> None:
-    """Those on a CPU are the ones that `lab.step_overhead` finds the faster."""
+    """Those on a CPU are the ones that `lab.cost.steps` finds the faster."""
     choice = chosen(seen, layers)
     assert choice.keep == expected
     assert all(f"{keep} " in choice.why for keep in ("gradients", "activations")), "it says what was compared"

@@ -39,7 +39,7 @@ WRONG = [
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "-1"], "--port: -1: give a whole number, 0 or more"),
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "99999"], "--port 99999: give 65535 or less"),
     ("tests.reliability.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
-    ("lab.stability_real", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
+    ("lab.stability.real_stack", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
     ("lab.stability.__main__", ["--lr", "nan"], "argument --lr: nan: give a number above 0"),
     # files and folders
     ("lab.planner_accuracy", ["--runs", "{rows}"], "rows.parquet: is a file; give a folder"),

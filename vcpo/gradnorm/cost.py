@@ -37,7 +37,7 @@ class Rates:
 
 
 CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, added_at_once=4, call=8e-6, own_call=8e-6, symmetric=True)
-"""One thread of the machine that docs/measurements/step-cost.md was measured on (`lab.layer_overhead`)."""
+"""One thread of the machine that docs/measurements/step-cost.md was measured on (`lab.cost.layers`)."""
 
 GPU_BFLOAT16 = Rates(
     450e12, 0.75, memory=3e12, nearby=3e12, added_at_once=None, call=0.0, own_call=15e-6, symmetric=False
