@@ -3,7 +3,7 @@
     simulator/   VCPO at a lag in one process, without Ray, vLLM or Megatron
     stability/   which method is stable at which lag: runs, tables, figures
     baselines/   how much variance a baseline removes
-    cost/        what a step with gradient norms costs: step_overhead, layer_overhead, update_operations, overlap
+    cost/        what a step with gradient norms costs (steps, layers, operations), and what asynchrony gains (overlap)
 
 `python -m lab.NAME --help` says what a command measures and how long that takes.
 """

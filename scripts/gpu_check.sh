@@ -71,12 +71,12 @@ part() {
 }
 
 for dtype in "${dtypes[@]}"; do
-  part layers python -m lab.layer_overhead --device "$device" --dtype "$dtype" "${models[@]}" "${of_layers[@]}"
+  part layers python -m lab.cost.layers --device "$device" --dtype "$dtype" "${models[@]}" "${of_layers[@]}"
 done
-part steps python -m lab.step_overhead --smallest --rounds 1 # does the whole stack run at all?
-if [[ $device == cpu ]]; then part steps python -m lab.step_overhead --smallest --rounds 1 --layers te; fi
+part steps python -m lab.cost.steps --smallest --rounds 1 # does the whole stack run at all?
+if [[ $device == cpu ]]; then part steps python -m lab.cost.steps --smallest --rounds 1 --layers te; fi
 if [[ $device == cuda ]]; then
-  for dtype in "${dtypes[@]}"; do part steps python -m lab.step_overhead --dtype "$dtype"; done
+  for dtype in "${dtypes[@]}"; do part steps python -m lab.cost.steps --dtype "$dtype"; done
 fi
 for kind in layers steps; do
   if [[ -s $out-$kind.jsonl ]]; then echo "written: $out-$kind.jsonl, $(wc -l < "$out-$kind.jsonl") rows"; fi

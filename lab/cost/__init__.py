@@ -1,1 +1,1 @@
-"""What lab.step_overhead, lab.layer_overhead, lab.update_operations and lab.overlap measure with."""
+"""Commands that measure what a step costs: steps, layers, operations, overlap."""

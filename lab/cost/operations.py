@@ -1,12 +1,17 @@
-"""What packed norms and sums add to an update of a GPU, from the operations that the code runs. Counted, not measured.
+"""What packed norms and sums add to an update of a GPU: counted from the operations that the code runs, not measured.
 
-The real `Collector` takes inputs and output gradients of the real shapes, on the meta device, for which it takes the
-forms that it takes on a GPU. Every operation counts as the longest of its bytes at `MEMORY`, its products at `BFLOAT16`
-or `FLOAT32`, and `LEAST`. A plain forward and backward counts as 6 operations for each parameter and token, 8 where
-activations are recomputed, at `BFLOAT16`. Not counted: communication, attention, the optimizer, idle time.
+    python -m lab.cost.operations [--json]
+
+One prompt's samples of each published task pass through the real `Collector` on the meta device, at the sizes of one
+GPU of the trainer, for which it takes the forms that it takes on a GPU. Every operation counts as the longest of its
+bytes at `MEMORY`, its products at `BFLOAT16` or `FLOAT32`, and `LEAST`. A plain forward and backward counts as 6
+operations for each parameter and token, 8 where activations are recomputed, at `BFLOAT16`. Not counted: communication,
+attention, the optimizer, idle time. Needs no GPU: a few seconds.
 """
 
-from dataclasses import dataclass
+import json
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -19,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from recipe.command_line import OneLineParser, run_command, whole_number
 from recipe.fully_async_policy.plan.model_shape import KNOWN_SHAPES, ModelShape
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms.collector import Collector
@@ -229,3 +235,36 @@ def _micro_batch(numbers: list[int], lengths: list[int]) -> MicroBatch:
     segments = Segments.of_lengths(lengths, device)
     token = torch.empty(sum(lengths), dtype=torch.long, device=device)
     return MicroBatch(tuple(numbers), segments, segments, None, segments.sequence[:, None], token)
+
+
+def print_table(rows: list[Count]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("task", "tokens", "micro-batches", "keep", "plain ms", "added", "launches", "host")
+    for row in rows:
+        tokens = f"{row.case.samples} of {row.case.mean_tokens}"
+        values = (f"{row.plain_s * 1e3:.0f}", f"{row.added:+.0%}", f"{row.launches:,.0f}", f"{row.host:.0%}")
+        table.add_row(row.case.task, tokens, str(row.micro_batches), row.keep.value, *values)
+    Console(width=110).print(table)
+    print("added: device time, relative to a plain forward and backward. launches: the collector's in a micro-batch;")
+    print("host: the host's time for them, relative to the device's. Counted operations, not measured times.")
+
+
+def main() -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--rewards", type=whole_number(1), default=2, help="values that a prompt's rewards have (2)")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        join_alone(Path(folder))
+        keeps = (NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS)
+        rows = [count(case, keep, arguments.rewards) for case in CASES for keep in keeps]
+    print_table(rows)
+    if arguments.json:
+        print(json.dumps({"rows": [asdict(row) | {"added": row.added, "host": row.host} for row in rows]}))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

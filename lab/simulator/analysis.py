@@ -20,10 +20,8 @@ class RunOutcome:
     """Mean of the evaluations in the last tenth of the steps."""
     last_accuracy: float
     """Of the last policy, with `LAST_SAMPLES` responses per problem; NaN where a run was not evaluated so."""
-    best_accuracy: float
     collapse_step: int | None
     """The first step of the collapse, None where there was none."""
-    mean_ess_ratio: float
 
 
 def outcome(curve: pd.DataFrame, total_steps: int, lag: int) -> RunOutcome:
@@ -41,9 +39,7 @@ def outcome(curve: pd.DataFrame, total_steps: int, lag: int) -> RunOutcome:
         accuracy=accuracy_after(curve, lag, total_steps),
         final_accuracy=accuracy_after(curve, int(0.9 * total_steps), total_steps),
         last_accuracy=_last_accuracy(curve),
-        best_accuracy=float(curve["val_accuracy"].max()),
         collapse_step=collapse_step(curve),
-        mean_ess_ratio=float(curve["ess_ratio"].mean()),
     )
 
 

@@ -82,36 +82,19 @@ class Folder:
         return self.file(run).is_file()
 
     def curves(self, runs: Iterable[GridRun]) -> pd.DataFrame:
-        """The steps of finished runs, one below the other, with the run's settings in columns."""
-        return pd.concat([pd.read_parquet(self.file(run)) for run in runs], ignore_index=True)
+        """The steps of finished runs, one below the other, with the run's settings in columns.
 
-    def publish(self, curves: pd.DataFrame, file: Path) -> None:
-        """Write curves as one compressed table that says which settings they are of."""
-        curves.attrs["settings"] = self.settings()
-        with whole_file(file) as partial:
-            curves.to_parquet(partial, index=False, compression="zstd")
-
-    def adopt(self, file: Path) -> None:
-        """Have the runs of a published table, so that they are not made again.
-
-        Raises:
-            ValueError: they are of other settings or another first policy.
+        `attrs["settings"]` says what they have in common.
         """
-        try:
-            curves = pd.read_parquet(file)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--known {file}: cannot be read ({type(error).__name__}); leave it out") from None
-        settings = curves.attrs.get("settings")
-        if settings is None:
-            raise ValueError(f"--known {file}: was not written by lab.stability; leave it out")
-        if different := difference(settings, self.settings()):
-            raise ValueError(f"--known {file}: holds runs of {different}; leave it out")
-        for cell, curve in curves.groupby(["method", "lag", "seed", "lr"], sort=False):
-            method, lag, seed, lr = cell
-            run = GridRun(str(method), int(lag), int(seed), float(lr))
-            if not self.has(run):
-                with whole_file(self.file(run)) as partial:
-                    curve.to_parquet(partial, index=False, compression="zstd")
+        steps = pd.concat([pd.read_parquet(self.file(run)) for run in runs], ignore_index=True)
+        steps.attrs["settings"] = self.settings()
+        return steps
+
+    def write(self, run: GridRun, steps: pd.DataFrame) -> None:
+        """Keep the steps of a finished run as a compressed table."""
+        named = steps.assign(method=run.method, lag=run.lag, seed=run.seed, lr=run.lr)
+        with whole_file(self.file(run)) as partial:
+            named.to_parquet(partial, index=False, compression="zstd")
 
 
 def fingerprint(model: Path) -> str:
@@ -123,11 +106,9 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
     """What sets runs of `theirs` apart from runs of `ours`, both a folder's settings; None: nothing."""
     if theirs == ours:
         return None
-    if {**theirs, WEIGHTS: None} != {**ours, WEIGHTS: None}:
+    if {**theirs, WEIGHTS: None} != {**ours, WEIGHTS: None} or WEIGHTS not in theirs:
         return "other settings"
-    if WEIGHTS not in theirs:
-        return "a first policy whose weights are not known: they can be shown, but not mixed with new runs"
-    return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours.get(WEIGHTS, 'not known')}"
+    return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours[WEIGHTS]}"
 
 
 def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridRun]:
@@ -166,7 +147,7 @@ def _make(runs: list[GridRun], folder: Folder) -> None:
     torch.set_num_threads(1)
     curves = Simulator([config_of(run, folder) for run in runs]).run()
     for run, rows in zip(runs, curves, strict=True):
-        write_run(folder.file(run), run, rows)
+        folder.write(run, pd.DataFrame(rows))
 
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:
@@ -175,15 +156,6 @@ def config_of(run: GridRun, folder: Folder) -> DictConfig:
     config["async"].lag, config.data.seed = run.lag, run.seed
     config.actor_rollout_ref.actor.optim.lr = run.lr
     return config
-
-
-def write_run(file: Path, run: GridRun, rows: list[dict[str, Any]]) -> None:
-    """The curve of one run as a compressed table."""
-    table = pd.DataFrame(rows)
-    for position, name in enumerate(("method", "lag", "seed", "lr")):
-        table.insert(position, name, getattr(run, name))
-    with whole_file(file) as partial:
-        table.to_parquet(partial, index=False, compression="zstd")
 
 
 @lru_cache

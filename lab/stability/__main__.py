@@ -3,7 +3,7 @@
 Methods x lags x learning rates x seeds on the lag simulator (lab/simulator): accuracy after step k, collapses,
 ESS ratio. A method's learning rate at a lag is the smallest that is, but for chance, as good as its best there. All
 methods, lags, rates and seeds take hours; --quick (3 methods, 2 lags, 1 rate, 2 seeds, shorter runs) minutes. Runs are
-kept in --out: the same command goes on where it was stopped. lab.stability_report shows published runs.
+kept in --out: the same command goes on where it was stopped. lab.stability.report shows published runs.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from lab.simulator.grid import Folder, GridRun, run_all
 from lab.stability.preset import METHODS, TASKS, prepare
-from lab.stability.report import as_json, make_report, show, write
+from lab.stability.published import adopt, publish
+from lab.stability.report import make_report, numbers, show_tables, write
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
-from verl_vcpo.common.whole_file import write_whole
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
 LEARNING_RATES = (3e-5, 1e-4, 3e-4)
@@ -34,10 +34,7 @@ def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="python -m lab.stability",
-        description=__doc__,
-    )
+    parser = OneLineParser(prog="python -m lab.stability", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
     parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
@@ -63,14 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         help="finished runs: curves.parquet of an --out",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
-    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.md")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.csv")
     parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")
     parser.add_argument(
         "--new-policy",
         action="store_true",
         help="train a first policy (a minute of a core) instead of the published one",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON line, last")
+    parser.add_argument("--json", action="store_true", help="print what tables.csv has as one JSON line, last")
     return parser
 
 
@@ -116,7 +113,7 @@ def run_and_report(
     try:
         folder.open(task.model)
         for file in arguments.known:
-            folder.adopt(file)
+            adopt(folder, file)
     except (OSError, ValueError) as error:
         print(f"stability: {error}", file=sys.stderr)
         return 2
@@ -126,16 +123,13 @@ def run_and_report(
         print(f"stability: --so-far: {folder.path} has no finished run; leave it out", file=sys.stderr)
         return 2
     curves = make(runs, folder, arguments.workers)
-    folder.publish(curves, arguments.out / "curves.parquet")
-    report = make_report(curves, steps)
-    show(report)
-    if arguments.figures:
-        for file in write({task.preset: report}, arguments.figures):
-            print(file)
-    text = as_json(report)
-    write_whole(arguments.out / "report.json", text + "\n")
+    publish({task.preset: curves}, arguments.out / "curves.parquet")
+    reports = {task.preset: make_report(curves, steps)}
+    show_tables([reports[task.preset].table])
+    for file in write(reports, arguments.figures) if arguments.figures else ():
+        print(file)
     if arguments.json:
-        print(text)
+        print(numbers(reports).to_json(orient="records"))
     return 0
 
 

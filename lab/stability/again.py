@@ -22,11 +22,9 @@ from lab.simulator.analysis import accuracy_after, collapse_step
 from lab.simulator.grid import Folder, GridRun, difference
 from lab.stability.__main__ import STEPS, make
 from lab.stability.cells import RUN, pooled_deviation, summarise
-from lab.stability.preset import PUBLISHED, TASKS
+from lab.stability.preset import TASKS
+from lab.stability.published import PUBLISHED, read_curves, settings
 from recipe.command_line import OneLineParser, run_command, whole_number
-
-APART = 0.01
-"""Relative difference of two ESS ratios from which on runs have gone apart."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Remade:
     same: int
     """Evaluations with the published accuracy, to the last digit."""
     apart: int | None
-    """The first step whose ESS ratios differ by more than `APART`."""
+    """The step of the first evaluation with another accuracy."""
     published: float
     """Mean accuracy after step `lag`."""
     again: float
@@ -53,16 +51,15 @@ def compare(run: GridRun, published: pd.DataFrame, again: pd.DataFrame) -> Remad
     """The curves of one run, one row per step."""
     both = published.merge(again, on="step", how="outer", suffixes=("", "_again")).sort_values("step")
     evaluated = both.dropna(subset=["val_accuracy", "val_accuracy_again"], how="all")
-    relative = (both["ess_ratio"] - both["ess_ratio_again"]).abs() / both["ess_ratio"]
-    missing = both["ess_ratio"].isna() != both["ess_ratio_again"].isna()
-    apart = both.loc[missing | (relative > APART), "step"]
+    different = evaluated["val_accuracy"].astype("float32") != evaluated["val_accuracy_again"].astype("float32")
+    apart = evaluated.loc[different, "step"]
     return Remade(
         run.method,
         run.lag,
         run.lr,
         run.seed,
         evaluations=len(evaluated),
-        same=int((evaluated["val_accuracy"] == evaluated["val_accuracy_again"]).sum()),
+        same=int((~different).sum()),
         apart=int(apart.iloc[0]) if len(apart) else None,
         published=accuracy_after(published, run.lag, STEPS),
         again=accuracy_after(again, run.lag, STEPS),
@@ -132,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     task = TASKS[arguments.task]
     if not task.model.is_dir():
         parser.error(f"{task.model}: no such folder; run lab.stability --prepare first")
-    published = pd.read_parquet(PUBLISHED.parent / f"{arguments.task}.parquet")
+    published = read_curves([PUBLISHED / "stability.parquet"])[task.preset]
     runs = draw(published, arguments.runs)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Folder(Path(scratch), task.preset, (f"trainer.total_training_steps={STEPS}",))
@@ -141,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         except ValueError as error:
             print(f"stability.again: {error}", file=sys.stderr)
             return 2
-        if different := difference(published.attrs["settings"], folder.settings()):
+        if different := difference(settings(published), folder.settings()):
             print(f"stability.again: {task.model}: the published runs are of {different}", file=sys.stderr)
             return 2
         again = make(runs, folder, arguments.workers)

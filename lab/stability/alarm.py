@@ -1,13 +1,14 @@
-"""How good is the collapse alarm (vcpo/diagnostics.py)? Precision and recall over many runs."""
+"""How good is the collapse alarm (vcpo/diagnostics.py), and where its levels come from: half of the runs."""
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
+from numpy.lib.stride_tricks import sliding_window_view
 
 from lab.simulator.analysis import collapse_step
 from lab.stability.cells import RUN
@@ -15,23 +16,41 @@ from lab.stability.inference import share_interval
 from lab.stability.tables import Table
 from vcpo.diagnostics import AlarmLevels, CollapseAlarm, Sign
 
+VANISHED = "vanished"
+"""The column that says at which step the alarm tells Sign.VANISHED_GRADIENT first."""
+STEPS = (5, 10, 20)
+ESS_LEVELS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
+KL_LEVELS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+_BEFORE = 10
+"""Steps over which the ESS ratio and KL are averaged to look at them."""
+
+Reached = Callable[[np.ndarray], np.ndarray]
+"""[windows, steps] of measured values to [windows] whether a window is a sign."""
+
 
 @dataclass(frozen=True)
 class AlarmRun:
-    """What the alarm is told of a run, step by step, and what became of the run."""
+    """What the alarm is told of a run, and what became of the run."""
 
     seed: int
     lag: int
     collapse: int | None
     ess_ratio: np.ndarray
-    """[steps], of step 1 on, as the others."""
-    grad_norm: np.ndarray
+    """[steps], of step 1 on."""
     kl: np.ndarray
+    """[steps]"""
+    vanished: float
+    """The step at which the alarm tells Sign.VANISHED_GRADIENT first; infinity: never."""
 
-    @cached_property
-    def warnings(self) -> dict[Sign, int]:
-        """Per sign the step at which the alarm tells it first, at the default levels."""
-        return first_warnings(self)
+    @property
+    def warnings(self) -> dict[Sign, float]:
+        """Per sign the step at which the alarm tells it first, at the default levels; infinity: never."""
+        levels = AlarmLevels()
+        return {
+            Sign.LOW_ESS_RATIO: first_step(self.ess_ratio, levels.ess_steps, low(levels.ess_ratio)),
+            Sign.VANISHED_GRADIENT: self.vanished,
+            Sign.KL_GROWTH: first_step(self.kl, levels.kl_steps, high(levels.kl)),
+        }
 
 
 @dataclass(frozen=True)
@@ -64,22 +83,26 @@ class AlarmScore:
 
 
 def alarm_runs(curves: pd.DataFrame) -> list[AlarmRun]:
-    """The runs of these curves."""
+    """The runs of these curves, which are published ones."""
     runs = []
     for (_, lag, _, seed), curve in curves.groupby(RUN, sort=False):
-        steps = curve[curve["step"] > 0]
-        measured = (steps[name].to_numpy() for name in ("ess_ratio", "grad_norm", "kl"))
-        runs.append(AlarmRun(int(seed), int(lag), collapse_step(curve), *measured))
+        steps, told = curve[curve["step"] > 0], curve.loc[curve[VANISHED], "step"]
+        measured = (steps[name].to_numpy(dtype=float) for name in ("ess_ratio", "kl"))
+        first = float(told.iloc[0]) if len(told) else math.inf
+        runs.append(AlarmRun(int(seed), int(lag), collapse_step(curve), *measured, first))
     return runs
 
 
-def first_warnings(run: AlarmRun, levels: AlarmLevels | None = None) -> dict[Sign, int]:
-    """Per sign the step at which the alarm tells it first."""
-    alarm, first = CollapseAlarm(levels), dict[Sign, int]()
-    for step, (ess_ratio, grad_norm, kl) in enumerate(zip(run.ess_ratio, run.grad_norm, run.kl, strict=True), 1):
-        for sign in alarm.update(float(ess_ratio), float(grad_norm), float(kl)):
-            first.setdefault(sign, step)
-    return first
+def vanished(curves: pd.DataFrame) -> "pd.Series[bool]":
+    """Whether the alarm tells Sign.VANISHED_GRADIENT at a step first."""
+    told = pd.Series(False, curves.index)
+    for _, curve in curves.groupby(RUN, sort=False):
+        alarm = CollapseAlarm()
+        for at, norm in curve.loc[curve["step"] > 0, "grad_norm"].items():
+            if Sign.VANISHED_GRADIENT in alarm.update(1.0, float(norm), 0.0):
+                told[at] = True
+                break
+    return told
 
 
 def score(runs: Sequence[AlarmRun], told: Iterable[float]) -> AlarmScore:
@@ -98,7 +121,7 @@ def score(runs: Sequence[AlarmRun], told: Iterable[float]) -> AlarmScore:
 
 def score_alarm(runs: Sequence[AlarmRun], signs: Sequence[Sign] = tuple(Sign)) -> AlarmScore:
     """Of the alarm at its default levels; of some of its signs alone."""
-    return score(runs, (min((run.warnings.get(sign, math.inf) for sign in signs), default=math.inf) for run in runs))
+    return score(runs, (min(run.warnings[sign] for sign in signs) for run in runs))
 
 
 def scores_table(halves: Mapping[str, Sequence[AlarmRun]]) -> Table:
@@ -127,3 +150,101 @@ def _share(hits: int, runs: int) -> str:
         return "-"
     low, high = share_interval(hits, runs, "wilson")
     return f"{hits} of {runs}, {100 * hits / runs:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def halves(runs: Sequence[AlarmRun]) -> tuple[list[AlarmRun], list[AlarmRun]]:
+    """The runs to choose levels on (odd seeds), and those to tell them about (even seeds).
+
+    By seed, because some methods make the same run from the same seed: at lag 0, where every ratio is 1.
+    """
+    return [run for run in runs if run.seed % 2], [run for run in runs if run.seed % 2 == 0]
+
+
+def first_step(values: np.ndarray, steps: int, reached: Reached) -> float:
+    """The last step of the first window that is a sign; infinity where none is.
+
+    Args:
+        values: [T] measured at steps 1 to T.
+        steps: of a window.
+        reached: tells which windows are.
+    """
+    if len(values) < steps:
+        return math.inf
+    found = reached(sliding_window_view(values, steps))
+    return float(found.argmax() + steps) if found.any() else math.inf
+
+
+def low(level: float) -> Reached:
+    """Every step of the window is below the level: the alarm's rule for the ESS ratio."""
+    return lambda windows: windows.max(axis=1) < level
+
+
+def low_on_average(level: float) -> Reached:
+    """The window's mean is below the level."""
+    return lambda windows: windows.mean(axis=1) < level
+
+
+def high(level: float) -> Reached:
+    """No step of the window is at or below the level: the alarm's rule for KL."""
+    return lambda windows: np.nan_to_num(windows, nan=np.inf).min(axis=1) > level
+
+
+def choose_levels(runs: Sequence[AlarmRun]) -> AlarmLevels:
+    """The levels of ESS ratio and KL at which the alarm's precision and recall have the largest harmonic mean (F1)."""
+    vanished = [run.vanished for run in runs]
+    by_ess = {
+        (steps, level): [first_step(run.ess_ratio, steps, low(level)) for run in runs]
+        for steps, level in product(STEPS, ESS_LEVELS)
+    }
+    by_kl = {
+        (steps, level): [first_step(run.kl, steps, high(level)) for run in runs]
+        for steps, level in product(STEPS, KL_LEVELS)
+    }
+
+    def f1(pair: tuple[tuple[int, float], tuple[int, float]]) -> float:
+        ess, kl = pair
+        return score(runs, map(min, by_ess[ess], by_kl[kl], vanished)).f1
+
+    (ess_steps, ess_ratio), (kl_steps, kl) = max(product(by_ess, by_kl), key=f1)
+    return replace(AlarmLevels(), ess_ratio=ess_ratio, ess_steps=ess_steps, kl=kl, kl_steps=kl_steps)
+
+
+def definitions_table(runs: Sequence[AlarmRun]) -> Table:
+    """What other rules for a low ESS ratio would have told: of how many runs, and how many collapses in time."""
+    rules: dict[str, tuple[int, Callable[[float], Reached]]] = {}
+    for steps in STEPS[:2]:
+        rules[f"{steps} steps in a row"] = steps, low
+        rules[f"mean of {steps} steps"] = steps, low_on_average
+    lines = []
+    for level in ESS_LEVELS[1:6]:
+        line = [f"{level:g}"]
+        for steps, rule in rules.values():
+            found = score(runs, [first_step(run.ess_ratio, steps, rule(level)) for run in runs])
+            line.append(f"{found.in_time} in time; {found.right} of {found.warned} right")
+        lines.append(line)
+    collapsed = sum(run.collapse is not None for run in runs)
+    return Table(f"The ESS ratio alone, over {len(runs)} runs of which {collapsed} collapsed", ["below", *rules], lines)
+
+
+def before_collapse_table(runs: Sequence[AlarmRun]) -> Table:
+    """Means of ten steps: ESS ratio and KL before a collapse, the lowest ESS ratio of runs that did not collapse."""
+    collapsed = [(run, run.collapse) for run in runs if run.collapse is not None]
+    last = [(run, slice(max(0, at - _BEFORE), at)) for run, at in collapsed]
+    earlier = [(run, slice(max(0, at - 2 * _BEFORE), at - _BEFORE)) for run, at in collapsed if at > _BEFORE]
+    groups = {
+        "ESS ratio, 20 to 10 steps before a collapse": [run.ess_ratio[steps].mean() for run, steps in earlier],
+        "ESS ratio, the last 10 steps before a collapse": [run.ess_ratio[steps].mean() for run, steps in last],
+        "KL per token, nats, the last 10 steps before a collapse": [run.kl[steps].mean() for run, steps in last],
+    }
+    for lag in sorted({run.lag for run in runs if run.lag}):
+        healthy = [run.ess_ratio for run in runs if run.lag == lag and run.collapse is None]
+        lowest = [sliding_window_view(ess, _BEFORE).mean(axis=1).min() for ess in healthy if len(ess) >= _BEFORE]
+        groups[f"ESS ratio, lowest in a run without a collapse, k = {lag}"] = lowest
+    quantiles = [0.05, 0.25, 0.5, 0.75, 0.95]
+    lines = [
+        [name, str(len(values)), *(f"{value:.2f}" for value in np.quantile(values, quantiles))]
+        for name, values in groups.items()
+        if values
+    ]
+    columns = ["a mean of 10 steps", "runs", "5 %", "a quarter", "median", "three quarters", "95 %"]
+    return Table("Before a collapse", columns, lines)

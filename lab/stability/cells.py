@@ -34,11 +34,6 @@ class Cell:
         return statistics.mean(self.accuracies)
 
     @property
-    def finals(self) -> list[float]:
-        """Of each run, the mean of the evaluations in the last tenth of the steps."""
-        return [run.final_accuracy for run in self.runs.values()]
-
-    @property
     def lasts(self) -> list[float]:
         """The accuracy of the last policy of each run that was evaluated with several samples per problem."""
         return [run.last_accuracy for run in self.runs.values() if not math.isnan(run.last_accuracy)]

@@ -176,7 +176,7 @@ def predictors(curves: pd.DataFrame) -> Any:
 
 
 def beside(curves: pd.DataFrame, file: Path) -> Path:
-    """The curves of lab.stability_real, a line per run: a colour per method, one line style per stack."""
+    """The curves of lab.stability.real_stack, a line per run: a colour per method, one line style per stack."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = _figure(2, 2, sharex=True)
     stacks, names = list(dict.fromkeys(curves["stack"])), list(dict.fromkeys(curves["method"]))

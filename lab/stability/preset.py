@@ -9,9 +9,8 @@ from pathlib import Path
 from lab.simulator.grid import fingerprint
 from recipe.fully_async_policy.settings import method
 
-# vcpo_off is tis_seq by another implementation.
-METHODS = tuple(name for name in method.names() if name != "vcpo_off")
-PUBLISHED = Path(__file__).resolve().parents[2] / "docs/measurements/stability/first_policy"
+METHODS = method.names()
+FIRST_POLICIES = Path(__file__).resolve().parents[2] / "docs/measurements/stability/first_policy"
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class BenchTask:
     @property
     def published(self) -> Path:
         """The checkpoint that runs begin with unless told otherwise."""
-        return PUBLISHED / self.preset
+        return FIRST_POLICIES / self.preset
 
     @property
     def answers(self) -> str | None:

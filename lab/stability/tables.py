@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from lab.simulator.analysis import LAST_SAMPLES, accuracy_after
+from lab.simulator.analysis import accuracy_after
 from lab.stability.cells import Cell, by_method, pooled_deviation
 from lab.stability.contrasts import SAME, Comparison, Contrast, reference
 from lab.stability.inference import (
@@ -96,7 +96,7 @@ def across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
         cells = [_on_a_task(rows.get(method)) for rows in of.values()]
         collapsed = share(sum(row.collapsed for row in found), sum(row.runs for row in found))
         lines.append([f"`{method}`", *(text for cell in cells for text in cell), collapsed])
-    columns = [text for task in of for text in (task.removesuffix("_lag"), f"less `{against}`", "p (Holm)")]
+    columns = [text for task in of for text in (short(task), f"less `{against}`", "p (Holm)")]
     return Table(title, ["method", *columns, "collapsed"], lines)
 
 
@@ -116,7 +116,7 @@ def overview(groups: Mapping[str, Mapping[str, Comparison]]) -> Table:
         runs = sum(row.runs for row in every)
         collapsed = f"{sum(row.collapsed for row in every)} of {runs}" if runs else "-"
         lines.append([f"`{method}`", *(_ahead(of[place].get(method)) for place in places), collapsed])
-    columns = [f"{task.removesuffix('_lag')}, {at}" for task, at in places]
+    columns = [f"{short(task)}, {at}" for task, at in places]
     return Table(
         "Points ahead, at the method's best rates (in brackets: cannot be told apart)",
         ["method", *columns, "collapsed, all rates"],
@@ -139,44 +139,9 @@ def _on_a_task(row: Contrast | None) -> list[str]:
     return [accuracy, difference, p]
 
 
-def robustness(compared: Comparison, cells: Sequence[Cell]) -> Table:
-    """A line per method: the mean over the learning rates at a group of lags, and each rate by itself."""
-    contrasts, lags = compared.robustness, compared.lags
-    first = contrasts[0].method
-    rates = {lag: sorted(cell.lr for cell in cells if cell.lag == lag and cell.method == first) for lag in lags}
-    several = [lag for lag in lags if len(rates[lag]) > 1]
-    of = {(cell.method, cell.lag, cell.lr): cell for cell in cells}
-    places = [(lag, lr) for lag in several for lr in rates[lag]]
-    lines = [
-        [f"`{row.method}`", *(percent(of[row.method, lag, lr].accuracy) for lag, lr in places), *_contrast(row)]
-        for row in contrasts
-    ]
-    columns = ["method", *(f"k = {lag}, {lr:g}" for lag, lr in places), "mean", f"less `{reference(cells)}`"]
-    title = f"Robustness at {at_lags(lags)}: the mean over the learning rates"
-    return Table(title, [*columns, "p (Holm)", "verdict", "collapsed"], lines)
-
-
-def power(cells: Sequence[Cell], compared: Sequence[Comparison]) -> Table:
-    """How many seeds a method needs for a difference to be seen, from the spread of the runs that did not collapse."""
-    steady = [cell for cell in cells if len(cell.runs) > 1 and not cell.collapse_steps]
-    samples: list[tuple[str, list[list[float]]]] = []
-    for lag in sorted({cell.lag for cell in steady}):
-        at = [cell for cell in steady if cell.lag == lag]
-        samples.append((f"k = {lag}", [cell.accuracies for cell in at]))
-        samples.append((f"k = {lag}, last tenth only", [cell.finals for cell in at]))
-    contrasts = compared[0].contrasts if compared else []
-    samples += [(f"{at_lags(group.lags)}: the contrast", _of_the_contrast(group.contrasts)) for group in compared]
-    lines = [(name, _power(values, contrasts)) for name, values in samples]
-    columns = _power_columns("", contrasts)
-    return Table("Power, in points of accuracy", columns, [[name, *line] for name, line in lines if line])
-
-
 def power_across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
     """The power of the planned contrast: a line per task. All tasks have as many seeds as the first."""
-    lines = [
-        [task.removesuffix("_lag"), *(_power(_of_the_contrast(rows), rows) or ["-"])]
-        for task, rows in contrasts.items()
-    ]
+    lines = [[short(task), *(_power(_of_the_contrast(rows), rows) or ["-"])] for task, rows in contrasts.items()]
     columns = _power_columns("task", next(iter(contrasts.values())))
     return Table(title, columns, lines)
 
@@ -192,8 +157,8 @@ def _power_columns(first: str, contrasts: Sequence[Contrast]) -> list[str]:
 
 
 def _seeds(contrasts: Sequence[Contrast]) -> int:
-    """Of a method; 2 where nothing is compared."""
-    return max((len(row.by_seed) for row in contrasts), default=2)
+    """Of a method."""
+    return max(len(row.by_seed) for row in contrasts)
 
 
 def _power(samples: Iterable[list[float]], contrasts: Sequence[Contrast]) -> list[str]:
@@ -207,30 +172,6 @@ def _power(samples: Iterable[list[float]], contrasts: Sequence[Contrast]) -> lis
     return [f"{deviation:.2f}", *needed, *(f"{size:.1f}" for size in seen)]
 
 
-def all_numbers(cells: Iterable[Cell], chosen: Iterable[Cell]) -> Table:
-    """Every number of every cell; a star at the learning rate that was chosen. Without columns that no cell has."""
-    stars = {(cell.method, cell.lag, cell.lr) for cell in chosen}
-    ordered = sorted(cells, key=lambda cell: (cell.lag, cell.method, cell.lr))
-    lines = [
-        {
-            "method": cell.method,
-            "lag": str(cell.lag),
-            "lr": f"{cell.lr:g}{'*' if (cell.method, cell.lag, cell.lr) in stars else ''}",
-            "seeds": str(len(cell.runs)),
-            "after step k": with_interval(cell.accuracies),
-            "last tenth": with_interval(cell.finals),
-            f"last policy, {LAST_SAMPLES} samples": with_interval(cell.lasts) if cell.lasts else "-",
-            "best": percent(max(run.best_accuracy for run in cell.runs.values())),
-            "collapsed": share(len(cell.collapse_steps), len(cell.runs)),
-            "at step": f"{statistics.mean(cell.collapse_steps):.0f}" if cell.collapse_steps else "-",
-            "ESS ratio": f"{statistics.mean(run.mean_ess_ratio for run in cell.runs.values()):.3f}",
-        }
-        for cell in ordered
-    ]
-    columns = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
-    return Table("All numbers", columns, [[line[name] for name in columns] for line in lines])
-
-
 def synchronous_accuracy(curves: pd.DataFrame, chosen: Sequence[Cell], steps: int) -> dict[int, list[float]]:
     """By lag k, the accuracy after step k of each of GRPO's runs at lag 0; nothing where there are none."""
     at_zero = by_method(chosen).get("none", {}).get(0)
@@ -240,6 +181,11 @@ def synchronous_accuracy(curves: pd.DataFrame, chosen: Sequence[Cell], steps: in
     each = [curve for _, curve in runs.groupby("seed")]
     lags = sorted({cell.lag for cell in chosen})
     return {lag: [accuracy_after(curve, lag, steps) for curve in each] for lag in lags}
+
+
+def short(task: str) -> str:
+    """The name of a preset without what all of them end with."""
+    return task.removesuffix("_lag")
 
 
 def percent(share: float) -> str:

@@ -9,7 +9,7 @@ from tests.kit.wrong_argument import check_refused
 
 WRONG = [
     ("lab.simulator.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
-    ("lab.stability_real", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
+    ("lab.stability.real_stack", ["--lag", "9", "--steps", "9"], "--steps 9: there is no evaluation after step"),
     ("lab.stability.__main__", ["--lr", "nan"], "argument --lr: nan: give a number above 0"),
 ]
 

@@ -333,7 +333,7 @@ def test_the_trainers_guess_grows_with_what_is_computed() -> None:
     stages = [f"{MEGATRON}.tensor_model_parallel_size=2", f"{MEGATRON}.pipeline_model_parallel_size=2"]
     assert share(*block) == pytest.approx((1 + 7 / 28 / 3 + 0.4) / 1.4)
     assert share(*block, *stages) == pytest.approx((1 + 7 / 14 / 3 + 0.4) / 1.4)
-    assert share("method=vcpo_off") == pytest.approx(1 / 1.4)
+    assert share("method=vcpo_ess") == pytest.approx(1 / 1.4)
     assert [step_time.device_of(gib) for gib in (79.6, 139, 178)] == ["h100", "h200", "b200"]
 
 

@@ -229,10 +229,19 @@ def test_cpu_1_runs_the_same_with_small_sizes(name: str, tmp_path: Path, monkeyp
     validate(config, files=False)
 
 
-@pytest.mark.parametrize("name", ["math/vcpo_k=10", "math/synchronous"])
-def test_a_setting_after_the_scripts_name_wins(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = resolved(name, tmp_path, monkeypatch, "method=none", "run_dir=outputs/without_vcpo")
-    assert (config.vcpo.enable, config.run_dir, config["async"].lag) == (False, "outputs/without_vcpo", LAGS[name])
+@pytest.mark.parametrize(
+    "name, own, wanted",
+    [
+        ("math/vcpo_k=10", "method=none", {"vcpo.enable": False, "async.lag": 10}),
+        ("math/synchronous", "vcpo.baseline=opob", {"vcpo.baseline": "opob", "vcpo.step_size_rule": "none"}),
+    ],
+)
+def test_a_setting_after_the_scripts_name_wins(
+    name: str, own: str, wanted: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolved(name, tmp_path, monkeypatch, own, "run_dir=outputs/mine")
+    assert {setting: OmegaConf.select(config, setting) for setting in wanted} == wanted
+    assert config.run_dir == "outputs/mine"
     validate(config, files=False)
 
 

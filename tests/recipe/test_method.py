@@ -18,7 +18,7 @@ from recipe.tasks.tool_use.settings import ToolUseSettings
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 # One of each kind; the simulator's tests compose all of them.
-NAMES = ("vcpo_ess", "vcpo_off", "tis_seq", "ppo", "m2po", "decoupled_ppo")
+NAMES = ("vcpo_ess", "tis_seq", "ppo", "m2po", "decoupled_ppo")
 ACTOR = "actor_rollout_ref.actor"
 
 

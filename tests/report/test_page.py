@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     runs = [
         write_run(
             folder / "off",
-            config(10, name="vcpo_off", baseline="mean", step_size_rule="none"),
+            config(10, name="tis_seq", enable=False),
             [0.4, 0.5, 0.3, 0.0, 0.0],
             60,
         ),
@@ -87,14 +87,14 @@ def test_the_page_in_a_browser(url: str, page: browser.Page) -> None:
     parts = ["outcome", "panels", "warnings", "results", "samples"]
     tops = [page.run(f"document.getElementById('{part}').getBoundingClientRect().top") for part in parts]
     assert tops == sorted(tops), "what came out, then the curves, then the rest"
-    said = "MATH-500: vcpo, lag 10, is at 70.0 ± 4.6 % from 40.0 ± 4.9 % after 2 of 4 steps; vcpo_off, lag 10, ended at"
+    said = "MATH-500: vcpo, lag 10, is at 70.0 ± 4.6 % from 40.0 ± 4.9 % after 2 of 4 steps; tis_seq, lag 10, ended at"
     assert page.run("document.getElementById('outcome').textContent").startswith(said)
     assert page.run("[...document.querySelectorAll('#warnings li')].map(e => e.textContent)") == [
-        "vcpo_off, lag 10: collapse ahead: KL(rollout || policy) stays large, at 4 steps, from 1",
-        "vcpo_off, lag 10: no signal: all rewards of every group are equal, at 3 steps, from 1",
+        "tis_seq, lag 10: collapse ahead: KL(rollout || policy) stays large, at 4 steps, from 1",
+        "tis_seq, lag 10: no signal: all rewards of every group are equal, at 3 steps, from 1",
     ]
     settings = page.run("document.getElementById('settings').innerText")
-    assert "method\tvcpo_off\tvcpo" in settings
+    assert "method\ttis_seq\tvcpo" in settings
     assert "async.lag=10" in page.run("document.getElementById('details').innerText")
 
     assert curves(page, "ess_ratio") == 2

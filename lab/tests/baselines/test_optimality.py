@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.baselines.exact import SETTINGS, measure
+from lab.baselines.variance import SETTINGS, measure
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting[0])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.baselines.few_samples import INTERVAL, RATIOS, Excess, Kept, make_world, measure
+from lab.baselines.estimates import INTERVAL, RATIOS, Excess, Kept, make_world, measure
 from vcpo import VCPOConfig, estimate
 from vcpo.baseline import optimal_off_policy
 from vcpo.ess import ess_ratio

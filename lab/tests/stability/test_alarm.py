@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.stability.alarm import AlarmRun, alarm_runs, first_warnings, score, score_alarm, scores_table
-from lab.stability.alarm_levels import (
+from lab.stability.alarm import (
+    VANISHED,
+    AlarmRun,
+    alarm_runs,
     before_collapse_table,
     choose_levels,
     definitions_table,
@@ -16,9 +18,13 @@ from lab.stability.alarm_levels import (
     high,
     low,
     low_on_average,
+    score,
+    score_alarm,
+    scores_table,
+    vanished,
 )
 from lab.tests.stability.curves import curve
-from vcpo.diagnostics import AlarmLevels, Sign
+from vcpo.diagnostics import AlarmLevels, CollapseAlarm, Sign
 
 LEVELS = AlarmLevels()
 
@@ -32,7 +38,7 @@ def runs() -> list[AlarmRun]:
         curve([0.2, 0.0, 0.0, 0.0, 0.0, 0.0], low_from=25, seed=4),  # told too late
         curve([0.2, 0.4, 0.4, 0.4, 0.4, 0.4], seed=5),
     ]
-    return alarm_runs(pd.concat(made, ignore_index=True))
+    return alarm_runs(pd.concat(made, ignore_index=True).assign(**{VANISHED: False}))
 
 
 def test_the_alarms_score(runs: list[AlarmRun]) -> None:
@@ -58,7 +64,7 @@ def test_levels_are_chosen_on_other_runs_than_they_are_told_about(runs: list[Ala
 
 
 def made(seed: int, ess: float, collapse: int | None) -> AlarmRun:
-    return AlarmRun(seed, 32, collapse, np.full(60, ess), np.ones(60), np.full(60, 0.01))
+    return AlarmRun(seed, 32, collapse, np.full(60, ess), np.full(60, 0.01), math.inf)
 
 
 def test_the_chosen_levels_tell_collapses_from_others() -> None:
@@ -74,9 +80,11 @@ def test_the_search_counts_as_the_alarm_does(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ess, kl = rng.uniform(0.0, 0.14, 400), rng.uniform(0.1, 0.8, 400)
     kl[rng.integers(0, 400, 20)] = np.nan
-    run = AlarmRun(seed, 32, None, ess, np.ones(400), kl)
     levels = AlarmLevels(ess_ratio=0.1, ess_steps=5, kl=0.2, kl_steps=10)
-    told = first_warnings(run, levels)
+    alarm, told = CollapseAlarm(levels), dict[Sign, int]()
+    for step, measured in enumerate(zip(ess, kl, strict=True), 1):
+        for sign in alarm.update(measured[0], 1.0, measured[1]):
+            told.setdefault(sign, step)
     assert told[Sign.LOW_ESS_RATIO] == first_step(ess, levels.ess_steps, low(levels.ess_ratio))
     assert told[Sign.KL_GROWTH] == first_step(kl, levels.kl_steps, high(levels.kl))
 
@@ -94,3 +102,13 @@ def test_the_tables_on_the_ess_ratio(runs: list[AlarmRun]) -> None:
     assert rows["ESS ratio, the last 10 steps before a collapse"][0] == "3"
     assert rows["ESS ratio, lowest in a run without a collapse, k = 32"][0] == "2"
     assert rows["KL per token, nats, the last 10 steps before a collapse"][1:] == ["0.00"] * 5
+
+
+def test_the_step_at_which_the_gradient_has_vanished() -> None:
+    steady, dead = curve([0.2, 0.4, 0.4, 0.4], seed=1), curve([0.2, 0.4, 0.4, 0.0], seed=2)
+    dead.loc[dead["step"] == 25, "grad_norm"] = 50.0
+    dead.loc[dead["step"] > 25, "grad_norm"] = 0.01
+    both = pd.concat([steady, dead], ignore_index=True)
+    told = vanished(both)
+    assert list(both.loc[told, "seed"]) == [2] and list(both.loc[told, "step"]) == [25 + LEVELS.vanish_steps]
+    assert [run.vanished for run in alarm_runs(both.assign(**{VANISHED: told}))] == [math.inf, 28]

@@ -1,25 +1,22 @@
-"""docs/measurements/all-methods.md says what lab.stability_report prints of published runs."""
+"""docs/measurements/all-methods.md says what lab.stability.report prints of published runs."""
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from lab.simulator.grid import fingerprint
 from lab.stability.contrasts import SAME
-from lab.stability.preset import TASKS
-from lab.stability.report import Report, make_report, of_all_tasks, read_curves
+from lab.stability.published import read_curves
+from lab.stability.report import Report, make_report, of_all_tasks
 
 DOCS = Path(__file__).parents[3] / "docs"
-FOLDER, PAGE = DOCS / "measurements" / "all-methods", DOCS / "measurements" / "all-methods.md"
-FILES = [FOLDER / "countdown.parquet", DOCS / "measurements" / "stability" / "countdown.parquet"]
+RUNS, PAGE = DOCS / "measurements" / "runs", DOCS / "measurements" / "all-methods.md"
 LAG = 128
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    (curves,) = read_curves(FILES, [LAG]).values()
-    return make_report(curves, 300)
+    files = [RUNS / "all-methods.parquet", RUNS / "stability.parquet"]
+    return make_report(read_curves(files, [LAG])["countdown_lag"], 300)
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +25,8 @@ def page() -> str:
 
 
 def test_the_table_is_what_the_command_prints(report: Report) -> None:
-    assert report.tables[0].markdown() in PAGE.read_text(), "python -m lab.stability_report: see the page"
+    assert report.table.markdown() in PAGE.read_text(), "python -m lab.stability.report: see the page"
     assert f"{len({cell.method for cell in report.cells})} methods at lag {LAG}" in PAGE.read_text()
-
-
-def test_the_runs_began_with_the_published_policy() -> None:
-    settings = pd.read_parquet(FILES[0], columns=["step"]).attrs["settings"]
-    assert settings["first_policy"] == fingerprint(TASKS["countdown"].published)
 
 
 def test_what_is_said_about_the_order_of_methods(report: Report, page: str) -> None:
@@ -51,9 +43,9 @@ def test_what_is_said_about_the_order_of_methods(report: Report, page: str) -> N
 
 def test_the_table_of_new_methods_is_what_the_command_prints() -> None:
     """Also what is concluded from it: the weights of group OPOB do no harm, its baseline does."""
-    (curves,) = read_curves([DOCS / "measurements" / "screen" / "curves.parquet"]).values()
+    (curves,) = read_curves([RUNS / "screen.parquet"]).values()
     report = make_report(curves, 300)
-    assert report.tables[0].markdown() in PAGE.read_text()
+    assert report.table.markdown() in PAGE.read_text()
     verdicts = {row.method: row.verdict for row in report.comparisons[0].contrasts}
     assert {name for name, verdict in verdicts.items() if verdict == "worse"} == {"vcpo", "vcpo_shrunk", "tis_seq"}
     assert verdicts["vcpo_leverage"] == SAME and "better" not in verdicts.values()
@@ -61,8 +53,7 @@ def test_the_table_of_new_methods_is_what_the_command_prints() -> None:
 
 def test_the_tables_of_new_seeds_are_what_the_command_prints(page: str) -> None:
     """The method that is first in the table is not ahead where the contrast was fixed beforehand."""
-    folder = DOCS / "measurements" / "new-seeds"
-    files = [*sorted(folder.glob("*.parquet")), *sorted(folder.glob("mis_seq/*.parquet"))]
+    files = [RUNS / "new-seeds.parquet", RUNS / "mis_seq.parquet"]
     reports = {task: make_report(of, 300) for task, of in read_curves(files).items()}
     _, planned, over_rates, *_ = of_all_tasks(reports)
     assert planned.markdown() in PAGE.read_text() and over_rates.markdown() in PAGE.read_text()

@@ -13,4 +13,4 @@ LAYOUT=(
   actor_rollout_ref.rollout.n_gpus_per_node=4
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
 )
-launch countdown outputs/countdown/synchronous async.lag=0 method=vcpo_off "$@"
+launch countdown outputs/countdown/synchronous async.lag=0 vcpo.step_size_rule=none vcpo.baseline=mean "$@"

@@ -14,4 +14,4 @@ LAYOUT=(
   actor_rollout_ref.rollout.n_gpus_per_node=2
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
 )
-launch tool_use outputs/multiturn/synchronous async.lag=0 method=vcpo_off "$@"
+launch tool_use outputs/multiturn/synchronous async.lag=0 vcpo.step_size_rule=none vcpo.baseline=mean "$@"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab import step_overhead
+from lab.cost import steps
 from lab.cost.steps import (
     ACTIVATIONS,
     METHODS,
@@ -101,12 +101,12 @@ def test_a_case_that_fails_does_not_end_the_others(
             raise RuntimeError("out of memory")
         return row
 
-    monkeypatch.setattr(step_overhead, "measure", measure)
+    monkeypatch.setattr(steps, "measure", measure)
     cases, out = [Case("d512", layers, 20, 40, groups=2, group_size=2) for layers in (1, 2, 3)], tmp_path / "rows"
-    rows, failed = step_overhead.measure_all(cases, 1, out, minutes=1.0)
+    rows, failed = steps.measure_all(cases, 1, out, minutes=1.0)
     assert (len(rows), failed) == (2, 1)
     assert [json.loads(line)["case"] for line in out.read_text().splitlines()] == [row["case"]] * 2
-    assert step_overhead.measure_all(cases, 1, out, minutes=0.0) == ([], 3)
+    assert steps.measure_all(cases, 1, out, minutes=0.0) == ([], 3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
