@@ -205,6 +205,9 @@ class Hour:
         except TooLate as error:
             launch.kill()
             return self._note(fault.name, number, "", str(error), "waits above their limit")
+        begun = time.monotonic()  # where the launcher is killed, what cleans up says it
+        while fault.says not in launch.output and time.monotonic() < begun + CLEAN_S:
+            time.sleep(0.5)
         words = f"ended with code {code}"
         wrong = code != fault.code or fault.says not in launch.output or _DEBRIS in launch.output
         if wrong:
