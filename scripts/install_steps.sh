@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Functions of install.sh and install_gpu.sh, which source this file. LOG: where the output of a phase goes.
 
 fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }

@@ -47,6 +47,8 @@ part() {
 
 ruff check .
 ruff format --check .
+git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck --exclude SC1091 # environments are made later
+git ls-files -z | xargs -0 codespell
 mypy
 lint-imports --no-logo
 part together --numprocesses logical --maxprocesses 4 --dist loadfile "$@"

@@ -327,10 +327,11 @@ def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
         config: composed from `given`.
         given: arguments of this command.
     """
+    from recipe.fully_async_policy.launch.next_steps import after_death
     from verl_vcpo.report.run_log import in_words, write_command, write_summary
 
     start = time.perf_counter()
-    with ray_session(config, run_id) as run:
+    with ray_session(config, run_id, after_death(config, given)) as run:
         write_command(config.run_dir, "recipe.fully_async_policy.main", given)
         from verl_vcpo.loop.main import LagKTaskRunner
 

@@ -12,7 +12,10 @@ from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep, in_words
 
 def test_a_run_says_how_it_measures_and_why() -> None:
     layers = "the layers of Transformer Engine 2.12.0"
-    auto = "vcpo.norms.keep=auto: activations or gradients, whichever is faster (actor/vcpo/activations_kept)"
+    auto = (
+        "vcpo.norms.keep=auto: gradients where groups and ranks allow it, else activations "
+        "(actor/vcpo/activations_kept)"
+    )
     assert in_words(NormsHow.PACKED, layers, None) == f"Gradient norms: packed, on {layers}, {auto}."
     kept = in_words(NormsHow.PACKED, layers, None, keep=NormsKeep.GRADIENTS)
     assert kept == f"Gradient norms: packed, on {layers}, vcpo.norms.keep=gradients."

@@ -18,7 +18,7 @@ from tests.kit.layout_run import ACTIVATIONS, GROUP_SIZE, GROUPS, PER_TRAJECTORY
 from tests.kit.layout_worker import make_batch
 from vcpo.gradnorm import linear, sums
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
-from verl_vcpo.actor.norms import choice, experts, update
+from verl_vcpo.actor.norms import experts, plan, update
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.plan import Experts, plan_passes, what_to_keep
 from verl_vcpo.actor.norms.routing import ExpertRows
@@ -367,7 +367,7 @@ def test_several_groups_in_a_pass_give_the_update_of_one_at_a_time(
     settings: dict[str, Any] = dict(norms=dict(keep="gradients"))
     together, apart = make_engine(), make_engine()
     got = gradients(together, make_batch(ONE_PROCESS), **settings)
-    monkeypatch.setattr(choice, "ACTIVATIONS_OF_AUTO_BYTES", 0)
+    monkeypatch.setattr(plan, "SECOND_BUFFERS_BYTES", 0)
     wanted = gradients(apart, make_batch(ONE_PROCESS), **settings)
     assert [len(next(iter(engine._second_buffers.values()))) for engine in (together, apart)] == [GROUPS, 1]
     norms, expected = (engine.last_update[0].squared_norm for engine in (together, apart))

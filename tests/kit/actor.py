@@ -20,6 +20,8 @@ from verl_vcpo.cpu import environment
 start_up.set_up_process()
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
+    import verl_vcpo.actor.bridge  # noqa: F401  # registers the bridge of local layers
+
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's condition for tensor parallelism
 else:
     environment.apply()

@@ -66,7 +66,8 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             {},
             "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own, "
-            "vcpo.norms.keep=auto: activations or gradients, whichever is faster (actor/vcpo/activations_kept). "
+            "vcpo.norms.keep=auto: gradients where groups and ranks allow it, else activations "
+            "(actor/vcpo/activations_kept). "
             "The trainer",
         ),
         (

@@ -28,7 +28,7 @@ from recipe.fully_async_policy.launch import processes
 
 run_id = processes.new_run_id()
 try:
-    with processes.cleaned_up(run_id, Path(sys.argv[3])):
+    with processes.cleaned_up(run_id, Path(sys.argv[3]), last_words="To go on: again"):
         subprocess.Popen([sys.executable, "-c", sys.argv[1], run_id, *sys.argv[2:]], start_new_session=True).wait()
 except KeyboardInterrupt as interruption:
     sys.exit(processes.code_of_interruption(interruption))
@@ -68,6 +68,7 @@ def started(sleeper: str, memory: Path) -> tuple[subprocess.Popen[str], str]:
         [sys.executable, "-c", LAUNCHER, sleeper, str(memory), str(folder_of(memory))],
         cwd=ROOT,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         # what starts these tests may ignore Ctrl-C, as a shell's background job does: children would inherit that
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -97,6 +98,7 @@ def test_interrupted(memory: Path, signum: int, exit_code: int) -> None:
     launcher.send_signal(signum)
     assert launcher.wait(timeout=60) == exit_code
     assert nothing_left(run_id, memory, within_s=0)
+    assert launcher.stderr and launcher.stderr.read() == ""
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
@@ -113,11 +115,12 @@ def test_a_second_signal_does_not_interrupt_the_cleaning(memory: Path, signum: i
 
 
 def test_killed(memory: Path) -> None:
-    """What cleans up then is a process of its own."""
+    """What cleans up then, and speaks for the launcher, is a process of its own."""
     launcher, run_id = started(OBEDIENT, memory)
     os.kill(launcher.pid, signal.SIGKILL)
     assert launcher.wait(timeout=60) == -signal.SIGKILL
     assert nothing_left(run_id, memory, within_s=30)
+    assert launcher.stderr and launcher.stderr.read() == "To go on: again\n"
 
 
 HOLDER = """

@@ -26,8 +26,6 @@ class Rates:
     """Bytes per second, of what was used long ago."""
     nearby: float
     """Bytes per second, of what the operation before has written."""
-    added_at_once: int | None
-    """How many sequences' gradients are added to a sum at a time; None: those of equal rewards share a product."""
     call: float
     """Seconds that each sequence takes besides, in each layer and form."""
     own_call: float
@@ -36,17 +34,13 @@ class Rates:
     """Whether only half of a long sequence's symmetric matrices is formed."""
 
 
-CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, added_at_once=4, call=8e-6, own_call=8e-6, symmetric=True)
+CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, call=8e-6, own_call=8e-6, symmetric=True)
 """One thread of the machine that docs/measurements/step-cost.md was measured on (`lab.cost.layers`)."""
 
-GPU_BFLOAT16 = Rates(
-    450e12, 0.75, memory=3e12, nearby=3e12, added_at_once=None, call=0.0, own_call=15e-6, symmetric=False
-)
+GPU_BFLOAT16 = Rates(450e12, 0.75, memory=3e12, nearby=3e12, call=0.0, own_call=15e-6, symmetric=False)
 """An H100: what large products reach and 90 % of its memory's rate. Estimated, not measured."""
 
-GPU_FLOAT32 = Rates(
-    50e12, 0.75, memory=3e12, nearby=3e12, added_at_once=None, call=0.0, own_call=15e-6, symmetric=False
-)
+GPU_FLOAT32 = Rates(50e12, 0.75, memory=3e12, nearby=3e12, call=0.0, own_call=15e-6, symmetric=False)
 """As above, without TF32."""
 
 
@@ -83,32 +77,6 @@ def direct(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_
     return plain(sum(lengths), inputs, outputs, of) + written_and_read + len(lengths) * of.call
 
 
-def two_sums(
-    lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32, rewards: int = 2
-) -> float:
-    """Seconds of norms and two weighted sums of one group, and of their difference (vcpo/gradnorm/sums.py).
-
-    Args:
-        lengths: tokens of each sequence.
-        rewards: how many values the group's rewards have.
-    """
-    weights = inputs * outputs
-    if of.added_at_once is None:
-        shape = inputs, outputs, of, number_bytes
-        own = own_product(2, *shape)
-        norms = sum(min(own, norm([length], *shape)) for length in lengths)
-        kinds = min(rewards, len(lengths))
-        # A product is written, and added to the second buffer; all but that of the commonest reward to both buffers.
-        sums = (kinds * number_bytes + (2 * kinds - 1) * (number_bytes + 2 * _FLOAT32)) * weights / of.memory
-        return plain(sum(lengths), inputs, outputs, of) + norms + sums + 4 * _FLOAT32 * weights / of.memory
-    # Each gradient is written, and read three times. Both buffers are read and written for every few sequences, and
-    # once more when the group's baseline is known: three are read, and three written.
-    read = 2 * len(lengths) * weights * number_bytes / of.nearby
-    additions = -(-len(lengths) // of.added_at_once)
-    buffers = (4 * additions + 6) * weights * _FLOAT32 / of.memory
-    return direct(lengths, inputs, outputs, of, number_bytes) + read + buffers
-
-
 def norm(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
     """Seconds of norms, in the cheaper form."""
     return min(gram(lengths, inputs, outputs, of), direct(lengths, inputs, outputs, of, number_bytes))
@@ -118,14 +86,3 @@ def own_product(buffers: int, inputs: int, outputs: int, of: Rates, number_bytes
     """Seconds that a sequence's own product takes besides the operations of a shared one: its gradient is written, read
     for the norm, and added to each buffer."""
     return (2 * number_bytes + buffers * (number_bytes + 2 * _FLOAT32)) * inputs * outputs / of.memory + of.own_call
-
-
-def norm_then_sum(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
-    """Seconds of norms, in the cheaper form, and of one weighted sum of activations that are kept until then.
-
-    The sum is the plain product, of factors one of which is multiplied by the coefficients, the narrower.
-    """
-    tokens = sum(lengths)
-    norms = norm(lengths, inputs, outputs, of, number_bytes)
-    scaled = 2 * tokens * min(inputs, outputs) * number_bytes / of.memory
-    return norms + scaled + plain(tokens, inputs, outputs, of)

@@ -88,6 +88,21 @@ def after_error(error: BaseException, config: "DictConfig", given: list[str]) ->
     return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"
 
 
+def after_death(config: "DictConfig", given: list[str]) -> str:
+    """What another process says of a launcher that ended without a word. It is written when the run starts.
+
+    Args:
+        config: the run's.
+        given: the arguments that the run was started with.
+    """
+    kept = [argument for argument in given if argument.partition("=")[0].lstrip("+") not in (*_RESUMING, "run_dir")]
+    again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
+    return (
+        f"error: the launcher was killed, or Ray's raylet on its machine, without which it cannot live. Details: "
+        f"{config.run_dir}/verl.log\nTo go on from the newest checkpoint, if there is one:\n  {again}"
+    )
+
+
 def one_line(error: BaseException) -> str:
     """What went wrong, without the traceback: that is in the run's verl.log."""
     text = str(getattr(error, "cause", None) or error).strip().splitlines() or [""]

@@ -87,6 +87,7 @@ def _keep_logs(folder: Path, place: Path) -> None:
 
 _OBSERVE_OFTEN_S, _OBSERVE_S, _START_UP_S = 10.0, 60.0, 180.0
 _DONE, _DETACHED = "done", "--detached"
+_LAST_WORDS = "VCPO_LAST_WORDS"  # a variable of the reaper's environment
 
 
 def reap(run_id: str, *folders: Path) -> None:
@@ -103,11 +104,19 @@ def reap(run_id: str, *folders: Path) -> None:
         run.observe()
     if sys.stdin.read() != _DONE:
         run.clean_up()
+        if words := os.environ[_LAST_WORDS]:
+            print(words, file=sys.stderr)
 
 
-def start_reaper(run_id: str, *folders: Path, detached: bool = False) -> subprocess.Popen[str]:
-    """What cleans up this machine if the calling process is killed. `detached`: no child of the calling process."""
+def start_reaper(run_id: str, *folders: Path, last_words: str = "", detached: bool = False) -> subprocess.Popen[str]:
+    """Start what cleans up this machine if the calling process is killed.
+
+    Args:
+        last_words: printed on standard error after that.
+        detached: no child of the calling process.
+    """
     environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
+    environment[_LAST_WORDS] = last_words
     return subprocess.Popen(
         [sys.executable, "-m", __spec__.name, run_id, *map(str, folders), *([_DETACHED] if detached else [])],
         cwd=Path(__file__).resolve().parents[3],
@@ -191,9 +200,13 @@ def interrupted_afterwards() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cleaned_up(run_id: str, *folders: Path) -> Iterator[Run]:
-    """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed."""
-    run, reaper = Run(run_id, *folders), start_reaper(run_id, *folders)
+def cleaned_up(run_id: str, *folders: Path, last_words: str = "") -> Iterator[Run]:
+    """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed.
+
+    Args:
+        last_words: printed on standard error where this process is killed, and cannot say anything itself.
+    """
+    run, reaper = Run(run_id, *folders), start_reaper(run_id, *folders, last_words=last_words)
     try:
         with sigterm_is_ctrl_c():
             yield run

@@ -20,8 +20,12 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @contextlib.contextmanager
-def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
-    """A run's folder and a Ray cluster for the block; nothing of it on any node after it."""
+def ray_session(config: "DictConfig", run_id: str, last_words: str = "") -> "Iterator[RunOnNodes]":
+    """A run's folder and a Ray cluster for the block; nothing of it on any node after it.
+
+    Args:
+        last_words: for the terminal, where this process is killed.
+    """
     from omegaconf import OmegaConf
 
     from recipe.fully_async_policy.launch.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
@@ -44,10 +48,10 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
     of_run = run_folder(run_id)
     session = session_folder(config.ray_kwargs.ray_init, of_run)
     folders = {of_run, session or of_run}
-    with open(run_dir / VERL_LOG, "w") as log, console.owned(log), cleaned_up(run_id, *folders) as here:
+    cleaning = cleaned_up(run_id, *folders, last_words=last_words)
+    with open(run_dir / VERL_LOG, "w") as log, cleaning as here, console.owned(log):
         try:
-            start_up.keep_sockets_in_run_folder()
-            with _ray(config, here, session, log) as run:
+            with start_up.temporary_files_in_run_folder(), _ray(config, here, session, log) as run:
                 yield run
         except BaseException as error:
             print(traceback.format_exc(), file=log, flush=True)
@@ -71,6 +75,7 @@ def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -
         from omegaconf import OmegaConf
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+        import verl_vcpo.loop.main  # noqa: F401  # Megatron and verl's trainer, before Ray starts
         from recipe.fully_async_policy.launch import ray_access
         from recipe.fully_async_policy.launch.nodes import RunOnNodes
         from verl_vcpo.samplers import replica

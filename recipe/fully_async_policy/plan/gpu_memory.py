@@ -8,7 +8,7 @@ Of the trainer (TP: tensor, CP: context, DP: data, EP: expert, ETP: expert-tenso
     second buffer        4 N, with vcpo.norms.keep=gradients; with optimizer_offload not while the optimizer steps
     kept for the update  with vcpo.norms.keep=activations: every linear layer's inputs and output gradients, of at most
                          vcpo.norms.tokens tokens, but at least of one prompt's samples (keep=auto: spread evenly).
-                         keep=auto takes either; where it may choose, no more of these than a second buffer, or 2 GiB
+                         keep=auto takes a second buffer where groups and ranks allow it, else these
     critic               weights, gradients and optimizer once more (method=a2c)
     reference policy     weights once more, with a KL penalty
     activations          `layer_activations` of every layer, or with full recomputation 2 T h of each
@@ -36,7 +36,7 @@ from recipe.fully_async_policy.plan.model_shape import ModelShape
 from recipe.fully_async_policy.plan.norms_plan import obstacle
 from recipe.fully_async_policy.settings.errors import SettingError
 from vcpo import OpobScope
-from verl_vcpo.actor.norms.settings import ACTIVATIONS_OF_AUTO_BYTES, NormsKeep
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 GIB = 2**30
@@ -252,7 +252,7 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     samples = config.actor_rollout_ref.rollout.n
     of_rank = actor.ppo_mini_batch_size * samples / layout.dp
     groups = 1.0 if whole or shape.experts else of_rank / samples
-    buffer = {SECOND_BUFFER: gradients * max(1, min(groups, ACTIVATIONS_OF_AUTO_BYTES // gradients))}
+    buffer = {SECOND_BUFFER: gradients * max(1, min(groups, SECOND_BUFFERS_BYTES // gradients))}
     certain = vcpo.fits_two_sums and (whole or layout.dp * layout.vpp == 1)
     if keep is NormsKeep.GRADIENTS:
         return buffer
@@ -267,10 +267,7 @@ def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradi
     }
     if not auto:
         return kept
-    if certain:  # auto may choose a mini-batch's activations, and keeps no more of them than this
-        beyond = min(ACTIVATIONS_OF_AUTO_BYTES, *kept.values()) - sum(buffer.values())
-        return buffer | ({"kept for the update": beyond} if beyond > 0 else {})
-    return max(buffer, kept, key=lambda use: sum(use.values()))
+    return buffer if certain else max(buffer, kept, key=lambda use: sum(use.values()))
 
 
 def sampler_memory(config: DictConfig, layout: Layout, shape: ModelShape, gpu_gib: float) -> dict[str, float]:

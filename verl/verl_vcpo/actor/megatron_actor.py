@@ -33,8 +33,8 @@ from vcpo import AUTO, Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.actor.losses import note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.actor.norms import experts
-from verl_vcpo.actor.norms.choice import Layers
 from verl_vcpo.actor.norms.per_trajectory import score_gradients
+from verl_vcpo.actor.norms.plan import Parts
 from verl_vcpo.actor.norms.settings import NormsKeep, against_packing
 from verl_vcpo.actor.norms.sums import SecondBuffers
 from verl_vcpo.actor.norms.tapping import plug_in
@@ -88,7 +88,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         reasons: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(reasons, self._why_not_packed())
         self.unpackable = next(filter(None, reasons), None)
-        self.linear_layers = Layers.gathered(self.module, self.model_config.share_embeddings_and_output_weights)
+        self.parts = Parts.gathered(self.module)
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
         """One optimizer step on one mini-batch; no step where no sequence of the mini-batch is usable.
@@ -178,7 +178,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
             return None
         update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
         if update.keep is not self._kept and dist.get_rank() == 0:
-            logger.info("packed norms keep %s in %d passes: %s", update.keep, len(update.passes), update.why)
+            logger.info("packed norms keep %s in %d passes", update.keep, len(update.passes))
         self._kept = update.keep
         if update.keep is NormsKeep.GRADIENTS and self._slots < update.slots:
             self._second_buffers.clear()  # first: both need not fit

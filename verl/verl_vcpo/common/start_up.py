@@ -1,10 +1,17 @@
 """What every process of a run does before it imports the packages of the stack."""
 
+import contextlib
 import gc
-import multiprocessing
+import getpass
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 from verl_vcpo.common import queue_sockets
 from verl_vcpo.common.run_folder import socket_folder
+
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_up_process() -> None:
@@ -18,18 +25,38 @@ def set_up_process() -> None:
 
 
 def set_up_worker() -> None:
-    """`set_up_process`, in a process that the run has started."""
+    """`set_up_process`, in a process that the run has started, with its temporary files in the run's folder."""
     set_up_process()
-    keep_sockets_in_run_folder()
+    os.environ.update(_places())
+    tempfile.tempdir = None  # read again, from TMPDIR
 
 
-def keep_sockets_in_run_folder() -> None:
-    """Have Python's multiprocessing make its sockets in the folder of the run, which goes with the run.
+@contextlib.contextmanager
+def temporary_files_in_run_folder() -> Iterator[None]:
+    """For the block, this process and what it starts have their temporary files in the folder of the run.
 
-    A process that is killed does not remove a folder of its own. multiprocessing.util.get_temp_dir looks where this
-    function writes, and makes a folder in TMPDIR otherwise. Children inherit the folder.
+    A process that is killed does not remove its own; the run's folder goes with the run.
 
     Raises:
         PermissionError: the folder of the run cannot be made (`run_folder.private_folder`).
     """
-    multiprocessing.current_process()._config["tempdir"] = str(socket_folder())  # type: ignore[attr-defined]
+    places = _places()
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
+    tempfile.tempdir = None
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+        tempfile.tempdir = None
+
+
+def _places() -> dict[str, str]:
+    """Environment variables; RAY_TMPDIR names the place of the run's folder for processes that look for it."""
+    folder = socket_folder()
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")  # torch's own choice: runs share it
+    kept = os.environ.get(_INDUCTOR, str(compiled))
+    return {"RAY_TMPDIR": str(folder.parents[1]), "TMPDIR": str(folder), _INDUCTOR: kept}

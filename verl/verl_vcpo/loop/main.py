@@ -13,6 +13,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.workers.rollout.replica import get_rollout_replica_class
 
+import verl_vcpo.loop.trainer  # noqa: F401  # registers the trainer
 from verl_vcpo.loop.actor_watch import ActorWatch
 from verl_vcpo.loop.end_of_queue import end_queue
 from verl_vcpo.report.overview import finish

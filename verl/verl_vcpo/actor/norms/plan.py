@@ -1,14 +1,24 @@
 """The passes of a packed update: the sequences of each pass, and what a pass keeps. All ranks decide the same."""
 
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 from torch import Tensor
+from verl.utils.device import get_device_name
 
 from vcpo import OpobScope
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
-from verl_vcpo.actor.norms.settings import NormsKeep
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep
 from verl_vcpo.actor.vcpo_settings import OWN_BASELINES, VCPOSettings
+
+# verl takes a micro-batch by tokens apart for each pair of its sequences: from so many sequences of a pass on, more of
+# them would cost the host more time than another pass does.
+_TOGETHER = 64
+# From so many tokens of a pass on, activations have left a CPU's cache when the sums need them.
+_NEAR_TOKENS = 4096
 
 
 class Experts(Enum):
@@ -22,6 +32,58 @@ class Experts(Enum):
     """They get tokens of several data-parallel ranks' sequences."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The part of the model on each rank, for the passes."""
+
+    trained: int
+    """Numbers in all trained parameters of the rank that has most of them."""
+    device: str = "cpu"
+    staged: bool = False
+    """Whether the model is a pipeline, of which short passes leave stages idle."""
+
+    @classmethod
+    def gathered(cls, chunks: list[torch.nn.Module]) -> "Parts":
+        """Of this rank's `chunks` and all others'. Collective over the whole trainer."""
+        trained = sum(p.numel() for chunk in chunks for p in chunk.parameters() if p.requires_grad)
+        of_ranks = [0] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, trained)
+        return cls(max(of_ranks), get_device_name(), mpu.get_pipeline_model_parallel_world_size() > 1)
+
+    @property
+    def second_buffers(self) -> int:
+        """How many groups a pass of `gradients` may have on a rank: at least one, then as memory allows."""
+        return max(1, SECOND_BUFFERS_BYTES // (4 * max(1, self.trained)))
+
+
+def choose(
+    config: VCPOSettings,
+    sequences: SequencesBeforeForward,
+    interleaved: bool,
+    micro_batch_tokens: int | None,
+    experts: Experts,
+    parts: Parts,
+) -> tuple[NormsKeep, list[list[list[int]]]]:
+    """What a mini-batch's passes keep, and per pass and data-parallel rank the numbers of that rank's sequences.
+
+    Args:
+        config, sequences, interleaved, micro_batch_tokens, experts: as of `what_to_keep`.
+
+    Raises:
+        ValueError: `keep=gradients`, where groups and ranks do not allow it.
+    """
+    limits = interleaved, micro_batch_tokens, experts
+    keep = what_to_keep(config, sequences, *limits)
+    # Micro-batches by sequences are as long in a long pass as in a short one.
+    together = None if micro_batch_tokens is None or parts.staged else _TOGETHER
+    if keep is NormsKeep.ACTIVATIONS:
+        asked = config.norms.keep is keep or experts is not Experts.NONE
+        return keep, plan_passes(config, keep, sequences, *limits, most_sequences=None if asked else together)
+    near = config.norms.tokens if parts.staged or parts.device != "cpu" else min(_NEAR_TOKENS, config.norms.tokens)
+    groups = parts.second_buffers if experts is Experts.NONE else 1
+    return keep, plan_passes(config, keep, sequences, *limits, near, together, groups)
+
+
 def what_to_keep(
     config: VCPOSettings,
     sequences: SequencesBeforeForward,
@@ -30,7 +92,7 @@ def what_to_keep(
     experts: Experts = Experts.NONE,
 ) -> NormsKeep:
     """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`; with experts
-    `config.kept_with_experts`. Which of both is faster is not asked: see `choice.choose`.
+    `config.kept_with_experts`.
 
     Args:
         config: VCPO's settings.

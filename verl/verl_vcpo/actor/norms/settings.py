@@ -22,9 +22,8 @@ class NormsKeep(StrEnum):
     """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
 
     AUTO = "auto"
-    """`gradients` or `activations`, whichever takes less time by operations and bytes for a mini-batch's lengths and
-    groups (norms/choice.py); `activations` where a baseline's sequences are not one pass of one rank, and for a
-    mixture of experts."""
+    """`gradients`; `activations` where a baseline's sequences are not one pass of one rank, and for a mixture of
+    experts."""
     GRADIENTS = "gradients"
     """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size, of which
     small models have several. Where their difference would lose its digits, because few sequences have almost all the
@@ -33,9 +32,8 @@ class NormsKeep(StrEnum):
     """Every layer's inputs and output gradients, from which gradients are formed later. Memory grows with tokens."""
 
 
-ACTIVATIONS_OF_AUTO_BYTES = 2 << 30
-"""With `keep=auto`, where `gradients` is possible: what the activations of a pass may take, on each rank. Or as much as
-the second buffer of `gradients` would, if that is more. The second buffers of several groups take no more than it."""
+SECOND_BUFFERS_BYTES = 2 << 30
+"""With `keep=gradients`: a pass has as many groups as have second buffers in this memory of a rank, at least one."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def in_words(
         return f"Gradient norms: one backward per sequence, slowly, on {layers}; not packed, because {obstacle}."
     kept = f", vcpo.norms.keep={keep.value}"
     if keep is NormsKeep.AUTO:
-        kept += ": activations or gradients, whichever is faster (actor/vcpo/activations_kept)"
+        kept += ": gradients where groups and ranks allow it, else activations (actor/vcpo/activations_kept)"
     if kept_with_experts:
         kept = f", a mixture of experts: vcpo.norms.keep={kept_with_experts}"
     return f"Gradient norms: packed, on {layers}{kept}."

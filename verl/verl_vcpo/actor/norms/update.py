@@ -40,11 +40,10 @@ from verl_vcpo.actor.mini_batch import (
     gather_mini_batch,
     gather_sequences,
 )
-from verl_vcpo.actor.norms.choice import choose
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.experts import are_shared
 from verl_vcpo.actor.norms.layout import micro_batch
-from verl_vcpo.actor.norms.plan import Experts, plan_passes
+from verl_vcpo.actor.norms.plan import Experts, choose, plan_passes
 from verl_vcpo.actor.norms.rounding import TwoSums, predicted_rounding
 from verl_vcpo.actor.norms.settings import NormsKeep
 from verl_vcpo.actor.norms.sums import SecondBuffers, Sums
@@ -131,13 +130,10 @@ class PackedUpdate:
         interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
         limits = interleaved, _micro_batch_tokens(data), _experts(engine)
         self.keep: NormsKeep | None = None
-        self.why = ""
         if only_norms:
             passes = plan_passes(config, None, self.sequences, *limits)
         else:
-            staged = mpu.get_pipeline_model_parallel_world_size() > 1
-            choice = choose(config, self.sequences, *limits, engine.linear_layers, staged)
-            self.keep, self.why, passes = choice.keep, choice.why, choice.passes
+            self.keep, passes = choose(config, self.sequences, *limits, engine.parts)
         self.passes = [Pass(rows, self.rank) for rows in passes]
         self.slots = max(max(self._slots(one)) for one in self.passes) + 1
         """The most second buffers that a pass needs with `keep=gradients`."""
