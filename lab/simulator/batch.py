@@ -1,6 +1,5 @@
 """One batch of trajectories, as the trainer receives it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -70,36 +69,23 @@ class Batch:
 
 
 def roll_out(
-    policies: Sequence[Policy],
+    policy: Policy,
     task: Task,
-    prompts: Sequence[TokenizedPrompts],
+    prompts: TokenizedPrompts,
     samples: int,
     max_tokens: int,
     version: int,
-    generators: Sequence[Generator],
-) -> list[Batch]:
-    """Draw `samples` responses per prompt from each policy, for prompts of its own, and score them.
-
-    Args:
-        policies: of one shape, all of `version`.
-        prompts: as many for each policy, equally wide.
-        generators: of each policy; it makes the same draws as without the others.
-    """
-    drawn = sample(Policy.together(policies), prompts, samples, max_tokens, generators)
-    batches = []
-    for own, response, log_prob, mask in zip(prompts, *drawn, strict=True):
-        longest = int(mask.sum(dim=1).max())
-        response = response[:, :longest]
-        batches.append(
-            Batch(
-                prompt=own.tokens.repeat_interleave(samples, 0),
-                prompt_mask=own.mask.repeat_interleave(samples, 0),
-                response=response,
-                mask=mask[:, :longest],
-                rollout_log_prob=log_prob[:, :longest],
-                reward=task.score(response, own.problems).reward,
-                group=torch.arange(len(own)).repeat_interleave(samples),
-                version=torch.full((len(response),), version),
-            )
-        )
-    return batches
+    generator: Generator,
+) -> Batch:
+    """Draw `samples` responses per prompt from the policy, which is `version`, and score them."""
+    response, log_prob, mask = sample(policy, prompts, samples, max_tokens, generator)
+    return Batch(
+        prompt=prompts.tokens.repeat_interleave(samples, 0),
+        prompt_mask=prompts.mask.repeat_interleave(samples, 0),
+        response=response,
+        mask=mask,
+        rollout_log_prob=log_prob,
+        reward=task.score(response, prompts.problems).reward,
+        group=torch.arange(len(prompts)).repeat_interleave(samples),
+        version=torch.full((len(response),), version),
+    )

@@ -5,14 +5,12 @@ Every run is one file, written under another name and renamed: it is whole or it
 
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ from verl_vcpo.common.whole_file import whole_file, write_whole
 SETTINGS_FILE, RUNS = "settings.json", "runs"
 WEIGHTS = "first_policy"
 """The key of the fingerprint among a folder's settings."""
-TOGETHER = 8
-"""Runs that a process trains side by side, at most."""
 
 
 @dataclass(frozen=True)
@@ -120,34 +116,24 @@ def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridR
     os.environ["OMP_NUM_THREADS"] = "1"  # a run uses one core; read when the processes import torch
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lab.simulator.simulator"])
-    groups = side_by_side(missing, workers)
-    with ProcessPoolExecutor(min(workers, len(groups)), mp_context=context) as pool:
-        waiting = {pool.submit(_make, group, folder): group for group in groups}
+    with ProcessPoolExecutor(min(workers, len(missing)), mp_context=context) as pool:
+        waiting = {pool.submit(_make, run, folder): run for run in missing}
         try:
             for done in as_completed(waiting):
                 done.result()
-                yield from waiting[done]
+                yield waiting[done]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def side_by_side(runs: list[GridRun], workers: int) -> list[list[GridRun]]:
-    """Groups of at most `TOGETHER`, equally large, as many for each worker."""
-    groups = min(len(runs), math.ceil(len(runs) / (TOGETHER * workers)) * workers)
-    ends = [len(runs) * number // groups for number in range(groups + 1)]
-    return [runs[first:end] for first, end in pairwise(ends)]
-
-
-def _make(runs: list[GridRun], folder: Folder) -> None:
+def _make(run: GridRun, folder: Folder) -> None:
     import torch
 
     from lab.simulator.simulator import Simulator
 
     torch.set_num_threads(1)
-    curves = Simulator([config_of(run, folder) for run in runs]).run()
-    for run, rows in zip(runs, curves, strict=True):
-        folder.write(run, pd.DataFrame(rows))
+    folder.write(run, pd.DataFrame(Simulator(config_of(run, folder)).run()))
 
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:

@@ -137,7 +137,7 @@ def prepare(config: "DictConfig") -> "Simulator":
 
     torch.set_num_threads(1)
     try:
-        return Simulator([config])
+        return Simulator(config)
     except ValueError as error:
         raise SettingError(str(error)) from None
 
@@ -172,7 +172,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
         tqdm(total=config.trainer.total_training_steps, unit="step", disable=None) as progress,
     ):
 
-        def on_step(run: int, row: "Row") -> None:
+        def on_step(row: "Row") -> None:
             nonlocal last
             now = time.perf_counter()
             metrics.write(json.dumps(metrics_line(row, now - start, now - last, answers)) + "\n")

@@ -1,14 +1,13 @@
 """The warm start's architecture (Qwen2: RMSNorm, rotary positions, grouped queries, SwiGLU) in plain torch.
 
 What is known beforehand is read as a tree of tokens: common beginnings once, and of the last layer only the keys and
-values of what nothing is predicted after. What is drawn goes on after it, token by token. R policies of one shape run
-side by side: tensors begin with [R].
+values of what nothing is predicted after. What is drawn goes on after it, token by token. Tensors begin with [1], the
+axis of the policy.
 """
 
 import copy
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,11 +76,11 @@ def parameter_blocks(layers: int) -> dict[str, list[str]]:
 
 
 class Policy:
-    """R language models of one shape.
+    """A language model.
 
     Args:
-        parameters: by their Hugging Face names, each [R, ...]; copied, as float32.
-        shape: of all R.
+        parameters: by their Hugging Face names, each [1, ...]; copied, as float32.
+        shape: its sizes.
     """
 
     def __init__(self, parameters: dict[str, Tensor], shape: PolicyShape) -> None:
@@ -90,7 +89,7 @@ class Policy:
         self._sizes = {name: parameters[name].shape[1:] for names in self._blocks.values() for name in names}
         every = [parameters[name].detach().float().flatten(1) for name in self._sizes]
         self.flat = torch.cat(every, dim=1).requires_grad_()
-        """[R, D] all parameters, those of a block side by side."""
+        """[1, D] all parameters, those of a block side by side."""
 
     @classmethod
     def load(cls, folder: str | Path) -> "Policy":
@@ -115,16 +114,15 @@ class Policy:
         )
         return cls({name: p[None] for name, p in load_file(Path(folder) / "model.safetensors").items()}, shape)
 
-    @classmethod
-    def together(cls, policies: Sequence["Policy"]) -> "Policy":
-        """Copies of policies of one shape, side by side."""
-        joint = copy.copy(policies[0])
-        joint.flat = torch.cat([policy.flat.detach() for policy in policies]).requires_grad_()
-        return joint
+    def copied(self) -> "Policy":
+        """The same parameters, to be trained by themselves."""
+        other = copy.copy(self)
+        other.flat = self.flat.detach().clone().requires_grad_()
+        return other
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Views of the parameters by their Hugging Face names, each [R, ...]."""
+        """Views of the parameters by their Hugging Face names, each [1, ...]."""
         return self.by_name(self.flat.detach())
 
     @property
@@ -133,7 +131,7 @@ class Policy:
         return sum(size.numel() for size in self._sizes.values() if len(size) > 1)
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of [R, D], parameters or a gradient, by the parameters' names, each [R, ...]."""
+        """Views of [1, D], parameters or a gradient, by the parameters' names, each [1, ...]."""
         parts = flat.split([size.numel() for size in self._sizes.values()], dim=1)
         return {name: part.unflatten(1, size) for (name, size), part in zip(self._sizes.items(), parts, strict=True)}
 
@@ -142,10 +140,10 @@ class Policy:
         return torch.cat([blocks[name].flatten() for name in self._blocks])[None]
 
     def outputs(self, tree: TokenTree, taps: Taps | None = None) -> Tensor:
-        """[R, M - C, V] what the head makes of the states of those nodes that response tokens come after.
+        """[1, M - C, V] what the head makes of the states of those nodes that response tokens come after.
 
         Args:
-            tree: R trees.
+            tree: the sequences.
             taps: of this tree; filled with every block's tap.
         """
         weights = self.weights()
@@ -153,7 +151,7 @@ class Policy:
         return self.head(weights, hidden, taps)
 
     def weights(self) -> dict[str, Tensor]:
-        """The blocks, [R, rows, columns] or [R, entries], part of the graph of `flat`."""
+        """The blocks, [1, rows, columns] or [1, entries], part of the graph of `flat`."""
         rows = {block: sum(self._sizes[name][0] for name in names) for block, names in self._blocks.items()}
         rest = {block: self._sizes[names[0]][1:] for block, names in self._blocks.items()}
         parts = self.flat.split([rows[block] * rest[block].numel() for block in rows], dim=1)
@@ -162,7 +160,7 @@ class Policy:
     def read(
         self, weights: dict[str, Tensor], tree: TokenTree, taps: Taps | None = None
     ) -> tuple[Tensor, list[KeysValues]]:
-        """[R, M - C, H] the last hidden states of the nodes after C, and each layer's keys and values, G = R * N."""
+        """[1, M - C, H] the last hidden states of the nodes after C, and each layer's keys and values, G = N."""
         listed, place = tree.listed.flatten(0, 1), tree.place
         rotation, unseen = self._rotation(tree.position.flatten(0, 1)), ~tree.seen.flatten(0, 1)
         x, bias, kept = self._embed(weights, tree.token, taps), self._bias(unseen), list[KeysValues]()
@@ -186,12 +184,12 @@ class Policy:
         seen: Tensor,
         kept: list[KeysValues],
     ) -> Tensor:
-        """[R, W, H] the last hidden states of W more tokens of each policy, S in each of G lists.
+        """[1, W, H] the last hidden states of W more tokens, S in each of G lists.
 
         Args:
-            token: [R, W] the next ones.
-            listed: [G, S] which of all R * W tokens; on padding any.
-            place: [R, W] where a token is listed, among all G * S places; on padding any.
+            token: [1, W] the next ones.
+            listed: [G, S] which of all W tokens; on padding any.
+            place: [1, W] where a token is listed, among all G * S places; on padding any.
             position: [G, 1] of the tokens.
             seen: [G, S, L] true for what comes before in its list, and itself.
             kept: keys and values; the newest are written before L.
@@ -207,7 +205,7 @@ class Policy:
         return self._norm(weights, x, FINAL_NORM, None)
 
     def head(self, weights: dict[str, Tensor], hidden: Tensor, taps: Taps | None = None) -> Tensor:
-        """[R, M, V] of [R, M, H] hidden states."""
+        """[1, M, V] of [1, M, H] hidden states."""
         return self._linear(weights, hidden, HEAD, taps)
 
     def _rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,7 +254,7 @@ class Policy:
         place: Tensor,
         taps: Taps | None,
     ) -> Tensor:
-        """[R, M, H] after the layer; `attended` [G, L, heads * d] of lists, `place` [R, M] in them."""
+        """[1, M, H] after the layer; `attended` [G, L, heads * d] of lists, `place` [1, M] in them."""
         prefix = f"model.layers.{layer}"
         mixed = attended.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
         x = x + self._linear(weights, mixed, f"{prefix}.self_attn.o_proj.weight", taps)

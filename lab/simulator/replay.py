@@ -25,7 +25,7 @@ class TrajectoryBalance:
     """
 
     def __init__(self, beta: float, reference: Policy, seed: int) -> None:
-        self._beta, self._reference = beta, Policy.together([reference])
+        self._beta, self._reference = beta, reference.copied()
         self._replay: GroupReplay[Batch] = GroupReplay(seed)
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:

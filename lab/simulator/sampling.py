@@ -1,6 +1,5 @@
-"""Drawing responses: several policies side by side; what several responses begin with is computed once."""
+"""Drawing responses: what several of them begin with is computed once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch import Generator, Tensor
 
 from lab.simulator.policy import KeysValues, Policy
 from lab.simulator.task import TokenizedPrompts
-from lab.simulator.tree import TokenTree
 
 _WORTH_PACKING = 0.75
 """Keys and values are copied where no more than this share of the prompts is left."""
@@ -22,41 +20,40 @@ _BLOCK = 32
 
 def sample(
     policy: Policy,
-    prompts: Sequence[TokenizedPrompts],
+    prompts: TokenizedPrompts,
     samples: int,
     max_tokens: int,
-    generators: Sequence[Generator] | None = None,
+    generator: Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw `samples` responses per prompt at temperature 1; without generators, the most likely ones.
+    """Draw `samples` responses per prompt at temperature 1; without a generator, the most likely ones.
 
     Args:
-        policy: R policies side by side.
-        prompts: of each policy, N of P tokens.
+        policy: the one that draws.
+        prompts: N of P tokens.
         samples: per prompt.
         max_tokens: of a response, with its end.
-        generators: one per policy, which draws from it the numbers that it would draw by itself.
+        generator: of the random numbers.
 
     Returns:
-        response [R, B, T], log_prob [R, B, T], mask [R, B, T] (true up to and with the end token), of B = N * samples
-        rows, those of a prompt adjacent; T is the longest response's.
+        response [B, T], log_prob [B, T], mask [B, T] (true up to and with the end token), of B = N * samples rows,
+        those of a prompt adjacent; T is the longest response's.
     """
-    response, log_prob, mask = _sample(policy, prompts, samples, max_tokens, generators)
-    return response.clone(), log_prob.clone(), mask.clone()  # a loss refuses what inference mode made, but not its copy
+    response, log_prob, mask = _sample(policy, prompts, samples, max_tokens, generator)
+    return response[0].clone(), log_prob[0].clone(), mask[0].clone()  # a loss refuses what inference mode made
 
 
 @torch.inference_mode()  # faster than no_grad
 def _sample(
     policy: Policy,
-    prompts: Sequence[TokenizedPrompts],
+    prompts: TokenizedPrompts,
     samples: int,
     max_tokens: int,
-    generators: Sequence[Generator] | None,
+    generator: Generator | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `sample` returns, as tensors of inference mode."""
+    """What `sample` returns, [1, B, T], as tensors of inference mode."""
     weights = policy.weights()
     hidden, lists = _begin(policy, weights, prompts, samples, max_tokens)
-    count = len(prompts[0])
-    row = torch.arange(count).repeat_interleave(samples).repeat(len(prompts), 1)  # [R, B] of `hidden`
+    row = torch.arange(len(prompts)).repeat_interleave(samples)[None]  # [1, B] of `hidden`
     alive = torch.ones(row.shape, dtype=torch.bool)
     response, log_probs, masks = list[Tensor](), list[Tensor](), list[Tensor]()
     while len(response) < max_tokens and alive.any():
@@ -64,11 +61,11 @@ def _sample(
             row, token = lists.grow(row, response[-1], alive)
             position = lists.first + len(response) - 1
             hidden = policy.extend(weights, token, lists.listed, lists.place, position, lists.seen, lists.kept)
-        log_prob = policy.head(weights, hidden).log_softmax(dim=-1)  # [R, W, V]
-        if generators is None:
+        log_prob = policy.head(weights, hidden).log_softmax(dim=-1)  # [1, W, V]
+        if generator is None:
             drawn = log_prob.argmax(dim=-1).gather(1, row)
         else:
-            drawn = draw(log_prob, row, _chances(generators, alive))
+            drawn = draw(log_prob, row, torch.rand(alive.shape, dtype=torch.float64, generator=generator))
         taken = log_prob.flatten(1).gather(1, row * log_prob.shape[2] + drawn)
         response.append(drawn.masked_fill(~alive, policy.shape.pad_token))
         log_probs.append(taken.masked_fill(~alive, 0.0))
@@ -78,15 +75,15 @@ def _sample(
 
 
 def draw(log_prob: Tensor, row: Tensor, chance: Tensor) -> Tensor:
-    """[R, B] tokens, for `chance` [R, B] drawn uniformly from [0, 1), of the distributions [R, W, V] that `row` names.
+    """[1, B] tokens, for `chance` [1, B] drawn uniformly from [0, 1), of the distributions [1, W, V] that `row` names.
 
     First a block of tokens, then one of its tokens: sums over the vocabulary are made once per distribution. Where
     log-probabilities are NaN, the last token.
     """
     size = log_prob.shape[2]
-    blocks = F.pad(log_prob.exp(), (0, -size % _BLOCK)).unflatten(2, (-1, _BLOCK))  # [R, W, blocks, _BLOCK]
-    of_row = (row + torch.arange(len(row))[:, None] * log_prob.shape[1]).flatten()  # among R * W
-    sums = blocks.sum(dim=-1).flatten(0, 1).index_select(0, of_row)  # [R * B, blocks]
+    blocks = F.pad(log_prob.exp(), (0, -size % _BLOCK)).unflatten(2, (-1, _BLOCK))  # [1, W, blocks, _BLOCK]
+    of_row = (row + torch.arange(len(row))[:, None] * log_prob.shape[1]).flatten()  # among W
+    sums = blocks.sum(dim=-1).flatten(0, 1).index_select(0, of_row)  # [B, blocks]
     ends = sums.cumsum(dim=-1, dtype=torch.float64)
     wanted = chance.view(-1, 1) * ends[:, -1:]
     block = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)
@@ -104,11 +101,11 @@ class _Lists:
     """
 
     group: np.ndarray
-    """[R * W] a token's list, in ascending order; on padding any."""
+    """[W] a token's list, in ascending order; on padding any."""
     place: Tensor
-    """[R, W] of a token among G * S; on padding any."""
+    """[1, W] of a token among G * S; on padding any."""
     listed: Tensor
-    """[G, S] which of R * W; on padding any."""
+    """[G, S] which of W; on padding any."""
     first: Tensor
     """[G, 1] the length of the prompt."""
     seen: Tensor
@@ -120,12 +117,12 @@ class _Lists:
         """Go on with what was drawn.
 
         Args:
-            row: [R, B] after which of W tokens of its policy a response goes on.
-            token: [R, B] how it goes on.
-            alive: [R, B] false for finished responses.
+            row: [1, B] after which of W tokens of its policy a response goes on.
+            token: [1, B] how it goes on.
+            alive: [1, B] false for finished responses.
 
         Returns:
-            [R, B] `row` of the next tokens, and [R, W] the newest tokens.
+            [1, B] `row` of the next tokens, and [1, W] the newest tokens.
         """
         (runs, width), length = self.place.shape, self.seen.shape[2]
         run, response = alive.numpy().nonzero()
@@ -179,37 +176,28 @@ def _filled(size: int, at: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def _begin(
-    policy: Policy, weights: dict[str, Tensor], prompts: Sequence[TokenizedPrompts], samples: int, max_tokens: int
+    policy: Policy, weights: dict[str, Tensor], prompts: TokenizedPrompts, samples: int, max_tokens: int
 ) -> tuple[Tensor, _Lists]:
-    """[R, N, H] the states that the first tokens are drawn from, and the prompts' lists."""
-    runs, (count, length) = len(prompts), prompts[0].tokens.shape
+    """[1, N, H] the states that the first tokens are drawn from, and the prompts' lists."""
+    count, length = prompts.tokens.shape
     longest = length + (max_tokens - 1) * samples
-    size = (runs, count, policy.shape.kv_heads, longest, policy.shape.head_size)
+    size = (count, policy.shape.kv_heads, longest, policy.shape.head_size)
     kept = [(torch.empty(size), torch.empty(size)) for _ in range(policy.shape.layers)]
     hidden, first = list[Tensor](), 0
-    for trees in zip(*(of.trees for of in prompts), strict=True):
-        state, read = policy.read(weights, TokenTree.together(trees))
+    for tree in prompts.trees:
+        state, read = policy.read(weights, tree)
         hidden.append(state)
         some = slice(first, first + state.shape[1])
         for layer, of in zip(kept, read, strict=True):
             for whole, part in zip(layer, of, strict=True):
-                whole[:, some, :, :length] = part.unflatten(0, (runs, -1))
+                whole[some, :, :length] = part
         first = some.stop
-    number, mask = torch.arange(runs * count), torch.cat([of.mask for of in prompts])
+    number = torch.arange(count)
     return torch.cat(hidden, dim=1), _Lists(
         group=number.numpy(),
-        place=number.view(runs, count),
+        place=number[None],
         listed=number[:, None],
-        first=mask.sum(dim=1, keepdim=True),
-        seen=mask[:, None],
-        kept=[(key.flatten(0, 1), value.flatten(0, 1)) for key, value in kept],
+        first=prompts.mask.sum(dim=1, keepdim=True),
+        seen=prompts.mask[:, None],
+        kept=kept,
     )
-
-
-def _chances(generators: Sequence[Generator], alive: Tensor) -> Tensor:
-    """[R, B] float64, those of run r from generator r unless all its responses are finished."""
-    chance = torch.zeros(alive.shape, dtype=torch.float64)
-    for run, generator in enumerate(generators):
-        if alive[run].any():
-            chance[run] = torch.rand(alive.shape[1], dtype=torch.float64, generator=generator)
-    return chance

@@ -1,14 +1,14 @@
-"""Runs side by side: sample, wait k updates in the queue, train. The lag is exact and a seed decides a run's numbers.
+"""A run: sample, wait k updates in the queue, train. The lag is exact and a seed decides the numbers.
 
 The schedule is the lag-k trainer's (verl/verl_vcpo/loop/trainer.py): k+1 batches are drawn before step
 1 and one after each step, so step s trains on version max(0, s-1-k) of the policy.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lab.simulator.analysis import LAST_SAMPLES
 from lab.simulator.batch import Batch, roll_out
@@ -28,38 +28,56 @@ Row = dict[str, float]
 """One step, under the names of metrics.jsonl."""
 
 
-class Run:
-    """One of the runs: what belongs to it alone.
+class Simulator:
+    """One run.
 
     Args:
         config: the real stack's whole configuration; `data.seed` decides prompts and samples.
-        task: shared with the other runs.
-        first: the policy that training begins with; it is kept.
+
+    Raises:
+        ValueError: rows, reward or model cannot be used.
     """
 
-    def __init__(self, config: DictConfig, task: Task, first: Policy) -> None:
-        self._config, self._task = config, task
+    def __init__(self, config: DictConfig) -> None:
+        keep_freed_memory()
+        self._config = config
         self._lag, self._steps = int(config["async"].lag), int(config.trainer.total_training_steps)
+        self.task = Task(config.data, reward_of(config), config.actor_rollout_ref.model.path)
+        self.policy = Policy.load(config.actor_rollout_ref.model.path)
         self.generator = torch.Generator().manual_seed(config.data.seed)
         self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
         self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
-        self.policy = Policy.together([first])
         self.method = build_method(config, self.policy)
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
         self._prompt_rows = self._epochs()
         self.queue: deque[Batch] = deque()
         self.rows: list[Row] = []
 
-    @property
-    def done(self) -> bool:
-        """Whether all steps are made, or a parameter is not finite."""
-        last = self.rows[-1]
-        return last["step"] == self._steps or not last.get("finite", 1.0)
+    def run(self, on_step: Callable[[Row], object] = lambda row: None) -> list[Row]:
+        """Train until `trainer.total_training_steps`, or until a parameter is not finite.
 
-    def start(self) -> Row:
-        """Step 0: the evaluation of the first policy."""
+        Args:
+            on_step: called with every row, as soon as it is there.
+
+        Returns:
+            The rows, the first of step 0.
+        """
         self.rows = [{"step": 0, **self._evaluated()}]
-        return self.rows[0]
+        on_step(self.rows[0])
+        for step in range(1, self._steps + 1):
+            while len(self.queue) <= self._lag and len(self.queue) <= self._steps - step:
+                self.roll_out(version=step - 1)
+            self.rows.append(self._train(step))
+            on_step(self.rows[-1])
+            if not self.rows[-1]["finite"]:
+                break
+        return self.rows
+
+    def roll_out(self, version: int) -> None:
+        """A batch for the queue, drawn by the policy as it is, which has `version`."""
+        prompts, rollout = self.task.train.take(self.next_prompts()), self._config.actor_rollout_ref.rollout
+        longest = self._config.data.max_response_length
+        self.queue.append(roll_out(self.policy, self.task, prompts, rollout.n, longest, version, self.generator))
 
     def accuracies(self) -> dict[str, float]:
         """Share of responses to each data source's held-out problems that solve them: `val_kwargs.n` per problem."""
@@ -74,20 +92,15 @@ class Run:
 
     def _accuracies(self, samples: int, generator: torch.Generator | None) -> dict[str, float]:
         """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
-        held_out, longest = self._task.held_out, self._config.data.max_response_length
-        generators = None if generator is None else [generator]
-        response, _, _ = sample(self.policy, [held_out], samples, longest, generators)
-        return self._task.accuracies(response[0], held_out.problems)
-
-    def wants(self, step: int) -> bool:
-        """Whether a batch has to be drawn before step `step`."""
-        return len(self.queue) <= self._lag and len(self.queue) <= self._steps - step
+        held_out, longest = self.task.held_out, self._config.data.max_response_length
+        response, _, _ = sample(self.policy, held_out, samples, longest, generator)
+        return self.task.accuracies(response, held_out.problems)
 
     def next_prompts(self) -> list[int]:
         """The training problems of the next batch."""
         return next(self._prompt_rows)
 
-    def train(self, step: int) -> Row:
+    def _train(self, step: int) -> Row:
         """Step `step`, on the oldest batch of the queue; the evaluation after it where there is one."""
         row: Row = {"step": step, **self._step(self.queue.popleft(), version=step - 1)}
         row["finite"] = float(self.policy.flat.isfinite().all())
@@ -99,15 +112,14 @@ class Run:
         if step == self._steps or not row["finite"]:
             drawn = torch.Generator().manual_seed(self._config.data.seed)
             row["last_accuracy"] = mean_accuracy(self._accuracies(LAST_SAMPLES, drawn)) if row["finite"] else 0.0
-        self.rows.append(row)
         return row
 
     def _epochs(self) -> Iterator[list[int]]:
         """The rows of each batch: every epoch in another order, a last incomplete batch left out; or `data.shares`."""
-        data, total = self._config.data, len(self._task.train)
+        data, total = self._config.data, len(self.task.train)
         size = data.train_batch_size
         if data.shares:
-            mixed = InShares(self._task.train.of_files, data.shares, data.seed)
+            mixed = InShares(self.task.train.of_files, data.shares, data.seed)
             while True:
                 yield [mixed.next_row() for _ in range(size)]
         while True:
@@ -145,69 +157,6 @@ class Run:
             "response_length": batch.mask.sum(dim=-1).double().mean().item(),
             "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
         }
-
-
-class Simulator:
-    """Runs side by side in this process; each has the numbers that it would have by itself.
-
-    They may differ in the seed, the lag, the method and its numbers, and the learning rate.
-
-    Args:
-        configs: of each run, the real stack's whole configuration.
-
-    Raises:
-        ValueError: the runs differ in what they share, or rows, reward or model cannot be used.
-    """
-
-    def __init__(self, configs: Sequence[DictConfig]) -> None:
-        keep_freed_memory()
-        shared = [_shared(config) for config in configs]
-        if different := [name for name in shared[0] if any(of[name] != shared[0][name] for of in shared)]:
-            raise ValueError(f"{', '.join(different)}: must be the same in runs side by side")
-        first, model = configs[0], configs[0].actor_rollout_ref.model.path
-        self._samples, self._longest = first.actor_rollout_ref.rollout.n, first.data.max_response_length
-        self.task = Task(first.data, reward_of(first), model)
-        policy = Policy.load(model)
-        self.runs = [Run(config, self.task, policy) for config in configs]
-
-    def run(self, on_step: Callable[[int, Row], object] = lambda run, row: None) -> list[list[Row]]:
-        """Train every run until its `trainer.total_training_steps`, or until a parameter of its own is not finite.
-
-        Args:
-            on_step: called with the run's number and every row, as soon as it is there.
-
-        Returns:
-            The rows of each run, the first of step 0.
-        """
-        for number, run in enumerate(self.runs):
-            on_step(number, run.start())
-        step = 0
-        while going := {number: run for number, run in enumerate(self.runs) if not run.done}:
-            step += 1
-            while wanting := [run for run in going.values() if run.wants(step)]:
-                self.roll_out(wanting, version=step - 1)
-            for number, run in going.items():
-                on_step(number, run.train(step))
-        return [run.rows for run in self.runs]
-
-    def roll_out(self, runs: Sequence[Run], version: int) -> None:
-        """A batch for the queue of each of `runs`, drawn by their policies as they are, which have `version`."""
-        prompts = [self.task.train.take(run.next_prompts()) for run in runs]
-        policies, generators = [run.policy for run in runs], [run.generator for run in runs]
-        drawn = roll_out(policies, self.task, prompts, self._samples, self._longest, version, generators)
-        for run, batch in zip(runs, drawn, strict=True):
-            run.queue.append(batch)
-
-
-def _shared(config: DictConfig) -> dict[str, object]:
-    """What runs side by side have in common, by the setting's name."""
-    data = {f"data.{name}": value for name, value in OmegaConf.to_container(config.data).items() if name != "seed"}
-    rollout = config.actor_rollout_ref.rollout
-    return data | {
-        "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path,
-        "actor_rollout_ref.rollout.n": rollout.n,
-        "reward.custom_reward_function": config.reward.custom_reward_function,
-    }
 
 
 def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:

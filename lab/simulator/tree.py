@@ -8,40 +8,39 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """R trees of M nodes, each a token after its ancestors; N lists of L nodes that attend to each other.
+    """A tree of M nodes, each a token after its ancestors; N lists of L nodes that attend to each other.
 
     The first C nodes belong to prompts, and no response token comes next after them. A list is of one prompt: its nodes
     but for the last, padded on the left to P - 1; then its last node and those of the responses, padded on the right.
     """
 
     token: Tensor
-    """[R, M]"""
+    """[1, M]"""
     context: int
     """C."""
     prompt_length: int
     """P."""
     listed: Tensor
-    """[R, N, L] which of all R * M nodes; on padding any."""
+    """[1, N, L] which of all M nodes; on padding any."""
     place: Tensor
-    """[R, M] where the node is listed, among all R * N * L places."""
+    """[1, M] where the node is listed, among all N * L places."""
     position: Tensor
-    """[R, N, L] the number of a node's ancestors."""
+    """[1, N, L] the number of a node's ancestors."""
     filled: Tensor
-    """[R, N, L] false on padding."""
+    """[1, N, L] false on padding."""
     seen: Tensor
-    """[R, N, L, L] true for a node's ancestors and itself."""
+    """[1, N, L, L] true for a node's ancestors and itself."""
     parent: Tensor
-    """[R, B, T] after which of the M - C other nodes a response token comes; on padding any."""
+    """[1, B, T] after which of the M - C other nodes a response token comes; on padding any."""
 
     @property
     def place_after(self) -> Tensor:
-        """[R, M - C] where the nodes after C are listed, were there only the L - P + 1 last places of each list."""
+        """[1, M - C] where the nodes after C are listed, were there only the L - P + 1 last places of each list."""
         place, length, first = self.place[:, self.context :], self.listed.shape[2], self.prompt_length - 1
         return place - (place // length + 1) * first
 
@@ -49,7 +48,7 @@ class TokenTree:
     def of(
         cls, prompt: Tensor, prompt_mask: Tensor, response: Tensor, mask: Tensor, shared: bool = True
     ) -> "TokenTree":
-        """The tree of one policy's sequences, R = 1.
+        """The tree of these sequences.
 
         Args:
             prompt: [N, P] padded on the left; N divides B, the responses to a prompt are adjacent.
@@ -91,46 +90,6 @@ class TokenTree:
             filled=torch.from_numpy(filled)[None],
             seen=torch.from_numpy(_seen(before, way, mask.numpy(), after.shape[1]))[None],
             parent=torch.from_numpy(start.repeat(samples)[:, None] + way)[None],
-        )
-
-    @classmethod
-    def together(cls, trees: Sequence["TokenTree"]) -> "TokenTree":
-        """Trees of as many, equally long prompts side by side, filled up with nodes that nothing depends on."""
-        if len(trees) == 1:
-            return trees[0]
-        context = max(tree.context for tree in trees)
-        nodes = context + max(tree.token.shape[1] - tree.context for tree in trees)
-        lists, length = trees[0].listed.shape[1], max(tree.listed.shape[2] for tree in trees)
-        longest = max(tree.parent.shape[2] for tree in trees)
-
-        def spread(of_nodes: Tensor, tree: TokenTree, other: int = 0) -> Tensor:
-            first, rest = of_nodes.split([tree.context, of_nodes.shape[1] - tree.context], dim=1)
-            first = F.pad(first, (0, context - first.shape[1]), value=other)
-            return torch.cat([first, F.pad(rest, (0, nodes - context - rest.shape[1]), value=other)], dim=1)
-
-        def lengthened(of_lists: Tensor) -> Tensor:
-            return F.pad(of_lists, (0, length - of_lists.shape[2]))
-
-        def seen(tree: TokenTree) -> Tensor:
-            more = length - tree.listed.shape[2]
-            return F.pad(tree.seen, (0, more, 0, more)) | torch.eye(length, dtype=torch.bool)
-
-        places, listed = [], []
-        for run, tree in enumerate(trees):
-            row, column = tree.place // tree.listed.shape[2], tree.place % tree.listed.shape[2]
-            places.append(spread((run * lists + row) * length + column, tree, length - 1))
-            moved = torch.where(tree.listed < tree.context, tree.listed, tree.listed + context - tree.context)
-            listed.append(lengthened(run * nodes + moved))
-        return cls(
-            token=torch.cat([spread(tree.token, tree) for tree in trees]),
-            context=context,
-            prompt_length=trees[0].prompt_length,
-            listed=torch.cat(listed),
-            place=torch.cat(places),
-            position=torch.cat([lengthened(tree.position) for tree in trees]),
-            filled=torch.cat([lengthened(tree.filled) for tree in trees]),
-            seen=torch.cat([seen(tree) for tree in trees]),
-            parent=torch.cat([F.pad(tree.parent, (0, longest - tree.parent.shape[2])) for tree in trees]),
         )
 
 

@@ -87,9 +87,9 @@ def alarm_runs(curves: pd.DataFrame) -> list[AlarmRun]:
     runs = []
     for (_, lag, _, seed), curve in curves.groupby(RUN, sort=False):
         steps, told = curve[curve["step"] > 0], curve.loc[curve[VANISHED], "step"]
-        measured = (steps[name].to_numpy(dtype=float) for name in ("ess_ratio", "kl"))
+        ess, kl = (steps[name].to_numpy(dtype=float) for name in ("ess_ratio", "kl"))
         first = float(told.iloc[0]) if len(told) else math.inf
-        runs.append(AlarmRun(int(seed), int(lag), collapse_step(curve), *measured, first))
+        runs.append(AlarmRun(int(seed), int(lag), collapse_step(curve), ess, kl, first))
     return runs
 
 

@@ -1,7 +1,7 @@
 """The figures of `python -m lab.stability`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import pandas as pd
 from lab.stability.cells import by_method, summarise
 from lab.stability.contrasts import REFERENCES
 from lab.stability.inference import welch
+from lab.stability.tables import short
 
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
@@ -62,10 +63,10 @@ def _lags(curves: pd.DataFrame) -> list[int]:
 
 def by_lag(curves: Mapping[str, pd.DataFrame]) -> Any:
     """A panel per task: how many points each method is ahead of the reference at each lag, with 95 % intervals."""
-    figure, axes = _figure(1, len(curves), figsize=(9, 4.5) if len(curves) == 1 else (5.5 * len(curves), 4.2))
+    figure, axes = _figure(1, len(curves), figsize=(5.5 * len(curves), 4.2))
     for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
         _by_lag(axis, of)
-        axis.set_title(task.removesuffix("_lag"), loc="left")
+        axis.set_title(short(task), loc="left")
     axes[0, 0].set_ylabel("points ahead of VCPO's step size alone")
     figure.suptitle("Held-out problems solved after step k, at lag k", x=0.01, ha="left")
     return figure
@@ -93,18 +94,13 @@ def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
 
 def methods(curves: Mapping[str, pd.DataFrame]) -> Any:
     """A panel per task: accuracy over the steps at the largest lag, and of synchronous training (means over seeds)."""
-    figure, axes = _figure(1, len(curves), figsize=(9, 5) if len(curves) == 1 else (5.5 * len(curves), 4.5))
+    figure, axes = _figure(1, len(curves), figsize=(5.5 * len(curves), 4.5))
     for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
         _methods(axis, of, with_note=axis is axes[0, 0])
-        if len(curves) > 1:
-            axis.set_title(task.removesuffix("_lag"), loc="left")
+        axis.set_title(short(task), loc="left")
     lag = max(int(of["lag"].max()) for of in curves.values())
-    title = f"Training on answers of a policy {lag} updates old"
     axes[0, 0].set_ylabel("held-out problems solved (%)")
-    if len(curves) > 1:
-        figure.suptitle(title, x=0.01, ha="left")
-    else:
-        axes[0, 0].set_title(title, loc="left")
+    figure.suptitle(f"Training on answers of a policy {lag} updates old", x=0.01, ha="left")
     return figure
 
 
@@ -160,40 +156,44 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
 def predictors(curves: pd.DataFrame) -> Any:
     """Synchronous training against TIS and VCPO at the largest lag: mean over the seeds, and their range."""
     lag = int(curves["lag"].max())
-    synchronous = "none" if "none" in set(curves["method"]) else str(curves["method"].iloc[0])
-    lines = [(synchronous, 0, "synchronous"), ("tis_seq", lag, f"TIS, lag {lag}"), ("vcpo", lag, f"VCPO, lag {lag}")]
-    figure, axes = _figure(2, 2, sharex=True)
-    for axis, (name, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+    lines = [("none", 0, "synchronous"), ("tis_seq", lag, f"TIS, lag {lag}"), ("vcpo", lag, f"VCPO, lag {lag}")]
+
+    def draw(axis: Any, name: str) -> None:
         for method, k, label in lines:
             _draw_line(axis, curves[(curves["method"] == method) & (curves["lag"] == k)], name, label)
-        axis.set_title(title)
-        if logarithmic:
-            _logarithmic(axis, curves[name])
-    axes[0, 0].legend(frameon=False)
-    for axis in axes[1]:
-        axis.set_xlabel("optimizer step")
-    return figure
+
+    return _panels(curves, draw)
 
 
 def beside(curves: pd.DataFrame, file: Path) -> Path:
     """The curves of lab.stability.real_stack, a line per run: a colour per method, one line style per stack."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = _figure(2, 2, sharex=True)
     stacks, names = list(dict.fromkeys(curves["stack"])), list(dict.fromkeys(curves["method"]))
-    for axis, (metric, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+
+    def draw(axis: Any, name: str) -> None:
         for (method, stack, seed), run in curves.groupby(["method", "stack", "seed"], sort=False):
-            measured = run.dropna(subset=metric)
-            values = measured[metric] if metric == "val_accuracy" else measured[metric].rolling(_SMOOTHED, 1).mean()
+            measured = run.dropna(subset=name)
+            values = measured[name] if name == "val_accuracy" else measured[name].rolling(_SMOOTHED, 1).mean()
             style = {"color": f"C{names.index(method)}", "linestyle": ("--", "-")[stacks.index(stack)]}
             label = f"{method}, {stack}" if seed == curves["seed"].iloc[0] else None
             axis.plot(measured["step"], values, label=label, linewidth=1, **style)
+
+    return _save(_panels(curves, draw), file)
+
+
+def _panels(curves: pd.DataFrame, draw: Callable[[Any, str], None]) -> Any:
+    """One panel for each of `PANELS`; `draw` puts a metric's lines on its axis."""
+    figure, axes = _figure(2, 2, sharex=True, figsize=(12, 7.5))
+    for axis, (name, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
+        draw(axis, name)
         axis.set_title(title)
-        if logarithmic:
-            _logarithmic(axis, curves[metric])
+        if logarithmic:  # without what is far below the usual: on policy KL is 0 but for rounding
+            axis.set_yscale("log")
+            axis.set_ylim(bottom=curves[name].quantile(0.9) / 1000)
     axes[0, 0].legend(frameon=False)
     for axis in axes[1]:
         axis.set_xlabel("optimizer step")
-    return _save(figure, file)
+    return figure
 
 
 def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
@@ -202,17 +202,10 @@ def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    options = {"figsize": (5.5 * columns + 1, 3.5 * rows + 0.5)} | options
     figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure, axes
-
-
-def _logarithmic(axis: Any, values: "pd.Series[float]") -> None:
-    """Without what is far below the usual: on policy KL is 0 but for rounding, and so is a dead gradient."""
-    axis.set_yscale("log")
-    axis.set_ylim(bottom=values.quantile(0.9) / 1000)
 
 
 def _draw_line(axis: Any, runs: pd.DataFrame, name: str, label: str) -> None:

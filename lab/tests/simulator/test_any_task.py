@@ -85,9 +85,9 @@ def test_a_second_run_does_not_overwrite_the_first(
 
 
 def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: list[str]) -> None:
-    widest = Simulator([main.compose(own_task)]).task.train.tokens.shape[1]
+    widest = Simulator(main.compose(own_task)).task.train.tokens.shape[1]
     settings = [f"data.max_prompt_length={widest - 1}", "data.filter_overlong_prompts=true"]
-    assert len(Simulator([main.compose([*own_task, *settings])]).task.train) == 3
+    assert len(Simulator(main.compose([*own_task, *settings])).task.train) == 3
 
 
 @pytest.mark.parametrize("method", ["none", "vcpo"])
@@ -154,7 +154,7 @@ def test_shares_of_files(own_task: list[str], tmp_path: Path, capsys: pytest.Cap
         rows[rows["data_source"] == name].to_parquet(tmp_path / f"{name}.parquet")
     files = f"data.train_files=[{tmp_path}/short.parquet,{tmp_path}/long.parquet]"
     main_settings = [*own_task, files, "data.shares=[1,3]", "data.train_batch_size=4"]
-    (run,) = Simulator([main.compose(main_settings)]).runs
+    run = Simulator(main.compose(main_settings))
     for _ in range(3):
         assert sorted(row == 3 for row in run.next_prompts()) == [False, True, True, True]
     assert main.main([*main_settings, "data.train_batch_size=2", "data.train_max_samples=3"]) == 2

@@ -36,8 +36,7 @@ def prompts() -> TokenizedPrompts:
 
 def drawn(policy: Policy, prompts: TokenizedPrompts, samples: int = 3) -> Batch:
     """Responses to each prompt, up to 5 tokens each; the first two of each prompt begin with the same."""
-    generators = [torch.Generator().manual_seed(2)]
-    response, log_prob, mask = (of[0] for of in sample(policy, [prompts], samples, 5, generators))
+    response, log_prob, mask = sample(policy, prompts, samples, 5, torch.Generator().manual_seed(2))
     reward = torch.zeros(len(response), dtype=torch.float64)
     group = torch.arange(len(prompts)).repeat_interleave(samples)
     tokens, prompt_mask = (of.repeat_interleave(samples, 0) for of in (prompts.tokens, prompts.mask))
@@ -87,24 +86,11 @@ def test_common_beginnings_are_there_once(policy: Policy, prompts: TokenizedProm
     assert len(batch.distinct[0]) == len({(prompt, *response) for prompt, response in rows}) < len(batch)
 
 
-def test_policies_side_by_side_read_trees_of_their_own(policy: Policy, prompts: TokenizedPrompts) -> None:
-    """Trees of other sizes, prompts of other lengths, other weights."""
-    other = Policy.together([policy])
-    other.flat.detach().mul_(1.1)
-    trees = [branching(drawn(policy, prompts)).tree, drawn(other, prompts.take([2, 0, 1])).tree]
-    joint = TokenTree.together(trees)
-    together = Policy.together([policy, other]).outputs(joint)
-    for run, (of, tree) in enumerate(zip((policy, other), trees, strict=True)):
-        torch.testing.assert_close(
-            together[run][joint.parent[run, :, : tree.parent.shape[2]]], of.outputs(tree)[0][tree.parent[0]]
-        )
-
-
 def test_greedy_is_the_most_likely(policy: Policy, prompts: TokenizedPrompts) -> None:
-    response, _, mask = sample(policy, [prompts], 1, 5)
-    tree = TokenTree.of(prompts.tokens, prompts.mask, response[0], mask[0])
+    response, _, mask = sample(policy, prompts, 1, 5)
+    tree = TokenTree.of(prompts.tokens, prompts.mask, response, mask)
     best = policy.outputs(tree).argmax(dim=-1)[0][tree.parent[0]]
-    assert torch.equal(response[0][mask[0]], best[mask[0]])
+    assert torch.equal(response[mask], best[mask])
 
 
 def test_norms_and_gradients_are_autograds(policy: Policy, prompts: TokenizedPrompts) -> None:

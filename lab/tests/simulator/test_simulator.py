@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from lab.simulator import main, simulator, update
 from lab.simulator.analysis import LAST_SAMPLES
-from lab.simulator.grid import Folder, GridRun, run_all, side_by_side
+from lab.simulator.grid import Folder, GridRun, run_all
 from lab.simulator.policy import Policy
 from lab.simulator.sampling import sample
 from lab.simulator.simulator import Simulator
@@ -25,7 +25,7 @@ TASK = "countdown_lag"
 
 
 def rows(overrides: list[str], *more: str) -> list[dict[str, float]]:
-    return Simulator([main.compose([*overrides, *more])]).run()[0]
+    return Simulator(main.compose([*overrides, *more])).run()
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -48,7 +48,7 @@ def test_looking_at_a_run_does_not_change_it(overrides: list[str]) -> None:
 
 def test_accuracy_is_of_drawn_or_of_the_most_likely_responses(overrides: list[str]) -> None:
     drawn, greedy = (
-        Simulator([main.compose([*overrides, f"actor_rollout_ref.rollout.val_kwargs.{setting}"])]).runs[0]
+        Simulator(main.compose([*overrides, f"actor_rollout_ref.rollout.val_kwargs.{setting}"]))
         for setting in ("n=8", "do_sample=false")
     )
     assert greedy.accuracies() == greedy.accuracies()
@@ -60,7 +60,7 @@ def test_the_last_policy_is_evaluated_with_several_samples(
 ) -> None:
     evaluated: list[int] = []
 
-    def counted(policy: Policy, prompts: list[TokenizedPrompts], samples: int, *more: Any) -> Any:
+    def counted(policy: Policy, prompts: TokenizedPrompts, samples: int, *more: Any) -> Any:
         evaluated.append(samples)
         return sample(policy, prompts, samples, *more)
 
@@ -101,9 +101,8 @@ def test_methods_without_a_correction_agree_on_policy(overrides: list[str], sett
 def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
     """The same batch again and again, the actor standing still: values go to the reward."""
     settings = ["method=a2c", "async.lag=0", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=0"]
-    simulator = Simulator([main.compose([*overrides, *settings])])
-    (run,) = simulator.runs
-    simulator.roll_out([run], version=0)
+    run = Simulator(main.compose([*overrides, *settings]))
+    run.roll_out(version=0)
     critic, batch = run.method, replace(run.queue[0], reward=torch.full_like(run.queue[0].reward, 0.7))
     errors = []
     for _ in range(20):
@@ -114,32 +113,13 @@ def test_a_critic_learns_the_rewards(overrides: list[str]) -> None:
     assert errors[-1] < 0.5 * errors[0]
 
 
-@pytest.mark.parametrize("method", ["vcpo", "vcpo_ess", "tis_seq", "clip_cov", "tba", "a2c"])
-def test_a_run_has_the_same_numbers_beside_others(overrides: list[str], method: str) -> None:
-    """Other seeds, another rate, another lag beside it: the same tokens, rewards and norms for 20 steps."""
-    steps = ["trainer.total_training_steps=20", "trainer.test_freq=10", f"method={method}"]
-    each = [
-        main.compose(
-            [*overrides, *steps, f"data.seed={seed}", f"async.lag={lag}", f"actor_rollout_ref.actor.optim.lr={lr}"]
-        )
-        for seed, lag, lr in ((1, 2, 1e-3), (2, 2, 1e-3), (3, 1, 3e-4))
-    ]
-    together = Simulator(each).run()
-    for config, beside in zip(each, together, strict=True):
-        (alone,) = Simulator([config]).run()
-        for row, wanted in zip(beside, alone, strict=True):
-            assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
-            assert row.get("tokens") == wanted.get("tokens") and row.get("reward") == wanted.get("reward")
-
-
 @pytest.mark.parametrize("method", sorted({*METHODS} - {"a2c", "tba"}))
 def test_groups_of_equal_rewards_need_no_backward(
     overrides: list[str], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient is the same with and without them."""
-    simulator = Simulator([main.compose([*overrides, f"method={method}"])])
-    (run,) = simulator.runs
-    simulator.roll_out([run], version=0)
+    run = Simulator(main.compose([*overrides, f"method={method}"]))
+    run.roll_out(version=0)
     batch = replace(run.queue[0], reward=torch.tensor([1, 1, 1, 1, 0, 1, 0, 0], dtype=torch.float64))
     run.policy.flat.detach().mul_(1.01)  # off policy
     fields = run.method.prepare(run.policy, batch)
@@ -153,30 +133,10 @@ def test_groups_of_equal_rewards_need_no_backward(
     torch.testing.assert_close(without, whole, rtol=1e-4, atol=1e-6 * whole.abs().max().item())
 
 
-def test_a_run_that_breaks_stops_alone(overrides: list[str]) -> None:
+def test_a_run_that_breaks_stops(overrides: list[str]) -> None:
     """Weights of 1e30 have no finite outputs, and no finite gradient."""
-    rates = [f"actor_rollout_ref.actor.optim.lr={lr}" for lr in ("1e-3", "1e30")]
-    configs = [main.compose([*overrides, "method=none", rate]) for rate in rates]
-    whole, broken = Simulator(configs).run()
+    broken = rows(overrides, "method=none", "actor_rollout_ref.actor.optim.lr=1e30")
     assert not broken[-1]["finite"] and broken[-1]["step"] < 6
-    (alone,) = Simulator(configs[:1]).run()
-    assert whole[-1]["step"] == 6
-    for row, wanted in zip(whole, alone, strict=True):
-        assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
-
-
-def test_runs_side_by_side_share_their_task(overrides: list[str]) -> None:
-    configs = [main.compose([*overrides, f"data.train_batch_size={size}"]) for size in (2, 4)]
-    with pytest.raises(ValueError, match="data.train_batch_size: must be the same in runs side by side"):
-        Simulator(configs)
-
-
-@pytest.mark.parametrize("count, workers, sizes", [(20, 2, [5] * 4), (16, 2, [8, 8]), (4, 4, [1] * 4), (3, 8, [1] * 3)])
-def test_runs_are_shared_out_evenly(count: int, workers: int, sizes: list[int]) -> None:
-    """Every worker has some, and no process more than it should."""
-    runs = [GridRun("vcpo", 8, seed, 1e-4) for seed in range(count)]
-    groups = side_by_side(runs, workers)
-    assert [len(group) for group in groups] == sizes and [run for group in groups for run in group] == runs
 
 
 def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:
