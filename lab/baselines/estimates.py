@@ -1,4 +1,4 @@
-"""What is a baseline worth that is estimated from few sequences? `python -m lab.baselines.estimates`.
+"""What is a baseline worth that is estimated from few sequences? `python -m lab.baselines.estimates [--json]`.
 
 1. The variance of the update with three unbiased baselines, from the other sequences of a group of 8 or 64, above the
    variance with the best constant. Beside them the mean reward, if it were known. At four ESS ratios, and for rewards
@@ -14,9 +14,10 @@ over a grid of w, and only E[(b - b*)^2] is drawn. Which constant is best is the
 """
 
 import itertools
+import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -165,6 +166,7 @@ def print_tables(rows: list[Excess], kept: list[Kept]) -> None:
 def main() -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--groups", type=whole_number(1), default=4000, help="groups drawn of each kind (default 4000)")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON line, last")
     arguments = parser.parse_args()
     if arguments.groups < 2 * BLOCKS:
         parser.error(f"--groups {arguments.groups}: give at least {2 * BLOCKS}")
@@ -173,6 +175,8 @@ def main() -> int:
     measured = [measure(slope, ratio, size, arguments.groups) for slope, ratio, size in progress]
     rows, kept = [row for part, _ in measured for row in part], [row for _, row in measured]
     print_tables(rows, kept)
+    if arguments.json:
+        print(json.dumps({"excess": [asdict(row) for row in rows], "kept": [asdict(row) for row in kept]}))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Is OPOB the baseline of least variance? `python -m lab.baselines.variance`.
+"""Is OPOB the baseline of least variance? `python -m lab.baselines.variance [--json]`.
 
 A softmax policy over sequences of 6 tokens from 5, small enough that every expectation is an exact sum over all 15625
 sequences. The update G(b) = mean over a group of min(w, c) (R - b) g is drawn many times from a sampler whose logits
@@ -12,8 +12,9 @@ differ from the policy's, and its total variance tr Cov G is measured:
 """
 
 import itertools
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -255,12 +256,19 @@ def main() -> int:
     parser.add_argument(
         "--groups", type=whole_number(1), default=20000, help="groups drawn in each setting (default 20000)"
     )
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON line, last")
     arguments = parser.parse_args()
     if arguments.groups < 2 * BLOCKS:
         parser.error(f"--groups {arguments.groups}: give at least {2 * BLOCKS}")
     results = [measure(*setting, arguments.groups) for setting in SETTINGS]
     minima, rows = [m for m, _ in results], [row for _, part in results for row in part]
     print_tables(minima, rows)
+    if arguments.json:
+        print(
+            json.dumps(
+                {"minima": [asdict(m) | {"agrees": m.agrees} for m in minima], "rows": [asdict(r) for r in rows]}
+            )
+        )
     return 0 if all(m.agrees for m in minima) else 1
 
 

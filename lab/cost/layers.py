@@ -1,6 +1,6 @@
 """Per-sequence norms and sums of one linear layer, beside its plain weight gradient, on a CPU or a GPU.
 
-    python -m lab.cost.layers [--device cuda] [--dtype bfloat16]
+    python -m lab.cost.layers [--device cuda] [--dtype bfloat16] [--json]
 
 Needs torch alone. Every form is checked against one float64 product per sequence before it is timed; exits with 1 where
 norms differ by more than 1e-5 (float32) or 1e-2 (bfloat16). Forms take turns; times are medians of ratios to the plain
@@ -106,6 +106,7 @@ def main() -> int:
     parser.add_argument("--lengths", choices=LENGTHS, action="append", help="in tokens; may be repeated; default: all")
     parser.add_argument("--rounds", type=whole_number(1), default=10)
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each layer once it is measured")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     torch.set_num_threads(1)
@@ -128,6 +129,8 @@ def main() -> int:
                 error = max(row["errors"].values())
                 plain = f"{row['plain_s'] * 1e3:9.2f}"
                 print(f"{model:14} {lengths:9} {layer:5} {row['form']:7} {plain} {two:9.2f} {one:9.2f} {error:8.0e}")
+    if arguments.json:
+        print(json.dumps({**run, "rows": rows}))
     return 0 if all(max(row["errors"].values()) <= LIMIT[dtype] for row in rows) else 1
 
 

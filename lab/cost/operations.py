@@ -1,6 +1,6 @@
 """What packed norms and sums add to an update of a GPU: counted from the operations that the code runs, not measured.
 
-    python -m lab.cost.operations
+    python -m lab.cost.operations [--json]
 
 One prompt's samples of each published task pass through the real `Collector` on the meta device, at the sizes of one
 GPU of the trainer, for which it takes the forms that it takes on a GPU. Every operation counts as the longest of its
@@ -9,8 +9,9 @@ operations for each parameter and token, 8 where activations are recomputed, at 
 attention, the optimizer, idle time. Needs no GPU: a few seconds.
 """
 
+import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -253,12 +254,15 @@ def print_table(rows: list[Count]) -> None:
 def main() -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--rewards", type=whole_number(1), default=2, help="values that a prompt's rewards have (2)")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         join_alone(Path(folder))
         keeps = (NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS)
         rows = [count(case, keep, arguments.rewards) for case in CASES for keep in keeps]
     print_table(rows)
+    if arguments.json:
+        print(json.dumps({"rows": [asdict(row) | {"added": row.added, "host": row.host} for row in rows]}))
     return 0
 
 

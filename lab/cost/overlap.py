@@ -1,4 +1,4 @@
-"""Does asynchrony pay? `python -m lab.cost.overlap`.
+"""Does asynchrony pay? `python -m lab.cost.overlap [--json]`.
 
 The real stack on CPU with a workload that is bound by latency: before each response a tool takes its time, a few calls
 much longer than the rest. The same run at lag 0 and at lag 4: seconds per step of both, and the ideal, the longer of
@@ -10,10 +10,11 @@ Then the same with a model of 20 million parameters at lag 4: how long a weight 
 minutes on 2 cores; run it alone.
 """
 
+import json
 import shutil
 import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recipe.command_line import OneLineParser, run_command
@@ -102,7 +103,8 @@ def print_result(synchronous: Timing, asynchronous: Timing, samplers_s: float, l
 
 def main() -> int:
     parser = OneLineParser(description=__doc__)
-    parser.parse_args()
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
+    arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="vcpo-overlap-"))
     assets = make_assets(folder)
     synchronous, asynchronous = (measure(assets, folder / f"lag{lag}", lag) for lag in (0, LAG))
@@ -112,6 +114,12 @@ def main() -> int:
 
     samplers_s = synchronous.wait_s / (LAG + 1)
     print_result(synchronous, asynchronous, samplers_s, large, parameters)
+    if arguments.json:
+        ideal = max(asynchronous.trainer_s, samplers_s)
+        rows = {"lag_0": asdict(synchronous), "lag_k": asdict(asynchronous), "large": asdict(large)}
+        figures = {"ideal_s": ideal, "speed_up": synchronous.step_s / asynchronous.step_s}
+        of_ideal = {"of_ideal": ideal / asynchronous.step_s, "large_parameters": parameters}
+        print(json.dumps({**figures, **of_ideal, **rows}))
     return 0
 
 

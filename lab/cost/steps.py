@@ -1,4 +1,4 @@
-"""What a VCPO update costs beside a plain one: `python -m lab.cost.steps`.
+"""What a VCPO update costs beside a plain one: `python -m lab.cost.steps [--json]`.
 
 The same mini-batch through verl's own packed update (GRPO), the packed VCPO update as it is set by default ("auto") and
 in each of its forms, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of 32, and of
@@ -302,6 +302,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=whole_number(1), default=10, help="timed steps of every method")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins later, or goes on longer")
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each case once it is measured")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON line, last")
     arguments = parser.parse_args()
     if arguments.smallest:
         cases = [SMALLEST]
@@ -318,6 +319,8 @@ def main() -> int:
     if not chosen:
         parser.error(f"no such case; cases: {'; '.join(case.name for case in cases)}")
     rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes, arguments.quick)
+    if arguments.json:
+        print(json.dumps({**device_and_torch(), "rounds": arguments.rounds, "rows": rows}))
     return 0 if not failed and all(map(exact, rows)) else 1
 
 

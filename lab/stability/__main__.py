@@ -1,9 +1,9 @@
-"""Which method stays stable at which lag? `python -m lab.stability [--quick]`.
+"""Which method stays stable at which lag? `python -m lab.stability [--quick] [--json]`.
 
 Methods x lags x learning rates x seeds on the lag simulator (lab/simulator): accuracy after step k, collapses,
 ESS ratio. A method's learning rate at a lag is the smallest that is, but for chance, as good as its best there. All
 methods, lags, rates and seeds take hours; --quick (3 methods, 2 lags, 1 rate, 2 seeds, shorter runs) minutes. Runs are
-kept in --out: the same command goes on where it was stopped. lab.stability.report draws curves.parquet of an --out.
+kept in --out: the same command goes on where it was stopped. lab.stability.report shows published runs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lab.simulator.grid import Folder, GridRun, run_all
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
-from lab.stability.report import make_report, show_tables
+from lab.stability.report import make_report, numbers, show_tables, write
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
@@ -60,12 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         help="finished runs: curves.parquet of an --out",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.csv")
     parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")
     parser.add_argument(
         "--new-policy",
         action="store_true",
         help="train a first policy (a minute of a core) instead of the published one",
     )
+    parser.add_argument("--json", action="store_true", help="print what tables.csv has as one JSON line, last")
     return parser
 
 
@@ -122,7 +124,12 @@ def run_and_report(
         return 2
     curves = make(runs, folder, arguments.workers)
     publish({task.preset: curves}, arguments.out / "curves.parquet")
-    show_tables([make_report(curves, steps).table])
+    reports = {task.preset: make_report(curves, steps)}
+    show_tables([reports[task.preset].table])
+    for file in write(reports, arguments.figures) if arguments.figures else ():
+        print(file)
+    if arguments.json:
+        print(numbers(reports).to_json(orient="records"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Does the real stack do what the simulator says? `python -m lab.stability.real_stack [--figures DIR]`.
+"""Does the real stack do what the simulator says? `python -m lab.stability.real_stack [--json] [--figures DIR]`.
 
 The same preset, first policy, lag and learning rate through Ray, vLLM and Megatron on CPU and through the lag
 simulator: a method that collapses and one that does not, three seeds each. Runs are kept in --out: the same command
@@ -6,6 +6,7 @@ goes on where it was stopped. Problems and samples differ, so compare what becom
 minutes on 2 cores.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -130,6 +131,7 @@ def main() -> int:
     parser.add_argument("--steps", type=whole_number(1), default=STEPS, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("outputs/stability-real"), help="default: %(default)s")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the curves there")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     arguments = parser.parse_args()
     if arguments.lag >= arguments.steps:
         parser.error(f"--steps {arguments.steps}: there is no evaluation after step --lag {arguments.lag}; give more")
@@ -145,6 +147,9 @@ def main() -> int:
         from lab.stability.figures import beside
 
         print(f"Figure: {beside(curves, arguments.figures / 'real_stack.png')}")
+    if arguments.json:
+        rows = json.loads(runs.to_json(orient="records"))  # null where a run has not collapsed
+        print(json.dumps({"lag": arguments.lag, "steps": arguments.steps, "rows": rows}))
     return 0
 
 
