@@ -34,7 +34,7 @@ class Worker:
         self._clock, self._look = clock, look
         self._doing: list[tuple[float, int, Happens]] = []
         self._count = itertools.count()
-        self._progress = self._since = 0.0  # seconds of work that each thing has got which is there from the start
+        self._progress = self._since = 0.0  # seconds of work done so far for an item that was there from the start
         self._stamp, self._speed = 0, 1.0
 
     @property

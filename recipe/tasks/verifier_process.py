@@ -8,8 +8,8 @@ import resource
 import sys
 from typing import Any
 
-MEMORY_BYTES = 4 << 30  # of address space: imports alone take about one
-_GRACE_S = 1  # so that the other side, which knows why, comes first
+MEMORY_BYTES = 4 << 30  # address space; imports alone take about one GiB
+_GRACE_S = 1  # more than the parent's limit, so that the parent ends this process first, and reports why
 
 
 def main() -> None:
