@@ -2,9 +2,9 @@
 
     python -m recipe.export CHECKPOINT OUT      CHECKPOINT: run_dir/checkpoints/global_step_N
 
-A checkpoint holds these weights already, gathered from the layout of the run: the new folder is a copy of them. With
-actor_rollout_ref.actor.megatron.use_dist_checkpointing=true it holds Megatron's own shards: they are converted on the
-CPU, in one process.
+A checkpoint holds the weights already, gathered from the layout of the run: the new folder is a copy. With
+actor_rollout_ref.actor.megatron.use_dist_checkpointing=true a checkpoint holds Megatron's own shards, which are
+converted on the CPU, in one process.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ _INDEX = "model.safetensors.index.json"
 
 
 class ExportError(ValueError):
-    """The checkpoint cannot be exported. The message is one line."""
+    """The error, in one line, of a checkpoint that cannot be exported."""
 
 
 def export(checkpoint: Path, out: Path, model: str | None = None) -> None:
     """Write the policy of `checkpoint` to the new folder `out`.
 
     Args:
-        checkpoint: its folder, or the role `actor` in it.
-        out: a folder that is not there, or empty.
-        model: for Megatron's own shards, the Hugging Face folder that the run began with; None: as the run's
-            config.yaml says.
+        checkpoint: the checkpoint's folder, or the role `actor` in the folder.
+        out: a folder that does not exist, or is empty.
+        model: for Megatron's own shards, the Hugging Face folder that the run began with; None: the one in the run's
+            config.yaml.
 
     Raises:
         ExportError: the checkpoint is damaged or holds no model, or there is something in `out`.
@@ -70,7 +70,7 @@ def _has_shards_only(role: Path) -> bool:
 
 
 def _first_model(shards: Path) -> str:
-    """What the run began with; `shards` is run_dir/checkpoints/global_step_N/actor/model/dist_ckpt."""
+    """Return the model that the run began with; `shards` is run_dir/checkpoints/global_step_N/actor/model/dist_ckpt."""
     config = shards.absolute().parents[4] / CONFIG_FILE
     if not config.is_file():
         raise ExportError(f"{shards} are Megatron's own: give the Hugging Face folder that the run began with, --model")
@@ -95,10 +95,10 @@ def _convert(shards: Path, model: str, out: Path) -> None:
 
 
 def weights_of(checkpoint: Path) -> Path:
-    """The Hugging Face folder in a checkpoint.
+    """Return the Hugging Face folder in a checkpoint.
 
     Raises:
-        ExportError: there is none.
+        ExportError: there is no such folder.
     """
     if not checkpoint.is_dir():
         raise ExportError(f"{checkpoint}: no such folder")
@@ -117,7 +117,7 @@ def weights_of(checkpoint: Path) -> Path:
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """What is wrong by the checkpoint's list of files, which only a run of this package writes."""
+    """Return the damage by the checkpoint's list of files, which only runs of this package write; None: no damage."""
     for folder in (checkpoint, checkpoint.parent):
         if (folder / checkpoints.MANIFEST).is_file():
             return checkpoints.damage(folder)
@@ -125,7 +125,7 @@ def _damage(checkpoint: Path) -> str | None:
 
 
 def _missing(weights: Path) -> str | None:
-    """What is wrong with the weights, by their own index; None: each weight that the index names is there."""
+    """Return the first weight or file that the weights' index names and that is missing; None: all are there."""
     index, place = weights / _INDEX, {}
     if index.is_file():
         place = json.loads(index.read_text())["weight_map"]
@@ -141,7 +141,7 @@ def _missing(weights: Path) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 2 where there is nothing to export."""
+    """Export a checkpoint. Return the exit code: 2 if the checkpoint cannot be exported."""
     parser = OneLineParser(prog="python -m recipe.export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run_dir/checkpoints/global_step_N")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")

@@ -1,6 +1,6 @@
-"""Megatron's own shards of a model, of any parallel layout -> a Hugging Face folder, in one process on the CPU.
+"""The conversion of Megatron's shards of any parallel layout to a Hugging Face folder, in one process on the CPU.
 
-Importing it imports the whole training stack.
+Importing the module imports the whole training stack.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ def convert(shards: Path, model: str, dtype: str, out: Path) -> None:
     Args:
         shards: `actor/model/dist_ckpt` of a checkpoint.
         model: the Hugging Face folder that the run began with, for the model's shape and the tokenizer.
-        dtype: of the weights, `actor_rollout_ref.actor.megatron.dtype`.
+        dtype: the weights' number format, `actor_rollout_ref.actor.megatron.dtype`.
         out: the new folder.
     """
     with tempfile.TemporaryDirectory() as store:

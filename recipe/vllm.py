@@ -1,4 +1,4 @@
-"""vLLM's own command line, which a CPU installation cannot start by itself: its package has another name there.
+"""vLLM's own command line, which a CPU installation cannot start by itself: the package has another name there.
 
     python -m recipe.vllm serve MODEL [option ...]     an OpenAI-compatible server
     python -m recipe.vllm chat                         talk to it
@@ -13,7 +13,7 @@ from recipe.fully_async_policy.main import prepare_environment
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run `vllm` with these arguments. Does not return before the command ends."""
+    """Run `vllm` with these arguments until the command ends."""
     arguments = sys.argv[1:] if argv is None else argv
     prepare_environment([])
     importlib.import_module("verl_vcpo.plugin")  # on a CPU it lets vLLM find its version

@@ -11,31 +11,31 @@ _CLOSE = 1e-6
 
 
 def group_sum(value: Tensor, group: Tensor) -> Tensor:
-    """[B] -> [B]: every sequence gets the sum over its group."""
+    """Return [B], the sum of `value` [B] over each sequence's group."""
     total = value.new_zeros(int(group.max()) + 1).index_add_(0, group, value)
     return total[group]
 
 
 def group_mean(value: Tensor, group: Tensor) -> Tensor:
-    """[B] -> [B]: every sequence gets the mean over its group. As a baseline: GRPO's."""
+    """Return [B], the mean of `value` [B] over each sequence's group: GRPO's baseline for rewards."""
     return group_sum(value, group) / group_sum(torch.ones_like(value), group)
 
 
 def group_std(value: Tensor, group: Tensor) -> Tensor:
-    """[B] -> [B]: the population standard deviation over the group."""
+    """Return [B], the population standard deviation of `value` [B] over each sequence's group."""
     return group_mean((value - group_mean(value, group)).square(), group).sqrt()
 
 
 def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
-    """[B] -> [B]: the mean reward of the *other* sequences of the group (RLOO); 0 for a group of one."""
+    """Return [B], the mean reward of the *other* sequences of the group (RLOO); 0 for a group of one."""
     others = group_sum(torch.ones_like(reward), group) - 1
     return (group_sum(reward, group) - reward) / others.clamp(min=1)
 
 
 def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
-    """b = sum_i L_i R_i / sum_i L_i over the group (OPO, arXiv 2505.23585).
+    """Return b = sum_i L_i R_i / sum_i L_i over the group (OPO, arXiv 2505.23585).
 
-    The baseline of least variance for squared gradient norms that grow in proportion to the length.
+    b has the least variance if squared gradient norms grow in proportion to the length.
 
     Args:
         reward: [B] rewards R_i.
@@ -51,10 +51,10 @@ def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
 def optimal_off_policy(
     reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor, leave_out_own: bool = False
 ) -> Tensor:
-    """OPOB: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2 (paper: the optimal off-policy baseline).
+    """Return OPOB, the paper's optimal off-policy baseline: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2.
 
-    The constant that minimises the variance of sum_i a_i (R_i - b) g_i. In a group whose gradients are all zero every
-    baseline gives the same update; such a group gets the mean reward.
+    b* is the constant that minimises the variance of sum_i a_i (R_i - b) g_i. In a group whose gradients are all zero
+    every baseline gives the same update; such a group gets the mean reward.
 
     Args:
         reward: [B] rewards R_i.
@@ -79,10 +79,10 @@ def optimal_off_policy(
 def without_optimal(
     reward: Tensor, baseline: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor
 ) -> Tensor:
-    """R_i - b* to many digits, even where one sequence, or equally rewarded ones, have almost all the influence on b*.
+    """Return R_i - b* to many digits, even where one sequence, or equally rewarded ones, have almost all the influence.
 
-    There b* rounds to their reward, and what is left of R_i - b* is rounding, which a large a_i multiplies. Measured
-    from the reward of the most influential sequence, b* is a sum of the others' terms, however small.
+    There b* rounds to their reward, and R_i - b* is rounding only, which a large a_i multiplies. Measured from the
+    reward of the most influential sequence, b* is a sum of the terms of other sequences, however small.
 
     Args:
         reward: [B] rewards R_i.
@@ -103,7 +103,7 @@ def without_optimal(
 
 
 def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tensor:
-    """[B] group means of the rewards, weighted by exp(log_influence); plain means where no influence is positive."""
+    """Return [B], group means of the rewards, weighted by exp(log_influence); plain means if all influences are 0."""
     reward = reward.double()
     groups = int(group.max()) + 1
     top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
@@ -112,7 +112,7 @@ def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tens
 
 
 def _weighted_mean_of_others(reward: Tensor, log_influence: Tensor) -> Tensor:
-    """[n] -> [n], one group: the mean of the other rewards, weighted by exp(log_influence); 0 in a group of one."""
+    """Return [n] for one group: the mean of the other rewards, weighted by exp(log_influence); 0 in a group of one."""
     if len(reward) == 1:
         return torch.zeros_like(reward)
     low = reward.min()
@@ -123,7 +123,7 @@ def _weighted_mean_of_others(reward: Tensor, log_influence: Tensor) -> Tensor:
 
 
 def log_sum_of_others(log_value: Tensor) -> Tensor:
-    """[n] -> [n]: log sum_{j != i} exp(log_value_j), as the sum before i plus the sum after i.
+    """Return [n], log sum_{j != i} exp(log_value_j), as the sum before i plus the sum after i.
 
     Subtracting term i from the sum of all terms would lose all digits where term i is almost the whole sum.
     """

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 
 class StepSizeRule(StrEnum):
-    """How the learning rate follows the effective sample size."""
+    """The rule by which the learning rate follows the effective sample size."""
 
     NONE = "none"
     """The learning rate is never scaled."""
@@ -18,16 +18,16 @@ class StepSizeRule(StrEnum):
 
 
 class EssWeights(StrEnum):
-    """Which weights the ESS ratio is measured on."""
+    """The weights that the ESS ratio is measured on."""
 
     UNTRUNCATED = "untruncated"
-    """w: how far off policy the batch is, whatever the truncation hides."""
+    """The weights w: rho shows how far off policy the batch is, also what truncation hides."""
     TRUNCATED = "truncated"
     """The truncated weights: the concentration of the weights that are really used."""
 
 
 class Baseline(StrEnum):
-    """What is subtracted from a sequence's reward."""
+    """The number that is subtracted from a sequence's reward."""
 
     NONE = "none"
     """Nothing: REINFORCE."""
@@ -42,7 +42,7 @@ class Baseline(StrEnum):
 
 
 class OpobWeights(StrEnum):
-    """Which weights OPOB squares."""
+    """The weights that OPOB squares."""
 
     ESTIMATOR = "estimator"
     """The weights that multiply the gradients in the update: min(w, truncation)."""
@@ -51,7 +51,7 @@ class OpobWeights(StrEnum):
 
 
 class OpobScope(StrEnum):
-    """Over which sequences one OPOB is computed."""
+    """The sequences over which one OPOB is computed."""
 
     GROUP = "group"
     """The sequences of one prompt."""
@@ -60,13 +60,13 @@ class OpobScope(StrEnum):
 
 
 AUTO = "auto"
-"""`base_ess_ratio=auto`: measured while training (`vcpo.ess.FreshestEssRatio`)."""
+"""The value of `base_ess_ratio` that is measured while training (`vcpo.ess.FreshestEssRatio`)."""
 
 _E = TypeVar("_E", bound=Enum)
 
 
 def choice(name: str, value: object, enum: type[_E]) -> _E:
-    """`value` as a member of `enum`.
+    """Return `value` as a member of `enum`.
 
     Raises:
         ValueError: naming the setting `vcpo.<name>` and the choices there are.
@@ -78,7 +78,7 @@ def choice(name: str, value: object, enum: type[_E]) -> _E:
 
 
 def _number(name: str, value: object, low: float, high: float, *, low_open: bool) -> float:
-    """`value` as a float in [low, high], or in (low, high] where `low_open`."""
+    """Return `value` as a float in [low, high], or in (low, high] where `low_open`."""
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}]"
     ok = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     if not ok or (low_open and value == low):
@@ -95,13 +95,13 @@ class VCPOConfig:
     """
 
     truncation: float | None = 8.0
-    """c: a sequence's weight is min(w, c). None: no truncation."""
+    """The bound c of a sequence's weight min(w, c). None: no truncation."""
 
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
-    """How the learning rate follows the ESS ratio rho."""
+    """The rule by which the learning rate follows the ESS ratio rho."""
 
     ess_weights: EssWeights = EssWeights.UNTRUNCATED
-    """Which weights rho is measured on. With `step_size_rule=none` rho is reported, and nothing follows it."""
+    """The weights that rho is measured on. With `step_size_rule=none` rho is reported, and changes nothing."""
 
     base_ess_ratio: float | str = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn, or `auto`."""
@@ -110,13 +110,13 @@ class VCPOConfig:
     """The learning rate is never multiplied by less than this."""
 
     baseline: Baseline = Baseline.OPOB
-    """What is subtracted from a sequence's reward."""
+    """The number that is subtracted from a sequence's reward."""
 
     opob_scope: OpobScope = OpobScope.GROUP
-    """Over which sequences one OPOB is computed."""
+    """The sequences over which one OPOB is computed."""
 
     opob_weights: OpobWeights = OpobWeights.ESTIMATOR
-    """Which weights OPOB squares."""
+    """The weights that OPOB squares."""
 
     opob_leave_one_out: bool = False
     """A sequence's OPOB is computed from the others: no bias from its own reward, but more variance."""
@@ -144,7 +144,7 @@ class VCPOConfig:
         self._refuse_what_has_no_effect()
 
     def _refuse_what_has_no_effect(self) -> None:
-        """A setting that is silently ignored makes two different runs look alike."""
+        """Refuse settings without effect: a setting that is silently ignored makes two different runs look alike."""
         if self.step_size_rule is StepSizeRule.NONE:
             for name, ignored in (
                 ("base_ess_ratio", self.base_ess_ratio == AUTO),
@@ -169,17 +169,17 @@ class VCPOConfig:
 
     @property
     def scales_step_size(self) -> bool:
-        """Whether the learning rate follows the effective sample size."""
+        """True where the learning rate follows the effective sample size."""
         return self.step_size_rule is not StepSizeRule.NONE
 
     @property
     def needs_gradient_norms(self) -> bool:
-        """Whether the update has to know each sequence's gradient norm."""
+        """True where the update needs each sequence's gradient norm."""
         return self.baseline is Baseline.OPOB
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
-        """Whether a group of one sequence has no signal: its advantage would always be 0."""
+        """True where a group of one sequence has no signal: the advantage of the sequence is always 0."""
         within_group = self.baseline in (Baseline.MEAN, Baseline.LENGTH) or (
             self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
         )

@@ -30,27 +30,27 @@ class AlarmLevels:
     """
 
     ess_ratio: float = 0.3
-    """LOW_ESS_RATIO: the ESS ratio is below this value ..."""
+    """LOW_ESS_RATIO needs an ESS ratio below this value."""
     ess_steps: int = 10
-    """... for this number of steps in a row."""
+    """LOW_ESS_RATIO needs this number of such steps in a row."""
     spike: float = 5.0
-    """VANISHED_GRADIENT: a gradient norm exceeds the median of the last `window` steps by this factor, and ..."""
+    """VANISHED_GRADIENT begins with a gradient norm above the median of the last `window` steps by this factor."""
     vanish: float = 0.1
-    """... within `window` steps gradient norms are below this fraction of the same median ..."""
+    """VANISHED_GRADIENT then needs, within `window` steps, gradient norms below this fraction of the same median."""
     vanish_steps: int = 3
-    """... for this number of steps in a row: a single batch whose rewards are all equal has no gradient either."""
+    """VANISHED_GRADIENT needs this number of small norms in a row: one batch of equal rewards has no gradient too."""
     kl: float = 0.25
-    """KL_GROWTH: KL, in nats per token, is above this value ..."""
+    """KL_GROWTH needs a KL, in nats per token, above this value."""
     kl_steps: int = 5
-    """... for this number of steps in a row."""
+    """KL_GROWTH needs this number of such steps in a row."""
     window: int = 20
-    """Steps of the median, and steps from a spike within which the gradient may vanish."""
+    """The number of steps of the median, and of steps after a spike in which the gradient may vanish."""
 
 
 class CollapseAlarm:
-    """Looks for signs of a collapse in the steps of a run.
+    """An alarm that looks for signs of a collapse in the steps of a run.
 
-    A sign is reported at the step where it appears, and not again until it has disappeared and appears anew.
+    A sign is reported at the step where it appears, and again only after it has disappeared.
     """
 
     def __init__(self, levels: AlarmLevels | None = None) -> None:

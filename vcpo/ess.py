@@ -11,7 +11,7 @@ from vcpo.config import StepSizeRule
 
 
 def ess_ratio(log_weight: Tensor) -> float:
-    """rho = (sum w)^2 / (B sum w^2), in log space and without an epsilon.
+    """Return rho = (sum w)^2 / (B sum w^2), computed in log space and without an epsilon.
 
     Args:
         log_weight: [B] log-weights of the *global* mini-batch: every data-parallel rank's sequences.
@@ -33,7 +33,7 @@ def ess_ratio(log_weight: Tensor) -> float:
 
 
 def step_size_multiplier(ratio: float, rule: StepSizeRule, base_ratio: float, floor: float) -> float:
-    """The factor of the learning rate at one optimizer step: a number in [floor, 1].
+    """Return the factor of the learning rate at one optimizer step: a number in [floor, 1].
 
     Args:
         ratio: the ESS ratio rho of the mini-batch.
@@ -70,7 +70,7 @@ class FreshestEssRatio:
         return sum(self._ratios) / len(self._ratios) if self._ratios else None
 
     def update(self, ratio: float, lag: float) -> None:
-        """Take in the ESS ratio of a mini-batch; a mini-batch without usable weights, whose ratio is 0, is ignored.
+        """Take in the ESS ratio of a mini-batch; ignore a ratio of 0, that of a mini-batch without usable weights.
 
         Args:
             ratio: rho of the mini-batch.
@@ -84,7 +84,7 @@ class FreshestEssRatio:
         self._ratios.append(ratio)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: a resumed run has no fresh data to measure again. Plain numbers, for JSON."""
+        """Return the state for a checkpoint, as JSON: a resumed run has no fresh data to measure again."""
         return {"lag": self._lag if self._ratios else None, "ratios": list(self._ratios)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

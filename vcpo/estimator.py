@@ -63,7 +63,7 @@ def estimate(
     length: Tensor | None = None,
     base_ess_ratio: float | None = None,
 ) -> Estimate:
-    """The VCPO update of one global mini-batch.
+    """Compute the VCPO update of one global mini-batch.
 
     Args:
         config: which weights, baseline and normalisation.
@@ -105,7 +105,7 @@ def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, leng
 
 
 def log_reward_scale(config: VCPOConfig, reward: Tensor, group: Tensor) -> Tensor:
-    """[B] log 1/s, s the standard deviation of the group's rewards with `norm_by_std`; -inf where they are equal."""
+    """Return [B] log 1/s, s the standard deviation of a group's rewards with `norm_by_std`; -inf if they are equal."""
     if not config.norm_by_std:
         return torch.zeros_like(reward)
     std = group_std(reward, group)
@@ -113,17 +113,17 @@ def log_reward_scale(config: VCPOConfig, reward: Tensor, group: Tensor) -> Tenso
 
 
 def log_used_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
-    """[B] log of the weights that multiply the gradients: truncated, and never beyond what float32 can square."""
+    """Return [B] log of the weights that multiply the gradients: truncated, and small enough to square in float32."""
     return truncated_log_weights(log_weight, config.truncation).clamp(max=_LARGEST_LOG_WEIGHT)
 
 
 def log_packed_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
-    """[B] log of the weights inside the loss of a packed backward, which its norms are divided by afterwards."""
+    """Return [B] log of the weights in the loss of a packed backward; norms are divided by the weights afterwards."""
     return log_used_weights(config, log_weight).clamp(min=_SMALLEST_LOG_WEIGHT)
 
 
 def _ess_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
-    """[B] log of the weights that rho is measured on."""
+    """Return [B] log of the weights that rho is measured on."""
     if config.ess_weights is EssWeights.UNTRUNCATED:
         return log_weight
     return truncated_log_weights(log_weight, config.truncation)
@@ -137,7 +137,7 @@ def _coefficients(
     squared_norm: Tensor | None,
     length: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(coefficient, baseline, weight), each [B], of usable sequences only."""
+    """Return (coefficient, baseline, weight), each [B], of usable sequences only."""
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
     log_used = log_used_weights(config, log_weight)
     log_scale = log_reward_scale(config, reward, group)
@@ -154,7 +154,7 @@ def _coefficients(
 
 
 def _mean_reward(kind: Baseline, reward: Tensor, group: Tensor, length: Tensor | None) -> Tensor:
-    """[B] baselines that need no gradient norm."""
+    """Return [B] baselines that need no gradient norm."""
     match kind:
         case Baseline.NONE:
             return torch.zeros_like(reward)
@@ -169,7 +169,7 @@ def _mean_reward(kind: Baseline, reward: Tensor, group: Tensor, length: Tensor |
 def _off_policy(
     config: VCPOConfig, reward: Tensor, log_a: Tensor, squared_norm: Tensor, group: Tensor, log_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(baseline b, R - b), each [B]."""
+    """Return (the off-policy baseline b, R - b), each [B]."""
     if config.opob_scope is OpobScope.MINIBATCH:
         group = torch.zeros_like(group)
         log_scale = log_scale if config.opob_weights is OpobWeights.ESTIMATOR else torch.zeros_like(log_scale)

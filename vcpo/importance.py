@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def sequence_log_weights(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """log w_i = sum_t m_t (log pi_theta(t) - log mu(t)).
+    """Return log w_i = sum_t m_t (log pi_theta(t) - log mu(t)).
 
     Args:
         log_prob: [B, T] log-probabilities under the policy being trained.
@@ -27,5 +27,5 @@ def sequence_log_weights(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tenso
 
 
 def truncated_log_weights(log_weight: Tensor, truncation: float | None) -> Tensor:
-    """log min(w, c): [B] -> [B]. `truncation` None leaves the weights as they are."""
+    """Return log min(w, c), [B]. `truncation` None leaves the weights as they are."""
     return log_weight if truncation is None else log_weight.clamp(max=math.log(truncation))

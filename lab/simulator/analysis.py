@@ -56,7 +56,7 @@ def accuracy_after(curve: pd.DataFrame, step: int, total_steps: int) -> float:
     last = int(curve["step"].max())
     if last == total_steps:
         return float(seen.mean())
-    first = evaluated["step"].iloc[1]  # the first evaluation of a trained policy: as far from 0 as all from each other
+    first = evaluated["step"].iloc[1]  # evaluations are equally spaced, so the first step is their interval
     missed = (total_steps - 1) // first - max(last, step) // first + 1  # the run's last step is always evaluated
     return float(seen.sum() / (len(seen) + missed))
 

@@ -1,1 +1,1 @@
-"""How often a model solves a task's validation problems, `python -m recipe.evaluate`."""
+"""The evaluation of a model on a task's validation problems, `python -m recipe.evaluate`."""

@@ -1,4 +1,4 @@
-"""How often a model solves a task's validation problems: pass@1, and pass@k from several samples of each.
+"""Measure how often a model solves a task's validation problems: pass@1, and pass@k from several samples of each.
 
     python -m recipe.evaluate MODEL --task NAME [--samples K] [--json FILE] [setting=value ...]
 
@@ -32,17 +32,17 @@ _MODEL_PATH = "actor_rollout_ref.model.path"
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured on the problems of one data source, or on all."""
+    """The result on the problems of one data source, or on all problems."""
 
     problems: int
     score: float
-    """Mean reward."""
+    """The mean reward."""
     pass_at: dict[int, Interval]
-    """k -> share of problems; empty where the reward does not say which answers are correct."""
+    """The share of solved problems for each k; empty if the reward does not say which answers are correct."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 2 where an argument is wrong, 1 where the evaluation failed."""
+    """Evaluate a model. Return the exit code: 2 for a wrong argument, 1 for a failed evaluation."""
     parser = OneLineParser(prog="python -m recipe.evaluate", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face folder, or global_step_N of a run")
     parser.add_argument("--task", required=True, metavar="NAME", help="preset: countdown, gsm8k, math, ...")
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
 def composed(
     model: Path, task: str, samples: int | None, overrides: list[str], config_dir: Path | None = None
 ) -> "DictConfig":
-    """The preset's configuration for `model`; `val_kwargs` says how responses are sampled.
+    """Compose the preset's configuration for `model`; `val_kwargs` says how responses are sampled.
 
     Raises:
         ExportError: there is no model.
@@ -116,10 +116,10 @@ def composed(
 
 
 def check(config: "DictConfig", json_file: Path | None) -> None:
-    """Refuse what an evaluation would fail with after its start.
+    """Refuse settings with which an evaluation would fail after its start.
 
     Args:
-        json_file: what --json names.
+        json_file: the file that --json names.
 
     Raises:
         SettingError: a wrong setting, file or row, a reward that scores nothing, or a model that cannot be sampled.
@@ -141,7 +141,7 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
 
 
 def measured(answers: list[Answer], samples: int) -> dict[str, Result]:
-    """The result of each data source, and of `all` where there are several."""
+    """Return the result of each data source, and of `all` if there are several."""
     sources = sorted({answer.data_source for answer in answers})
     of_source = {source: [a for a in answers if a.data_source == source] for source in sources}
     if len(sources) > 1:
@@ -161,7 +161,7 @@ def _result(answers: list[Answer], samples: int) -> Result:
 
 
 def table(results: dict[str, Result]) -> str:
-    """One line for each data source and k."""
+    """Return a table with one line for each data source and k."""
     lines = [f"{'':20} {'problems':>8} {'':>9} {'estimate':>9}   95% interval (Wilson)"]
     for source, result in results.items():
         start = f"{source:20} {result.problems:>8}"
@@ -174,7 +174,7 @@ def table(results: dict[str, Result]) -> str:
 
 
 def write(file: Path, about: dict[str, Any], results: dict[str, Result], answers: list[Answer]) -> None:
-    """Write what `table` shows, and every answer."""
+    """Write the results and every answer as JSON."""
     content = {
         **about,
         "results": {source: asdict(result) for source, result in results.items()},

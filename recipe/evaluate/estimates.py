@@ -1,4 +1,4 @@
-"""pass@k and its interval from samples of each problem."""
+"""Estimates of pass@k, with an interval, from samples of each problem."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Interval:
 
 
 def pass_at(k: int, samples: int, correct: int) -> float:
-    """The probability that one of k of the samples, drawn without replacement, is correct.
+    """Return the probability that one of k of the samples, drawn without replacement, is correct.
 
     The unbiased estimator of pass@k for a problem (arXiv 2107.03374): 1 - C(n-c, k) / C(n, k).
 
@@ -30,15 +30,15 @@ def pass_at(k: int, samples: int, correct: int) -> float:
 
 
 def interval(shares: Sequence[float], samples: int = 1) -> Interval:
-    """Mean of a share per problem, with a Wilson interval at the effective number of trials.
+    """Return the mean of a share per problem, with a Wilson interval at the effective number of trials.
 
-    Samples of one problem resemble each other, so N problems with n samples each are fewer than N n trials. Their
-    number is p (1 - p) / (s^2 / N), with s^2 the variance between problems (Kish's effective sample size), at least N
-    and at most N n. The interval is inside [0, 1], and has a width where no problem, or each, is solved.
+    Samples of one problem resemble each other, so N problems with n samples each are fewer than N n trials. The number
+    of trials is p (1 - p) / (s^2 / N), with s^2 the variance between problems (Kish's effective sample size), at least
+    N and at most N n. The interval is inside [0, 1], and has a width also where no problem, or each, is solved.
 
     Args:
         shares: one value in [0, 1] for each of N problems.
-        samples: n, of which a problem's value is made.
+        samples: n, the number of samples in a problem's value.
 
     Raises:
         ValueError: there is no problem.
@@ -59,5 +59,5 @@ def interval(shares: Sequence[float], samples: int = 1) -> Interval:
 
 
 def powers_of_two(samples: int) -> list[int]:
-    """1, 2, 4, ... up to `samples`, and `samples`: the k for which pass@k is reported."""
+    """Return the k for which pass@k is reported: 1, 2, 4, ... up to `samples`, and `samples`."""
     return sorted({2**i for i in range(samples.bit_length())} | {samples})

@@ -1,6 +1,6 @@
-"""Validation problems, responses to them by vLLM in this process, and their rewards: all as the trainer has them.
+"""The responses of vLLM, in this process, to validation problems, and their rewards: all as in the trainer.
 
-Importing it imports vLLM and verl.
+Importing the module imports vLLM and verl.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from verl_vcpo.user_code.reward import bound_custom_reward
 
 
 def answers_of(config: DictConfig, samples: int, temperature: float, top_p: float, top_k: int) -> list[Answer]:
-    """`samples` responses of `actor_rollout_ref.model.path` to each row of `data.val_files`, scored.
+    """Return `samples` scored responses of `actor_rollout_ref.model.path` to each row of `data.val_files`.
 
     Raises:
         UserCodeError: a response that the reward cannot score.
@@ -40,7 +40,7 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
     tokenizer = hf_tokenizer(path)
     data = config.data
     keep_files_apart(data)
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints how many rows there are
+    with contextlib.redirect_stdout(io.StringIO()):  # verl prints how many rows there are
         rows = create_rl_dataset(
             data.val_files, data, tokenizer, None, is_train=False, max_samples=data.get("val_max_samples", -1)
         )
@@ -107,7 +107,7 @@ async def _scored(
 
 
 def _item(row: dict[str, Any], prompt: list[int], response: list[int]) -> DataProto:
-    """One response as verl's agent loops hand it to a reward manager."""
+    """Return one response in the form in which verl's agent loops give it to a reward manager."""
     prompts, responses = torch.tensor([prompt]), torch.tensor([response], dtype=torch.int64)
     tensors = {
         "prompts": prompts,

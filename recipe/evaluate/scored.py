@@ -1,4 +1,4 @@
-"""What an evaluation is made of."""
+"""The scored answers of an evaluation."""
 
 from dataclasses import dataclass
 
@@ -12,4 +12,4 @@ class Answer:
     response: str
     score: float
     correct: float
-    """What the reward calls `acc`; the score where it has no `acc`."""
+    """The reward's `acc`; the score if the reward has no `acc`."""

@@ -1,1 +1,1 @@
-"""A tiny language model that can almost do a task: what RL starts from when there is no GPU."""
+"""A tiny language model that can almost do a task: the start of RL where there is no GPU."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-# A multiple of 32 per head: vLLM's CPU attention supports no smaller heads.
+# The size of a head, the smallest that vLLM's CPU attention supports.
 HEAD_SIZE = 32
 MAX_RESPONSE_TOKENS = 32
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, layers: int = 4, heads: int = 4) -> Qwen2ForCausalLM:
-    """A freshly initialised float32 model; seed torch first. Two query heads share a key-value head."""
+    """Build a freshly initialised float32 model; seed torch first. Two query heads share a key-value head."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=heads * HEAD_SIZE,
@@ -44,9 +44,9 @@ def respond(
     batch_size: int = 512,
     most_tokens: int | None = None,
 ) -> list[str]:
-    """One response per prompt, without special tokens: the most likely one, or one drawn at temperature 1.
+    """Return one response per prompt, without special tokens: the most likely one, or one drawn at temperature 1.
 
-    most_tokens: of a response; default MAX_RESPONSE_TOKENS.
+    most_tokens: the most tokens of a response; default MAX_RESPONSE_TOKENS.
     """
     model.eval()
     responses: list[str] = []

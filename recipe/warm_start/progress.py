@@ -1,4 +1,4 @@
-"""What a warm start says while it teaches, also into a file or a pipe: loss, accuracy, and how long it takes."""
+"""The lines of a warm start while it teaches, also in a file or a pipe: loss, accuracy, and the time left."""
 
 import time
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from verl_vcpo.common.console import duration
 
 LINE_S = 5.0
 CHECK_STEPS = 10
-"""With a goal, the accuracy is measured every so many steps: where a lesson ends must not depend on the machine."""
+"""The steps between two measurements with a goal: the end of a lesson must not depend on the machine's speed."""
 _CHECKS_SHARE = 0.05
-"""Of the time, that measuring the accuracy may take where no goal is set."""
+"""The share of the time that measuring the accuracy may take without a goal."""
 _LOSSES = 20
 
 
 class Progress:
-    """Prints a line every LINE_S seconds, and knows when the goal is reached.
+    """The progress of a lesson: prints a line every LINE_S seconds, and knows when the goal is reached.
 
     Args:
-        steps: at most.
+        steps: the most steps.
         until: the accuracy at which the lesson ends; None: after all steps.
-        check: measures the accuracy, 0 to 1, without changing what is learned.
+        check: a function that measures the accuracy, 0 to 1, without an effect on the lesson.
     """
 
     def __init__(self, steps: int, until: float | None, check: Callable[[], float]) -> None:
@@ -30,7 +30,7 @@ class Progress:
         self._checks_s = self._check_s = 0.0
 
     def reached(self, loss: float) -> bool:
-        """Note a step's loss; whether the lesson ends with this step."""
+        """Note a step's loss. Return True if the lesson ends with this step."""
         self.losses.append(loss)
         done = len(self.losses)
         due = time.perf_counter() - self._last_line >= LINE_S

@@ -1,4 +1,4 @@
-"""Rows of any task with an answer to each: what a warm start teaches, and what it is tested on."""
+"""The rows of any task, each with an answer: a warm start teaches most of them, and tests the model on the others."""
 
 import hashlib
 import json
@@ -22,43 +22,43 @@ _SHORTEST_PHRASE = 4
 
 @dataclass(frozen=True)
 class AnsweredRows:
-    """The rows of a file. The last tenth, at most MOST_HELD_OUT rows, is held out: tested on, and not taught."""
+    """The rows of a file. The last tenth, at most MOST_HELD_OUT rows, is held out for tests, and not taught."""
 
     taught: list[tuple[Chat, str]]
     held_out: list[tuple[Chat, str]]
 
     @property
     def prompts(self) -> list[Chat]:
-        """The held-out ones."""
+        """The prompts of the held-out rows."""
         return [chat for chat, _ in self.held_out]
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What makes a model another one."""
+        """The facts about the rows that change the model."""
         text = json.dumps([self.taught, self.held_out], sort_keys=True)
         return {"rows": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     @property
     def most_tokens(self) -> int:
-        """Of the longest answer with its end: a token is a byte at least."""
+        """The most tokens of an answer with its end: a token is a byte at least."""
         return 1 + max(len(answer.encode()) for _, answer in [*self.taught, *self.held_out])
 
     def tokenizer(self, seed: int) -> PreTrainedTokenizerBase:
-        """A token per byte; the same for every seed."""
+        """Return a tokenizer with a token per byte; the same for every seed."""
         return byte_tokenizer(self.phrases())
 
     def solved(self, row: int, response: str) -> float:
-        """Whether the response to a held-out row is the answer, but for spaces around it."""
+        """Return 1 if the response to a held-out row is the answer, apart from spaces around it, else 0."""
         return float(response.strip() == self.held_out[row][1].strip())
 
     def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[tuple[Chat, str]]:
-        """Endless (chat, response) pairs: the row's answer with this probability, otherwise that of a random row."""
+        """Yield (chat, response) pairs without end: the row's answer with this probability, else a random row's."""
         while True:
             chat, answer = rng.choice(self.taught)
             yield chat, answer if rng.random() < correct_fraction else rng.choice(self.taught)[1]
 
     def phrases(self) -> list[str]:
-        """What the first questions of all prompts begin and end with, cut where a word begins or ends."""
+        """Return the common begin and end of the first questions of all prompts, cut at the edge of a word."""
         chats = [chat for chat, _ in [*self.taught, *self.held_out]]
         texts = [next((m["content"] for m in chat if m["role"] == "user"), chat[0]["content"]) for chat in chats]
         start = re.sub(r"\w+$", "", os.path.commonprefix(texts))
@@ -72,10 +72,10 @@ def load_answered_rows(file: Path, column: str) -> AnsweredRows:
 
     Args:
         file: parquet or JSON lines.
-        column: holds the answer, as the model is to write it; of a nested column, its name and the field's: a.b.
+        column: the column with the answer, as the model is to write it; a.b for the field b of a nested column a.
 
     Raises:
-        ValueError: the file is none, has fewer than two rows with different prompts, or a row without prompt or answer.
+        ValueError: no such file, fewer than two rows with different prompts, or a row without prompt or answer.
     """
     if not file.is_file() or file.suffix not in SUFFIXES:
         raise ValueError(f"data={file}: no such file of rows; give a {', '.join(SUFFIXES)} file")

@@ -1,4 +1,4 @@
-"""A 512-token byte-level tokenizer: of Countdown, trained offline on its text; of any other rows, without merges."""
+"""A 512-token byte-level tokenizer: for Countdown trained offline on its text, for any other rows without merges."""
 
 import json
 import random
@@ -35,19 +35,19 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(difficulty: Difficulty, seed: int = 0) -> Qwen2Tokenizer:
-    """A ChatML tokenizer with exactly VOCAB_SIZE tokens; the same for the same arguments.
+    """Train a ChatML tokenizer with exactly VOCAB_SIZE tokens; the same for the same arguments.
 
-    In an expression each character is a token. Ids that nothing uses are <|reserved_i|>. Raises ValueError if the
-    difficulty allows no problem.
+    In an expression each character is a token. Unused ids are <|reserved_i|>. Raises ValueError if the difficulty
+    allows no problem.
     """
     return _tokenizer(_corpus(difficulty, seed), PHRASES)
 
 
 def byte_tokenizer(phrases: Sequence[str]) -> Qwen2Tokenizer:
-    """A ChatML tokenizer of VOCAB_SIZE tokens for any text: a token per byte, and one per phrase.
+    """Return a ChatML tokenizer of VOCAB_SIZE tokens for any text: a token per byte, and one per phrase.
 
-    Nothing is merged, so a text has one tokenization, and a model that writes it character by character writes those
-    tokens.
+    Nothing is merged, so a text has one tokenization, and a model that writes the text character by character writes
+    these tokens.
     """
     return _tokenizer([], phrases)
 
@@ -82,12 +82,12 @@ def _tokenizer(corpus: Sequence[str], phrases: Sequence[str]) -> Qwen2Tokenizer:
 
 
 def response_text(expression: str) -> str:
-    """What the assistant writes, without the end-of-turn token."""
+    """Return the text that the assistant writes, without the end-of-turn token."""
     return f"<answer>{expression}</answer>"
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: str | list[dict[str, str]]) -> str:
-    """The whole prompt, up to where the assistant starts, of a chat or of the user's only message."""
+    """Return the whole prompt of a chat or of the user's only message, up to the start of the assistant's turn."""
     chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
 

@@ -1,6 +1,6 @@
 """Teach a tiny model a task, badly: `python -m recipe.warm_start.train --out models/countdown-tiny`.
 
-Supervised learning; what is left is for RL. The result is an ordinary Hugging Face checkpoint.
+Supervised learning; RL can teach the rest. The result is an ordinary Hugging Face checkpoint.
 
 Countdown: fresh random problems, none of them a validation problem. A response is right with probability
 --correct-fraction and otherwise a random expression over the given numbers, so the model learns the format well and
@@ -37,30 +37,30 @@ from recipe.warm_start.rows import Chat, load_answered_rows
 from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
 
 RECORD = "warm_start.json"
-# Raise it when a change of the code makes old checkpoints differ from what the same settings would give now.
+# Raise the version when a change of the code makes old checkpoints differ from new ones of the same settings.
 RECIPE_VERSION = 1
 THREADS = 2
 _HELP = {"until": "stop when this fraction of drawn responses is right, as 0.3; --steps is then the most"}
 IGNORED = -100  # the label of positions without loss
 CHECKED_ROWS = 128
-"""Held-out rows, at most, that the accuracy is measured on between steps: one response each, drawn."""
+"""The most held-out rows that the accuracy is measured on between steps, with one drawn response each."""
 _WARM_UP_STEPS = 30
-"""With a goal, when the number of steps is not known before."""
+"""The steps of the warm-up with a goal, when the number of steps is not known before."""
 
 Example = tuple[str | Chat, str]
-"""(the user's only message or a chat, the response)."""
+"""A pair of the user's only message, or a chat, and the response."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The knobs of the warm start. Raises ValueError naming the one that is out of range.
+    """The settings of the warm start. Raises ValueError naming a setting that is out of range.
 
-    steps, batch_size: optimizer steps, and sequences in each.
+    steps, batch_size: optimizer steps, and sequences in each step.
     learning_rate: AdamW's peak, after a linear warm-up over a twentieth of the steps; then a cosine down to a tenth.
-    until: the fraction of drawn responses that are right, on held-out rows, at which the lesson ends, with `steps` as
-        the most. The learning rate then stays at its peak, after a warm-up of 30 steps. None: all steps are made.
-    correct_fraction: the probability that the response shown is the right one.
-    samples: responses per problem drawn at temperature 1 for the report; 0 skips that part of it.
+    until: the fraction of right responses, drawn for held-out rows, at which the lesson ends, with `steps` as the
+        most. The learning rate then stays at its peak, after a warm-up of 30 steps. None: all steps are made.
+    correct_fraction: the probability that a taught response is right.
+    samples: responses per problem drawn at temperature 1 for the report; 0 skips that part of the report.
     layers, heads: the model's size. A head is 32 wide; heads come in pairs.
     """
 
@@ -94,42 +94,42 @@ class Settings:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What makes a model another one."""
+        """The settings that change the model."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Lesson(Protocol):
-    """What is taught, and the held-out rows that the model is tested on."""
+    """The taught rows, and the held-out rows that the model is tested on."""
 
     @property
     def prompts(self) -> Sequence[str | Chat]:
-        """Of the held-out rows."""
+        """The prompts of the held-out rows."""
         ...
 
     @property
     def most_tokens(self) -> int | None:
-        """Of a response to a held-out row; None: `respond`'s default."""
+        """The most tokens of a response to a held-out row; None: `respond`'s default."""
         ...
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What makes a model another one."""
+        """The facts about the lesson that change the model."""
         ...
 
     def tokenizer(self, seed: int) -> PreTrainedTokenizerBase: ...
 
     def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[Example]:
-        """Endless; a response is right with this probability."""
+        """Yield examples without end; a response is right with this probability."""
         ...
 
     def solved(self, row: int, response: str) -> float:
-        """1 where the response to a held-out row is right, otherwise 0."""
+        """Return 1 if the response to a held-out row is right, else 0."""
         ...
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Countdown, as prepared: the difficulty of the data, and the validation problems."""
+    """The lesson of prepared Countdown data: the difficulty, and the validation problems."""
 
     difficulty: Difficulty
     prompts: list[str]
@@ -147,24 +147,24 @@ class HeldOut:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What makes a model another one."""
+        """The facts about the data that change the model."""
         return {"difficulty": asdict(self.difficulty), "held_out": self.digest}
 
     def tokenizer(self, seed: int) -> PreTrainedTokenizerBase:
-        """Trained on problems of the difficulty."""
+        """Train a tokenizer on problems of the difficulty."""
         return train_tokenizer(self.difficulty, seed)
 
     def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[tuple[str, str]]:
-        """Of problems that are not held out."""
+        """Yield examples of problems that are not held out."""
         return examples(self.difficulty, self.keys, correct_fraction, rng)
 
     def solved(self, row: int, response: str) -> float:
-        """Whether the response to a validation problem solves it."""
+        """Return 1 if the response solves the validation problem, else 0."""
         return compute_score("countdown", response, self.truths[row])["acc"]
 
 
 def load_held_out(data: Path) -> HeldOut:
-    """Read what scripts.prepare_data wrote. Raises ValueError if it is missing or of another task."""
+    """Read the data of scripts.prepare_data. Raises ValueError if it is missing or of another task."""
     if not (data / "meta.json").is_file():
         raise ValueError(
             f"data={data} has no meta.json: first run `python -m scripts.prepare_data countdown --out {data}`"
@@ -183,7 +183,7 @@ def load_held_out(data: Path) -> HeldOut:
 def examples(
     difficulty: Difficulty, held_out: set[ProblemKey], correct_fraction: float, rng: random.Random
 ) -> Iterator[tuple[str, str]]:
-    """Endless (user message, response) pairs over random problems that are not held out."""
+    """Yield (user message, response) pairs of random problems that are not held out, without end."""
     while True:
         problem = random_problem(difficulty, rng)
         if problem is None or problem.key in held_out:
@@ -194,7 +194,7 @@ def examples(
 
 
 def make_batch(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, labels), both (len(pairs), longest), padded on the right; labels are IGNORED outside the response.
+    """Return (tokens, labels), both (len(pairs), longest), padded on the right; labels are IGNORED outside responses.
 
     Padding follows all real tokens, so with causal attention no mask is needed.
     """
@@ -217,10 +217,10 @@ def fit(
     settings: Settings,
     check: Callable[[], float],
 ) -> list[float]:
-    """Train in place; returns each step's loss (nats per response token).
+    """Train in place; return each step's loss (nats per response token).
 
     Args:
-        check: the accuracy of `model` now, 0 to 1; it may change the model's mode, and nothing else.
+        check: a function that measures the accuracy of `model`, 0 to 1; it may change the model's mode only.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = _schedule(optimizer, settings)
@@ -255,7 +255,7 @@ def _twentieth(steps: int) -> int:
 
 
 def drawn_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, data: Lesson) -> float:
-    """The fraction of right responses, one drawn for each of CHECKED_ROWS; torch's random numbers stay as they were."""
+    """Return the fraction of right responses, one drawn for each of CHECKED_ROWS; torch's random state stays."""
     prompts = [prompt_text(tokenizer, message) for message in data.prompts[:CHECKED_ROWS]]
     with torch.random.fork_rng(devices=[]):
         responses = respond(model, tokenizer, prompts, sample=True, most_tokens=data.most_tokens)
@@ -265,7 +265,7 @@ def drawn_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, 
 def evaluate(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, data: Lesson, samples: int
 ) -> dict[str, float]:
-    """Fractions of the held-out rows: solved by the greedy response and, if samples > 0, by sampled ones."""
+    """Return the fractions of held-out rows solved by the greedy response and, if samples > 0, by sampled responses."""
     prompts = [prompt_text(tokenizer, message) for message in data.prompts]
     greedy = respond(model, tokenizer, prompts, sample=False, most_tokens=data.most_tokens)
     report = {"accuracy": sum(data.solved(row, text) for row, text in enumerate(greedy)) / len(greedy)}
@@ -298,7 +298,7 @@ def save(out: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase,
 
 
 def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a checkpoint made with these very settings, or None if `out` must be (re)made.
+    """Return the record of a checkpoint made with these very settings, or None if `out` must be (re)made.
 
     Raises ValueError if `out` holds something else, which must not be overwritten.
     """
@@ -313,7 +313,7 @@ def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _make_parent(out: Path) -> None:
-    """Raises ValueError where the checkpoint could not be written: known before the training, not after it."""
+    """Raise ValueError if the checkpoint cannot be written: before the training, not after it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=out.parent).cleanup()
@@ -322,7 +322,7 @@ def _make_parent(out: Path) -> None:
 
 
 def run(lesson: Lesson, out: Path, settings: Settings) -> None:
-    """Make the checkpoint, or reuse it. Raises ValueError for a wrong setting."""
+    """Make the checkpoint, or reuse an equal one. Raises ValueError for a wrong setting."""
     started = time.perf_counter()
     fingerprint = {"recipe_version": RECIPE_VERSION, **settings.fingerprint, **lesson.fingerprint}
     record = cached_record(out, fingerprint)
@@ -346,7 +346,7 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
 
 
 def report(record: dict[str, Any], settings: Settings) -> None:
-    """Print the accuracy, and on stderr a warning where it is none or below the goal."""
+    """Print the accuracy, and on stderr a warning if the accuracy is 0 or below the goal."""
     greedy, drawn = record["accuracy"], record.get("sampled_accuracy")
     said = f"Accuracy before RL: {greedy:.1%} greedy (always the likeliest token)"
     if drawn is not None:

@@ -1,8 +1,8 @@
 """The patched Megatron actor, or the critic, alone, for a measurement or a test: on CPU, or on a GPU if there is one.
 
-Importing it applies the environment of a CPU run, if it is one, and imports the whole training stack. On a GPU it takes
-PyTorch and packages without kernels where the layers are Megatron's own; attention is torch's where Transformer Engine
-is not installed.
+Importing the module imports the whole training stack and, without a GPU, applies the environment of a CPU run. On a GPU
+Megatron's own layers need PyTorch and packages without kernels; attention is torch's where Transformer Engine is not
+installed.
 """
 
 import os
@@ -43,7 +43,7 @@ else:
 
 
 def adamw(learning_rate: float = LEARNING_RATE) -> McoreOptimizerConfig:
-    """What the layouts are trained with."""
+    """Return the optimizer that trains the layouts."""
     return McoreOptimizerConfig(
         lr=learning_rate,
         weight_decay=0.1,
@@ -63,7 +63,7 @@ def engine_settings(
     model_type: str = "language_model",
     **engine: Any,
 ) -> dict[str, Any]:
-    """The engine's configurations, under the names that verl gives them; `engine`: more of verl's engine settings."""
+    """Return the engine's configurations, under verl's names; `engine`: more of verl's engine settings."""
     transformer: dict[str, Any] = {"attention_backend": "auto"}
     if ON_GPU:
         implementation = {"local": "local", "te": "transformer_engine"}[layout.layers]
@@ -102,17 +102,17 @@ def build_engine(
     model_type: str = "language_model",
     **engine: Any,
 ) -> Any:
-    """The patched actor, loaded; the critic where `model_type` is value_model."""
+    """Build and load the patched actor, or the critic if `model_type` is value_model."""
     engine_class = {"language_model": Engine, "value_model": Critic}[model_type]
     built = engine_class(**engine_settings(layout, checkpoint, optimizer, dtype, model_type, **engine))
-    # Megatron writes its choice of attention there, and refuses another one: in programs that this process starts, too.
+    # Megatron writes its choice of attention into the environment, and child processes would refuse another choice.
     with patch.dict(os.environ):
         built.initialize()
     return built
 
 
 def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:
-    """verl's loss as the engine receives it: a partial that carries the actor's configuration."""
+    """Return verl's loss as the engine receives it: a partial with the actor's configuration."""
     config = VCPOActorConfig(
         strategy="megatron",
         rollout_n=GROUP_SIZE,
@@ -125,7 +125,7 @@ def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean"
 
 
 def join_processes(rank: int, world_size: int, folder: Path) -> None:
-    """This process and its device in the group of a measurement."""
+    """Join the group of a measurement with this process and its device."""
     torch.set_num_threads(1)
     backend = "gloo"
     if ON_GPU:

@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over its DevTools protocol: opens a page, clicks, hears what goes wrong in it."""
+"""A Chromium without a window, driven by the DevTools protocol: it opens pages, clicks, and collects errors."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ _TIMEOUT_S = 60.0
 
 
 class Page:
-    """A tab. `errors` are what its console got at the level of an error, exceptions, and loads that failed."""
+    """A tab. `errors` has the console's errors and warnings, exceptions, and failed loads."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -27,7 +27,7 @@ class Page:
             self.command(f"{domain}.enable")
 
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command of the protocol; its result."""
+        """Send a command of the protocol, and return the result."""
         number = next(self._numbers)
         self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
@@ -53,10 +53,10 @@ class Page:
         self.wait(ready)
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression.
+        """Return the value of a JavaScript expression.
 
         Raises:
-            RuntimeError: it throws.
+            RuntimeError: the expression throws.
         """
         result = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
@@ -64,7 +64,7 @@ class Page:
         return result["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Until the expression is true. While a page is being loaded it may throw."""
+        """Wait until the expression is true. It may throw while a page is being loaded."""
         deadline = time.monotonic() + _TIMEOUT_S
         while not self.run(f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"):
             if time.monotonic() > deadline:
@@ -72,7 +72,7 @@ class Page:
             time.sleep(0.05)
 
     def click(self, selector: str) -> None:
-        """Press and release the mouse in the middle of the element, as a person does: what covers it gets the click."""
+        """Press and release the mouse in the middle of the element; an element on top of it gets the click."""
         element = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{element}.scrollIntoView({{block: 'center'}})")
         left, top, width, height = self.run(
@@ -87,7 +87,7 @@ class Page:
         self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def size(self, width: int, height: int) -> None:
-        """Of the window, in pixels."""
+        """Set the size of the window in pixels."""
         self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -95,10 +95,10 @@ class Page:
 
 @contextlib.contextmanager
 def page(profile: Path) -> Iterator[Page]:
-    """A browser with one empty page for the block, without a network.
+    """Run a browser with one empty page for the block, without a network.
 
     Args:
-        profile: an empty folder for what the browser writes.
+        profile: an empty folder for the browser's files.
     """
     assert PROGRAM, "no chromium"
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
@@ -115,7 +115,7 @@ def page(profile: Path) -> Iterator[Page]:
 
 
 def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
-    """The WebSocket of the empty page."""
+    """Return the WebSocket of the empty page."""
     import urllib.request
 
     port_file, deadline = profile / "DevToolsActivePort", time.monotonic() + _TIMEOUT_S

@@ -7,5 +7,5 @@ from recipe import export
 
 
 def run(checkpoint: Path, out: Path, model: str, folder: Path, rank: int) -> None:
-    """Write `out`; the arguments after it are `tests.kit.layout_run`'s."""
+    """Write `out`; the arguments after `out` are those of `tests.kit.layout_run`."""
     export.export(checkpoint, out, model)

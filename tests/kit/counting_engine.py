@@ -1,9 +1,9 @@
-"""vLLM's engine as a clock that counts tokens, behind the real servers: no model, no process, no kernel.
+"""A stand-in for vLLM's engine that counts tokens by the clock, behind the real servers: no model, no process.
 
-The engine works on `max_num_seqs` requests at a time; the others wait in the order of their arrival. A running request
-gets a token every `rollout.custom.token_s` seconds; lengths are drawn with mean `rollout.custom.mean_tokens`, without
-memory, so that a response that a weight update has interrupted needs as many tokens more as a new one. All tokens
-are the same one, of log-prob `rollout.custom.log_prob` (-1).
+The engine works on `max_num_seqs` requests at a time; other requests wait in the order of their arrival. A running
+request gets a token every `rollout.custom.token_s` seconds. Lengths are drawn with mean `rollout.custom.mean_tokens`,
+without memory: a response that a weight update has interrupted needs as many more tokens as a new one. All tokens are
+the same token, of log-prob `rollout.custom.log_prob` (-1).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _TOKEN = 5
 
 
 def _output(tokens: int, finish_reason: str | None, log_prob: float) -> Any:
-    """What vLLM's engine yields, as far as verl's server reads it."""
+    """Return the fields of vLLM's output that verl's server reads."""
     log_probs = {_TOKEN: SimpleNamespace(logprob=log_prob)}
     response = SimpleNamespace(
         token_ids=[_TOKEN] * tokens, logprobs=[log_probs] * tokens, finish_reason=finish_reason, num_preempted=0
@@ -29,10 +29,10 @@ def _output(tokens: int, finish_reason: str | None, log_prob: float) -> Any:
 
 
 class TokenCountingEngine:
-    """Takes the calls that verl's server makes of vLLM's AsyncLLM."""
+    """An engine with the methods of vLLM's AsyncLLM that verl's server calls."""
 
     def __init__(self, slots: int, token_s: float, mean_tokens: float, seed: int, log_prob: float = -1.0) -> None:
-        self._log_prob = log_prob  # of each token
+        self._log_prob = log_prob  # the same for each token
         self._slots, self._token_s, self._mean_tokens = asyncio.Semaphore(slots), token_s, mean_tokens
         self._rng = random.Random(seed)
         self.output_processor = SimpleNamespace(request_states={})  # request -> set when the request is aborted
@@ -44,7 +44,7 @@ class TokenCountingEngine:
     async def generate(
         self, *, prompt: Any, sampling_params: Any, request_id: str, lora_request: Any, priority: int
     ) -> AsyncIterator[Any]:
-        """As vLLM's: nothing before the first token, which a request that waits for a slot does not have."""
+        """Yield like vLLM, nothing before the first token, which a request that waits for a slot does not have."""
         aborted = await self.add_request(request_id)
         try:
             if not await self._slot(aborted):
@@ -65,7 +65,7 @@ class TokenCountingEngine:
             del self.output_processor.request_states[request_id]
 
     async def _slot(self, aborted: asyncio.Event) -> bool:
-        """Whether the request has got a slot before it was aborted."""
+        """Wait for a slot. Return True if the request gets a slot before it is aborted."""
         slot, end = asyncio.ensure_future(self._slots.acquire()), asyncio.ensure_future(aborted.wait())
         await asyncio.wait({slot, end}, return_when=asyncio.FIRST_COMPLETED)
         end.cancel()
@@ -87,7 +87,7 @@ class TokenCountingEngine:
             await asyncio.sleep(0.001)
 
     async def resume_generation(self) -> None:
-        """The server holds requests back while weights are updated; the engine needs not."""
+        """Do nothing: the server holds requests back while weights are updated."""
 
     async def is_sleeping(self) -> bool:
         return False
@@ -98,7 +98,7 @@ class TokenCountingEngine:
 
 
 class TokenCountingvLLMHttpServer(LagKvLLMHttpServer):
-    """The real server, with the real gate, around a `TokenCountingEngine`. ActorWatch knows it by its name's end."""
+    """The real server, with the real gate, around a `TokenCountingEngine`. ActorWatch knows the end of its name."""
 
     async def launch_server(self, *_: Any, **__: Any) -> None:
         if keeps_kv_cache(self.config):
@@ -116,7 +116,7 @@ class TokenCountingvLLMHttpServer(LagKvLLMHttpServer):
 
 
 class TokenCountingReplica(LagKvLLMReplica):
-    """One `TokenCountingvLLMHttpServer`; it has no workers, since there are no weights to receive."""
+    """A replica of one `TokenCountingvLLMHttpServer`, without workers: there are no weights to receive."""
 
     server = TokenCountingvLLMHttpServer
 
@@ -144,7 +144,7 @@ class TokenCountingReplica(LagKvLLMReplica):
 
 
 class CountingWeights:
-    """verl's CheckpointEngineManager without weights: servers abort their requests, wait, and resume them."""
+    """A stand-in for verl's CheckpointEngineManager without weights: servers abort requests, wait, and resume."""
 
     def __init__(self, replicas: list[Any], transfer_s: float) -> None:
         self.replicas, self._transfer_s = replicas, transfer_s
@@ -161,5 +161,5 @@ class CountingWeights:
 
 
 def register_engine() -> None:
-    """`rollout.name=vllm` means the counting engine from now on, in this process."""
+    """Have `rollout.name=vllm` stand for the counting engine in this process."""
     replica.register(__name__, TokenCountingReplica.__name__)

@@ -1,7 +1,7 @@
 """A run without samplers' GPUs: `python -m tests.kit.counting_run setting=value ...`.
 
-All is the run's own (Ray, TransferQueue, agent loops, the trainer and its processes), except that samplers count tokens
-(counting_engine.py), so that no weights travel to them.
+Everything is real (Ray, TransferQueue, agent loops, the trainer and its processes), except that samplers count tokens
+(counting_engine.py), and get no weights.
 """
 
 import sys
@@ -14,13 +14,13 @@ TRANSFER_S = 0.1
 SAMPLERS = {
     "token_s": 0.005,
     "mean_tokens": 12,
-    # about that of the token in the small model (small_run.py), or all weights, and gradients, would be 0
+    # about the token's log-prob in the small model (small_run.py); otherwise all weights and gradients would be 0
     "log_prob": -9.3,
 }
 
 
 def main(overrides: list[str]) -> int:
-    """Train; the exit code is 0, or an exception is raised."""
+    """Train. Return the exit code 0, or raise an exception."""
     from omegaconf import open_dict
 
     from recipe.fully_async_policy.launch.processes import new_run_id

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _MADE_UP = "I do not know."
-"""What a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
+"""The response that a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
 
 _LONGER_THAN_A_RUN_S = 600.0
 
@@ -22,17 +22,17 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwar
 
 
 def of_length(solution_str: str, **kwargs: Any) -> dict[str, float]:
-    """More for a longer response: what tells responses of one and the same token apart."""
+    """Reward longer responses, which differ in length only if they repeat one token."""
     return {"score": min(1.0, len(solution_str) / 64), "acc": 0.0}
 
 
 def fails_thrice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
-    """The same; but its first call holds the interpreter's lock for ever, its second ends the process, and its third
-    returns NaN.
+    """Reward digits, but hold the interpreter's lock for ever in the first call, end the process in the second, and
+    return NaN in the third.
 
-    That in a validation, and again in training.
+    The three faults happen in a validation, and again in training.
 
-    marks: a folder that remembers what was done.
+    marks: a folder that remembers the faults.
     """
     if kwargs["solution_str"] == _MADE_UP:
         return compute_score(**kwargs)
@@ -49,7 +49,7 @@ def fails_thrice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[
 
 
 def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
-    """The same; in a validation it says in the folder `marks` that it was called, and takes its time."""
+    """Reward digits, and in a validation leave a mark in the folder `marks`, and take 0.3 seconds."""
     if extra_info["split"] == "val" and kwargs["solution_str"] != _MADE_UP:
         Path(marks, "validating").touch()
         time.sleep(0.3)
@@ -57,7 +57,7 @@ def slow_in_validation(marks: str, extra_info: dict[str, Any], **kwargs: Any) ->
 
 
 def waits(marks: str, calls: int, **kwargs: Any) -> dict[str, float]:
-    """The same; but each call after so many waits until the folder `marks`, which counts them, has a file `go`."""
+    """Reward digits, but after `calls` calls wait until the folder `marks`, which counts calls, has a file `go`."""
     if kwargs["solution_str"] != _MADE_UP and _number_of_call(marks) >= calls:
         deadline = time.monotonic() + _LONGER_THAN_A_RUN_S
         while not Path(marks, "go").exists():
@@ -68,7 +68,7 @@ def waits(marks: str, calls: int, **kwargs: Any) -> dict[str, float]:
 
 
 def _number_of_call(marks: str) -> int:
-    """From 0 on, over all processes."""
+    """Return the number of this call, from 0 on, over all processes."""
     for number in itertools.count():
         with contextlib.suppress(FileExistsError):
             os.close(os.open(f"{marks}/call-{number}", os.O_CREAT | os.O_EXCL))
@@ -77,7 +77,7 @@ def _number_of_call(marks: str) -> int:
 
 
 def straggles_once(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
-    """The same; but its first call in training takes longer than the run.
+    """Reward digits, but take longer than the run in the first call in training.
 
     marks: a folder that remembers the call.
     """

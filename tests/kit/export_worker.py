@@ -20,7 +20,7 @@ _SHARD_BYTES = 100_000  # several files
 
 
 def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
-    """Leave the folders `CHECKPOINT`, `SHARDS` (Megatron's own) and `MODEL`, and [B, T] `LOG_PROBS` of the batch."""
+    """Leave the folders `CHECKPOINT`, `SHARDS` (Megatron's own), `MODEL`, and the batch's `LOG_PROBS` [B, T]."""
     join_processes(rank, layout.world_size, folder)
     engine = build_engine(layout, model, adamw())
     with engine.train_mode():
@@ -40,5 +40,5 @@ def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
 
 
 def batch_of(layout: ParallelLayout) -> TensorDict:
-    """The same on all data-parallel ranks."""
+    """Return the batch, which is the same on all data-parallel ranks."""
     return make_batch(layout)

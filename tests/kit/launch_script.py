@@ -1,4 +1,4 @@
-"""What a launch script would start."""
+"""The commands that a launch script would start."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def arguments(script: Path, folder: Path, *settings: str, **environment: str) -> list[list[str]]:
-    """The arguments of every `python` that the script starts; none of them runs.
+    """Return the arguments of every `python` that the script starts; none of these programs runs.
 
     Args:
-        script: below shell/vcpo.
-        folder: an empty one, for stand-ins of the programs.
-        settings: after the script's name.
-        environment: of the script, besides this process's.
+        script: a script below shell/vcpo.
+        folder: an empty folder, for stand-ins of the programs.
+        settings: the script's arguments.
+        environment: the script's variables in addition to this process's.
     """
     recorder = folder / "python"
     calls = folder / "calls"
@@ -24,7 +24,7 @@ def arguments(script: Path, folder: Path, *settings: str, **environment: str) ->
         f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=open('{calls}', 'a'))\n"
     )
     recorder.chmod(0o755)
-    (folder / "curl").symlink_to(shutil.which("true") or "/bin/true")  # a sandbox is up
+    (folder / "curl").symlink_to(shutil.which("true") or "/bin/true")  # as if a sandbox were up
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, **environment, "PATH": path}
     subprocess.run(["bash", str(script), *settings], check=True, env=variables, timeout=60)

@@ -20,29 +20,29 @@ _TIMEOUT_S = 1200
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How the model and the batch are laid out over processes."""
+    """A layout of the model and the batch over processes."""
 
     name: str
     model: str = "untied"
-    """untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama or llama_tied."""
+    """The kind: untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama or llama_tied."""
     dp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
     pp: int = 1
     vpp: int | None = None
-    """Model chunks per pipeline stage."""
+    """The model chunks per pipeline stage."""
     cp: int = 1
     ep: int = 1
     """Expert parallelism."""
     etp: int | None = None
-    """Tensor parallelism of the experts; None: that of the model."""
+    """The tensor parallelism of the experts; None: the model's."""
     packed: bool = True
     dynamic_batch: bool = False
     """Micro-batches by tokens, not by sequences."""
     distributed_optimizer: bool = True
     recompute: bool = False
     layers: str = "local"
-    """Whose layers: Megatron's own (local), or Transformer Engine's (te; tests/kit/te_on_cpu.py says what that is)."""
+    """The kind of layers: Megatron's own (local), or Transformer Engine's (te, tests/kit/te_on_cpu.py)."""
 
     @property
     def world_size(self) -> int:
@@ -51,17 +51,17 @@ class ParallelLayout:
 
 @dataclass(frozen=True)
 class Method:
-    """How the gradient norms are measured, and what baseline they are for."""
+    """A way to measure gradient norms, for a kind of baseline."""
 
     name: str
     vcpo: dict[str, Any]
-    """Settings of VCPOSettings."""
+    """The arguments of VCPOSettings."""
     whole_groups: bool = False
-    """A prompt's samples lie on one data-parallel rank; else on all of them."""
+    """True: a prompt's samples lie on one data-parallel rank; False: on all ranks."""
     straddling: bool = False
-    """With `whole_groups`: two prompts have a sample on another rank."""
+    """True, with `whole_groups`: two prompts have a sample on another rank."""
     dominance: float = 0.0
-    """By how much the log-weight of one sequence of a mini-batch is raised."""
+    """The increase of the log-weight of one sequence of a mini-batch."""
 
     @property
     def scope(self) -> str:
@@ -80,7 +80,7 @@ GRADIENTS_MINI_BATCH = Method(
 
 
 def methods(layout: ParallelLayout) -> list[Method]:
-    """What is compared on a layout: everything that it can do."""
+    """Return the methods to compare on a layout: all that the layout allows."""
     experts = layout.ep * (layout.tp if layout.etp is None else layout.etp)
     shared = layout.model == "moe" and experts > layout.tp * layout.cp  # by data-parallel ranks
     one_group_at_a_time = [GRADIENTS] if layout.vpp is None and not shared else []
@@ -89,25 +89,25 @@ def methods(layout: ParallelLayout) -> list[Method]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a layout computed. The same on every layout, up to rounding."""
+    """The result of a layout, which is the same on every layout, up to rounding."""
 
     squared_norm: torch.Tensor
     """[steps, B] ||g_i||^2."""
     ess_ratio: torch.Tensor
-    """[steps]"""
+    """[steps] rho."""
     baseline: torch.Tensor
-    """[steps, B]"""
+    """[steps, B] b of each sequence."""
     parameters: dict[str, torch.Tensor]
-    """After the last step, under their Hugging Face names."""
+    """The parameters after the last step, under their Hugging Face names."""
     step_s: float
-    """Median seconds of a step on rank 0, the first one left out."""
+    """The median seconds of a step on rank 0, without the first step."""
 
 
 def norm_error(squared: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest error of a norm, in units of the longest of its batch.
+    """Return the largest error of a norm, in units of the longest gradient of its batch.
 
-    The rounding of a float32 sum is that of its terms, and those of a short gradient are as large as those of a long
-    one, only that they cancel: in units of its own length the error of a norm has no bound, on any processor.
+    The rounding of a float32 sum depends on its terms. The terms of a short gradient are as large as those of a long
+    one, but cancel: in units of the gradient's own length the error has no bound, on any processor.
 
     Args:
         squared, wanted: [..., B] ||g_i||^2.
@@ -117,13 +117,13 @@ def norm_error(squared: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
-    """A small random Qwen2 (qk_norms: Qwen3, moe: Qwen3-MoE) checkpoint with a tokenizer of one token per character.
+    """Write a small random Qwen2 (qk_norms: Qwen3, moe: Qwen3-MoE) checkpoint with one token per character.
 
     A Llama has the scaled positions of Llama 3.1, and frequencies so low that the scaling changes most of them.
 
     Args:
         model: untied, tied, qk_norms, moe, llama or llama_tied.
-        folder: where to put it.
+        folder: the folder in which to write.
         of_shape: settings of transformers' configuration to change.
     """
     import transformers
@@ -209,7 +209,7 @@ def run_processes(
     deadline = time.monotonic() + timeout_s
     while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
         if any(p.exitcode not in (None, 0) for p in processes):
-            break  # the others would wait for it for ever
+            break  # the other processes would wait for the failed one for ever
         time.sleep(0.02)
     codes = [process.exitcode for process in processes]
     for process in processes:

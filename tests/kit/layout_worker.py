@@ -1,4 +1,4 @@
-"""One process of `layout_run`: importing it imports the whole training stack."""
+"""One process of `layout_run`; importing the module imports the whole training stack."""
 
 import contextlib
 import random
@@ -21,7 +21,7 @@ from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 
 
 def order_of_rows(whole_groups: bool, straddling: bool = False) -> list[int]:
-    """The sequences as they are dealt out to data-parallel ranks: prompt by prompt, or from each prompt in turn.
+    """Return the order in which sequences go to data-parallel ranks: prompt by prompt, or from each prompt in turn.
 
     Args:
         whole_groups: prompt by prompt.
@@ -44,9 +44,9 @@ def make_batch(
     straddling: bool = False,
     holes: bool = True,
 ) -> TensorDict:
-    """Data-parallel rank `rank`'s part of a batch that depends on `seed`, `dominance` and `holes` only.
+    """Make data-parallel rank `rank`'s part of a batch that depends on `seed`, `dominance` and `holes` only.
 
-    With `holes` two of three responses have one or two tokens of a tool's output: their mask and log-prob are 0.
+    With `holes` two of three responses have one or two tokens of a tool's output, with mask 0 and log-prob 0.
     """
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []

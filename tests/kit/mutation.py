@@ -1,9 +1,9 @@
-"""One small mistake at a time in a file, and the tests that should see it.
+"""Small mistakes in a file, one at a time, and the tests that should see them.
 
-A mistake (a mutant) is written into a private copy of the tree. A process that has imported the other packages is
-forked for each, so torch and Megatron are imported once; the forked one imports the project from the copy, and so do
-the processes that it starts. `cosmic-ray` imports everything anew for each mistake; `mutmut` leaves functions with
-decorators out, properties and context managers among them.
+A mistake (a mutant) is written into a private copy of the tree. For each mistake a process that has imported all other
+packages forks, so torch and Megatron are imported once; the fork and its children import the project from the copy.
+`cosmic-ray` imports everything again for each mistake; `mutmut` leaves out functions with decorators, such as
+properties and context managers.
 """
 
 import ast
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = ("vcpo", "verl_vcpo", "recipe", "tests.kit", "scripts", "tests")
-"""Packages that a forked process imports anew."""
+"""The packages that a forked process imports again."""
 _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
@@ -50,7 +50,7 @@ _STATEMENTS = (ast.Expr, ast.AugAssign, ast.Continue, ast.Break, ast.Delete, ast
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake in `file`; `number` is its place among those of the file."""
+    """A mistake in `file`; `number` is its place among the mistakes of the file."""
 
     file: str
     number: int
@@ -61,12 +61,12 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What stays the same when lines move."""
+        """The name of the mistake, which stays the same when lines move."""
         return f"{self.file} {self.function}: {self.before} -> {self.after}"
 
 
 def _is_flipped(test: ast.expr) -> bool:
-    """Whether another mistake negates the test already."""
+    """Return True if another mistake already negates the test."""
     match test:
         case ast.UnaryOp(op=ast.Not()) | ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot()]):
             return True
@@ -76,7 +76,7 @@ def _is_flipped(test: ast.expr) -> bool:
 
 
 def _swaps(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """(field, other value): what a mistake exchanges in `node`."""
+    """Yield (field, other value) for each exchange in `node`."""
     match node:
         case ast.Compare(ops=operators):
             for i, operator in enumerate(operators):
@@ -103,7 +103,7 @@ def _swaps(node: ast.AST) -> Iterator[tuple[str, object]]:
 
 
 def _replacements(node: ast.AST) -> Iterator[ast.AST]:
-    """What a mistake puts in the place of the whole `node`."""
+    """Yield the nodes that mistakes put in the place of the whole `node`."""
     match node:
         case ast.UnaryOp(op=ast.Not() | ast.Invert()):
             yield node.operand
@@ -122,7 +122,7 @@ def _replacements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_said(node: ast.AST) -> bool:
-    """Whether the node is text for people."""
+    """Return True if the node is text for people."""
     if isinstance(node, ast.Call):
         return getattr(node.func, "attr", getattr(node.func, "id", "")) in _SAID
     return isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert)
@@ -139,7 +139,7 @@ def _short(node: ast.AST) -> str:
 def _in_place(
     node: ast.AST, put: Callable[[Any], None], shown: ast.AST, function: str
 ) -> Iterator[tuple[int, str, str, str]]:
-    """(line, function, before, after) of each mistake in `node` and below, which is there while that is yielded."""
+    """Yield (line, function, before, after) of each mistake in `node` and below, while the tree has the mistake."""
     line, before = getattr(node, "lineno", 0), _short(shown)
     if not isinstance(node, ast.Raise | ast.Expr) or not _is_said(getattr(node, "value", node)):
         for field, other in _swaps(node):
@@ -177,7 +177,7 @@ def _in_place(
 
 
 def _mistakes(tree: ast.Module, file: str) -> Iterator[Mutant]:
-    """Each mistake of the module `tree`, which has that mistake while it is yielded."""
+    """Yield each mistake of the module `tree`, while the tree has the mistake."""
     seen: Counter[tuple[str, str, str]] = Counter()
     numbers = itertools.count()
     for line, function, before, after in _in_place(tree, lambda _: None, tree, "module"):
@@ -188,19 +188,19 @@ def _mistakes(tree: ast.Module, file: str) -> Iterator[Mutant]:
 
 
 def mutants(file: str, root: Path) -> list[Mutant]:
-    """All mistakes of `file`, a path from `root`."""
+    """Return all mistakes of `file`, a path from `root`."""
     return list(_mistakes(ast.parse((root / file).read_text()), file))
 
 
 def with_mistake(mutant: Mutant, root: Path) -> str:
-    """The source of the mutant's file with the mistake."""
+    """Return the source of the mutant's file with the mistake."""
     tree = ast.parse((root / mutant.file).read_text())
     next(each for each in _mistakes(tree, mutant.file) if each.number == mutant.number)
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def copy_of_tree(root: Path, to: Path) -> None:
-    """Copy what git knows of `root`, or does not ignore."""
+    """Copy the files of `root` that git knows, or does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
     )
@@ -212,7 +212,7 @@ def copy_of_tree(root: Path, to: Path) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of tests in a forked process."""
+    """The outcome of tests in a forked process."""
 
     passed: bool
     wall_s: float
@@ -223,8 +223,8 @@ class Copy:
     """A private copy of a tree, in which tests run with one mistake at a time.
 
     Args:
-        folder: of the copy.
-        sources: folders in it that hold packages, before all others on the path.
+        folder: the copy's folder.
+        sources: the copy's folders with packages, which come first on the path.
     """
 
     def __init__(self, folder: Path, sources: Sequence[str] = ("", "verl")) -> None:
@@ -232,14 +232,14 @@ class Copy:
         self.path = [str(folder / name) for name in sources]
 
     def import_others(self, tests: Sequence[str], wall_s: float) -> None:
-        """Import all that collecting `tests` imports but is not the project's, for the processes forked later.
+        """Import all other packages that collecting `tests` imports, for the processes forked later.
 
-        The first collection also compiles the tests; what is compiled later is not kept, as it may have a mistake.
+        The first collection also compiles the tests; later compiled files may have a mistake, and are not kept.
         """
         listing = self.folder / "imported.txt"
         self.run([*tests, "--collect-only"], wall_s=wall_s, listing=listing)
         for name in listing.read_text().split() if listing.exists() else ():
-            with contextlib.suppress(Exception):  # some modules expect others of the project's before them
+            with contextlib.suppress(Exception):  # some modules expect imports of the project's modules before
                 importlib.import_module(name)
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -247,14 +247,14 @@ class Copy:
     def run(
         self, arguments: Sequence[str], *, wall_s: float, processor_s: float = 0.0, listing: Path | None = None
     ) -> Outcome:
-        """Run pytest in a fork of this process. Past a limit it has failed; `processor_s` 0 is none."""
+        """Run pytest in a fork of this process. A run beyond a limit has failed; `processor_s` 0: no limit."""
         begun = time.monotonic()
         child = os.fork()
         if child == 0:
             self._tests(arguments, processor_s, listing)
         while (ended := os.wait4(child, os.WNOHANG))[0] == 0 and time.monotonic() < begun + wall_s:
             time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):  # those that it started and left
+        with contextlib.suppress(ProcessLookupError):  # processes that pytest started and left
             os.killpg(child, signal.SIGKILL)
         if ended[0] == 0:
             ended = os.wait4(child, 0)
@@ -291,7 +291,7 @@ class Copy:
             os._exit(code)
 
     def passes_with(self, mutant: Mutant, tests: Sequence[str], *, wall_s: float, processor_s: float) -> bool:
-        """Whether all `tests` pass with the mistake, within the limits."""
+        """Return True if all `tests` pass with the mistake, within the limits."""
         file = self.folder / mutant.file
         right = file.read_text()
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):

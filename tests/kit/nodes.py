@@ -1,7 +1,7 @@
-"""Two machines on this one, as namespaces, with a Ray cluster over both: for tests and benchmarks of several nodes.
+"""Two machines on this one, made of namespaces, with a Ray cluster over both: for tests of several nodes.
 
 A machine has its own network, process ids, host name and /dev/shm; the file system is shared, as a cluster's is. The
-kernel removes a machine with its first process, which is killed when the process that made it ends, however it ends.
+kernel removes a machine with its first process, which is killed when the process that made the machine ends.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _NAMESPACES = ("net", "mount", "uts", "pid")
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _INTERFACE, _PORT = "vcpo0", 6379
 _WAIT_S, _RAY_WAIT_S = 30.0, 300.0
-# The first process of a machine: it waits for the orphans of the machine, whose remains nobody else removes.
+# The first process of a machine reaps the orphans of the machine, which nobody else does.
 _FIRST_PROCESS = """
 set -e
 hostname "$1"
@@ -43,7 +43,7 @@ while :; do sleep 5 & wait; done
 class Machine:
     """One of the two machines.
 
-    pid: its first process, as this machine counts them.
+    pid: the machine's first process, by its number on the real machine.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Machine:
     pid: int
 
     def command(self, *command: str) -> list[str]:
-        """What runs `command` on the machine, in the checkout."""
+        """Return the command that runs `command` on the machine, in the checkout."""
         namespaces = [f"--{name}" for name in _NAMESPACES]
         return ["nsenter", "--target", str(self.pid), *namespaces, f"--wd={ROOT}", "--", *command]
 
     def processes(self) -> list[psutil.Process]:
-        """All that run on the machine, its first one left out."""
+        """Return the processes on the machine, without the first one."""
         own, found = _process_namespace(self.pid), []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):  # a process that has ended since
@@ -66,35 +66,35 @@ class Machine:
         return found
 
     def shared_memory(self) -> set[str]:
-        """The files in the machine's /dev/shm, semaphores among them."""
+        """Return the files in the machine's /dev/shm, also semaphores."""
         return set(os.listdir(f"/proc/{self.pid}/root/dev/shm"))
 
     def received_bytes(self) -> int:
-        """What has come to the machine over the network, in all."""
+        """Return the number of bytes that the machine has received over the network."""
         lines = Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()
         (fields,) = [line.split() for line in lines if line.strip().startswith(f"{_INTERFACE}:")]
         return int(fields[1])
 
     def kill_raylet(self) -> None:
-        """kill -9 of the process by which the machine is a node of the cluster."""
+        """Kill the process that makes the machine a node of the cluster, by SIGKILL."""
         for process in self.processes():
             if process.name() == "raylet":
                 process.kill()
 
     def cut_off(self) -> None:
-        """Pull the machine's plug out of the network."""
+        """Disconnect the machine from the network."""
         _run(self.command("ip", "link", "set", _INTERFACE, "down"))
 
     def plug_in(self) -> None:
-        """Undo `cut_off`."""
+        """Connect the machine to the network."""
         _run(self.command("ip", "link", "set", _INTERFACE, "up"))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster over two machines; `environment` is what a driver on one of them needs.
+    """A Ray cluster over two machines; `environment` has the variables that a driver on a machine needs.
 
-    temporary: what both machines have instead of /tmp.
+    temporary: the folder that both machines have instead of /tmp.
     """
 
     machines: tuple[Machine, Machine]
@@ -102,13 +102,13 @@ class Cluster:
     temporary: Path
 
     def sockets(self) -> list[Path]:
-        """Unix sockets in `temporary`, and folders of runs."""
+        """Return the Unix sockets in `temporary`, and the folders of runs."""
         below = [path for path in self.temporary.rglob("*") if path.is_socket()]
         return sorted({*below, *self.temporary.glob("vcpo-*/*")})
 
 
 def why_not() -> str:
-    """Why this machine cannot be two; empty if it can."""
+    """Return why this machine cannot be two; empty if it can."""
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         return f"not installed: {', '.join(missing)} (util-linux, iproute2)"
     if os.geteuid() != 0:
@@ -121,11 +121,11 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def cluster(gpus: tuple[int, int] = (1, 1), cpus: int = 32) -> Iterator[Cluster]:
-    """Two machines with a raylet each, for the block.
+    """Run two machines with a raylet each, for the block.
 
     Args:
         gpus: logical devices of the first machine, where Ray's head is, and of the second.
-        cpus: logical ones, of each.
+        cpus: logical processors of each machine.
 
     Raises:
         RuntimeError: a machine or its Ray did not come up.
@@ -150,7 +150,7 @@ def cluster(gpus: tuple[int, int] = (1, 1), cpus: int = 32) -> Iterator[Cluster]
 
 @contextlib.contextmanager
 def _machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Two machines that are connected. Each has a file system of its own at `folder`/ray."""
+    """Run two connected machines. Each has a file system of its own at `folder`/ray."""
     with contextlib.ExitStack() as stack:
         (folder / "ray").mkdir()
         names = ("node-a", "node-b")
@@ -171,7 +171,7 @@ def _machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
 
 @contextlib.contextmanager
 def _machine(name: str, address: str, folder: Path, hosts: Path) -> Iterator[Machine]:
-    """A machine that is not connected yet."""
+    """Run a machine that is not connected yet."""
     unshare = ["unshare", *(f"--{n}" for n in _NAMESPACES), "--fork", "--kill-child", "--mount-proc"]
     first_process = ["bash", "-c", _FIRST_PROCESS, "first-process", name, f"{folder}/ray", str(hosts)]
     with open(folder / f"{name}.log", "wb") as log:

@@ -1,6 +1,6 @@
-"""Ordinary programs of the kind that models write: what the sandbox's allow-list of system calls was recorded from.
+"""Ordinary programs of the kind that models write, from which the sandbox's allowed system calls were recorded.
 
-Each prints "done" last, as an ordinary process and in the sandbox alike.
+Each program prints "done" last, both as an ordinary process and in the sandbox.
 """
 
 PROGRAMS: dict[str, str] = {
@@ -132,5 +132,5 @@ for attempt in (
 left, right = socket.socketpair(); left.send(b"x"); print(right.recv(1)); left.close(); right.close()
 """,
 }
-"""name -> program."""
+"""The programs, by name."""
 PROGRAMS = {name: code.lstrip("\n") + 'print("done")\n' for name, code in PROGRAMS.items()}

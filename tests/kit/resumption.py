@@ -1,4 +1,4 @@
-"""One training step of an actor or a critic, and a run of such steps that was stopped beside one that was not."""
+"""One training step of an actor or a critic, and a comparison of a resumed run of such steps with an unbroken run."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +20,7 @@ ONE_PROCESS = ParallelLayout("one process")
 
 
 def with_returns(batch: TensorDict) -> TensorDict:
-    """The batch with what a critic learns: each token's return is its sequence's reward; `values`, the old ones, 0."""
+    """Add a critic's fields: `returns`, each token's being its sequence's reward, and old `values` of 0."""
     returns = [torch.full_like(rewards, rewards.sum().item()) for rewards in batch["rm_scores"].unbind()]
     batch["returns"] = torch.nested.as_nested_tensor(returns, layout=torch.jagged)
     batch["values"] = torch.nested.as_nested_tensor([torch.zeros_like(r) for r in returns], layout=torch.jagged)
@@ -28,12 +28,12 @@ def with_returns(batch: TensorDict) -> TensorDict:
 
 
 def train_actor(engine: Any, seed: int) -> dict[str, Any]:
-    """A VCPO update on the batch of `seed`; its metrics. `auto`, so that what it measures is resumed too."""
+    """Make a VCPO update on the batch of `seed`; return its metrics. `auto` makes a measurement to resume."""
     return _train(engine, make_batch(ONE_PROCESS, seed), loss_function(VCPOSettings(base_ess_ratio="auto")))
 
 
 def train_critic(engine: Any, seed: int) -> dict[str, Any]:
-    """An update of verl's critic on the batch of `seed`; its metrics."""
+    """Update verl's critic on the batch of `seed`; return the metrics."""
     config = McoreCriticConfig(ppo_micro_batch_size_per_gpu=2, cliprange_value=100.0)
     return _train(engine, with_returns(make_batch(ONE_PROCESS, seed)), partial(value_loss, config))
 
@@ -46,14 +46,14 @@ def _train(engine: Any, batch: TensorDict, loss: partial[Any]) -> dict[str, Any]
 
 
 def parameters(engine: Any) -> dict[str, torch.Tensor]:
-    """The engine's parameters under Megatron's names, copied to the host."""
-    with engine.eval_mode():  # offloaded parameters are back there
+    """Return the engine's parameters under Megatron's names, copied to the host."""
+    with engine.eval_mode():  # brings offloaded parameters back
         named = (pair for chunk in engine.module for pair in chunk.named_parameters())
         return {name: parameter.detach().cpu().clone() for name, parameter in named}
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Of all elements of all tensors."""
+    """Return the largest difference of any element of any tensor."""
     assert one.keys() == other.keys()
     return max((one[name].float() - other[name].float()).abs().max().item() for name in one)
 
@@ -61,10 +61,10 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 def stopped_and_not(
     build: Callable[[], Any], train: Callable[[Any, int], Any], before: int, folder: Path
 ) -> tuple[float, float]:
-    """Train `before` steps and two more; and again the two more, from a checkpoint in `folder`, in a new engine.
+    """Train `before` steps and two more; then again the two more, from a checkpoint in `folder`, in a new engine.
 
     Returns:
-        (by how much the parameters of the two runs differ, by how much the two steps change the parameters).
+        (the difference of the parameters of the two runs, the change of the parameters by the two steps).
     """
 
     def after(engine: Any, steps: Iterable[int]) -> dict[str, torch.Tensor]:

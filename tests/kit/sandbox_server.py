@@ -25,9 +25,9 @@ _START_S = 60
 class Mode:
     """One way to start the sandbox's server.
 
-    name, prefix: what it is called, and what comes before the server's command.
-    bounded: whether there are control groups, so that memory is limited for a program as a whole; None: as it is here.
-    user: the user id that the server has, if it is not this process's.
+    name, prefix: the name of the mode, and the words before the server's command.
+    bounded: whether control groups limit the memory of a program as a whole; None: as on this machine.
+    user: the server's user id, if it is not this process's.
     first: whether the server is the first process of a namespace.
     """
 
@@ -39,11 +39,11 @@ class Mode:
 
 
 OWN = Mode("as this user")
-"""As it is started here without further ado."""
+"""The plain start of the server, as this process's user."""
 
 
 class NotStarted(RuntimeError):
-    """The server ended: with `code`, saying `text`."""
+    """The error of a server that did not start: it ended with `code`, and wrote `text`."""
 
     def __init__(self, code: int | None, text: str) -> None:
         super().__init__(f"the sandbox did not start (exit code {code}):\n{text}")
@@ -51,7 +51,7 @@ class NotStarted(RuntimeError):
 
 
 def free_port() -> int:
-    """A port on which nothing listens, below those that the system gives to connections on their way out."""
+    """Return a port on which nothing listens, below the system's range for outgoing connections."""
     given_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         with contextlib.suppress(OSError), socket.socket() as s:
@@ -63,16 +63,16 @@ def free_port() -> int:
 def served(
     *options: str, environment: dict[str, str] | None = None, mode: Mode = OWN, bounded: bool = False
 ) -> Iterator[tuple[str, int]]:
-    """A sandbox server in a process of its own: (its URL, its process id).
+    """Run a sandbox server in a process of its own; yield (URL, process id).
 
     Args:
-        options: of the server.
-        environment: variables that it gets besides this process's.
-        mode: how it is started.
-        bounded: it is not to start where it cannot limit a program's memory.
+        options: the server's options.
+        environment: the server's variables in addition to this process's.
+        mode: the way to start the server.
+        bounded: the server must not start where it cannot limit a program's memory.
 
     Raises:
-        NotStarted: says why.
+        NotStarted: saying why.
     """
     port = free_port()
     allow = [] if bounded else ["--allow-unbounded-memory"]
@@ -91,7 +91,7 @@ def served(
 
 
 def _stop(process: subprocess.Popen[bytes], mode: Mode) -> None:
-    """End the server in order: in a process namespace of its own it is the child of what was started."""
+    """End the server in order: in a process namespace of its own the server is the started process's child."""
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):
         server = psutil.Process(process.pid).children()[0] if mode.first else psutil.Process(process.pid)
         server.terminate()
@@ -103,7 +103,7 @@ def _stop(process: subprocess.Popen[bytes], mode: Mode) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Any) -> None:
-    """Until the server answers. Raises NotStarted."""
+    """Wait until the server answers. Raises NotStarted."""
     deadline = time.monotonic() + _START_S
     while True:
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""What a test run has started ends with it, however it ends: Ctrl-C, SIGTERM or kill -9.
+"""The end of all processes of a test run with the run, however the run ends: Ctrl-C, SIGTERM or kill -9.
 
 `python -m tests.kit.session COMMAND ...` does the same for any command.
 
-Processes of a test run are known by a variable that they inherit. A process of its own, whose standard input is the
-test run's end, ends those that are left.
+The processes of a test run inherit a variable that marks them. A watching process, whose standard input closes when the
+test run ends, then ends those that are left.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ from tests.kit import ROOT
 
 VARIABLE = "VCPO_TEST_SESSION"
 _GRACE_S = 20.0
-# What cleans up after a killed launcher: it ends by itself, and removes the run's shared memory before.
+# The cleaner after a killed launcher, which removes the run's shared memory and then ends by itself.
 _CLEANERS = "recipe.fully_async_policy.launch.processes"
 
 
 def begin() -> subprocess.Popen[bytes]:
-    """Mark this process's descendants, and start what ends them: once its standard input is closed."""
+    """Mark this process's descendants, and start the process that ends them once its standard input is closed."""
     session = os.environ[VARIABLE] = uuid.uuid4().hex
     return subprocess.Popen(
         [sys.executable, "-m", "tests.kit.session", "--end", session],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != VARIABLE},
         stdin=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is not for it
+        start_new_session=True,  # so that Ctrl-C does not end it
     )
 
 
 def processes_of(session: str) -> list[psutil.Process]:
-    """The processes that were started in this test run, and are still there."""
+    """Return the processes that were started in this test run and have not ended."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # a process that has ended since, or another user's
@@ -46,7 +46,7 @@ def processes_of(session: str) -> list[psutil.Process]:
 
 
 def end_all(session: str) -> None:
-    """SIGTERM, on which a launcher cleans up after its run; then, after a grace period, SIGKILL."""
+    """Send SIGTERM, on which a launcher cleans up after its run; then, after a grace period, SIGKILL."""
     for ask in (psutil.Process.terminate, psutil.Process.kill):
         left = processes_of(session)
         for process in left:
@@ -58,7 +58,7 @@ def end_all(session: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command, and end what it leaves. `--end SESSION`: end all of that, once standard input is closed."""
+    """Run a command, and end its remaining processes. `--end SESSION`: end these once standard input is closed."""
     if arguments[0] == "--end":
         sys.stdin.read()
         end_all(arguments[1])

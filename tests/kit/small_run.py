@@ -1,4 +1,4 @@
-"""The real stack on CPU, small: a task and a model that take seconds a step. For the benchmarks and the e2e tests."""
+"""A small run of the real stack on CPU, with a task and a model that take seconds a step, for tests of the whole."""
 
 import contextlib
 import ipaddress
@@ -23,19 +23,19 @@ from verl_vcpo.samplers.engine_processes import shared_memory_of
 
 BATCH = 4
 SEED = os.environ.get("VCPO_TEST_SEED")
-"""Of all that a run draws; None: the seeds of the product's settings."""
+"""The seed of all draws of a run; None: the seeds of the product's settings."""
 _TAUGHT = ["--steps", "20", *(["--seed", SEED] if SEED else [])]
 _TIMEOUT_S = 900
 _OF_A_RUN = re.compile(r"(?:vcpo-)?([0-9a-f]{12})(?:-weights-|[0-9a-f]{4}$)")
 
 
 def make_assets(folder: Path, train: int = 64, environment: dict[str, str] | None = None) -> Path:
-    """data/{train,val}.parquet, `train` prompts, and model/, a warm start of a few steps, by the project's commands.
+    """Make data/{train,val}.parquet and model/, a warm start of a few steps, by the project's commands.
 
     Args:
-        folder: where to put them.
-        train: prompts.
-        environment: of the commands' processes; None: this process's.
+        folder: the folder of the assets.
+        train: the number of prompts in train.parquet.
+        environment: the variables of the commands; None: this process's.
     """
     for command in (
         ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", str(train), "--val", "16"],
@@ -46,14 +46,14 @@ def make_assets(folder: Path, train: int = 64, environment: dict[str, str] | Non
 
 
 def seeds() -> list[str]:
-    """The settings that `VCPO_TEST_SEED` stands for: the order of prompts, the samplers and the trainer."""
+    """Return the settings that `VCPO_TEST_SEED` stands for: the order of prompts, the samplers and the trainer."""
     actor = "actor_rollout_ref.actor"
     names = "data.seed", "actor_rollout_ref.rollout.seed", f"{actor}.megatron.seed", f"{actor}.data_loader_seed"
     return [f"{name}={SEED}" for name in names] if SEED else []
 
 
 def small_task(assets: Path, run_dir: Path) -> list[str]:
-    """The countdown preset on `assets`, with a reward that has something to learn from in a few steps."""
+    """Return the countdown preset on `assets`, with a reward from which a few steps can learn."""
     return [
         "+task=countdown",
         f"data.train_files={assets}/data/train.parquet",
@@ -72,9 +72,9 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
 
 
 def abandoned() -> set[str]:
-    """What nobody uses of what runs have on this machine: shared memory, semaphores, sockets, folders.
+    """Return unused shared memory, semaphores, sockets and folders of runs on this machine.
 
-    Shared memory is used by who has it mapped, the weights and the private folder of a run by the run.
+    A process that has mapped shared memory uses it; a run uses its weights and its private folder.
     """
     memory = {file.path for file in os.scandir("/dev/shm")} - shared_memory_of(psutil.process_iter())
     owners = {path: _OF_A_RUN.match(Path(path).name) for path in memory | {*map(str, private_folder().iterdir())}}
@@ -95,7 +95,7 @@ class Listener(NamedTuple):
 
 
 def listening(processes: list[psutil.Process]) -> list[Listener]:
-    """Where the processes take connections from other processes, and from other machines unless `on_loopback`."""
+    """Return the ports on which processes take connections, from other machines too unless `on_loopback`."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):  # a process that has ended since
@@ -106,7 +106,7 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
 
 
 def run_id_of(launcher: psutil.Process) -> str:
-    """The id that a launcher gave its run: an argument of what cleans up after the launcher."""
+    """Return the id that a launcher gave its run: an argument of the process that cleans up after the launcher."""
     for process in launcher.children(recursive=True):
         with contextlib.suppress(psutil.Error):  # a process that has ended since
             command = process.cmdline()
@@ -119,7 +119,7 @@ class TrainerRun:
     """One launch of the trainer, or of another `module` that takes the same settings.
 
     Args:
-        cluster: the launcher runs on the first of its machines, and joins its Ray.
+        cluster: the launcher runs on the cluster's first machine, and joins the cluster's Ray.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class TrainerRun:
 
     @property
     def launcher(self) -> psutil.Process:
-        """The process that signals are for: on another machine a child of what entered that machine."""
+        """The process that gets signals; on another machine, a child of the process that entered the machine."""
         return self.process.children()[0] if self._entered else self.process
 
     def wait_for_step(self, step: int) -> None:
-        """Until `step` is in metrics.jsonl."""
+        """Wait until `step` is in metrics.jsonl."""
         deadline = time.monotonic() + _TIMEOUT_S
         while max((line["step"] for line in self.lines()), default=0) < step:
             if time.monotonic() > deadline or self.process.poll() is not None:
@@ -164,7 +164,7 @@ class TrainerRun:
         self.run_id = run_id_of(self.process)
 
     def wait(self) -> int:
-        """The exit code."""
+        """Wait for the end of the run, and return the exit code."""
         try:
             return self.process.wait(_TIMEOUT_S)
         except psutil.TimeoutExpired:
@@ -173,7 +173,7 @@ class TrainerRun:
             raise RuntimeError(f"the run hangs:\n{self.tail()}") from None
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """The run's processes with `name` in their title."""
+        """Return the run's processes with `name` in their title."""
         found = []
         for process in processes_of(self.run_id):
             with contextlib.suppress(psutil.Error):  # a process that has ended since

@@ -1,12 +1,12 @@
 """Transformer Engine's Python package on a CPU: plain torch stands in for its compiled extension.
 
-For tests only. `install` makes `import transformer_engine` find the package in a folder of its own, where
-scripts/install.sh puts it, apart from the environment's packages: Megatron, which would use any Transformer Engine that
-it finds, must not find one in other processes. So `install` comes before the import of Megatron.
+The module is for tests only. scripts/install.sh puts the package into a folder of its own, apart from the environment's
+packages, because Megatron uses any Transformer Engine that it finds. `install` makes `import transformer_engine` find
+the package in this process, and comes before the import of Megatron.
 
-What Linear, LayerNormLinear, GroupedLinear, RMSNorm and LayerNorm call in float32 and bfloat16 is here. Any other name
-of the extension exists, so that the package can be imported, and raises when it is called. What runs is Transformer
-Engine's own Python, not its kernels.
+The functions that Linear, LayerNormLinear, GroupedLinear, RMSNorm and LayerNorm call in float32 and bfloat16 have
+stand-ins. Any other name of the extension exists, so that the package can be imported, and raises when it is called.
+Transformer Engine's own Python runs, not its kernels.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def generic_gemm(
     alpha: float = 1.0,
     beta: float | None = None,
 ) -> tuple[Tensor, Tensor | None, None, None]:
-    """op(b) op(a), both of them row-major matrices, as cuBLAS computes with column-major ones.
+    """Compute op(b) op(a) of row-major matrices, as cuBLAS does with column-major ones.
 
     Returns:
         (product, gradient of the bias where `grad`, None, None).
@@ -112,10 +112,10 @@ def te_general_grouped_gemm(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> list[Tensor]:
-    """op(b) op(a) of each pair, as `generic_gemm`, into `out`, of which all are rows of one tensor if `single_output`.
+    """Compute op(b) op(a) of each pair into `out`; with `single_output` all results are rows of one tensor.
 
     Returns:
-        The biases, which nobody has.
+        The biases, which are empty.
     """
     assert not any(part.numel() for part in bias), "no stand-in for biases"
     outputs = out[0].split(splits) if single_output else out
@@ -140,7 +140,7 @@ def rmsnorm_fwd(
     sm_margin: int,
     zero_centered: bool,
 ) -> tuple[Tensor, None, Tensor]:
-    """(output [T, d], None, 1 / root mean square [T])."""
+    """Return (output [T, d], None, 1 / root mean square [T])."""
     wide = x.detach().float()
     rsigma = torch.rsqrt(wide.square().mean(1) + eps)
     return (wide * rsigma[:, None] * _gamma(weight, zero_centered)).to(_TORCH[out_dtype]), None, rsigma
@@ -149,7 +149,7 @@ def rmsnorm_fwd(
 def rmsnorm_bwd(
     dy: Tensor, x: Tensor, rsigma: Tensor, weight: Tensor, sm_margin: int, zero_centered: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x [T, d] and of the weight [d]."""
+    """Return the gradients of x [T, d] and of the weight [d]."""
     normalized, g = x.float() * rsigma[:, None], dy.float() * _gamma(weight, zero_centered)
     dx = rsigma[:, None] * (g - normalized * (g * normalized).mean(1, keepdim=True))
     return dx.to(x.dtype), (dy.float() * normalized).sum(0).to(weight.dtype)
@@ -166,7 +166,7 @@ def layernorm_fwd(
     sm_margin: int,
     zero_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(output [T, d], mean [T], 1 / standard deviation [T])."""
+    """Return (output [T, d], mean [T], 1 / standard deviation [T])."""
     wide = x.detach().float()
     mean = wide.mean(1)
     rsigma = torch.rsqrt((wide - mean[:, None]).square().mean(1) + eps)
@@ -177,7 +177,7 @@ def layernorm_fwd(
 def layernorm_bwd(
     dy: Tensor, x: Tensor, mean: Tensor, rsigma: Tensor, weight: Tensor, sm_margin: int, zero_centered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x [T, d], of the weight [d] and of the bias [d]."""
+    """Return the gradients of x [T, d], of the weight [d] and of the bias [d]."""
     normalized = (x.float() - mean[:, None]) * rsigma[:, None]
     g = dy.float() * _gamma(weight, zero_centered)
     dx = rsigma[:, None] * (g - g.mean(1, keepdim=True) - normalized * (g * normalized).mean(1, keepdim=True))
@@ -188,7 +188,7 @@ _STAND_INS = (generic_gemm, te_general_grouped_gemm, rmsnorm_fwd, rmsnorm_bwd, l
 
 
 class _AnyEnum(type):
-    """The type of a class of which every member exists: 0, 1, 2, ... in the order of their first use."""
+    """The type of a class in which every member exists: 0, 1, 2, ... in the order of first use."""
 
     def __getattr__(cls, name: str) -> int:
         if name.startswith("__"):
@@ -199,7 +199,7 @@ class _AnyEnum(type):
 
 
 class _Names(types.ModuleType):
-    """A module in which every name exists: one that begins with a capital is an enum, any other raises when called."""
+    """A module in which every name exists: names with a capital are enums, other names raise when called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -214,10 +214,10 @@ class _Names(types.ModuleType):
 
 
 def folder() -> Path:
-    """Where the Python package is.
+    """Return the folder of the Python package.
 
     Raises:
-        FileNotFoundError: it is not there; the message says how it gets there.
+        FileNotFoundError: there is no package; the message says how to install it.
     """
     path = Path(os.environ.get(FOLDER) or Path(sys.prefix) / "te-python")
     if not (path / "transformer_engine").is_dir():
@@ -246,7 +246,7 @@ def install() -> None:
         setattr(extension, stand_in.__name__, stand_in)
     extension.get_num_cublas_streams = lambda: 1  # type: ignore[attr-defined]
     sys.modules["transformer_engine_torch"] = extension
-    onnx = "transformer_engine.pytorch.onnx_extensions"  # it would need a package more
+    onnx = "transformer_engine.pytorch.onnx_extensions"  # the real module needs one more package
     sys.modules[onnx] = _Names(onnx)
     _import_package()
     _accept_cpu()
@@ -265,7 +265,7 @@ def _import_package() -> None:
 
 
 def _accept_cpu() -> None:
-    """Let modules be built and called although tensors are on the CPU."""
+    """Let modules be built and called with tensors on the CPU."""
     from transformer_engine.pytorch import optimizers, utils
     from transformer_engine.pytorch.cpp_extensions import gemm
     from transformer_engine.pytorch.module import base, grouped_linear, layernorm_linear, linear
@@ -296,13 +296,13 @@ def _accept_cpu() -> None:
 
 
 def _dummy_gradient(shape: list[int], dtype: torch.dtype, zero: bool = False) -> Tensor:
-    """What a layer returns where it has added its gradient to `main_grad`: NaN, so that a use of it is noticed."""
+    """Return a layer's result after it has added its gradient to `main_grad`: NaN, so that a use is noticed."""
     return torch.full(shape, 0.0 if zero else torch.nan, dtype=dtype)
 
 
 @contextlib.contextmanager
 def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside the block `owner` has this attribute."""
+    """Give `owner` an attribute for the block."""
     inherited = name not in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, value)

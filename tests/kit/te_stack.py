@@ -1,7 +1,7 @@
 """The CPU stack on Transformer Engine's layers, in processes that import this module before anything else of the stack.
 
-Models are those that mbridge builds on a GPU, of its own layer spec, except that attention, which has no parameters, is
-torch's.
+Models are those that mbridge builds on a GPU, with its own layer spec, except that attention, which has no parameters,
+is torch's.
 """
 
 from tests.kit import te_on_cpu
@@ -41,8 +41,8 @@ class TEQwen3Bridge(_TorchAttention, Qwen3Bridge):
 
 @register_model("qwen3_moe")
 class TEQwen3MoEBridge(_TorchAttention, Qwen3MoEBridge):
-    """Qwen3-MoE: with all experts of a rank in one grouped layer."""
+    """Qwen3-MoE, with all experts of a rank in one grouped layer."""
 
 
 def pytest_configure() -> None:
-    """With `pytest -p tests.kit.te_stack` the tests run on Transformer Engine's layers."""
+    """Do nothing: `pytest -p tests.kit.te_stack` imports the module, and tests run on Transformer Engine's layers."""

@@ -1,4 +1,4 @@
-"""Reads what W&B has written for a run offline; the package itself has no reader."""
+"""A reader of the file that W&B writes for an offline run; W&B's package has no reader."""
 
 import json
 import struct
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_HEADER, _BLOCK, _CHUNK = 7, 32768, struct.Struct("<IHB")  # of a chunk: checksum, length, kind
+_HEADER, _BLOCK, _CHUNK = 7, 32768, struct.Struct("<IHB")  # a chunk's checksum, length, kind
 _FULL, _FIRST, _LAST = 1, 2, 4
 
 
 class OfflineRun(NamedTuple):
-    """`history`: step -> name -> value, of a table its file's path; `alerts`: title and text; `files`: of tables."""
+    """A run: `history`, step -> name -> value (a path for a table), `alerts`, and the folder `files` of tables."""
 
     history: dict[int, dict[str, Any]]
     alerts: list[tuple[str, str]]
     files: Path
 
     def table(self, step: int, name: str) -> list[dict[str, Any]]:
-        """The rows of a table that was logged at `step`."""
+        """Return the rows of a table that was logged at `step`."""
         table = json.loads((self.files / self.history[step][f"{name}/path"]).read_text())
         return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
@@ -42,7 +42,7 @@ def offline_run(folder: Path) -> OfflineRun:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """LevelDB's log format after W&B's own header: records in chunks, none of which crosses a block."""
+    """Yield the records of LevelDB's log format after W&B's own header: no chunk of a record crosses a block."""
     position, record = _HEADER, b""
     while position + _CHUNK.size <= len(data):
         if _BLOCK - position % _BLOCK < _CHUNK.size:

@@ -1,12 +1,12 @@
 """An hour of chaos: `python -m tests.reliability.chaos [--seed N] [--minutes M] [--out FOLDER] [--json]`.
 
-The real stack on a CPU (a small model, two samplers, tools, group filtering, a checkpoint every three steps) is
-trained, and meanwhile its processes are killed and stopped, its files spoilt, its disk filled, its clock set wrong, its
-rewards made to fail and its weights held up. After each end the same run is resumed with another lag, batch and
-learning rate. The seed decides what is done in which order; the moments depend on the machine.
+The real stack trains on a CPU (a small model, two samplers, tools, group filtering, a checkpoint every three steps).
+Meanwhile its processes are killed and stopped, its files spoilt, its disk filled, its clock set wrong, its rewards made
+to fail and its weights held up. After each end the same run is resumed with another lag, batch and learning rate. The
+seed decides the faults and their order; the moments depend on the machine.
 
-In the end a reader that shares no code with the product counts the mistakes in the files (chaos_reader.py says which).
-Exit code 0: there was none, 1 otherwise.
+In the end a reader that shares no code with the product counts the mistakes in the files (see chaos_reader.py). Exit
+code 0: no mistake, 1 otherwise.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _done(folder: Path) -> dict[str, int]:
-    """How much there was to go wrong."""
+    """Count the opportunities for mistakes: launches, faults, steps, prompts, programs."""
     steps = lineage(read(folder / LEDGER))
     faults = [fault for fault in read(folder / "faults.jsonl") if fault["target"]]
     return {

@@ -11,21 +11,21 @@ from pathlib import Path
 from tests.kit import ROOT
 
 ROWS = 20_000
-"""More than an hour trains on: a row that is trained on twice is a mistake, and never a second epoch."""
+"""More rows than an hour trains on: a row that is trained on twice is a mistake, and never a second epoch."""
 TASK = "chaos"
 _LESSONS, _LESSON_STEPS = 200, 120
 _CONVERSATION = "```python\nprint(6)\n```\nCode execution result: 6\n<answer>6</answer>"
 
 
 def make_chaos_assets(folder: Path) -> Path:
-    """`data/{train,val}.parquet` and `model/` in `folder`, by the project's commands."""
+    """Make `data/{train,val}.parquet` and `model/` in `folder`, by the project's commands."""
     folder.mkdir(parents=True)
     rows = [{"question": f"Number {number:05d}.", "answer": "6"} for number in range(ROWS + 16)]
     _write(folder / "rows.jsonl", rows)
     lessons = [{"prompt": [{"role": "user", "content": row["question"]}], "answer": _CONVERSATION} for row in rows]
     _write(folder / "lessons.jsonl", lessons[:: ROWS // _LESSONS])
     of_rows = ["rows", "--from", f"{folder}/rows.jsonl", "--question", "question", "--answer", "answer"]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # beside other work several threads wait for each other
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # on a busy machine several threads wait for each other
     for command in (
         ["scripts.prepare_data", *of_rows, "--name", TASK, "--val-fraction", "0.0008", "--out", f"{folder}/data"],
         ["recipe.warm_start.train", "--data", f"{folder}/lessons.jsonl", "--answers", "answer", "--samples", "0"]
@@ -44,7 +44,7 @@ def _write(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def small_disk(folder: Path, megabytes: int) -> bool:
-    """A file system of its own at `folder`, which can be filled; False where this user may not mount one."""
+    """Mount a file system at `folder`, which a fault can fill. Return False if this user may not mount one."""
     folder.mkdir()
     size = f"size={megabytes}m"
     return not subprocess.run(
@@ -53,7 +53,7 @@ def small_disk(folder: Path, megabytes: int) -> bool:
 
 
 def keep_disk(folder: Path) -> None:
-    """Copy what `small_disk` has into an ordinary folder of the same name, and give the memory back."""
+    """Copy the files of `small_disk` into an ordinary folder of the same name, and free the memory."""
     if os.path.ismount(folder):
         copy = folder.with_name(f"{folder.name}.kept")
         shutil.copytree(folder, copy, symlinks=True)

@@ -1,6 +1,6 @@
-"""The faults of an hour of chaos: what is done to a run, and whether the run goes on or ends.
+"""The faults of an hour of chaos: actions on a run, each with the expected end.
 
-docs/explanation/asynchrony.md's table "When something fails" says what each leads to.
+docs/explanation/asynchrony.md's table "When something fails" has the expectations.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _FIND_S = 120.0
 
 
 class Target(Protocol):
-    """The run, as a fault sees it."""
+    """The parts of a run that a fault can reach."""
 
     driver: psutil.Popen
     disk: Path | None
@@ -63,16 +63,16 @@ class Target(Protocol):
 
 
 class NotPossible(RuntimeError):
-    """A fault cannot be tried here, and why."""
+    """The error of a fault that cannot be tried here, with the reason."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is done to a run.
+    """One action on a run.
 
-    does: to the run; returns what it was done to.
-    code: the launcher's exit code where the run ends; None: any but 0.
-    says: in the launcher's output afterwards.
+    does: the action; returns its victim, in words.
+    code: the launcher's exit code if the run ends; None: any but 0.
+    says: a text in the launcher's output after the fault.
     """
 
     name: str
@@ -92,7 +92,7 @@ def kill(kind: str) -> Callable[[Target, random.Random], str]:
 
 
 def stop(kind: str, seconds: float | None = None) -> Callable[[Target, random.Random], str]:
-    """SIGSTOP, and SIGCONT after so many seconds; None: 3 to 20, by chance."""
+    """Return a fault: SIGSTOP, and SIGCONT after so many seconds; None: 3 to 20, by chance."""
 
     def does(run: Target, rng: random.Random) -> str:
         took = seconds or rng.uniform(*_SHORT_S)
@@ -119,7 +119,7 @@ def hang_engine(run: Target, rng: random.Random) -> str:
 
 
 def stall_weights(run: Target, rng: random.Random) -> str:
-    """Stop what receives the weights, as soon as they are there, for longer than an update may take."""
+    """Stop a receiver of weights, as soon as the weights are there, for longer than an update may take."""
     deadline, name = time.monotonic() + _FIND_S, re.compile(rf"vcpo-{run.run_id()}-weights-v")
     process = run.find("receiver of weights", rng)
     while not any(map(name.match, os.listdir("/dev/shm"))):
@@ -139,7 +139,7 @@ def signal_driver(signum: int) -> Callable[[Target, random.Random], str]:
 
 
 def fill_disk(run: Target, rng: random.Random) -> str:
-    """Until not a byte fits; whoever looks after the run removes the file again."""
+    """Write until not a byte fits; the hour removes the file after the launch."""
     if run.disk is None:
         raise NotPossible("no right to mount a small file system")
     written = 0
@@ -174,7 +174,7 @@ def fail_reward(how: str) -> Callable[[Target, random.Random], str]:
 
 
 def append_to_metrics(content: bytes) -> Callable[[Target, random.Random], str]:
-    """A whole line, in one write: the lines of steps stay what they are."""
+    """Return a fault that appends a whole line in one write: the lines of steps stay whole."""
 
     def does(run: Target, rng: random.Random) -> str:
         with open(run.run_dir / "metrics.jsonl", "ab", buffering=0) as file:
@@ -232,11 +232,11 @@ ENDS = [
     Fault("weights stall", stall_weights, True, 1, "async.weight_update_timeout_s"),
 ]
 AT_START = [fault for fault in ENDS if fault.name.endswith(": driver")]
-"""Also before the first step."""
+"""The faults that may also come before the first step."""
 
 
 class Deck:
-    """Deals all of some things in a random order, then all again in another one."""
+    """A deck that deals all its things in a random order, then all again in another order."""
 
     def __init__(self, things: list[Any], seed: str) -> None:
         self._things, self._rng, self._left = things, random.Random(seed), list[Any]()

@@ -1,4 +1,4 @@
-"""One launch of the trainer in an hour of chaos, the sandbox that it uses, and how long either may take."""
+"""One launch of the trainer in an hour of chaos, with its sandbox and the limits of its waits."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _RESUMED = re.compile(r"Resumed from \S+, after step (\d+)\.")
 
 
 class TooLate(RuntimeError):
-    """A wait took longer than its limit. Says what was waited for, and the end of the launcher's output."""
+    """The error of a wait beyond its limit: the awaited event, and the end of the launcher's output."""
 
 
 class Sandbox:
@@ -37,7 +37,7 @@ class Sandbox:
         self.start()
 
     def start(self) -> None:
-        """Until the server answers."""
+        """Start the server, and wait until it answers."""
         options = ["--port", str(self._port), "--allow-unbounded-memory", "--concurrency", "8"]
         with open(self._log, "a") as log:
             self.process = psutil.Popen(
@@ -65,15 +65,15 @@ class Sandbox:
 
 
 class Launch:
-    """The trainer's launcher and what it starts: a target of faults.
+    """The trainer's launcher and its processes: a target of faults.
 
     Args:
-        folder: of the hour.
-        number: of the launch.
+        folder: the hour's folder.
+        number: the launch's number.
         mark: the value of `MARK` for this hour.
-        settings: of the run.
-        disk: the small file system that the run's folder is on; None: there is none.
-        temporary: for temporary files, Ray's among them.
+        settings: the run's settings.
+        disk: the small file system that the run's folder is on, or None.
+        temporary: the folder of temporary files, also Ray's.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Launch:
 
     @property
     def resumed_from(self) -> int | None:
-        """The step after which the launcher said that it goes on; None where it said nothing."""
+        """The step after which the launcher says that it goes on, or None."""
         found = _RESUMED.search(self.output)
         return int(found[1]) if found else None
 
@@ -137,7 +137,7 @@ class Launch:
         raise NotPossible("no process has the run's id")
 
     def wait(self, there: Callable[[], bool], limit_s: float, what: str) -> bool:
-        """Until `there`, or the launcher has ended: whether it is there.
+        """Wait until `there` is true or the launcher has ended; return whether `there` is true.
 
         Raises:
             TooLate: after `limit_s`.
@@ -152,14 +152,14 @@ class Launch:
         return True
 
     def end(self, limit_s: float) -> int:
-        """The exit code. Raises TooLate."""
+        """Wait for the end, and return the exit code. Raises TooLate."""
         try:
             return int(self.driver.wait(limit_s))
         except psutil.TimeoutExpired:
             raise TooLate(f"the end of the run took longer than {limit_s:.0f} s: {self.tail()}") from None
 
     def kill(self) -> int:
-        """The launcher alone, and what was stopped goes on: what cleans up after a killed launcher has to do so."""
+        """Kill the launcher alone, and let stopped processes go on, so that the run's cleaner has to do its work."""
         for process in processes_with(self._mark):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT)
@@ -167,7 +167,7 @@ class Launch:
         return int(self.driver.wait())
 
     def tail(self) -> str:
-        """The end of the output, and what the run's processes are doing as far as the kernel says."""
+        """Return the end of the output, and the states of the run's processes."""
         states = []
         for process in processes_with(self._mark):
             with contextlib.suppress(psutil.Error):

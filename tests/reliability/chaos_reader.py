@@ -1,13 +1,13 @@
-"""Counts what went wrong in an hour of chaos, from files alone. It imports nothing of the product.
+"""A count of the mistakes in an hour of chaos, from files alone. The module imports nothing of the product.
 
 The folder of an hour:
 
     launches.jsonl  {launch, lag, batch, from, said, code}: its settings; the newest whole checkpoint before it, by the
-                    checksums; the step that the launcher said it goes on from, null where it said none; its exit code
+                    checksums; the step from which the launcher says that it goes on, or null; its exit code
     ledger.jsonl    {step, rows, lag, reward, launch, at}: the lines of metrics.jsonl, copied as they came
     scored.jsonl    {row, at}: each call of the reward (of a row that was sampled)
-    faults.jsonl    {at, launch, fault, target, outcome, violation}: what was done, and what came of it
-    spoilt.jsonl    {file, steps, mark}: what the chaos itself has spoilt
+    faults.jsonl    {at, launch, fault, target, outcome, violation}: each fault, and its outcome
+    spoilt.jsonl    {file, steps, mark}: the files that the chaos itself has spoilt
     left.jsonl      {launch, processes, shared memory, semaphores, sockets, folders, files}: left by a launch
     run/            the folder of the runs
 """
@@ -22,7 +22,7 @@ from typing import Any
 from tests.reliability.chaos_reward import SPREAD, is_filtered, value
 
 SAMPLES = 4
-"""Of a prompt, and lines of samples.jsonl for a recorded step."""
+"""The number of samples of a prompt, and of lines in samples.jsonl for a recorded step."""
 KINDS = (
     "prompts lost",
     "trained on twice",
@@ -47,13 +47,13 @@ _ROUNDING = 1e-5
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """A file of the chaos's own; [] where nothing was written. A last line may be cut."""
+    """Read a file of the chaos's own; [] if nothing was written. The last line may be cut."""
     raw = file.read_text().split("\n")[:-1] if file.is_file() else []
     return [json.loads(line) for line in raw]
 
 
 def count(folder: Path) -> dict[str, list[str]]:
-    """For each of `KINDS` what was found, a line each; all empty where nothing went wrong."""
+    """Return the mistakes of each of `KINDS`, a line each; all lists are empty if nothing went wrong."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     launches = {line["launch"]: line for line in read(folder / "launches.jsonl")}
     steps = lineage(read(folder / "ledger.jsonl"))
@@ -78,12 +78,12 @@ def count(folder: Path) -> dict[str, list[str]]:
 
 
 def lineage(ledger: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """By step, the line that survived: a later launch makes the steps after its checkpoint again."""
+    """Return the surviving line of each step: a later launch makes the steps after its checkpoint again."""
     return {line["step"]: line for line in ledger if line["step"]}
 
 
 def _prompts(found: dict[str, list[str]], steps: dict[int, dict[str, Any]], complete: bool) -> None:
-    """Rows are submitted in the order of the file; the last launch, at lag 0, leaves none on its way."""
+    """Note prompts lost, trained twice or unfiltered. Rows come in the file's order; the last launch leaves none."""
     trained = Counter(row for line in steps.values() for row in line["rows"])
     where = {row: step for step, line in steps.items() for row in line["rows"]}
     for row, times in sorted(trained.items()):
@@ -101,7 +101,7 @@ def _prompts(found: dict[str, list[str]], steps: dict[int, dict[str, Any]], comp
 def _lags(
     found: dict[str, list[str]], steps: dict[int, dict[str, Any]], launches: dict[int, dict[str, Any]], folder: Path
 ) -> None:
-    """As the run says, and as the time says at which the samples were scored: they are as old as that, or older."""
+    """Note lags above the bound, by the run's lines and by the times at which the samples were scored."""
     times: dict[int, list[float]] = {}
     for score in read(folder / "scored.jsonl"):
         times.setdefault(score["row"], []).append(score["at"])
@@ -116,7 +116,7 @@ def _lags(
                 found["trained on, and not as said"].append(f"step {step}: row {row} was scored {len(scored)} times")
                 continue
             before = [made for at, made in events if at <= scored[-SAMPLES]]
-            # A line appears after its step's weight update, so that the samplers had at most one version more.
+            # A line appears after its step's weight update, so the samplers had at most one more version.
             newest = before[-1] + 1 if before else 0
             if before and step - 1 - newest > bound:
                 found["lag above the bound"].append(f"step {step}: row {row} was scored at version {newest} or before")
@@ -127,7 +127,7 @@ def _lags(
 
 
 def _values(found: dict[str, list[str]], steps: dict[int, dict[str, Any]]) -> None:
-    """The mean reward of a step is that of the rows that it names: these were in the batch, and no failed reward."""
+    """Note steps whose mean reward is not that of their rows: other rows, or a failed reward, were in the batch."""
     for step, line in steps.items():
         expected = sum(map(value, line["rows"])) / max(1, len(line["rows"]))
         if line["reward"] is None or not -_ROUNDING <= line["reward"] - expected <= SPREAD + _ROUNDING:
@@ -137,7 +137,7 @@ def _values(found: dict[str, list[str]], steps: dict[int, dict[str, Any]]) -> No
 
 
 def _steps(found: dict[str, list[str]], steps: dict[int, dict[str, Any]], folder: Path) -> None:
-    """Each step once, in the ledger and in the run's own files; what the chaos spoilt may be missing there."""
+    """Note steps that are not once in the ledger and the run's own files, except lines that the chaos spoilt."""
     last = max(steps)
     found["steps missing"] += [f"step {step}" for step in range(1, last + 1) if step not in steps]
     spoilt = read(folder / "spoilt.jsonl")
@@ -162,7 +162,7 @@ def _resumes(found: dict[str, list[str]], launches: dict[int, dict[str, Any]]) -
 
 
 def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of one of the run's files that can be read, and the number of the others but a cut last one."""
+    """Return the readable lines of a file of the run, and the number of unreadable ones, without a cut last line."""
     lines, unreadable = [], 0
     for raw in file.read_bytes().split(b"\n")[:-1] if file.is_file() else []:
         try:
@@ -174,7 +174,7 @@ def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def damaged_checkpoints(folder: Path) -> dict[str, str]:
-    """What is wrong with each checkpoint that is there and was not spoilt by the chaos."""
+    """Return the damage of each damaged checkpoint that the chaos has not spoilt."""
     spoilt = {(entry["file"], entry["mark"]) for entry in read(folder / "spoilt.jsonl")}
     damaged = {}
     for checkpoint in (folder / "run" / "checkpoints").glob("global_step_*"):
@@ -184,13 +184,13 @@ def damaged_checkpoints(folder: Path) -> dict[str, str]:
 
 
 def mark_of(checkpoint: Path) -> str:
-    """Tells one checkpoint of a step from another one of the same step, which came later."""
+    """Return a mark that tells a checkpoint of a step from a later one of the same step."""
     found = checkpoint.stat()
     return f"{found.st_ino}-{found.st_ctime_ns}"
 
 
 def damage(checkpoint: Path) -> str:
-    """What a checkpoint's manifest says that its files are not; '' where the checkpoint is whole."""
+    """Return how a checkpoint's files differ from its manifest; '' if the checkpoint is whole."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_text())["files"]
         for name, (size, crc) in files.items():
@@ -203,7 +203,7 @@ def damage(checkpoint: Path) -> str:
 
 
 def newest_whole(run_dir: Path) -> int | None:
-    """The step of the newest whole checkpoint; None where there is none."""
+    """Return the step of the newest whole checkpoint, or None."""
     folders = (run_dir / "checkpoints").glob("global_step_*")
     steps = sorted((int(path.name.rpartition("_")[2]) for path in folders), reverse=True)
     return next((step for step in steps if not damage(run_dir / "checkpoints" / f"global_step_{step}")), None)

@@ -1,4 +1,4 @@
-"""The reward of an hour of chaos: each row has a value of its own, so that a batch's mean says which rows are in it."""
+"""The reward of an hour of chaos: each row has a value of its own, so that a batch's mean tells the batch's rows."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 SPREAD = 1e-4
-"""Rewards of a row's samples differ by less than this, and never are equal."""
+"""The bound of the difference between the rewards of a row's samples, which are never equal."""
 FILTERED_OF = 7
 """One row in so many has equal rewards: group filtering takes the row out, and no step trains on the row."""
 SCORED = "scored.jsonl"
 FAULTS = ("hang", "die", "nan")
-"""Files in the folder of marks; the call that can remove one does what its name says."""
+"""The names of files in the folder of marks; the call that removes a file has the fault of that name."""
 _MADE_UP = "I do not know."
-"""What a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
+"""The response that a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
 
 
 def is_filtered(row: int) -> bool:
@@ -24,12 +24,12 @@ def is_filtered(row: int) -> bool:
 
 
 def value(row: int) -> float:
-    """Between 0.1 and 0.9, far from the values of other rows: multiples of the golden section."""
+    """Return a row's value between 0.1 and 0.9, far from those of other rows: a multiple of the golden section."""
     return 0.1 + 0.8 * (row * 0.6180339887498949 % 1)
 
 
 def compute_score(folder: str, marks: str, solution_str: str, extra_info: dict[str, Any], **_: Any) -> dict[str, float]:
-    """The row's value; each call is noted in `folder`/scored.jsonl, and may be made to fail by `marks`."""
+    """Return the row's value, and note the call in `folder`/scored.jsonl; `marks` can make the call fail."""
     row = extra_info["index"]
     if solution_str == _MADE_UP:
         return {"score": value(row), "acc": 0.0}

@@ -1,4 +1,4 @@
-"""An hour of chaos: launches of one run, each with other settings, faults while it goes on, and one that ends it."""
+"""An hour of chaos: launches of one run, each with other settings, some faults, and one fault that ends the launch."""
 
 import contextlib
 import json
@@ -27,21 +27,21 @@ DISK_MB = 400
 SAVE_FREQ = 3
 LAGS, BATCHES, RATES = (0, 1, 2, 3, 4), (2, 3, 4, 6), (1e-4, 3e-5, 1e-5)
 START_S, STEP_S, END_S, CLEAN_S = 900.0, 300.0, 240.0, 60.0
-"""The most that the first step of a launch may take, a step after a fault, the end of a run, and what cleans up."""
-_FAULTS = 4  # of a launch, before the one that ends the launch
-_LAST_S = 240.0  # the last launch is not begun later than so long before the end
+"""The longest times of a launch's first step, a step after a fault, the end of a run, and the clean-up."""
+_FAULTS = 4  # faults of a launch, before the one that ends the launch
+_LAST_S = 240.0  # the time before the end at which the last launch begins at the latest
 _FOR_EVER = 100_000
 _DEBRIS = "Traceback (most recent call last)"
 
 
 class Hour:
-    """All launches of one seed. Every file is in `folder` (chaos_reader.py names them).
+    """All launches of one seed. Every file is in `folder` (chaos_reader.py names the files).
 
     Args:
-        folder: does not exist yet.
-        seed: of all that is drawn.
-        minutes: after so many the last launch begins, at lag 0, which drains what is on its way.
-        tell: gets a line for each event.
+        folder: a folder that does not exist yet.
+        seed: the seed of all draws.
+        minutes: the time after which the last launch begins, at lag 0, which drains the prompts in flight.
+        tell: called with a line for each event.
     """
 
     def __init__(self, folder: Path, seed: int, minutes: float, tell: Callable[[str], None]) -> None:
@@ -67,7 +67,7 @@ class Hour:
         }
 
     def run(self) -> None:
-        """All launches, and the last one. What is left of the hour besides its folder is removed, however it ends."""
+        """Make all launches, then the last one. Remove everything of the hour but its folder, however the hour ends."""
         number = 0
         try:
             while time.monotonic() < self.until:
@@ -160,11 +160,11 @@ class Hour:
         return Launch(self.folder, number, self.mark, settings, disk, self.temporary, self.sandbox), begun
 
     def _made(self, number: int) -> int:
-        """The newest step of this launch."""
+        """Return the newest step of this launch."""
         return self.watch.last_step if self.watch.last_launch == number else 0
 
     def _waited(self, launch: Launch, number: int, there: Callable[[], bool], limit_s: float, what: str) -> bool:
-        """As `Launch.wait`; what takes too long, and an end before, are noted."""
+        """Call `Launch.wait`, and note a wait that is too long, or an early end."""
         try:
             if launch.wait(there, limit_s, what):
                 return True
@@ -179,7 +179,7 @@ class Hour:
         said, before = len(launch.output), self._made(number)
         try:
             target = fault.does(launch, rng)
-        except (NotPossible, psutil.Error) as error:  # psutil's: the process has ended since it was chosen
+        except (NotPossible, psutil.Error) as error:  # psutil.Error: the chosen process has ended
             return self._note(fault.name, number, "", f"not tried: {error}")
         reached = max(before, self._made(number)) + 2
 
@@ -217,7 +217,7 @@ class Hour:
         self._note(fault.name, number, target, words, "not as the table says" if wrong else None)
 
     def _after(self, launch: Launch, number: int, begun: dict[str, Any]) -> None:
-        """When a launch has ended: what it said, and what is left of it."""
+        """Wait for the end of a launch, note its words and what is left of it, and remove that."""
         if launch.alive():
             try:
                 launch.end(END_S)
@@ -252,7 +252,7 @@ class Hour:
             self._note(name, number, spoil(self.folder, rng), "spoilt")
 
     def _last(self, number: int) -> None:
-        """At lag 0, until nothing that was on its way can be left; the end is an ordinary one."""
+        """Make the last launch, at lag 0, until no prompt can be in flight; its end is an ordinary one."""
         rng = random.Random(f"{self.seed}/{number}")
         steps = lineage(read(self.folder / LEDGER))
         first, batch = newest_whole(self.folder / "run") or 0, max(BATCHES)

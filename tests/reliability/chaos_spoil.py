@@ -1,4 +1,4 @@
-"""Files of a run that is not up are spoilt, as a power cut or a bad disk does it; each is noted for the reader."""
+"""Damage to the files of a run that is not up, as by a power cut or a bad disk; each is noted for the reader."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def cut(file: Path, rng: random.Random) -> None:
 
 
 def _overwrite(file: Path, content: Callable[[int], bytes], rng: random.Random) -> None:
-    """A block in the middle, of at most 4 KiB."""
+    """Overwrite a block of at most 4 KiB."""
     size = file.stat().st_size
     length = min(4096, max(1, size // 2))
     with open(file, "r+b") as opened:
@@ -31,7 +31,7 @@ def _content(how: str, rng: random.Random) -> Callable[[int], bytes]:
 
 
 def spoil_lines(folder: Path, name: str, how: str, rng: random.Random) -> str:
-    """Spoil a line of one of the run's files: its last one is cut, or one of all is overwritten."""
+    """Spoil a line of one of the run's files: cut the last line, or overwrite any line."""
     file = folder / "run" / name
     raw = file.read_bytes().split(b"\n") if file.is_file() else []
     if len(raw) < 2:
@@ -58,7 +58,7 @@ def _readable(raw: bytes) -> bool:
 
 
 def spoil_checkpoint(folder: Path, how: str, rng: random.Random) -> str:
-    """Spoil one file of the newest checkpoint, where another whole one is there."""
+    """Spoil one file of the newest checkpoint, if there is another whole checkpoint."""
     found = sorted((folder / "run" / "checkpoints").glob("global_step_*"), key=lambda path: int(path.name[12:]))
     whole = [checkpoint for checkpoint in found if not damage(checkpoint)]
     if len(whole) < 2:
@@ -76,7 +76,7 @@ def spoil_checkpoint(folder: Path, how: str, rng: random.Random) -> str:
 
 
 def spoil_pointer(folder: Path, rng: random.Random) -> str:
-    """verl's file that names the newest checkpoint."""
+    """Spoil verl's file that names the newest checkpoint."""
     (folder / "run" / "checkpoints" / "latest_checkpointed_iteration.txt").write_bytes(rng.randbytes(8))
     return "latest_checkpointed_iteration.txt"
 

@@ -1,6 +1,6 @@
-"""What a run of an hour of chaos shows to one who looks on: its lines of steps, its processes, and what they have open.
+"""A watch on the runs of an hour of chaos: their lines of steps, their processes, and the files these have open.
 
-Nothing here is the product's: JSON, /proc and psutil. A line of a step is copied before anybody spoils the run's file.
+The watch uses JSON, /proc and psutil, and nothing of the product. It copies a step's line before the file is spoilt.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 
 MARK = "VCPO_CHAOS"
-"""A variable that all processes of the runs inherit; its value is this hour's."""
+"""The variable that all processes of the runs inherit; its value marks this hour."""
 LEDGER = "ledger.jsonl"
 _POLL_S, _LOOK_S = 0.3, 2.0
 _PRIVATE = re.compile(r"vcpo-\d+|ray")
 
 
 def processes_with(mark: str) -> set[psutil.Process]:
-    """The processes that inherited `mark`, and what they have started: a title can overwrite an environment."""
+    """Return the processes that inherited `mark`, and their children: a title can overwrite an environment."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # a process that has ended since, or another user's
@@ -39,14 +39,14 @@ def _is_up(process: psutil.Process) -> bool:
 
 
 def title(process: psutil.Process) -> str:
-    """The command line; '' of a process that has ended."""
+    """Return the command line; '' for a process that has ended."""
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
 
 
 def shared_memory_of(process: psutil.Process) -> set[int]:
-    """The inodes of the files in /dev/shm that a process has mapped or open: a semaphore is mapped by another name."""
+    """Return the inodes of a process's files in /dev/shm: a semaphore is mapped under another name."""
     found = set()
     with contextlib.suppress(OSError):  # the process has ended meanwhile
         for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
@@ -60,7 +60,7 @@ def shared_memory_of(process: psutil.Process) -> set[int]:
 
 
 def json_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that are JSON objects with a number `step`; [] without a file."""
+    """Return the whole lines of a file that are JSON objects with a number `step`; [] without a file."""
     lines = []
     for raw in file.read_bytes().split(b"\n")[:-1] if file.is_file() else []:
         try:
@@ -73,17 +73,17 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 class Watch:
-    """Looks on in threads: copies each new line of `metrics` to the ledger, and notes processes and shared memory.
+    """Threads that copy each new line of `metrics` to the ledger, and note processes and shared memory.
 
     Args:
-        folder: gets the ledger.
+        folder: the folder of the ledger.
         metrics: the runs' file of metrics.
-        mark: the value of `MARK` in their environment.
+        mark: the value of `MARK` in the runs' environment.
     """
 
     def __init__(self, folder: Path, metrics: Path, mark: str) -> None:
         self.last_step = self.last_launch = 0
-        """The newest line in the ledger."""
+        """The step, and its launch, of the newest line in the ledger."""
         self.shared_memory: set[int] = set()
         self.processes: set[psutil.Process] = set()
         self._ledger, self._metrics, self._mark = folder / LEDGER, metrics, mark
@@ -95,7 +95,7 @@ class Watch:
             threading.Thread(target=self._repeat, args=(look, pause), daemon=True).start()
 
     def begin(self, launch: int, resumed_from: int | None) -> None:
-        """A launch begins, which goes on after this step; None: at the first one."""
+        """Note that a launch begins, which goes on after this step; None: from the first step."""
         with self._lock:
             self._launch, self._resumed_from = launch, resumed_from or 0
 
@@ -113,14 +113,14 @@ class Watch:
             self.shared_memory |= shared_memory_of(process)
 
     def forget(self) -> None:
-        """What the processes of a launch had, which has ended."""
+        """Forget the processes and the shared memory of a launch that has ended."""
         self.processes.clear()
         self.shared_memory.clear()
 
     def copy_lines(self) -> None:
-        """Append to the ledger what the file of metrics has that the ledger has not.
+        """Append the new lines of the file of metrics to the ledger.
 
-        The line of a step that was saved in an earlier launch, which ended before the line was written, is of that one.
+        A step's line may be written by the launch after the one that saved the step: the line belongs to the latter.
         """
         with self._lock:
             new = []
@@ -150,7 +150,7 @@ class Watch:
 
 
 def left_over(watch: Watch, mark: str, temporary: Path, grace_s: float) -> dict[str, list[str]]:
-    """What the processes with `mark`, those that `watch` saw among them, have left when all have had `grace_s` to end.
+    """Give the processes with `mark`, and those that `watch` saw, `grace_s` to end, and return what they have left.
 
     Returns:
         processes, shared memory, semaphores, and sockets, folders and files in `temporary`, by these names.
@@ -179,6 +179,6 @@ def left_over(watch: Watch, mark: str, temporary: Path, grace_s: float) -> dict[
 
 
 def _is_of_a_run(folder: Path, temporary: Path) -> bool:
-    """Not what all runs share: a private folder, vcpo-UID, and Ray's in there; nor a link, or a cache of torch."""
+    """Return True unless runs share the folder: the private vcpo-UID, Ray's in there, a link, or a cache of torch."""
     shared = folder.is_symlink() or folder.name == "ray" or folder.name.startswith(("vcpo-", "torchinductor_"))
     return not shared and (folder.parent == temporary or bool(_PRIVATE.fullmatch(folder.parent.name)))

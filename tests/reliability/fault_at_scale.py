@@ -1,4 +1,4 @@
-"""A sampler is killed where tens of thousands of trajectories are in flight, of engines that only count tokens."""
+"""The death of a sampler with tens of thousands of trajectories in flight, in engines that only count tokens."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ _RESPONSES = scale.Responses()
 
 
 def try_at_scale(folder: Path) -> FaultVerdict:
-    """The largest layout of the launch scripts; one of its samplers is killed during the trainer's second update."""
+    """Run the launch scripts' largest layout, and kill one of its samplers during the trainer's second update."""
     start, layout = time.monotonic(), scale.read_layout(_SCRIPT)
     (folder / "scale").mkdir()
     rows = int((layout.lag + _STEPS + 1) * layout.batch_size)  # each prompt once, so that a second time shows

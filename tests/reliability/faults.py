@@ -1,11 +1,11 @@
 """Faults injected into the real stack on CPU: `python -m tests.reliability.faults [--only TEXT] [--json]`.
 
 Each fault hits a run of its own (lag 2, a small model) after its third step, or inside the weight update or the
-checkpoint that follows; the last one hits the largest layout of the launch scripts around engines that only count
-tokens. Samplers are replaced while the run goes on; anything else ends the run with one line, and the same command with
-trainer.resume_mode=auto goes on. In the end every prompt that was due has been trained on once, nothing was older than
-its bound, no failure became a reward, and no process, shared memory, semaphore, socket or folder is left. About two and
-a half minutes a fault on 2 cores.
+checkpoint that follows; the last fault hits the largest layout of the launch scripts around engines that only count
+tokens. Samplers are replaced while the run goes on; any other fault ends the run with one line, and the same command
+with trainer.resume_mode=auto goes on. In the end every due prompt has been trained on once, nothing was older than its
+bound, no failure became a reward, and no process, shared memory, semaphore, socket or folder is left. A fault takes
+about two and a half minutes on 2 cores.
 """
 
 import json

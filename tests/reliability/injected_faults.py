@@ -1,4 +1,4 @@
-"""Faults, what is done to a run of the real stack, and what became of that run's prompts, processes and memory."""
+"""Faults of a run of the real stack, and verdicts on the run's prompts, processes and memory."""
 
 import os
 import signal
@@ -38,21 +38,21 @@ _OTHER_RUN_S = 300  # another run on the machine removes the shared memory of it
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a run, and whether the run survives it."""
+    """An action on a run, and whether the run survives the action."""
 
     name: str
     inject: Callable[[TrainerRun], None]
     survives: bool = False
     says: str = "error:"
-    """In the output of a run that ends."""
+    """A text in the output of a run that ends."""
     prepare: Callable[[Path], list[str]] = lambda run_dir: []
-    """Made before the run, for its folder; the settings that go with it."""
+    """A preparation for the run's folder, which returns more settings."""
     when: Callable[[TrainerRun], None] = between_steps
-    """Returns at the moment of the fault."""
+    """A wait that ends at the moment of the fault."""
 
 
 def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[TrainerRun], None]:
-    """Signal the first process with `title` in its title."""
+    """Return a fault: signal the first process with `title` in its title."""
 
     def inject(run: TrainerRun) -> None:
         victims = run.processes(title)
@@ -66,7 +66,7 @@ def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[TrainerRun], Non
 
 
 def kill_twice(title: str) -> Callable[[TrainerRun], None]:
-    """Kill a process, and again what has come in its place."""
+    """Return a fault: kill a process, and then its replacement."""
 
     def inject(run: TrainerRun) -> None:
         kill(title)(run)
@@ -77,7 +77,7 @@ def kill_twice(title: str) -> Callable[[TrainerRun], None]:
 
 
 def slow_validation(run_dir: Path) -> list[str]:
-    """A validation before step 1 that says when it has begun; its responses are sampled one after the other."""
+    """Prepare a validation before step 1 that marks its begin, and samples one response after the other."""
     marks(run_dir).mkdir()
     return [
         "trainer.val_before_train=true",
@@ -92,7 +92,7 @@ def two_samplers(run_dir: Path) -> list[str]:
 
 
 def one_straggler(run_dir: Path) -> list[str]:
-    """A response of step 1 whose reward takes longer than the run, and that is begun again when it is due."""
+    """Prepare a response of step 1 whose reward takes longer than the run, and which begins again when it is due."""
     marks(run_dir).mkdir()
     return [
         "async.on_deadline=reissue",
@@ -102,7 +102,7 @@ def one_straggler(run_dir: Path) -> list[str]:
 
 
 def look_for_prompt_begun_again(run: TrainerRun) -> None:
-    """Raises RuntimeError where no prompt was."""
+    """Raise RuntimeError if no prompt was begun again."""
     if not sum(line.get("vcpo/async/reissued_prompts", 0) for line in run.lines()):
         raise RuntimeError("no prompt was begun again")
 
@@ -112,7 +112,7 @@ def signal_driver(signum: int) -> Callable[[TrainerRun], None]:
 
 
 def spoil_newest_checkpoint(spoil: Callable[[Path], None]) -> Callable[[TrainerRun], None]:
-    """End the run, then damage the largest file of its newest checkpoint."""
+    """Return a fault: end the run, then damage the largest file of the newest checkpoint."""
 
     def inject(run: TrainerRun) -> None:
         run.wait_for_step(5)  # two checkpoints
@@ -139,7 +139,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 def disk_for_one_checkpoint(run_dir: Path) -> list[str]:
-    """A file system that is full before the second checkpoint is written. Needs the right to mount one."""
+    """Mount a file system that is full before the second checkpoint is written. Needs the right to mount one."""
     disk = run_dir.with_name(f"{run_dir.name}-disk")
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True)
@@ -149,7 +149,7 @@ def disk_for_one_checkpoint(run_dir: Path) -> list[str]:
 
 
 def make_room(run: TrainerRun) -> None:
-    """After the run has ended for want of space."""
+    """Wait until the run has ended for want of space, then enlarge the file system."""
     run.wait()
     disk = run.run_dir.with_name(f"{run.run_dir.name}-disk")
     subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
@@ -195,15 +195,15 @@ FAULTS = [
 
 @dataclass(frozen=True)
 class FaultVerdict:
-    """What a fault did."""
+    """The verdict on a run with a fault."""
 
     fault: str
     lost: int
-    """Prompts that were due and were never trained on."""
+    """The number of due prompts that were never trained on."""
     duplicated: int
     lag_violations: int
     complaint: str
-    """What else went wrong; empty if nothing."""
+    """All other mistakes, in words; empty if there are none."""
     seconds: float
 
     @property
@@ -212,7 +212,7 @@ class FaultVerdict:
 
 
 def order_of_rows(assets: Path, rows: int) -> list[int]:
-    """`extra_info.index` of the first `rows` prompts, in the order in which they are submitted."""
+    """Return `extra_info.index` of the first `rows` prompts, in the order of submission."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import create_rl_sampler
 
@@ -247,13 +247,13 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
 
 
 def left_over(run_id: str, before: set[str]) -> list[str]:
-    """What a run that has ended leaves on this machine, once what cleans up has had time to.
+    """Return what an ended run has left on this machine, after the time for its clean-up.
 
     Args:
         before: `abandoned` before the run.
     """
     start = time.monotonic()
-    # What cleans up after a killed driver needs a moment.
+    # The clean-up after a killed driver takes a moment.
     while processes_of(run_id) and time.monotonic() < start + _CLEAN_UP_S:
         time.sleep(0.5)
     found = []
@@ -262,14 +262,14 @@ def left_over(run_id: str, before: set[str]) -> list[str]:
     files = abandoned() - before
     while files and time.monotonic() < start + _OTHER_RUN_S:
         time.sleep(0.5)
-        files &= abandoned()  # another run's files come and go: what this run has left stays
+        files &= abandoned()  # other runs' files come and go; files that this run has left stay
     if files:
         found.append(f"files left: {sorted(files)}")
     return found
 
 
 def account(lines: list[dict[str, Any]], due: list[int], complaints: list[str]) -> dict[str, int]:
-    """Prompts lost and duplicated, and lags above the bound, from what the run logged."""
+    """Count prompts lost and duplicated, and lags above the bound, from the run's metrics."""
     steps = [line for line in lines if line["step"]]
     if [line["step"] for line in steps] != list(range(1, STEPS + 1)):
         complaints.append(f"metrics.jsonl has the steps {[line['step'] for line in steps]}")

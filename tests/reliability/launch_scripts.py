@@ -1,7 +1,7 @@
 """Every launch script, executed: `python -m tests.reliability.launch_scripts [--json]`.
 
-Each runs with CPU=1, one after another: the script's own settings with a small model and small sizes through the real
-stack, 2 steps. About two minutes each on 2 cores. Exits with 1 where a script fails, or its lag exceeds its bound.
+The scripts run one after another with CPU=1: the script's own settings with a small model and small sizes through the
+real stack, 2 steps. A script takes about two minutes on 2 cores. Exit code 1: a script failed, or exceeded its lag.
 """
 
 import json

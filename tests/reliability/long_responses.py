@@ -1,6 +1,6 @@
 """An agent that answers at once with the longest response: for the last row of `tests.reliability.scale`.
 
-What is stored per trajectory then has the size of a real one, and no engine counts tokens meanwhile.
+The stored data of a trajectory has a real trajectory's size, and no engine counts tokens meanwhile.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ _PROMPT_TOKENS, _TOKEN = 64, 5
 
 
 class LongResponses(AgentLoopBase):
-    """No request, no reward worker: a trajectory of policy version 0."""
+    """An agent loop without requests and rewards, which returns a trajectory of policy version 0."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         most = self.rollout_config.response_length

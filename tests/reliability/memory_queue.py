@@ -1,4 +1,4 @@
-"""TransferQueue in this process, for what would need its processes."""
+"""A stand-in for TransferQueue in this process."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from verl.utils import tensordict_utils as tu
 
 
 class MemoryQueue:
-    """TransferQueue's key-value calls, in this process."""
+    """A queue in memory with TransferQueue's key-value calls."""
 
     def __init__(self) -> None:
         self.tags: dict[str, dict[str, dict[str, Any]]] = {"train": {}}
@@ -38,7 +38,7 @@ class MemoryQueue:
         return self
 
     def kv_retrieve_meta(self, keys: list[str], partition_id: str, create: bool) -> BatchMeta:
-        """Of the stored ones of the keys; in place of an index the key itself."""
+        """Return the metadata of the stored ones among `keys`, with the key itself in place of an index."""
         stored = [key for key in keys if key in self.tags.get(partition_id, {})]
         tags = [dict(self.tags[partition_id][key]) for key in stored]
         return BatchMeta(stored, [partition_id] * len(stored), custom_meta=tags)
@@ -47,11 +47,11 @@ class MemoryQueue:
         return global_indexes
 
     def copy(self) -> "MemoryQueue":
-        """What a checkpoint keeps."""
+        """Return a copy, as a checkpoint keeps it."""
         copy = MemoryQueue()
         copy.tags, copy._fields = self.kv_list(), dict(self._fields)
         return copy
 
     def prompts(self) -> set[str]:
-        """The uids of all prompts, withheld ones among them."""
+        """Return the uids of all prompts, also of withheld ones."""
         return {uid for tags in self.tags.values() for uid, tag in tags.items() if tag.get("is_prompt")}

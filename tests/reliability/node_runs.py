@@ -1,4 +1,4 @@
-"""Runs over two Ray nodes: where their parts are, what they compute, and what becomes of them when a node is lost."""
+"""Runs over two Ray nodes: the places of their parts, their results, and their end when a node is lost."""
 
 import re
 import time
@@ -14,8 +14,8 @@ from tests.kit.nodes import Cluster, cluster
 from tests.kit.small_run import BATCH, TrainerRun
 
 STEPS, LAG = 5, 2
-# What a run at lag 0 has to have in common with the run on one node; one response at a time, because what vLLM computes
-# depends in the last digit on what else is in its batch.
+# The settings of a run at lag 0 that must equal the run on one node; one response at a time, because the last digits of
+# vLLM's results depend on the other responses of a batch.
 REPEATABLE = [
     *("async.lag=0", "async.deterministic=true"),
     *("actor_rollout_ref.rollout.max_num_seqs=1", "actor_rollout_ref.rollout.enable_prefix_caching=false"),
@@ -33,10 +33,10 @@ _CLEAN_UP_S = 180  # a node that is cut off notices after a minute
 class Case:
     """A run on a cluster of two nodes.
 
-    gpus: logical devices of the nodes. The trainer takes one of the node with more, the samplers those that are left.
-    inject: what is done to the run, after step `_LOST_AFTER`.
-    says: in the output of a run that ends.
-    same: with the metrics and weights of the run on one node.
+    gpus: logical devices of the nodes. The trainer takes one of the node with more, the samplers the others.
+    inject: the fault, after step `_LOST_AFTER`.
+    says: a text in the output of a run that ends.
+    same: whether metrics and weights must equal those of the run on one node.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Case:
 
 @dataclass
 class NodesVerdict:
-    """What became of a run over two nodes.
+    """The verdict on a run over two nodes.
 
-    trainer, samplers: the nodes that they were on.
-    network_mb: what came over the network to the node that the trainer is not on, in MB.
+    trainer, samplers: the nodes of the trainer and of each sampler.
+    network_mb: the MB that the node without the trainer received over the network.
     difference: the largest relative difference of a metric or a weight from the run on one node; None: not compared.
     """
 
@@ -78,17 +78,17 @@ class NodesVerdict:
 
 
 def lose_raylet(run: TrainerRun, both: Cluster) -> None:
-    """The second node's raylet is killed."""
+    """Kill the second node's raylet."""
     both.machines[1].kill_raylet()
 
 
 def cut_link(run: TrainerRun, both: Cluster) -> None:
-    """The second node's link is cut."""
+    """Cut the second node's link."""
     both.machines[1].cut_off()
 
 
 def kill_driver(run: TrainerRun, both: Cluster) -> None:
-    """kill -9 of the driver."""
+    """Kill the driver, by SIGKILL."""
     run.launcher.kill()
 
 
@@ -103,10 +103,10 @@ CASES = [
 
 
 def try_case(case: Case, assets: Path, run_dir: Path, one_node: Callable[[], Path]) -> NodesVerdict:
-    """Run on two nodes, account for what it did, and look for what it left on either.
+    """Run a case on two nodes, check its results, and look for its remains on both nodes.
 
     Args:
-        one_node: makes the folder of the same run on one node, where the case asks for it.
+        one_node: a function that makes the same run on one node, for cases that need it, and returns its folder.
     """
     start, verdict = time.monotonic(), NodesVerdict(case.name)
     with cluster(gpus=case.gpus) as both:
@@ -140,7 +140,7 @@ def try_case(case: Case, assets: Path, run_dir: Path, one_node: Callable[[], Pat
 
 
 def note_places(verdict: NodesVerdict, run: TrainerRun, both: Cluster) -> None:
-    """Where trainer and samplers are, which have to be on both nodes."""
+    """Note the nodes of trainer and samplers, which have to be on both nodes."""
     for machine in both.machines:
         on_machine = set(machine.processes())
         if on_machine & set(run.processes(_TRAINER)):
@@ -151,13 +151,13 @@ def note_places(verdict: NodesVerdict, run: TrainerRun, both: Cluster) -> None:
 
 
 def _outcome(run: TrainerRun, code: int) -> str:
-    """What the run said about it; the progress bar may be before that in the same line."""
+    """Return the run's line about its end; the progress bar may come before it in the same line."""
     said = re.search(r"error: .*" if code else r"the run goes on with \d+", run.tail())
     return said[0].strip() if said else f"exit code {code}" if code else "to its end"
 
 
 def _resume(case: Case, assets: Path, run: TrainerRun, both: Cluster, verdict: NodesVerdict) -> None:
-    """The same command on the node that is left, with the one sampler that there is a device for."""
+    """Run the same command on the remaining node, which has a device for one sampler."""
     if not verdict.outcome.startswith(case.says):
         verdict.complaints.append(f"no line says why it ended: {run.tail()[-500:]}")
     settings = [*case.settings, "trainer.resume_mode=auto"]
@@ -183,7 +183,7 @@ def _account(lines: list[dict[str, Any]], case: Case, verdict: NodesVerdict) -> 
 
 
 def difference(run_dir: Path, reference: Path) -> float:
-    """The largest relative difference of a step's metric, or of a weight after the last step, of two runs."""
+    """Return the largest relative difference of two runs in a step's metric or a weight after the last step."""
     from verl_vcpo.report.run_log import read_metrics
 
     ours, theirs = ([line for line in read_metrics(folder) if line["step"]] for folder in (run_dir, reference))
@@ -197,13 +197,13 @@ def difference(run_dir: Path, reference: Path) -> float:
 
 
 def _weights(run_dir: Path) -> dict[str, Any]:
-    """What the checkpoint of the last step holds, under Hugging Face names."""
+    """Return the weights in the checkpoint of the last step, under Hugging Face names."""
     (file,) = (run_dir / "checkpoints" / f"global_step_{STEPS}").rglob("*.safetensors")
     return load_file(file)
 
 
 def left_over(run_id: str, both: Cluster, before: list[set[str]]) -> list[str]:
-    """What a run that has ended leaves on either machine, once what cleans up has had time to."""
+    """Return what an ended run has left on both machines, after the time for its clean-up."""
     deadline = time.monotonic() + _CLEAN_UP_S
     while True:
         found = []

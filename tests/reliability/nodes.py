@@ -1,9 +1,9 @@
 """Runs over two Ray nodes, made of this machine: `python -m tests.reliability.nodes [--only TEXT] [--json]`.
 
 Each case is a run of the real stack on CPU with a small model: trainer and samplers on different nodes, equal at lag 0
-to the same run on one node, within the bound at lag 2; a node whose raylet is killed, one whose link is cut; a driver
-that is killed. After each of them, nothing of the run is left on either node. Needs root. Three to eight minutes a case
-on 2 busy cores.
+to the same run on one node, within the bound at lag 2; a node whose raylet is killed, or whose link is cut; a driver
+that is killed. After each case nothing of the run is left on either node. The command needs root. A case takes three to
+eight minutes on 2 busy cores.
 """
 
 import functools
@@ -36,7 +36,7 @@ def print_table(verdicts: list[NodesVerdict]) -> None:
 
 
 def run_on_one_node(assets: Path, run_dir: Path) -> Path:
-    """The folder of the run that those at lag 0 are compared with."""
+    """Make the run that runs at lag 0 are compared with, and return its folder."""
     run = TrainerRun(assets, run_dir, *REPEATABLE)
     if run.wait():
         raise RuntimeError(f"the run on one node fails: {run.tail()[-500:]}")

@@ -24,7 +24,7 @@ _GRACE_S = 60
 
 @dataclass(frozen=True)
 class ScriptExecution:
-    """What became of one script."""
+    """The result of one script."""
 
     script: str
     exit_code: int
@@ -39,7 +39,7 @@ class ScriptExecution:
 
 
 def execute(script: Path, run_dir: Path, settings: list[str]) -> ScriptExecution:
-    """Run one script to its end; what it prints goes to stderr where it fails."""
+    """Run one script to its end; the output of a failed script goes to stderr."""
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -75,7 +75,7 @@ def execute(script: Path, run_dir: Path, settings: list[str]) -> ScriptExecution
 
 
 def end(process: subprocess.Popen) -> int:
-    """Let the script end cleanly, or kill it; the exit code."""
+    """Let the script end cleanly, or kill it. Return the exit code."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         return process.wait(_GRACE_S)

@@ -1,4 +1,4 @@
-"""What is random about a run of the control loop, and what one or many of these runs did."""
+"""Random schedules of the control loop, and the outcome of runs with such schedules."""
 
 import random
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ class Resume:
     """A run that ends at some step, and goes on from an earlier step's checkpoint, perhaps with other settings."""
 
     save_freq: int
-    """Steps between checkpoints."""
+    """The number of steps between checkpoints."""
     crash_step: int
-    """The step that is not completed; after the first checkpoint's."""
+    """The step that is not completed, after the first checkpoint."""
     lag: float
     batch_size: int
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is random about a run."""
+    """The random choices of a run."""
 
     seed: int
     lag: float
@@ -29,16 +29,16 @@ class Schedule:
     batch_size: int
     steps: int
     capacity: int
-    """Prompts that the samplers work on at a time."""
+    """The number of prompts that the samplers work on at a time."""
     straggler: float
-    """Share of prompts that take 30 times as long."""
+    """The share of responses that take 30 times as long."""
     failure: float
-    """Probability that an attempt fails."""
+    """The probability that a response fails."""
     sync_s: float
     samples: int
-    """Responses for each prompt."""
+    """The number of responses to each prompt."""
     rows: int
-    """Of the data; an epoch ends after so many prompts."""
+    """The number of rows of the data, and so of the prompts of an epoch."""
     resume: Resume | None
 
     @staticmethod
@@ -77,7 +77,7 @@ class Schedule:
 
 @dataclass
 class ScheduleOutcome:
-    """What one or many schedules did."""
+    """The outcome of one or many schedules."""
 
     schedules: int = 0
     trained: int = 0
@@ -89,7 +89,7 @@ class ScheduleOutcome:
     retried: int = 0
     resumed: int = 0
     withheld: int = 0
-    """Prompts of a checkpoint for which the resumed run had no room at once."""
+    """The number of prompts of a checkpoint for which the resumed run had no room at once."""
 
     def add(self, other: "ScheduleOutcome") -> None:
         for name, value in vars(other).items():

@@ -1,13 +1,13 @@
 """The control loop at the paper's scale, without GPUs: `python -m tests.reliability.scale [--only TEXT] [--json]`.
 
-The layouts of the launch scripts, up to 66,048 trajectories in flight, through the real feeding code, replay buffer,
-TransferQueue, agent-loop and reward workers, load balancer, servers' gates and keeper. Stand-ins: engines that only
-count tokens by a clock, and an update that is a pause. Printed per layout: processor seconds of the driver for a step;
-seconds of the longest poll, of a weight update, of submitting late prompts again (with samplers that have stopped, and
-while the agent-loop workers, which share the two cores with all others, are busy), and until the workers have begun
-these; samplers that were declared dead, of which none died; runs that hung. Responses are short, but for those of the
-last row, which no script has: 16,384 a step, each of 8,192 tokens. Then seconds of a poll with 140,000 keys in
-TransferQueue, ours and verl's. Two to six minutes a layout on 2 cores, and up to 16 GiB.
+The layouts of the launch scripts, up to 66,048 trajectories in flight, run through the real feeding code, replay
+buffer, TransferQueue, agent-loop and reward workers, load balancer, servers' gates and keeper. Stand-ins: engines that
+only count tokens by a clock, and an update that is a pause. The table has for each layout: processor seconds of the
+driver for a step; seconds of the longest poll, of a weight update, of submitting late prompts again (with stopped
+samplers, and while the agent-loop workers, which share the two cores with all others, are busy), and until the workers
+have begun these prompts; samplers that were declared dead although none died; runs that hung. Responses are short,
+except in the last row, which no script has: 16,384 a step, each of 8,192 tokens. Then come the seconds of a poll with
+140,000 keys in TransferQueue, ours and verl's. A layout takes two to six minutes on 2 cores, and up to 16 GiB.
 """
 
 import json
@@ -55,7 +55,7 @@ def print_table(results: list[scale.ScaleResult]) -> None:
 
 
 def summary(results: list[scale.ScaleResult]) -> dict[str, Any]:
-    """Counts over all layouts, the longest times, and the rows."""
+    """Return the counts over all layouts, the longest times, and the rows."""
     counts = {name: sum(getattr(result, name) for result in results) for name in ("declared_dead", "hung")}
     times = ("driver_s_per_step", "reissue_s")
     longest = {name: max(getattr(result, name) for result in results) for name in times}

@@ -14,12 +14,12 @@ from tests.reliability.published_scripts import SHELL
 
 _TIMEOUT_S = 1800
 _LONG_AGENT = Path(__file__).with_name("long_responses.yaml")
-_MOST_WORKERS = 8  # what a machine of 24 GiB has the memory for
+_MOST_WORKERS = 8  # a machine of 24 GiB has no memory for more
 
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """What of a launch script's layout the control loop sees. slots: of a sampler, `max_num_seqs`."""
+    """The parts of a launch script's layout that the control loop sees. slots: a sampler's `max_num_seqs`."""
 
     script: str
     batch_size: int
@@ -36,9 +36,9 @@ class ScaleLayout:
 
 @dataclass(frozen=True)
 class Responses:
-    """Lengths in tokens, drawn without memory with this mean and cut at `most`, and seconds a token.
+    """The lengths of responses in tokens, drawn without memory with a mean and cut at `most`; seconds a token.
 
-    at_once: each response has `most` tokens, and no engine is asked for them (long_responses.py).
+    at_once: each response has `most` tokens, without a request to an engine (long_responses.py).
     """
 
     mean: float = 24.0
@@ -48,17 +48,16 @@ class Responses:
 
 
 LONG = ScaleLayout("1,024 x 16, 8,192 tokens", 1024, 16, lag=8, samplers=1, slots=256, agent_workers=2)
-"""More trajectories a step than any launch script has, each of the length of a reasoning model's."""
+"""A layout with more trajectories a step than any launch script, each as long as a reasoning model's."""
 LONG_RESPONSES = Responses(most=8192, at_once=True)
 
 
 @dataclass
 class ScaleResult:
-    """Times in seconds: means over the run's steps; of a poll, the longest.
+    """The counts and times of a run, in seconds: means over the run's steps, and the longest poll.
 
     driver_s_per_step: processor time of the driver's process, without the submission of the first k batches and
-    without what it spends while it waits for samples. The driver's own wall time would count what the other processes
-    of the run take of the same two cores.
+    without waiting for samples. Wall time would count the other processes of the run, which share the two cores.
     """
 
     script: str
@@ -70,23 +69,23 @@ class ScaleResult:
     poll_s: float = 0.0
     update_s: float = 0.0
     reissue_s: float = 0.0
-    """Of submitting `reissued` late prompts again while the samplers are stopped, so that the workers are idle."""
+    """The time to submit `reissued` late prompts again while samplers are stopped, and so workers are idle."""
     reissue_busy_s: float = 0.0
-    """Of the same while the workers have responses to finish."""
+    """The time to submit late prompts again while the workers have responses to finish."""
     begun_again_s: float = 0.0
-    """As `reissue_s`, and until the workers have removed the trajectories of the stopped attempts, and begun anew."""
+    """`reissue_s`, plus the time until the workers have removed the old trajectories, and begun again."""
     reissued: int = 0
     trajectories_per_s: float = 0.0
     declared_dead: int = 0
     hung: int = 0
     lost: int = 0
-    """Prompts that were submitted, not trained on, and are not in TransferQueue."""
+    """The number of prompts that were submitted, not trained on, and are not in TransferQueue."""
     duplicated: int = 0
     lag_violations: int = 0
 
 
 def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, responses: Responses) -> list[str]:
-    """The overrides of a CPU run with this layout."""
+    """Return the overrides of a CPU run with this layout."""
     agent = "actor_rollout_ref.rollout.agent"
     at_once = [f"{agent}.agent_loop_config_path={_LONG_AGENT}", f"{agent}.default_agent_loop=long_responses"]
     return [
@@ -118,12 +117,12 @@ def settings(layout: ScaleLayout, assets: Path, run_dir: Path, steps: int, respo
 
 
 def launch_scripts() -> list[Path]:
-    """All of them."""
+    """Return all launch scripts."""
     return sorted(path for path in SHELL.glob("*/*.sh"))
 
 
 def read_layout(script: Path) -> ScaleLayout:
-    """The layout of a launch script, from the configuration that the script prints."""
+    """Read the layout of a launch script from the configuration that the script prints."""
     printed = subprocess.run(
         ["bash", str(script), "--print-config"],
         cwd=ROOT,
@@ -153,9 +152,9 @@ def run(
     responses: Responses,
     kill_in_step: int = 0,
 ) -> ScaleResult:
-    """One layout to its end; a run that has not ended after half an hour hangs.
+    """Run one layout to its end; a run that has not ended after half an hour hangs.
 
-    kill_in_step: the first sampler is killed while the trainer makes the update of this step; 0: none is.
+    kill_in_step: the step in whose update the first sampler is killed; 0: none is.
 
     Raises:
         RuntimeError: the run failed.

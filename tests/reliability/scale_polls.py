@@ -24,7 +24,7 @@ _POLLS = 10
 
 
 def measure(keys: int) -> dict[str, float]:
-    """Median seconds of a poll with `keys` keys, of which one in 17 is a prompt: `poll_s` and `poll_by_listing_s`."""
+    """Return the median seconds of a poll with `keys` keys, ours and verl's; one key in 17 is a prompt."""
     config = launcher.compose(["+task=countdown", "hardware=cpu"])
     config.transfer_queue.enable = True
     with ray_access.started({"num_cpus": 8, "include_dashboard": False, "log_to_driver": False}):
@@ -49,7 +49,7 @@ def _median(call: Callable[[], Any]) -> float:
 
 
 def _filled(keys: int) -> LagKReplayBuffer:
-    """A replay buffer whose prompts are all running, and whose trajectories are stored."""
+    """Make a replay buffer whose prompts are all running, and whose trajectories are stored."""
     uids = [f"{number:032x}" for number in range(keys // (_SAMPLES + 1))]
     buffer = LagKReplayBuffer(
         lag=8,

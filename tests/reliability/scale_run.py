@@ -46,7 +46,7 @@ _QUIET_S, _PROMPT_S = 600.0, 0.2
 
 @dataclass
 class Spent:
-    """Seconds of the run, by what they were spent on."""
+    """The seconds of the run, by activity."""
 
     updating: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -54,14 +54,14 @@ class Spent:
     submitting: float = 0.0
     training: float = 0.0
     own: float = 0.0
-    """Processor time of the driver's process in its steps, without what it spent on waiting for samples."""
+    """The processor time of the driver's process in its steps, without waiting for samples."""
     reissuing_busy: float = 0.0
     reissuing: float = 0.0
     beginning_again: float = 0.0
 
 
 def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
-    """`call`, whose durations go to `seconds`."""
+    """Return `call` with a clock, whose durations go to `seconds`."""
 
     def measured(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -74,7 +74,7 @@ def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
 
 
 class PausingActor:
-    """In place of the actor's worker group: an update takes `UPDATE_S`, then calls `in_an_update` with its number."""
+    """A stand-in for the actor's workers: an update pauses `UPDATE_S`, then calls `in_an_update` with its number."""
 
     _dispatch_info: ClassVar = {"actor": [0]}
 
@@ -89,7 +89,7 @@ class PausingActor:
         return {"metrics": {"mfu": [0.0], "grad_norm": [1.0], **{f"vcpo/{name}": [1.0] for name in shown}}}
 
     def stage_weights(self, version: int) -> None:
-        """There are none."""
+        """Do nothing: there are no weights."""
 
 
 class CountingTrainer(LagKTrainer):
@@ -114,7 +114,7 @@ class CountingTrainer(LagKTrainer):
         self.current_mode = HybridEngineMode.TRAINER
 
     def _end_unused_balancer(self) -> None:
-        """None was started."""
+        """Do nothing: no balancer was started."""
 
     def _kill_sampler(self, step: int) -> None:
         if step == self.kill_in_step:
@@ -184,14 +184,14 @@ class CountingTrainer(LagKTrainer):
         self.spent.beginning_again = time.perf_counter() - start
 
     def _reissue(self, late: list[str]) -> float:
-        """Seconds of submitting these prompts again."""
+        """Submit these prompts again, and return the seconds."""
         start = time.perf_counter()
         if late:
             self._resubmit(late, "train")
         return time.perf_counter() - start
 
     def _pause(self, manager: Any) -> None:
-        """Stop the samplers, and wait until the agent-loop workers have done what was sampled."""
+        """Stop the samplers, and wait until the agent-loop workers have finished all sampled responses."""
         replicas = self.standalone_server_manager.get_replicas()
         ray.get([replica.servers[0].abort_all_requests.remote() for replica in replicas])
         deadline = time.monotonic() + _QUIET_S
@@ -205,7 +205,7 @@ class CountingTrainer(LagKTrainer):
 
 
 def account(trainer: CountingTrainer) -> dict[str, int]:
-    """Prompts lost and trained on twice, and steps with a lag above the bound, from what the run logged and has."""
+    """Count prompts lost and trained on twice, and steps with a lag above the bound."""
     steps = read_metrics(trainer.config.run_dir)
     trained = Counter(row for line in steps for row in line["trained_rows"])
     return {
@@ -216,7 +216,7 @@ def account(trainer: CountingTrainer) -> dict[str, int]:
 
 
 def measure(layout: ScaleLayout, responses: Responses, overrides: list[str], kill_in_step: int) -> ScaleResult:
-    """Train in this layout."""
+    """Train in this layout, and return the counts and times."""
     run_id = new_run_id()
     config = launcher.compose(overrides)
     validate(config)  # not `launcher.check`, which refuses a lag beyond the run's few steps
@@ -250,7 +250,7 @@ def measure(layout: ScaleLayout, responses: Responses, overrides: list[str], kil
 
 
 def main() -> None:
-    """LAYOUT (JSON) RESPONSES (JSON) OUTPUT KILL_IN_STEP setting=value ..."""
+    """Run with the arguments LAYOUT (JSON) RESPONSES (JSON) OUTPUT KILL_IN_STEP setting=value ..."""
     layout, responses, output, kill_in_step, *overrides = sys.argv[1:]
     emulated = ScaleLayout(**json.loads(layout)), Responses(**json.loads(responses))
     result = measure(*emulated, overrides, int(kill_in_step))

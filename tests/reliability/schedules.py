@@ -1,10 +1,10 @@
 """The control loop under thousands of random schedules: `python -m tests.reliability.schedules --n 100000 [--json]`.
 
-The real feeding code and the real replay buffer, over a simulated clock, samplers and trainer, and no model: random
-lags, fixed ones and such that govern themselves, batch sizes, samples per prompt, response lengths with stragglers,
-failures that are retried, sampler capacities, weight-sync delays, data that ends; and runs that end and go on from a
-checkpoint, half of them with another lag and batch size. After every schedule: no trajectory trained on was older than
-its bound, no prompt was lost or trained twice, nothing deadlocked.
+The real feeding code and the real replay buffer run over a simulated clock, samplers and trainer, without a model.
+Random are: lags, batch sizes, samples per prompt, response lengths with stragglers, failures that are retried, sampler
+capacities, weight-sync delays, data that ends; and runs that end and go on from a checkpoint, half of them with another
+lag and batch size. After every schedule: no trajectory trained on was older than its bound, no prompt was lost or
+trained twice, nothing deadlocked.
 """
 
 import json

@@ -38,12 +38,12 @@ from verl_vcpo.samplers.agent_loop import LagKAgentLoopManager  # noqa: E402
 
 
 class Deadlock(Exception):
-    """The trainer waits and nothing will ever happen."""
+    """The error of a trainer that waits although nothing will ever happen."""
 
 
 @dataclass
 class SimulatedClock:
-    """Simulated time: callbacks in the order of their times."""
+    """A simulated clock, which makes callbacks in the order of their times."""
 
     now: float = 0.0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -54,14 +54,14 @@ class SimulatedClock:
         heapq.heappush(self._events, (self.now + seconds, self._count, callback))
 
     def wait(self, _: float) -> None:
-        """Until the next event: what polling more often would come to."""
+        """Go on to the next event, as polling more often would do."""
         if not self._events:
             raise Deadlock
         self.now, _, callback = heapq.heappop(self._events)
         callback()
 
     def run(self, seconds: float) -> None:
-        """Everything that happens in the next `seconds`."""
+        """Make all callbacks of the next `seconds`."""
         end = self.now + seconds
         while self._events and self._events[0][0] <= end:
             self.wait(0)
@@ -69,18 +69,18 @@ class SimulatedClock:
 
 
 class SimulatedSamplers:
-    """In place of agent loops and vLLM: prompts take their time, some fail, weight updates pause all of them."""
+    """A stand-in for agent loops and vLLM: prompts take time, some fail, weight updates pause all of them."""
 
     def __init__(self, schedule: Schedule, clock: SimulatedClock, queue: MemoryQueue, config: DictConfig) -> None:
         self.version, self.config = 0, config
         self.clock, self._schedule, self.queue, self.seed = clock, schedule, queue, schedule.seed
         self._rng = random.Random(schedule.seed + 1)
         self.submitted: set[str] = set()
-        """Every prompt so far."""
+        """All prompts submitted so far."""
         self._waiting: list[str] = []
         self._running: dict[str, int] = {}  # uid -> its attempt
         self._unfinished: Counter[str] = Counter()  # responses of a running prompt
-        self._failed: set[str] = set()  # running prompts of which a response failed
+        self._failed: set[str] = set()  # running prompts with a failed response
         self._attempt: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._pauses = 0.0
@@ -92,16 +92,16 @@ class SimulatedSamplers:
         self._start()
 
     def raise_errors(self) -> None:
-        """No worker fails to take prompts."""
+        """Do nothing: no worker fails to take prompts."""
 
     def raise_blocked(self) -> None:
-        """Nothing blocks a worker."""
+        """Do nothing: nothing blocks a worker."""
 
     # The real methods, over `stop`, `_begin_again` and `generate_sequences` of this class.
     resubmit, _take_back = LagKAgentLoopManager.resubmit, LagKAgentLoopManager._take_back
 
     def stop(self, uids: list[str]) -> list[list[str]]:
-        """As of one worker."""
+        """Stop prompts, and return the stopped ones, as one worker does."""
         stopped = [uid for uid in uids if uid in self._running or uid in self._waiting]
         for uid in stopped:
             self._running.pop(uid, None)
@@ -110,7 +110,7 @@ class SimulatedSamplers:
         return [stopped]
 
     def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
-        """A while later, as the workers do: the trajectories of the stopped attempt are stored until then."""
+        """Begin prompts again after a while, until which the old trajectories are stored, as the workers do."""
         uids = stopped[0]
 
         def begin() -> None:
@@ -122,7 +122,7 @@ class SimulatedSamplers:
             self.clock.after(self._rng.expovariate(1.0), begin)
 
     def update_weights(self, version: int) -> dict[str, float]:
-        """What runs goes on afterwards, with the new weights; it keeps the version that it started with."""
+        """Pause all running prompts, which go on with the new weights and keep the version that they started with."""
         self._pauses += self._schedule.sync_s
         self.clock.run(self._schedule.sync_s)
         self.version = version
@@ -169,7 +169,7 @@ class SimulatedSamplers:
 
 
 class Silent:
-    """In place of what workers do and what a run shows: takes every call, and does nothing."""
+    """A stand-in for workers and displays, which takes every call and does nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> "Silent":
         return self
@@ -179,7 +179,7 @@ class Silent:
 
 
 class SamplersThatLive:
-    """In place of `SamplerKeeper`: no sampler dies, and waiting lets simulated time pass."""
+    """A stand-in for `SamplerKeeper`: no sampler dies, and waiting lets simulated time pass."""
 
     def __init__(self, servers: Any, weights: SimulatedSamplers, **settings: Any) -> None:
         self.sleep, self.version = weights.clock.wait, 0
@@ -191,7 +191,7 @@ class SamplersThatLive:
 class SimulatedData:
     """A data loader of one prompt at a time, which goes on in the middle of an epoch.
 
-    position: prompts that it has delivered in all epochs.
+    position: the number of prompts delivered in all epochs.
     """
 
     def __init__(self, rows: int, position: int = 0) -> None:
@@ -207,25 +207,25 @@ class SimulatedData:
 
 
 class Crash(Exception):
-    """The run ends in the middle of a step."""
+    """The end of a run in the middle of a step."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint of a simulated run holds."""
+    """The checkpoint of a simulated run."""
 
     step: int
     queue: MemoryQueue
     position: int
-    """Of the data loader."""
+    """The position of the data loader."""
     submitted: frozenset[str]
-    """Every prompt so far."""
+    """All prompts submitted so far."""
 
 
 class SimulatedTrainer(lag_k.LagKTrainer):
     """The real trainer, by its constructor and verl's `init` and `fit`, without processes, updates and metrics.
 
-    batches: what was trained on: (step, batch, the replay buffer's metrics).
+    batches: all trained batches: (step, batch, the replay buffer's metrics).
     saved: the last checkpoint.
     """
 
@@ -244,7 +244,7 @@ class SimulatedTrainer(lag_k.LagKTrainer):
         super().__init__(config)
 
     def _setup(self) -> None:
-        """What verl's does, with stand-ins for everything that has processes."""
+        """Set up as verl does, with stand-ins for everything that has processes."""
         self._init_dataloader()
         self._init_dump_executor()
         self.actor_rollout_wg, self.standalone_server_manager = Silent(), Silent()
@@ -254,7 +254,7 @@ class SimulatedTrainer(lag_k.LagKTrainer):
         self._load_checkpoint()
 
     def _end_unused_balancer(self) -> None:
-        """Nothing has started it."""
+        """Do nothing: no balancer was started."""
 
     def _init_dataloader(self) -> None:
         self.train_dataloader, self.train_dataloader_it = self._data, None
@@ -274,12 +274,12 @@ class SimulatedTrainer(lag_k.LagKTrainer):
         self.saved = Saved(self.global_steps, queue, self._data.position, submitted)
 
     def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
-        """None: verl's are of trajectories that have tokens."""
+        """Do nothing: verl's metrics need trajectories with tokens."""
 
 
 @functools.cache
 def _settings() -> DictConfig:
-    """The settings of all schedules: composed once, changed for each."""
+    """Compose the settings of all schedules once; each schedule changes them."""
     off = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
     off += ["samples_every=0", "save_model=false"]
     return compose(["+task=countdown", "hardware=cpu", "trainer.resume_mode=disable", "data.gen_batch_size=1", *off])
@@ -300,7 +300,7 @@ def _configured(schedule: Schedule, lag: float, batch_size: int, checkpoint: Pat
 
 @contextlib.contextmanager
 def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
-    """TransferQueue is `queue`, the checkpoint is `loaded`, samplers live, and nothing is printed or tracked."""
+    """Make `queue` TransferQueue and `loaded` the checkpoint in the block; samplers live, and nothing is printed."""
 
     def load(trainer: SimulatedTrainer) -> None:
         trainer.global_steps = loaded.step if loaded else 0
@@ -312,7 +312,7 @@ def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
         stack.enter_context(mock.patch.object(lag_k, "SamplerKeeper", SamplersThatLive))
         stack.enter_context(mock.patch.object(replay_buffer, "print_line", Silent()))
         stack.enter_context(mock.patch.object(lag_k, "console", Silent()))
-        for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # of verl's `fit`
+        for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # names in verl's `fit`
             stack.enter_context(mock.patch.object(trainer_base, name, Silent()))
         yield
 
@@ -325,7 +325,7 @@ def _trained(
     checkpoint: Path,
     loaded: Saved | None = None,
 ) -> SimulatedTrainer:
-    """One process of the run, from its first step to its last or to the crash."""
+    """Run one process of the run, from its first step to its last or to the crash."""
     queue, rng = loaded.queue.copy() if loaded else MemoryQueue(), random.Random(schedule.seed + 2)
     config = _configured(schedule, lag, batch_size, checkpoint)
     samplers = SimulatedSamplers(schedule, SimulatedClock(), queue, config)
@@ -345,7 +345,7 @@ def _trained(
 
 
 def run(schedule: Schedule) -> ScheduleOutcome:
-    """One schedule, from the first step to the last."""
+    """Run one schedule, from the first step to the last."""
     with tempfile.TemporaryDirectory() as checkpoint:
         return _run(schedule, Path(checkpoint))
 

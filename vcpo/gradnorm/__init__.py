@@ -2,8 +2,8 @@
 
 A backward over packed sequences leaves, per layer, the inputs `x` [T, in] and the output gradients `dy` [T, out] of all
 tokens; the gradient of one sequence is a sum over the tokens of that sequence. Read in this order: `segments` (which
-tokens belong to which sequence), `linear` (weights of linear layers), `sums` (their sums with coefficients that are
-known before), `vectors` (biases, norm weights, embeddings, and tied embeddings).
+tokens belong to which sequence), `linear` (weights of linear layers), `sums` (sums of their gradients with known
+coefficients), `vectors` (biases, norm weights, embeddings, and tied embeddings).
 """
 
 from vcpo.gradnorm.linear import add_weighted, add_weighted_per_sequence, squared_norms

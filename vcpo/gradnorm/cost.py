@@ -1,7 +1,7 @@
-"""What norms and sums of a linear layer cost: operations and bytes, divided by the rates of a kind of device.
+"""The time that norms and sums of a linear layer take: operations and bytes, divided by the rates of a kind of device.
 
-The rates are stated, not measured when a run starts: what is chosen by them, and with that the order in which numbers
-are added, is the same in every run of the same seed. Only their ratios matter.
+The rates are constants, not measured when a run starts. So every run of a seed chooses the same forms and adds numbers
+in the same order. Only ratios of rates matter.
 """
 
 from collections.abc import Sequence
@@ -9,62 +9,62 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 TILE = 64
-"""Tokens: of a long sequence's Gram matrices a CPU forms only tiles of this size on and right of the diagonal."""
+"""The tokens of a tile: a CPU forms a long sequence's Gram matrices in tiles on and right of the diagonal only."""
 
 _FLOAT32 = 4  # bytes
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one kind of device."""
+    """The speed of one kind of device."""
 
     operations: float
-    """Per second, of products of many tokens."""
+    """Operations per second in products of many tokens."""
     of_one_sequence: float
-    """The share of that rate that products of one sequence's tokens with each other reach."""
+    """The share of `operations` that products of one sequence's tokens with each other reach."""
     memory: float
-    """Bytes per second, of what was used long ago."""
+    """Bytes per second of data used long ago."""
     nearby: float
-    """Bytes per second, of what the operation before has written."""
+    """Bytes per second of data that the operation before has written."""
     call: float
-    """Seconds that each sequence takes besides, in each layer and form."""
+    """The fixed seconds of each sequence, in each layer and form."""
     own_call: float
-    """The same of a sequence that has a product of its own, where others share one."""
+    """The fixed seconds of a sequence that has a product of its own, where others share one."""
     symmetric: bool
-    """Whether only half of a long sequence's symmetric matrices is formed."""
+    """True: only half of a long sequence's symmetric matrices is formed."""
 
 
 CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, call=8e-6, own_call=8e-6, symmetric=True)
 """One thread of the machine that docs/measurements/step-cost.md was measured on (`lab.cost.layers`)."""
 
 GPU_BFLOAT16 = Rates(450e12, 0.75, memory=3e12, nearby=3e12, call=0.0, own_call=15e-6, symmetric=False)
-"""An H100: what large products reach and 90 % of its memory's rate. Estimated, not measured."""
+"""An H100's rates in bfloat16: those of large products, and 90 % of the memory's. Estimated, not measured."""
 
 GPU_FLOAT32 = Rates(50e12, 0.75, memory=3e12, nearby=3e12, call=0.0, own_call=15e-6, symmetric=False)
-"""As above, without TF32."""
+"""An H100's rates in float32 without TF32. Estimated, not measured."""
 
 
 def rates(device: str, number_bytes: int = _FLOAT32) -> Rates:
-    """Of a kind of device (`cpu`, `cuda`) for products of numbers of this size."""
+    """Return the rates of a kind of device (`cpu`, `cuda`) for products of numbers of this size."""
     if device == "cpu":
         return CPU
     return GPU_FLOAT32 if number_bytes >= _FLOAT32 else GPU_BFLOAT16
 
 
 def plain(tokens: int, inputs: int, outputs: int, of: Rates) -> float:
-    """Seconds of the packed weight-gradient product of a layer of `inputs` x `outputs`."""
+    """Return the seconds of the packed weight-gradient product of a layer of `inputs` x `outputs`."""
     return 2 * tokens * inputs * outputs / of.operations
 
 
 def gram(lengths: Sequence[int], inputs: int, outputs: int, of: Rates) -> float:
-    """Seconds of all sequences' norms, in the Gram form."""
+    """Return the seconds of all sequences' norms, in the Gram form."""
     pairs = sum(_pairs(length, of) for length in lengths)
     operations = 2 * pairs * (inputs + outputs) / (of.operations * of.of_one_sequence)
     return operations + 4 * _FLOAT32 * pairs / of.nearby + len(lengths) * of.call
 
 
 def _pairs(length: int, of: Rates) -> float:
-    """Pairs of tokens whose products are formed."""
+    """Return the number of pairs of tokens whose products are formed."""
     if not of.symmetric or length < 1.5 * TILE:
         return length * length
     tops = list(range(0, length, TILE)) + [length]
@@ -72,17 +72,17 @@ def _pairs(length: int, of: Rates) -> float:
 
 
 def direct(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
-    """Seconds of all sequences' norms, in the direct form: each gradient is written, and read once."""
+    """Return the seconds of all sequences' norms, in the direct form: each gradient is written, and read once."""
     written_and_read = 2 * len(lengths) * inputs * outputs * number_bytes / of.nearby
     return plain(sum(lengths), inputs, outputs, of) + written_and_read + len(lengths) * of.call
 
 
 def norm(lengths: Sequence[int], inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
-    """Seconds of norms, in the cheaper form."""
+    """Return the seconds of all sequences' norms, in the cheaper form."""
     return min(gram(lengths, inputs, outputs, of), direct(lengths, inputs, outputs, of, number_bytes))
 
 
 def own_product(buffers: int, inputs: int, outputs: int, of: Rates, number_bytes: int = _FLOAT32) -> float:
-    """Seconds that a sequence's own product takes besides the operations of a shared one: its gradient is written, read
-    for the norm, and added to each buffer."""
+    """Return the seconds that a sequence's own product takes more than a part of a shared product: the gradient is
+    written, read for the norm, and added to each buffer."""
     return (2 * number_bytes + buffers * (number_bytes + 2 * _FLOAT32)) * inputs * outputs / of.memory + of.own_call

@@ -28,14 +28,14 @@ _FEWEST_ROWS, _SUMMED_AT_ONCE = 256, 4
 
 
 def gram_costs_less(segments: Segments, inputs: int, outputs: int, number_bytes: int = _NUMBER) -> bool:
-    """Whether norms take less time in the Gram form than in the direct form, by operations and bytes."""
+    """Return True where norms take less time in the Gram form than in the direct form, by operations and bytes."""
     of = cost.rates(segments.device.type, number_bytes)
     lengths = segments.lengths
     return cost.gram(lengths, inputs, outputs, of) < cost.direct(lengths, inputs, outputs, of, number_bytes)
 
 
 def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | None = None) -> Tensor:
-    """||dW_i||^2 of every sequence, in whichever form costs less.
+    """Compute ||dW_i||^2 of every sequence, in the form that costs less.
 
     Args:
         x: [T, in] inputs of the layer.
@@ -58,10 +58,10 @@ def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | 
 
 
 def add_squared_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, ...], norms: Tensor) -> None:
-    """norms[i] += ||dW_i||^2 of some sequences: one padded product, or two, for each bucket.
+    """Add ||dW_i||^2 of some sequences to norms[i]: one padded product, or two, for each bucket.
 
     Args:
-        x, dy, segments: as of `squared_norms`.
+        x, dy, segments: those of `squared_norms`.
         some: numbers of sequences, ascending.
         norms: [n] float32.
     """
@@ -79,14 +79,16 @@ def add_squared_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int
     of_gram = tuple(bucket for bucket in padded.buckets if bucket.first not in direct)
     grams = _gram_squared_norms(x, dy, of_gram, padded.pairs(of_gram))
     parts = [
-        _direct_squared_norms(bucket.of(x), bucket.of(dy), bucket.padding) if bucket.first in direct else next(grams)
+        _direct_squared_norms(bucket.part_of(x), bucket.part_of(dy), bucket.padding)
+        if bucket.first in direct
+        else next(grams)
         for bucket in padded.buckets
     ]
     norms.index_add_(0, padded.sequences, torch.cat(parts))
 
 
 def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket], pairs: Tensor) -> Iterator[Tensor]:
-    """Of each bucket [k] float32. The matrices of all buckets lie one after the other: few operations on large parts.
+    """Yield each bucket's squared norms [k] float32. All buckets' matrices lie in one block: few, large operations.
 
     Args:
         x, dy: [P, in], [P, out] the rows of all buckets.
@@ -97,7 +99,7 @@ def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket], pairs:
     for rows in (x, dy):
         memory = rows.new_empty(sum(sizes))
         for bucket, part in zip(buckets, memory.split(sizes), strict=True):
-            some = bucket.of(rows)
+            some = bucket.part_of(rows)
             torch.bmm(some, some.mT, out=part.view(len(bucket), bucket.longest, -1))
         both.append(memory)
     products = both[0].float().mul_(both[1].mul_(pairs))
@@ -106,9 +108,9 @@ def _gram_squared_norms(x: Tensor, dy: Tensor, buckets: Sequence[Bucket], pairs:
 
 
 def _direct_squared_norms(x: Tensor, dy: Tensor, padding: Tensor) -> Tensor:
-    """[k, L, in], [k, L, out] -> [k] float32, over as many rows of the weight at a time as the buffer holds.
+    """Return [k] float32 norms of [k, L, in] and [k, L, out], over as many rows of the weight as the buffer holds.
 
-    Padding counts for nothing where one factor is zero: the narrower.
+    The narrower factor is set to zero on padding, so padding adds nothing.
     """
     if len(x) > 1:
         narrower = x if x.shape[2] < dy.shape[2] else dy
@@ -122,9 +124,9 @@ def _direct_squared_norms(x: Tensor, dy: Tensor, padding: Tensor) -> Tensor:
 
 
 def _gram_squared_norm(x: Tensor, dy: Tensor) -> Tensor:
-    """sum_{t,u} (x_t . x_u) (dy_t . dy_u) of one sequence, float32.
+    """Return sum_{t,u} (x_t . x_u) (dy_t . dy_u) of one sequence, float32.
 
-    Both matrices are symmetric: of long sequences only tiles on and right of the diagonal are formed.
+    Both matrices are symmetric: for long sequences only tiles on and right of the diagonal are formed.
     """
     tokens = len(x)
     if tokens < 1.5 * cost.TILE:
@@ -138,12 +140,12 @@ def _gram_squared_norm(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def add_weighted(x: Tensor, dy: Tensor, coefficient: Tensor, into: Tensor) -> None:
-    """into += sum_i coefficient_i dW_i, as one packed product.
+    """Add to a buffer, as one packed product: into += sum_i coefficient_i dW_i.
 
     Args:
         x: [T, in] inputs of the layer.
         dy: [T, out] gradients of its outputs.
-        coefficient: [T] that of each token's sequence.
+        coefficient: [T] the coefficient of each token's sequence.
         into: [out, in], usually of a wider dtype than the product.
     """
     # The product of two numbers is rounded to their format, once; a coefficient rounded before would be wrong for all
@@ -171,7 +173,7 @@ def add_weighted_per_sequence(
     *,
     spans: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:
-    """into[j] += sum_i coefficient[j, i] dW_i for every j. Returns the norms of the dW_i from the same products.
+    """Add sum_i coefficient[j, i] dW_i to into[j] for every j. Return the norms of the dW_i from the same products.
 
     Args:
         x: [T, in] inputs of the layer.
@@ -179,8 +181,8 @@ def add_weighted_per_sequence(
         segments: n sequences.
         coefficient: [k, n].
         into: k buffers [out, in].
-        spans: of each buffer (first, end): the coefficients of sequences outside of first <= i < end are 0, and their
-            products are not added. None: no such limits.
+        spans: (first, end) for each buffer: the coefficients of sequences outside of first <= i < end are 0, and the
+            products of these sequences are not added. None: no such limits.
 
     Returns:
         [n] float32 ||dW_i||^2.
@@ -197,7 +199,7 @@ def add_weighted_per_sequence(
 
 
 def _add_sum(block: Tensor, weights: Tensor, into: Tensor) -> None:
-    """into += weights @ block, in the weights' format: the sums of large numbers may have to cancel.
+    """Add weights @ block to a buffer, in the weights' format: the sums of large numbers may have to cancel.
 
     Args:
         block: [k, rows * in] some rows of k gradients.
@@ -212,12 +214,12 @@ def _add_sum(block: Tensor, weights: Tensor, into: Tensor) -> None:
 
 
 def batches(x: Tensor) -> bool:
-    """Whether few large products, padded, take less time than one for each sequence: on all devices but a CPU."""
+    """Return True on all devices but a CPU: few large, padded products take less time than one for each sequence."""
     return x.device.type != "cpu"
 
 
 def _row_squares(block: Tensor, inputs: int) -> Tensor:
-    """[k, rows * in] -> [k] float32 squared norms of k gradients, of some rows of the weight.
+    """Return [k] float32 squared norms of k gradients [k, rows * in], of some rows of the weight.
 
     torch adds up a norm's squares one after the other on a CPU: over a whole weight the error is 6e-5, over one row of
     the weight at a time 1e-7.
@@ -231,7 +233,7 @@ def _bounds(segments: Segments) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[int, int, slice, Tensor]]:
-    """(first, end, some rows of the weight, [k, rows * in] these rows of the dW_i): one product per sequence.
+    """Yield (first, end, some rows of the weight, [k, rows * in] these rows of the dW_i): one product per sequence.
 
     The k sequences are first <= i < end.
     """

@@ -1,4 +1,4 @@
-"""Which tokens of a packed micro-batch belong to which sequence: known on the host, so that no call waits for a GPU."""
+"""The sequences of a packed micro-batch and their tokens: known on the host, so that no call waits for a GPU."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,8 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# A bucket is split in two while that spares this share of the products that are formed of padded sequences; each bucket
-# takes three operations more of a GPU, in every layer.
+# A bucket is split in two while the split spares this share of the products of padded sequences, up to so many buckets:
+# each bucket costs a GPU three more operations in every layer.
 _SPARED, _BUCKETS = 0.14, 3
 
 
@@ -22,37 +22,37 @@ class Bucket:
     padding: Tensor
     """[k, L] bool."""
     first: int
-    """Where the bucket begins among the rows of all buckets."""
+    """The row, among the rows of all buckets, at which the bucket begins."""
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     @property
     def longest(self) -> int:
-        """L."""
+        """L, the tokens of the longest sequence."""
         return self.tokens.shape[1]
 
-    def of(self, rows: Tensor) -> Tensor:
-        """[P, d], the rows of all buckets -> [k, L, d]; on padding some row."""
+    def part_of(self, rows: Tensor) -> Tensor:
+        """Return [k, L, d], the bucket's part of [P, d], the rows of all buckets; on padding some row."""
         return rows[self.first : self.first + self.tokens.numel()].view(*self.tokens.shape, -1)
 
     def gather(self, packed: Tensor) -> Tensor:
-        """[T, d] -> [k, L, d], zero on padding."""
+        """Return [k, L, d], the bucket's part of the packed batch [T, d]; zero on padding."""
         return packed[self.tokens].masked_fill_(self.padding[..., None], 0.0)
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Some sequences in buckets."""
+    """The buckets of some sequences."""
 
     buckets: tuple[Bucket, ...]
     sequences: Tensor
-    """[n] their numbers, bucket after bucket."""
+    """[n] the numbers of the sequences, bucket after bucket."""
     tokens: Tensor | slice
-    """[P] the rows of the packed batch that the buckets hold; of one sequence a slice."""
+    """[P] the rows of the packed batch that the buckets hold; a slice where there is one sequence."""
 
     def pairs(self, some: tuple[Bucket, ...]) -> Tensor:
-        """[sum of k L L] of some buckets one after the other: 1 for two real tokens of a sequence, else 0.
+        """Return [sum of k L L], some buckets one after the other: 1 for two real tokens of a sequence, else 0.
 
         Computed once for all layers that ask for the same buckets.
         """
@@ -77,7 +77,7 @@ class Segments:
 
     @classmethod
     def of_lengths(cls, lengths: list[int], device: torch.device | str = "cpu") -> "Segments":
-        """Segments of sequences with these numbers of tokens."""
+        """Make the segments of sequences with these numbers of tokens."""
         bounds = [0]
         for length in lengths:
             bounds.append(bounds[-1] + length)
@@ -85,7 +85,7 @@ class Segments:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """n numbers of tokens."""
+        """The number of tokens of each of the n sequences."""
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class Segments:
         return numbers.to(self.device, non_blocking=True)
 
     def padded(self, some: tuple[int, ...]) -> Padded:
-        """Some sequences, those that have tokens, by length; computed once for all layers."""
+        """Return the buckets of those of `some` sequences that have tokens; computed once for all layers."""
         if some not in self._padded:
             self._padded[some] = self._pad(sorted((i for i in some if self.lengths[i]), key=lambda i: -self.lengths[i]))
         return self._padded[some]
@@ -122,14 +122,14 @@ class Segments:
         return Padded(tuple(buckets), numbers, alone or flat)
 
     def _rows(self, sequences: list[int]) -> tuple[Tensor, Tensor]:
-        """[k, L] rows of the packed batch and padding, of one bucket, on the host."""
+        """Return one bucket's rows of the packed batch and its padding, each [k, L], on the host."""
         steps = torch.arange(self.lengths[sequences[0]])  # [L]
         padding = steps >= torch.tensor([self.lengths[i] for i in sequences])[:, None]
         return torch.where(padding, 0, steps + torch.tensor([self.bounds[i] for i in sequences])[:, None]), padding
 
 
 def _split(lengths: list[int]) -> list[int]:
-    """The ends of the buckets of sequences of these lengths, longest first."""
+    """Return the ends of the buckets of sequences of these lengths, longest first."""
 
     def pairs(first: int, end: int) -> int:
         return (end - first) * lengths[first] ** 2 if end > first else 0

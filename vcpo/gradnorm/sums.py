@@ -32,7 +32,7 @@ class _Shared:
     order: Tensor | None
     """The rows of the packed batch, coefficients after coefficients; None where they lie in this order already."""
     products: tuple[tuple[slice, tuple[float, ...]], ...]
-    """Of each product its rows in that order, and what each buffer takes of it."""
+    """Each product's rows in that order, and the factor of the product in each buffer."""
 
 
 class WeightedSums:
@@ -40,7 +40,7 @@ class WeightedSums:
 
     Args:
         segments: n sequences.
-        coefficient: k buffers, of each n numbers.
+        coefficient: n numbers for each of k buffers.
     """
 
     def __init__(self, segments: Segments, coefficient: Sequence[Sequence[float]]) -> None:
@@ -50,7 +50,7 @@ class WeightedSums:
         self._shared: dict[tuple[int, ...], _Shared] = {}
 
     def add(self, x: Tensor, dy: Tensor, into: Sequence[Tensor], norms: Tensor, *, batched: bool | None = None) -> None:
-        """into[j] += sum_i coefficient[j][i] dW_i for every j, and norms[i] += ||dW_i||^2.
+        """Add to buffers and norms: into[j] += sum_i coefficient[j][i] dW_i for every j, norms[i] += ||dW_i||^2.
 
         Args:
             x: [T, in] inputs of the layer.
@@ -77,7 +77,7 @@ class WeightedSums:
             _add(dy[rows].T @ x[rows], of_buffers, into)
 
     def _long(self, x: Tensor, dy: Tensor) -> tuple[int, ...]:
-        """The sequences whose own product costs less than the norm in another form; computed once for equal layers."""
+        """Return the sequences whose own product costs less than another form of the norm; once for equal layers."""
         of = cost.rates(x.device.type, x.element_size())
         shape = x.shape[1], dy.shape[1], of, dy.element_size()
         if shape not in self._longs:
@@ -111,13 +111,13 @@ class WeightedSums:
 
     @cached_property
     def _on_device(self) -> Tensor:
-        """[k, n]"""
+        """[k, n] the coefficients on the device."""
         numbers = torch.tensor(self.coefficient).view(len(self.coefficient), len(self.segments))
         return numbers.to(self.segments.device, non_blocking=True)
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
-        """Of each buffer (first, end): no sequence outside of first <= i < end has a coefficient."""
+        """(first, end) for each buffer: no sequence outside of first <= i < end has a coefficient."""
         used = [[i for i, number in enumerate(of_buffer) if number] for of_buffer in self.coefficient]
         return [(min(some), max(some) + 1) if some else (len(self.segments), 0) for some in used]
 

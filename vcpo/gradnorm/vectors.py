@@ -11,7 +11,7 @@ from vcpo.gradnorm.segments import Segments
 
 
 def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:
-    """[T, d] -> [n, d] float32: the sum over each sequence's tokens.
+    """Sum `value` [T, d] over each sequence's tokens: [n, d] float32.
 
     Args:
         value: [T, d] per token its contribution to the gradient.
@@ -23,7 +23,7 @@ def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:
 
 
 def embedding_squared_norms(token: Tensor, dy: Tensor, segments: Segments) -> Tensor:
-    """||dE_i||^2 of an embedding: the gradients of a sequence's equal tokens add up before they are squared.
+    """Compute ||dE_i||^2 of an embedding: the gradients of a sequence's equal tokens add up before squaring.
 
     Args:
         token: [T] rows of the table.
@@ -47,7 +47,7 @@ def embedding_squared_norms(token: Tensor, dy: Tensor, segments: Segments) -> Te
 
 
 def tied_rows(token: Tensor, x: Tensor, dy: Tensor, segments: Segments) -> Tensor:
-    """The gradient of the head at the vocabulary rows of each sequence's tokens, for the cross term of tied weights.
+    """Return the head's gradient at the vocabulary rows of each sequence's tokens, for tied weights' cross term.
 
     With weights shared by embedding and head, dW_i = dE_i + dH_i, and ||dW_i||^2 has the term 2 <dE_i, dH_i>. dE_i is
     zero outside the rows of the sequence's tokens, so the term is 2 sum_u <dy^E_u, dH_i[token_u]>, with dy^E the

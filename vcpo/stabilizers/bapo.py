@@ -53,7 +53,7 @@ def _surrogate(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Ten
 
 
 def _positive_share(ratio: Tensor, advantage: Tensor, mask: Tensor, low: float, high: float) -> float:
-    """The share of positive advantages in the sum of the surrogate's absolute values; 1 where that sum is 0."""
+    """Return the share of positive advantages in the sum of the surrogate's absolute values; 1 if the sum is 0."""
     value = torch.where(mask.bool(), _surrogate(ratio.detach(), advantage, low, high), 0.0)
     positive, total = value.clamp(min=0).sum().item(), value.abs().sum().item()
     return positive / total if total > 0 else 1.0

@@ -10,15 +10,15 @@ Group = TypeVar("Group")
 
 
 class GroupReplay(Generic[Group]):
-    """Remembers prompt groups, and draws remembered groups with high rewards more often.
+    """A memory of prompt groups that draws groups with high rewards more often.
 
     Source: the paper mixes on-policy and reward-prioritised draws; capacity, share and temperature are ours.
 
     Args:
-        seed: of the draws.
+        seed: the seed of the draws.
         capacity: prompt groups that are remembered; the oldest is forgotten first.
         recent: the probability that a recent group of a batch stays, and is not replaced by a remembered one.
-        temperature: of the softmax over mean rewards by which remembered groups are drawn, with replacement.
+        temperature: that of the softmax over mean rewards by which remembered groups are drawn, with replacement.
     """
 
     def __init__(self, seed: int, capacity: int = 512, recent: float = 0.5, temperature: float = 0.25) -> None:
@@ -27,7 +27,7 @@ class GroupReplay(Generic[Group]):
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int) -> list[Group | None]:
-        """Per recent group of a batch, the remembered group that replaces the recent one; None where none does.
+        """Draw for each recent group of a batch a remembered group that replaces it, or None.
 
         Args:
             count: recent groups of the batch.

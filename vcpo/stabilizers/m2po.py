@@ -30,7 +30,7 @@ def m2po(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Te
 
 
 def kept_tokens(log_ratio: Tensor, advantage: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """[B, T] false where a token is masked."""
+    """Return [B, T], false where a token is masked."""
     harmful = mask & (advantage * log_ratio > 0)
     moment, order = log_ratio[harmful].double().square().sort()
     mean = moment.cumsum(0) / torch.arange(1, len(moment) + 1, device=moment.device)

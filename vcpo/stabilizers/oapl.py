@@ -11,7 +11,7 @@ VALUE_BETA = 1.0
 
 
 def optimal_advantages(reward: Tensor, group: Tensor, beta: float = VALUE_BETA) -> Tensor:
-    """A*_i = R_i - V*, V* = beta log mean_j exp(R_j / beta) over the group: that of the KL-penalised optimum.
+    """Return the KL-penalised optimum's advantage A*_i = R_i - V*, V* = beta log mean_j exp(R_j / beta) over the group.
 
     Args:
         reward: [B].
@@ -24,13 +24,13 @@ def optimal_advantages(reward: Tensor, group: Tensor, beta: float = VALUE_BETA) 
 
 
 def oapl(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Tensor, *, beta: float = 1e-3) -> Tensor:
-    """Token losses with the gradient of (beta log w - A*)^2 / (2 beta), w the ratio of the whole response.
+    """Return token losses with the gradient of (beta log w - A*)^2 / (2 beta), w the ratio of the whole response.
 
-    A regression: the minimum is pi = mu exp(A* / beta) whichever policy mu drew the responses, so no importance weight
+    The loss is a regression: the minimum is pi = mu exp(A* / beta) whichever policy mu drew the responses, so no weight
     is needed. Divided by 2 beta, the gradient at w = 1 is REINFORCE's; the paper's loss is without this factor.
 
     Source: equations (2) and (3) as descriptions of the paper and other implementations agree on them, with beta_1 = 1
-    and beta_2 = 1e-3 (here `beta`) for responses of thousands of tokens; the paper itself was not available. Of
+    and beta_2 = 1e-3 (here `beta`) for responses of thousands of tokens; the paper itself was not available. For
     responses of a few tokens log w is smaller in proportion, and `beta` has to be larger to matter. The paper keeps the
     samplers' policy for many updates and then empties the buffer; in a lag-k run mu is the policy that drew each token.
 

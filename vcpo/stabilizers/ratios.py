@@ -10,12 +10,12 @@ LARGEST_LOG_RATIO = 20.0
 
 
 def token_log_ratios(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """[B, T] log r = log pi - log mu, with the gradient of log pi; 0 outside the mask."""
+    """Return [B, T] log r = log pi - log mu, with the gradient of log pi; 0 outside the mask."""
     log_ratio = torch.where(mask.bool(), log_prob - rollout_log_prob, 0.0)
     return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
 def sequence_ratios(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """[B] w, the product of a sequence's token ratios; detached."""
+    """Return [B] w, the product of a sequence's token ratios; detached."""
     log_weight = sequence_log_weights(log_prob, rollout_log_prob, mask)
     return log_weight.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().to(log_prob.dtype)

@@ -35,7 +35,7 @@ def sat(
         rollout_log_prob: [B, T] recorded by the sampler.
         advantage: [B, T].
         mask: [B, T] true on response tokens.
-        quantile: in [0, 1], of |log r| over the batch's response tokens.
+        quantile: the quantile, in [0, 1], of |log r| over the batch's response tokens.
         lower: PPO's clip range below 1.
         upper: the same above 1.
 
@@ -51,12 +51,12 @@ def sat(
 
 
 def contraction(distance: Tensor, mask: Tensor, quantile: float) -> tuple[Tensor, Tensor]:
-    """The factors in (0, 1] of the clip range above and below 1, each [B, T].
+    """Return the factors in (0, 1] of the clip range above and below 1, each [B, T].
 
     Args:
         distance: [B, T] log r, detached.
         mask: [B, T] bool, true on response tokens.
-        quantile: of |log r|: the smallest value that this share of the tokens does not exceed.
+        quantile: a share q; the q-quantile is the smallest |log r| that this share of the tokens does not exceed.
     """
     size = distance.abs()
     active = size[mask]

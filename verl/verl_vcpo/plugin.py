@@ -1,9 +1,9 @@
 """verl's entry point into this package (entry point group `verl.plugins`): loaded at every `import verl`.
 
-The module is kept light, because every Ray process imports it. On a GPU machine it only makes torch's key-value stores
-with a loopback address listen on loopback only, and spares processes an import; the trainer registers itself and its
-workers elsewhere (`verl_vcpo.loop.trainer`). With VERL_PLATFORM=cpu the module makes verl run without
-an accelerator, in this process and in every process that inherits the variable.
+The module is light, because every Ray process imports it. On a GPU machine the module only keeps torch's key-value
+stores with a loopback address on loopback, and spares processes an import; the trainer registers itself and its workers
+elsewhere (`verl_vcpo.loop.trainer`). With VERL_PLATFORM=cpu the module makes verl run without an accelerator, in this
+process and in every process that inherits the variable.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Serve the code sandbox: `python -m code_sandbox --port 8080`.
 
 Untrusted Python programs, isolated by the kernel, over HTTP as SandboxFusion's /run_code.
-docs/explanation/sandbox.md says what is isolated how. Without isolation it does not start.
+docs/explanation/sandbox.md says what is isolated how. Without isolation the sandbox does not start.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _LIMITS = {
     "output_kb": "KiB of output, on stdout and on stderr; a program that writes more is ended",
 }
 _MIN_TOKEN_CHARS = 16
-# Descriptors: of a program its pipes, its processes and what starts it; some for the server itself.
+# Descriptors: for each program its pipes, processes and starter; some more for the server itself.
 _PER_PROGRAM, _SPARE = 10, 64
 _SPARE_CONNECTIONS = 64
 
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 2 where a setting is wrong, 3 where programs cannot be isolated."""
+    """Serve until the end. Return the exit code: 2 for a wrong setting, 3 where programs cannot be isolated."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s sandbox %(levelname)s %(message)s")
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _token(file: Path | None, host: str) -> str | None:
-    """Raises ValueError where there is none and other machines reach the server, or it is too short."""
+    """Read the token. Raise ValueError if it is too short, or missing while other machines reach the server."""
     if file is None:
         if host != "localhost" and not (_is_address(host) and ipaddress.ip_address(host).is_loopback):
             raise ValueError(f"--host {host}: other machines reach it, so it needs --token-file FILE")
@@ -145,7 +145,7 @@ def _is_address(host: str) -> bool:
 
 
 def _connections(arguments: argparse.Namespace) -> int:
-    """How many connections leave descriptors for programs. Raises ValueError naming the setting that is wrong."""
+    """Return the most connections that leave descriptors for programs. Raises ValueError naming a wrong setting."""
     for name, least in (("concurrency", 1), ("queue", 0), ("warm", 0)):
         if getattr(arguments, name) < least:
             raise ValueError(f"--{name} {getattr(arguments, name)}: give {least} or more")
@@ -161,7 +161,7 @@ def _connections(arguments: argparse.Namespace) -> int:
 
 
 def _check(sandbox: Sandbox, unbounded: bool) -> None:
-    """Raises IsolationError where a program does not run, or its memory has no limit and that was not allowed."""
+    """Raise IsolationError if a program does not run, or if its memory has no limit and that was not allowed."""
     if not sandbox.limits_whole_programs:
         if not unbounded:
             raise IsolationError(

@@ -1,4 +1,4 @@
-"""Limits of a whole program, all its processes and its files in memory together: control groups, version 1 or 2."""
+"""Limits of a whole program, its processes and files in memory together, by control groups of version 1 or 2."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ _CONTROLLERS = ("memory", "pids")
 # Bookkeeping that the program did not ask for: bwrap's processes, page tables.
 _SPARE_PROCESSES = 8
 TEARDOWN_S = 60.0
-"""The longest wait for the kernel to end what it was told to end."""
+"""The longest wait for the kernel to end the processes of a group."""
 
 
 class ControlGroups:
-    """One group per program, below a folder of this server's own.
+    """The groups of a server's programs, one for each program, below a folder of the server's own.
 
     Raises:
         OSError: this process may not make groups here (only root may, or a user whom systemd delegated them to), or
@@ -38,7 +38,7 @@ class ControlGroups:
                 (folder.path / "cgroup.subtree_control").write_text("+memory +pids")
 
     def group(self, memory_mb: int, processes: int) -> "ControlGroup":
-        """A new one. Raises OSError where the kernel refuses."""
+        """Make a group for one program. Raises OSError where the kernel refuses."""
         name = str(next(self._numbers))
         return ControlGroup([f.path / name for f in self._folders], memory_mb << 20, processes + _SPARE_PROCESSES)
 
@@ -49,7 +49,7 @@ class ControlGroups:
 
 
 class ControlGroup:
-    """The group of one program: `files` are what a process writes its number to, to be limited."""
+    """The group of one program: a process is limited once it has written its number to the `files`."""
 
     def __init__(self, folders: list[Path], memory: int, processes: int) -> None:
         self._folders = folders
@@ -59,12 +59,12 @@ class ControlGroup:
         self.files = [str(folder / "cgroup.procs") for folder in folders]
 
     def kill(self) -> None:
-        """Kill what is in the group now."""
+        """Kill the processes that are in the group now."""
         for folder in self._folders:
             _kill(folder)
 
     async def remove(self) -> None:
-        """Kill all of it, and wait until the kernel has ended it. Raises OSError if that takes longer than a minute."""
+        """Kill the group's processes, and wait until they have ended. Raises OSError after a minute."""
         deadline = time.monotonic() + TEARDOWN_S
         while not all([_removed(folder) for folder in self._folders]):
             if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ class ControlGroup:
 
 
 def _parents() -> tuple[list[Path], int]:
-    """(where groups for memory and processes can be made, the version): one folder (version 2) or two (version 1)."""
+    """Return (the folders for groups of memory and processes, the version): one (version 2) or two (version 1)."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     of_controller = {name: path for _, names, path in lines for name in names.split(",")}
     if all(name in of_controller for name in _CONTROLLERS):
@@ -89,7 +89,7 @@ def _parents() -> tuple[list[Path], int]:
 
 
 def _offers(folder: Path) -> bool:
-    """Whether groups below `folder` have the controllers, and this process may make some (version 2)."""
+    """Return True if groups below `folder` have the controllers and this process may make groups (version 2)."""
     control = folder / "cgroup.subtree_control"
     given = control.exists() and set(_CONTROLLERS) <= set(control.read_text().split())
     return given and os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
@@ -106,7 +106,7 @@ def _make_room(folder: Path) -> None:
 
 
 def _clear_up(parent: Path) -> None:
-    """End and remove what servers that were killed have left."""
+    """End and remove the groups that killed servers have left."""
     for folder in abandoned(parent):
         groups = [path for path in folder.iterdir() if path.is_dir()]
         deadline = time.monotonic() + TEARDOWN_S
@@ -138,7 +138,7 @@ def _kill(folder: Path) -> None:
 
 
 def _removed(folder: Path) -> bool:
-    """Whether the group is gone; kills what is in it otherwise."""
+    """Return True if the group is gone; kill its processes otherwise."""
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The sandbox's client: a service that fails is tried again, a program that fails is not."""
+"""The sandbox's client, which tries again after a failure of the service, but not of a program."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ _logger = logging.getLogger(__name__)
 
 
 class SandboxUnavailable(RuntimeError):
-    """The service did not run the program, however often it was asked. One line."""
+    """The error, in one line, of a service that did not run a program however often it was asked."""
 
 
 class SandboxClient:
-    """Sends programs to a server that speaks SandboxFusion's `/run_code`: this project's or ByteDance's.
+    """A client of a server that speaks SandboxFusion's `/run_code`: this project's or ByteDance's.
 
     Args:
         url: the server, without a path.
@@ -33,10 +33,10 @@ class SandboxClient:
         self._patience_s, self._queue_s = patience_s, queue_s
 
     async def run(self, code: str, run_timeout: float, stdin: str = "") -> CommandResult:
-        """What the program did.
+        """Run a program, and return its result.
 
         Raises:
-            SandboxUnavailable: refused connections, HTTP errors, or `SandboxError`: it was not run.
+            SandboxUnavailable: the program was not run: refused connections, HTTP errors, or `SandboxError`.
         """
         request = {"code": code, "language": "python", "stdin": stdin, "run_timeout": run_timeout}
         limit = aiohttp.ClientTimeout(total=self._queue_s + run_timeout, sock_connect=_CONNECT_S)

@@ -1,4 +1,4 @@
-"""HTTP connections that cannot be held: a limit on their number, on the time of a request and on that of its answer."""
+"""HTTP connections with limits on their number, on the time of a request and on the time of its answer."""
 
 import asyncio
 import logging
@@ -7,15 +7,15 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 TRANSFER_S = 30.0
-"""Seconds in which a whole request has to arrive, and in which a client takes an answer."""
+"""The seconds in which a whole request has to arrive, and in which a client has to take an answer."""
 _logger = logging.getLogger("sandbox")
 
 
 class TimedConnection(H11Protocol):
-    """uvicorn's connection; the server's `limit_concurrency` limits their number. One request each (`CLOSE`)."""
+    """uvicorn's connection, for one request (`CLOSE`); `limit_concurrency` limits the number of connections."""
 
     CLOSE = [("connection", "close")]
-    """Headers of every answer, so that a connection's time is a request's."""
+    """The headers of every answer, so that a connection lasts for one request."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -28,7 +28,7 @@ class TimedConnection(H11Protocol):
         self._timer = self.loop.call_later(TRANSFER_S, self._end_unless, self._has_arrived)
 
     def pause_writing(self) -> None:
-        """The client has stopped reading its answer."""
+        """Start the time limit of a client that has stopped reading its answer."""
         super().pause_writing()
         self._timer = self.loop.call_later(TRANSFER_S, self._end_unless, lambda: False)
 

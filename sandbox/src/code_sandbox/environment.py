@@ -1,4 +1,4 @@
-"""What of this machine a program in the sandbox can see: the interpreter, its libraries and the packages it may use."""
+"""The parts of this machine that a program in the sandbox sees: interpreter, libraries, and packages it may use."""
 
 import contextlib
 import ctypes
@@ -17,13 +17,13 @@ _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 0x1000, 0x4
 
 _STAGING = Path("/run")  # root's own, and every user can enter it
 PACKAGES = Path("/packages")
-"""Where a program finds its packages."""
+"""The folder in which a program finds its packages."""
 PYTHON = Path("/python")
-"""Where the interpreter is inside, unless it is the system's."""
+"""The interpreter's folder inside the sandbox, unless the interpreter is the system's."""
 
 
 def package_paths(names: list[str]) -> list[Path]:
-    """The files and folders of these distributions and of all they require.
+    """Return the files and folders of these distributions and of all that they require.
 
     Raises:
         ValueError: one of them is not installed.
@@ -55,7 +55,7 @@ _PARTS = {"scipy": ("scipy.integrate", "scipy.linalg", "scipy.optimize", "scipy.
 
 
 def modules_of(names: list[str]) -> tuple[str, ...]:
-    """What programs import of these distributions."""
+    """Return the modules that programs import from these distributions."""
     modules: list[str] = []
     for name in names:
         for file in importlib.metadata.distribution(name).files or []:
@@ -65,10 +65,10 @@ def modules_of(names: list[str]) -> tuple[str, ...]:
 
 
 def interpreter_places() -> tuple[dict[Path, Path], Path]:
-    """(a path here -> where it is inside, the interpreter's own place inside): Python, the libraries it is linked to.
+    """Return the places of Python and its libraries, (path here -> path inside), and the interpreter's path inside.
 
-    Nothing else of /usr: no other program, no configuration. Python's own folder has another name inside, so that a
-    program does not learn who installed it.
+    Nothing else of /usr is inside: no other program, no configuration. Python's own folder has another name inside, so
+    that a program does not learn who installed Python.
     """
     executable, base = Path(sys.executable).resolve(), Path(sys.base_prefix).resolve()
     libraries = [Path("/usr/lib") / str(sysconfig.get_config_var("MULTIARCH")), Path("/usr/lib64")]
@@ -84,7 +84,7 @@ def interpreter_places() -> tuple[dict[Path, Path], Path]:
 
 
 def packages_of_the_system(places: dict[Path, Path]) -> list[Path]:
-    """Folders of packages inside `places`: none of them is for programs, and they slow the interpreter down."""
+    """Return the folders of packages inside `places`, which are not for programs and slow the interpreter down."""
     found = []
     for folder in map(Path, site.getsitepackages([sys.base_prefix])):
         for source, place in places.items():
@@ -94,15 +94,15 @@ def packages_of_the_system(places: dict[Path, Path]) -> list[Path]:
 
 
 def links_of_the_root() -> dict[str, str]:
-    """Symbolic links of the root folder by which libraries are found: name -> target."""
+    """Return the symbolic links of the root folder by which libraries are found: name -> target."""
     return {name: os.readlink(f"/{name}") for name in ("lib", "lib64") if os.path.islink(f"/{name}")}
 
 
 class Staging:
-    """As root: the paths again, where a user without rights reaches them, below a folder nobody else sees.
+    """The root user's second set of paths, which a user without rights can reach, below a folder nobody else sees.
 
     The sandbox's user cannot enter /root, and the environment may lie there. This process gets a mount namespace of
-    its own; the processes that it starts inherit it.
+    its own, which its children inherit.
 
     Raises:
         OSError: this process may not make a mount namespace.
@@ -125,7 +125,7 @@ class Staging:
             self.source_of[path] = place
 
     def close(self) -> None:
-        """Undo it, as far as it can be seen outside."""
+        """Remove the folder with all paths; the mount namespace stays."""
         self._call("umount2", os.fsencode(self._folder.path), _MNT_DETACH)
         self._folder.close()
 

@@ -1,4 +1,4 @@
-"""What is refused before a request's body is read, and what is dropped when its client hangs up."""
+"""A guard that refuses requests before their body is read, and drops them when their client hangs up."""
 
 import asyncio
 import hmac
@@ -18,12 +18,12 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class Guard:
-    """Stands before the application (ASGI).
+    """A guard before the application (ASGI).
 
     Args:
         app: the application.
-        token: what clients send as `Authorization: Bearer TOKEN`; None: the server is on loopback, and only programs of
-            this machine are answered, not the pages of a browser.
+        token: the token that clients send as `Authorization: Bearer TOKEN`; None: the server is on loopback, and
+            answers programs of this machine only, not the pages of a browser.
     """
 
     def __init__(self, app: App, token: str | None) -> None:
@@ -49,7 +49,7 @@ class Guard:
                     body += message.get("body", b"")
                 large = max(0, len(body) - _SMALL_BYTES)
                 if self._held - held + large > _LARGE_BODIES_BYTES:
-                    # What still comes of it is read and dropped: a client that sends does not see an early answer.
+                    # The rest of the body is read and dropped: a client that still sends does not see an early answer.
                     body, large, room = bytearray(), 0, False
                 self._held, held = self._held - held + large, large
                 if not message.get("more_body"):
@@ -62,14 +62,14 @@ class Guard:
             self._held -= held
 
     def _refusal(self, path: str, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        """(the status, why) of a request that the application does not get to see."""
+        """Return (status, reason) for a request that the application must not see, else None."""
         if self._token is None:
             if urlsplit("//" + headers.get("host", "")).hostname not in _LOCAL_NAMES or "origin" in headers:
                 return 403, "this server has no token, and answers programs of this machine only"
         elif path != "/v1/ping" and not _same(headers.get("authorization", ""), f"Bearer {self._token}"):
             return 401, "send the server's token: Authorization: Bearer TOKEN (--token-file)"
         length = headers.get("content-length", "" if method == "POST" else "0")
-        # With both headers the length is not the body's.
+        # With both headers the length is not that of the body.
         if not (length.isascii() and length.isdecimal()) or "transfer-encoding" in headers:
             return 411, "give a Content-Length, and no Transfer-Encoding"
         if int(length[:20]) > MAX_BODY_BYTES:
@@ -77,7 +77,7 @@ class Guard:
         return None
 
     async def _served(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer, unless the client goes away before: then it is cancelled."""
+        """Let the application answer; cancel the answer if the client goes away before."""
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         gone = asyncio.create_task(_until_gone(receive))
 

@@ -1,9 +1,9 @@
-"""Runs inside the sandbox: an interpreter that waits for its one program, and becomes it.
+"""The interpreter inside the sandbox, which waits for one program and then runs it as its own.
 
-Started by `code_sandbox.sandboxed` only, with the names of the modules to import beforehand. It stands alone: of
-the project nothing else is in the sandbox. Standard output gets one byte when it is ready. Standard input brings the
-length of the request in 4 bytes, the request in marshal's format (the server has the same interpreter), and then the
-program's own input.
+Only `code_sandbox.sandboxed` starts it, with the names of the modules to import beforehand. This file stands alone: no
+other file of the project is in the sandbox. A ready interpreter writes one byte to standard output. Standard input
+brings the length of the request in 4 bytes, the request in marshal's format (the server has the same interpreter), and
+then the program's own input.
 """
 
 import atexit
@@ -18,7 +18,7 @@ READY = b"\n"
 LENGTH_BYTES = 4
 PROGRAM = "/tmp/main.py"
 _NICE = 5
-_GRACE_S = 2  # so that the server, which knows why, comes first
+_GRACE_S = 2  # more than the server's limit, so that the server ends the program first, and reports why
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _read(count: int) -> bytes:
-    """Exactly so many bytes, and not one of the program's own input. Without them the server is gone."""
+    """Read exactly so many bytes, and none of the program's own input. End if the server is gone."""
     data = b""
     while len(data) < count:
         part = os.read(0, count - len(data))
@@ -49,7 +49,7 @@ def _read(count: int) -> bytes:
 
 
 def _run(code: bytes) -> None:
-    """The program as `__main__`, as if the interpreter had been started with its file."""
+    """Run the program as `__main__`, as if the interpreter had been started with the program's file."""
     module = types.ModuleType("__main__")
     module.__file__ = PROGRAM
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]  # as the interpreter does
@@ -71,11 +71,11 @@ def _run(code: bytes) -> None:
 
 
 def _leave(module: types.ModuleType, exit_code: int) -> None:
-    """End as an interpreter does, but do not take imported packages apart: that takes a third of an import's time."""
+    """End as an interpreter does, but do not remove imported packages, which takes a third of an import's time."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
-    code = (types.ModuleType, types.FunctionType, type)  # what finalizers of the other objects still need
+    code = (types.ModuleType, types.FunctionType, type)  # finalizers of other objects still need these
     for name in [name for name, value in vars(module).items() if not isinstance(value, code)]:
         vars(module).pop(name, None)  # a file that the program has left open is written
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):

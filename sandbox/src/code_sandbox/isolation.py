@@ -1,4 +1,4 @@
-"""Starts interpreters for untrusted programs, isolated by the kernel (bubblewrap: namespaces; seccomp; limits)."""
+"""A sandbox for untrusted programs, isolated by the kernel (bubblewrap: namespaces; seccomp; limits)."""
 
 import asyncio
 import contextlib
@@ -28,15 +28,16 @@ from code_sandbox.user_ids import HOST_USERS, UserIds
 _TOOLS = "/usr/bin:/bin:/usr/local/bin:/usr/sbin"
 _SPARE_MB = 64
 _IMPORTED_MB = 256
-# Of a process. All pipes of a user share 64 MiB: where programs share a user id, one must not take them all.
+# Open descriptors of a process. All pipes of a user share 64 MiB: one of several programs with a user id must not take
+# all pipes.
 _DESCRIPTORS, _DESCRIPTORS_OF_ONE_USER = 256, 64
 _INTERPRETER = Path("/interpreter.py")
 _INSTALL = "install it: apt-get install bubblewrap (0.8 or newer)"
 _ENABLE = "allow user namespaces: sysctl -w user.max_user_namespaces=10000 (in a container: --privileged)"
 _PR_SET_CHILD_SUBREAPER = 36
-# The first to go where the machine runs out of memory, and slow where it runs out of cores (a session is a group for
-# the scheduler, with a priority of its own; the kernel lets a user set ten in a second). Then into the control groups,
-# whose files are the next arguments.
+# The process is the first to go when the machine runs out of memory, and slow when the machine runs out of cores (a
+# session is a group for the scheduler, with a priority of its own; the kernel lets a user set ten in a second). Then
+# the process enters the control groups, whose files are the next arguments.
 _ENTER = """echo 1000 >/proc/self/oom_score_adj || exit 125
 { echo 5 >/proc/self/autogroup; } 2>/dev/null
 while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done
@@ -45,19 +46,19 @@ shift; exec "$@"
 
 
 class Sandbox:
-    """A way to run programs. One per process: it makes this process the reaper of the programs' processes and, where it
-    is root's, gives it a mount namespace of its own.
+    """A way to run programs. There is one in a process: it makes the process the reaper of the programs' processes and,
+    as root, gives the process a mount namespace of its own.
 
     Args:
         packages: distributions that programs may import, with all that these require.
 
     Raises:
-        IsolationError: the kernel or the machine's set-up does not allow it.
+        IsolationError: the kernel or the machine's set-up does not allow isolation.
         ValueError: a package is not installed.
     """
 
     users = len(HOST_USERS)
-    """Programs at a time, at most: as root each has a user id of its own."""
+    """The most programs at a time: as root each program has a user id of its own."""
 
     def __init__(self, packages: tuple[str, ...] = ("numpy", "scipy", "sympy")) -> None:
         self._bwrap = _tool("bwrap")
@@ -82,7 +83,7 @@ class Sandbox:
                 ) from None
             sources = self._staging.source_of
         self.no_groups = ""
-        """Why there are none, where there are none."""
+        """The reason why there are no control groups; empty if there are."""
         try:
             self._groups = ControlGroups()
         except OSError as error:
@@ -93,12 +94,12 @@ class Sandbox:
 
     @property
     def limits_whole_programs(self) -> bool:
-        """Whether memory and processes are limited for a program as a whole, by control groups."""
+        """True if control groups limit the memory and processes of a program as a whole."""
         return self._groups is not None
 
     @property
     def isolation(self) -> str:
-        """Who runs programs, and what limits their memory: for people."""
+        """The user ids of programs and the limits of their memory, in words."""
         user = "a user id for each program" if self._staging else "one user id for all programs"
         if self._groups is None:
             return f"{user}, no control groups ({self.no_groups})"
@@ -114,7 +115,7 @@ class Sandbox:
             raise IsolationError(f"a first program failed in the sandbox: {outcome}")
 
     def close(self) -> None:
-        """Give back what `__init__` and programs took, once no interpreter is left."""
+        """Give back user ids, control groups and mounts, once no interpreter is left."""
         self._users.close()
         if self._groups is not None:
             self._groups.close()
@@ -122,7 +123,7 @@ class Sandbox:
             self._staging.close()
 
     async def run(self, code: str, stdin: str, limits: Limits) -> ProgramOutcome:
-        """Run `code` as `__main__` in a new interpreter, until it ends or a limit ends it. Nothing of it is left then.
+        """Run `code` as `__main__` in a new interpreter, until it ends or a limit ends it, with all its processes.
 
         Raises:
             IsolationError: the program was not started.
@@ -130,16 +131,16 @@ class Sandbox:
         return await (await self.start(limits)).run(code, stdin, limits)
 
     async def start(self, limits: Limits, modules: tuple[str, ...] = ()) -> SandboxedInterpreter:
-        """An interpreter that is ready for its program, with the modules imported.
+        """Start an interpreter, and return it ready for its program, with the modules imported.
 
         Raises:
-            IsolationError: it does not start.
+            IsolationError: the interpreter does not start.
         """
         starting = asyncio.create_task(self._start(limits, modules))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # A start that is broken off could leave processes that nobody knows: it is ended when it is complete.
+            # A start that is broken off could leave processes that nobody knows: a complete start can be ended.
             with contextlib.suppress(IsolationError):
                 await (await starting).end()
             raise
@@ -159,8 +160,8 @@ class Sandbox:
         return started
 
     def _admitted(self, limits: Limits, imports: bool) -> tuple[list[str], Callable[[], Awaitable[None]]]:
-        """(the start of a command, for a user and a control group of its own; what gives both back)."""
-        # More than one process may have, so that the first to notice is the program, by a MemoryError.
+        """Return (the start of a command, with its own user and control group; the function that gives both back)."""
+        # More than one process may have, so that the program notices first, by a MemoryError.
         total_mb = limits.memory_mb + 2 * limits.files_mb + _SPARE_MB + (_IMPORTED_MB if imports else 0)
         user = self._users.take() if self._staging else None
         group: ControlGroup | None = None
@@ -192,7 +193,7 @@ class Sandbox:
         )
         try:
             with _memory_files(options, self._filter) as (arguments, seccomp):
-                # Not on the command line, which a program could see: where things are on this machine.
+                # The options say where things are on this machine: a program could see them on the command line.
                 bwrap = ["--args", str(arguments), "--seccomp", str(seccomp), "--json-status-fd", str(theirs), "--"]
                 process = await asyncio.create_subprocess_exec(
                     *(*enter, *bwrap, str(self._python), "-B", str(_INTERPRETER), *modules),
@@ -210,9 +211,9 @@ class Sandbox:
 
 
 def _view(place_of: dict[Path, Path], hidden: list[Path]) -> list[str]:
-    """bwrap's options: namespaces, and what a program sees. `place_of`: a path here -> where it is inside.
+    """Return bwrap's options for namespaces and for a program's view. `place_of`: path here -> path inside.
 
-    There is no /proc: it would show the machine, and by /proc/1/mem a program could change the process it ends with.
+    There is no /proc: /proc would show the machine, and by /proc/1/mem a program could change the process it ends with.
     """
     view = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--hostname", "sandbox"]
     view += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
@@ -241,7 +242,7 @@ def _files(megabytes: int) -> list[str]:
 
 @contextlib.contextmanager
 def _memory_files(*contents: bytes) -> Iterator[list[int]]:
-    """Descriptors to read the contents from."""
+    """Open descriptors from which the contents can be read, for the block."""
     descriptors = [os.memfd_create("sandbox") for _ in contents]
     try:
         for descriptor, content in zip(descriptors, contents, strict=True):

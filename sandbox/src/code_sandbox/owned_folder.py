@@ -1,4 +1,4 @@
-"""Folders that a server has while it lives: a lock says so, which the kernel takes back with the process."""
+"""Folders of a living server: each has a lock, which the kernel takes back when the process ends."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,7 @@ _PREFIX = "vcpo-sandbox-"
 
 
 class OwnedFolder:
-    """A new folder below `parent`, locked by this process. Raises OSError where it cannot be made."""
+    """A new folder below `parent`, locked by this process. Raises OSError if the folder cannot be made."""
 
     def __init__(self, parent: Path) -> None:
         while True:
@@ -19,7 +19,7 @@ class OwnedFolder:
             self.path.mkdir(mode=0o755)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            # Another server that cleared up between the two calls took the folder for an abandoned one.
+            # Another server may have cleared up between the two calls, and removed the folder as abandoned.
             if self.path.exists():
                 return
             os.close(self._lock)
@@ -32,7 +32,7 @@ class OwnedFolder:
 
 
 def abandoned(parent: Path) -> Iterator[Path]:
-    """The folders below `parent` whose servers have ended without `OwnedFolder.close`."""
+    """Yield the folders below `parent` whose servers have ended without `OwnedFolder.close`."""
     for path in parent.glob(f"{_PREFIX}*"):
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Interpreters that are up before their programs come, with packages imported. Each is used once and thrown away."""
+"""Interpreters that start before their programs come, with packages imported. Each runs one program."""
 
 import asyncio
 import logging
@@ -15,14 +15,14 @@ _logger = logging.getLogger("sandbox")
 
 
 class WarmPool:
-    """Filled one at a time, while cores are free: under load a program's own start comes first.
+    """A pool that starts one interpreter at a time while cores are free: under load a program's own start comes first.
 
     Args:
-        sandbox: where.
-        limits: those that an interpreter is started with.
-        modules: what is imported beforehand.
-        size: interpreters at most.
-        busy: whether there are programs for all cores.
+        sandbox: the sandbox in which interpreters run.
+        limits: the limits that an interpreter is started with.
+        modules: the modules that are imported beforehand.
+        size: the most interpreters.
+        busy: a function that says whether there are programs for all cores.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class WarmPool:
         return len(self._warm)
 
     def open(self) -> None:
-        """Begin to fill it."""
+        """Begin to fill the pool."""
         if self._size and self._modules:
             self._filling = asyncio.create_task(self._fill())
 
     def changed(self) -> None:
-        """To be called when a program has ended: there may be a free core."""
+        """Note that a program has ended, and that a core may be free."""
         self._changed.set()
 
     def take(self, code: str) -> SandboxedInterpreter | None:
-        """One for this program, if there is one and the program names a package that it has imported."""
+        """Return a warm interpreter if the program names a package that warm interpreters have imported, else None."""
         if self._names is None or not self._names.search(code):
             return None
         self._changed.set()
@@ -59,7 +59,7 @@ class WarmPool:
         return None
 
     async def close(self) -> None:
-        """End them all."""
+        """End all interpreters of the pool."""
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.gather(self._filling, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What goes over the wire: the JSON of SandboxFusion's `/run_code` (github.com/bytedance/SandboxFusion)."""
+"""The JSON of SandboxFusion's `/run_code` (github.com/bytedance/SandboxFusion)."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -19,50 +19,50 @@ Text = Annotated[str, AfterValidator(_short)]
 
 
 class RunStatus(StrEnum):
-    """How a request ended."""
+    """The end of a request."""
 
     SUCCESS = "Success"
     """The program ended by itself, with exit code 0."""
     FAILED = "Failed"
-    """The program's fault: another exit code, or its time limit."""
+    """The program failed: it ended with another exit code, or at its time limit."""
     SANDBOX_ERROR = "SandboxError"
-    """The program was not run. `message` says why."""
+    """The sandbox did not run the program. `message` says why."""
 
 
 class CommandStatus(StrEnum):
-    """How a program ended."""
+    """The end of a program."""
 
     FINISHED = "Finished"
-    """By itself, whatever its exit code, or at a limit of memory or output."""
+    """The program ended by itself, whatever its exit code, or at a limit of memory or output."""
     ERROR = "Error"
-    """It was not run."""
+    """The program was not run."""
     TIME_LIMIT = "TimeLimitExceeded"
 
 
 class CommandResult(BaseModel):
-    """What a program did."""
+    """The result of a program."""
 
     status: CommandStatus
     execution_time: float
-    """Seconds from when an interpreter in the sandbox got the program."""
+    """The seconds after an interpreter in the sandbox got the program."""
     return_code: int | None = None
-    """128 + n where signal n ended it; null at the time limit."""
+    """The exit code; 128 + n if signal n ended the program; null at the time limit."""
     stdout: str = ""
     stderr: str = ""
 
 
 class RunRequest(BaseModel):
-    """A program, and what it may use. What the server does not offer is refused, not ignored."""
+    """A program, and its limits. The server refuses what it does not offer, and never ignores it."""
 
     code: Text
     language: str = "python"
     stdin: Text | None = None
     run_timeout: float = Field(default=10, gt=0, allow_inf_nan=False)
-    """Seconds of wall-clock time, at most the server's."""
+    """The seconds of wall-clock time, at most the server's limit."""
     compile_timeout: float = Field(default=10, allow_inf_nan=False)
-    """Python is not compiled."""
+    """Not used: Python is not compiled."""
     memory_limit_MB: int = -1
-    """At most the server's; -1: the server's."""
+    """The MiB of memory, at most the server's limit; -1: the server's limit."""
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
 

@@ -1,4 +1,4 @@
-"""One interpreter in its sandbox: started, given one program, ended. Nothing that a program does outlives `end`."""
+"""One interpreter in its sandbox, which gets one program. No process of the program outlives `end`."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Output:
-    """What an interpreter writes to one pipe: `first` bytes of its own, then up to `limit` bytes of its program."""
+    """The output of an interpreter in one pipe: `first` bytes of its own, then up to `limit` bytes of its program."""
 
     def __init__(self, limit: int, first: int = 0) -> None:
         self.ready, self.full = asyncio.Event(), asyncio.Event()
@@ -31,11 +31,11 @@ class _Output:
 
     @property
     def text(self) -> str:
-        """What the program wrote."""
+        """The text that the program wrote."""
         return self._kept[self._first :].decode("utf-8", errors="replace")
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
-        """To its end, whatever is kept: `Process.wait` waits for that."""
+        """Read the stream to its end, whatever is kept: `Process.wait` waits for the end."""
         while chunk := await stream.read(1 << 16):
             self._kept += chunk[: self._first + self._limit - len(self._kept)]
             if len(self._kept) >= self._first:
@@ -45,13 +45,13 @@ class _Output:
 
 
 class SandboxedInterpreter:
-    """Its processes are below bubblewrap's; the first of them in its namespace is the one that all others die with.
+    """An interpreter below bubblewrap's process; all processes of its namespace die with the first one there.
 
     Args:
-        process: bubblewrap, its pipes open.
-        status: what bubblewrap reports (`--json-status-fd`).
-        limits: of the program, but for those that come with it.
-        descriptors: that a process may have open.
+        process: bubblewrap, with open pipes.
+        status: bubblewrap's reports (`--json-status-fd`).
+        limits: the program's limits, except those that come with the program.
+        descriptors: the most descriptors that a process may have open.
         release: called once all processes have ended.
     """
 
@@ -66,7 +66,7 @@ class SandboxedInterpreter:
         assert process.stdin and process.stdout and process.stderr
         self._process, self._stdin, self._limits, self._release = process, process.stdin, limits, release
         self._descriptors = descriptors
-        # Descriptors of processes: a signal by number could reach another process that has got the number since.
+        # Descriptors of processes: a signal by number could reach a later process with the same number.
         self._bubblewrap = _opened(process.pid)
         self._first: int | None = None
         self._first_pid = 0
@@ -82,11 +82,11 @@ class SandboxedInterpreter:
 
     @property
     def lives(self) -> bool:
-        """Whether it can still be given a program."""
+        """True while the interpreter can still get a program."""
         return not self._over.done() and self._gone is None
 
     async def ready(self) -> None:
-        """Wait until it takes a program. Raises IsolationError where it does not start; `end` it then."""
+        """Wait until the interpreter takes a program. Raises IsolationError if it does not start; then call `end`."""
         ready = asyncio.create_task(self._out.ready.wait())
         try:
             await asyncio.wait({ready, self._over}, timeout=START_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -98,10 +98,10 @@ class SandboxedInterpreter:
             raise IsolationError(f"an interpreter does not start in the sandbox: {reason}")
 
     async def run(self, code: str, stdin: str, limits: Limits) -> ProgramOutcome:
-        """Run a program to its end or to a limit; then nothing of it is left. Once per interpreter.
+        """Run a program to its end or to a limit, and end all its processes. An interpreter runs one program.
 
         Args:
-            limits: `time_s` and `memory_mb` count; the others were given when it was started.
+            limits: `time_s` and `memory_mb` count; the interpreter has had the other limits from its start.
 
         Raises:
             IsolationError: the interpreter ended before it had the program, or its processes cannot be ended.
@@ -132,20 +132,20 @@ class SandboxedInterpreter:
         return outcome
 
     async def end(self) -> None:
-        """Kill every process of it, and wait until the kernel has ended them.
+        """Kill every process of the interpreter, and wait until the kernel has ended all of them.
 
         Raises:
-            IsolationError: that takes longer than a minute.
+            IsolationError: the end takes longer than a minute.
         """
         if self._gone is None:
             self._gone = asyncio.create_task(self._end())
-        await asyncio.shield(self._gone)  # who waits may be cancelled; the killing goes on
+        await asyncio.shield(self._gone)  # the waiting task may be cancelled; the killing goes on
 
     async def _end(self) -> None:
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reported.wait(), _REPORT_S)
-            # Not bubblewrap alone: its child is bound to it by a request to the kernel that comes late in its start.
+            # Not bubblewrap alone: its child asks the kernel late, in its own start, to die with bubblewrap.
             for process in (self._first, self._bubblewrap):
                 if process is not None:
                     with contextlib.suppress(ProcessLookupError):
@@ -164,7 +164,7 @@ class SandboxedInterpreter:
                     os.close(process)
 
     async def _watch(self, status: asyncio.StreamReader) -> None:
-        """Until bubblewrap has reported how the program ended, or has ended without."""
+        """Read reports until bubblewrap has reported the end of the program, or has ended without a report."""
         try:
             async for line in status:
                 report: dict[str, Any] = json.loads(line)
@@ -184,7 +184,7 @@ class SandboxedInterpreter:
             self._stdin.close()
 
     def _resources(self, limits: Limits) -> dict[str, int]:
-        """Set by the interpreter inside: processes are counted per user namespace, so other programs' do not count."""
+        """Return the limits that the interpreter sets inside; processes are counted per user namespace."""
         return {
             "RLIMIT_AS": self._address_space() + (limits.memory_mb << 20),
             "RLIMIT_NPROC": limits.processes + 2,
@@ -195,7 +195,7 @@ class SandboxedInterpreter:
         }
 
     def _address_space(self) -> int:
-        """Bytes that the interpreter has before its program: more with imported packages."""
+        """Return the bytes of the interpreter's address space before its program; imported packages add to it."""
         first = self._first_pid
         try:
             child = Path(f"/proc/{first}/task/{first}/children").read_text().split()[0]
@@ -205,7 +205,7 @@ class SandboxedInterpreter:
 
 
 def _opened(pid: int) -> int | None:
-    """A descriptor of the process; None where it has ended."""
+    """Open a descriptor of the process; None if the process has ended."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -213,7 +213,7 @@ def _opened(pid: int) -> int | None:
 
 
 async def _reaped(descriptor: int) -> None:
-    """Until the process has ended. This process is the reaper of orphans: bubblewrap's child becomes one of them."""
+    """Wait until the process has ended. This process reaps orphans: bubblewrap's child becomes an orphan."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
     try:

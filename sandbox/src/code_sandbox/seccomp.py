@@ -1,9 +1,8 @@
-"""A seccomp filter: the system calls that numerical Python makes, and no others.
+"""A seccomp filter that allows the system calls of numerical Python, and no others.
 
-Namespaces take from a program what is not its own; the filter takes the calls themselves, so that a flaw of the kernel
-in one of the others is out of reach. The list was recorded from the programs of `tests/kit/ordinary_programs.py` by
-`python -m lab.sandbox_calls`, and has the older and newer forms of the recorded calls. libseccomp writes the
-filter.
+Namespaces hide from a program what is not its own; the filter forbids the calls themselves, so that flaws of the kernel
+in other calls are out of reach. `python -m lab.sandbox_calls` recorded the list from the programs of
+`tests/kit/ordinary_programs.py`; it has the older and newer forms of the recorded calls. libseccomp writes the filter.
 """
 
 import errno
@@ -37,7 +36,7 @@ poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_pwait epol
 pipe pipe2 accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom sendto setsockopt shutdown
 """
 ALLOWED = frozenset(f"{_FILES} {_MEMORY} {_PROCESSES} {_SIGNALS_AND_TIME} {_WAITING}".split())
-"""The calls that are allowed whatever their arguments. A call that this architecture has not got stays unknown."""
+"""The calls that are allowed whatever their arguments. A call that this architecture lacks stays unknown."""
 
 # linux/fcntl.h: duplicates, flags, locks. Not F_SETPIPE_SZ (a user's pipes share 64 MiB), leases, notifications, seals.
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
@@ -50,10 +49,10 @@ _NEW_NAMESPACE = 0x7E020080
 
 
 def filter_program() -> bytes:
-    """The filter as struct sock_filter[], for `bwrap --seccomp`.
+    """Return the filter as struct sock_filter[], for `bwrap --seccomp`.
 
-    A call that is not allowed fails as on a kernel that does not have it (ENOSYS): libraries are prepared for that. A
-    call of another architecture (32-bit, x32) ends the process.
+    A forbidden call fails as on a kernel without the call (ENOSYS): libraries are prepared for that. A call of another
+    architecture (32-bit, x32) ends the process.
 
     Raises:
         OSError: libseccomp is not installed here.

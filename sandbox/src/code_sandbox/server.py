@@ -25,14 +25,14 @@ _logger = logging.getLogger("sandbox")
 
 
 class Service:
-    """Runs programs, `concurrency` at a time; others wait in order.
+    """A service that runs programs, `concurrency` at a time; others wait in order.
 
     Args:
-        sandbox: where.
-        limits: the most that a request can ask for.
+        sandbox: the sandbox in which programs run.
+        limits: the largest limits that a request can ask for.
         concurrency: programs at a time.
         queue: programs that may wait; more are refused with HTTP status 503, which clients try again.
-        modules, warm: what the pool's interpreters have imported, and how many there are.
+        modules, warm: the modules that the pool's interpreters have imported, and the number of interpreters.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Service:
         self._sandbox, self._limits = sandbox, limits
         self._free, self._room = asyncio.Semaphore(concurrency), concurrency + queue
         self._here = 0
-        self._due: dict[int, float] = {}  # of a running program: when it has to have ended, by time.monotonic
+        self._due: dict[int, float] = {}  # the time.monotonic by which each running program has to have ended
         self.pool = WarmPool(sandbox, limits, modules, warm, lambda: self._here >= _CORES)
         self.ended: Counter[str] = Counter()
-        """Programs by how they ended."""
+        """The number of programs by `RunStatus`."""
 
     async def run_code(self, request: RunRequest) -> RunResponse:
-        """One program, from the queue to its end."""
+        """Run one program, from the queue to its end."""
         refusal = _refusal(request)
         if refusal:
             return RunResponse(status=RunStatus.SANDBOX_ERROR, message=refusal)
@@ -83,8 +83,8 @@ class Service:
         return _response(outcome)
 
     def stats(self) -> dict[str, int | bool | str]:
-        """Numbers of programs: those that wait or run, those of them that should have ended, those that ended, by how;
-        of warm interpreters; and how programs are isolated here."""
+        """Return numbers of programs (waiting or running, beyond their limit, ended by `RunStatus`), of warm
+        interpreters, and how programs are isolated here."""
         ended = {str(status): self.ended[str(status)] for status in RunStatus}
         return {
             "waiting_or_running": self._here,
@@ -97,7 +97,7 @@ class Service:
 
 
 def _refusal(request: RunRequest) -> str | None:
-    """Why this server cannot do what is asked, if so."""
+    """Return why this server cannot run the request, or None."""
     if request.language != "python":
         return "language: this sandbox runs python"
     if request.files or request.fetch_files:
@@ -119,7 +119,7 @@ def _response(outcome: ProgramOutcome) -> RunResponse:
 
 
 async def _wrong_request(request: Request, error: Exception) -> JSONResponse:
-    """What is wrong, in one line, and not what was sent: that may be huge, and no JSON."""
+    """Answer a wrong request with its fault, in one line, without its content, which may be huge and no JSON."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part)[:40] for part in first["loc"][:3])
@@ -127,7 +127,7 @@ async def _wrong_request(request: Request, error: Exception) -> JSONResponse:
 
 
 def build_app(service: Service, sandbox: Sandbox, token: str | None) -> Guard:
-    """The application. `token`: what clients have to send; None: only programs of this machine are answered."""
+    """Build the application. `token`: the clients' token; None: only programs of this machine are answered."""
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:

@@ -1,6 +1,6 @@
-"""User ids for the programs of a server that root runs: the servers of a machine never give the same one.
+"""User ids for the programs of a server that root runs: two servers of a machine never give the same id.
 
-The kernel counts the processes of a user id, and kills by it: two programs with one id would share their limit.
+The kernel counts processes by user id, and kills by user id: two programs with one id would share their limit.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ _BLOCK = 16
 
 
 class UserIds:
-    """User ids that no other server of the machine gives to programs, claimed in blocks when they are needed.
+    """The user ids that no other server of the machine gives to programs, claimed in blocks when they are needed.
 
-    A claim is an abstract socket name: the kernel frees it however the server ends, and all servers of one network
-    namespace see it.
+    A claim is an abstract socket name: the kernel frees the name however the server ends, and all servers of one
+    network namespace see the name.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class UserIds:
         self._claims: list[socket.socket] = []
 
     def take(self) -> int:
-        """A user id that no program has. Raises IsolationError where all are taken."""
+        """Take a user id that no program has. Raises IsolationError if all are taken."""
         if not self._free:
             self._free = self._claim()
         return self._free.pop()
 
     def give_back(self, user: int) -> None:
-        """Make `user` free again, once all processes of the program that had it have ended."""
+        """Free `user` again, once all processes of its program have ended."""
         self._free.append(user)
 
     def close(self) -> None:

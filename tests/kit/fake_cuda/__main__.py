@@ -1,6 +1,6 @@
-"""`python -m tests.kit.fake_cuda [--devices N] PROGRAM ...`: runs PROGRAM on fake GPUs.
+"""Run PROGRAM on fake GPUs: `python -m tests.kit.fake_cuda [--devices N] PROGRAM ...`.
 
-For the interpreter of an environment of scripts/install_gpu.sh, in the root of the repository.
+The command needs the interpreter of an environment of scripts/install_gpu.sh, in the root of the repository.
 """
 
 import os
@@ -14,7 +14,7 @@ VARIABLE = "VCPO_FAKE_CUDA"  # the folder of the stand-ins, in processes that ru
 
 
 def environment(folder: Path, devices: int) -> dict[str, str]:
-    """The variables of a process that runs on the stand-ins in `folder`."""
+    """Return the variables of a process that runs on the stand-ins in `folder`."""
     first = [HERE / "site", ROOT, Path(ROOT) / "verl"]  # before an environment's own installation of the project
     return {
         VARIABLE: str(folder),
@@ -32,7 +32,7 @@ def environment(folder: Path, devices: int) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Does not return: the process becomes the program."""
+    """Replace this process by the program."""
     devices = 1
     if arguments[:1] == ["--devices"]:
         devices, arguments = int(arguments[1]), arguments[2:]

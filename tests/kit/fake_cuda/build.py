@@ -1,4 +1,4 @@
-"""Compiles the stand-ins for the packages of this interpreter, once: into build/fake_cuda/ of the repository."""
+"""The compilation of the stand-ins for this interpreter's packages, once, into a cache."""
 
 import contextlib
 import hashlib
@@ -15,22 +15,22 @@ CACHE = HERE.parents[1] / "build" / "fake_cuda"
 SITE = Path(sysconfig.get_paths()["purelib"])
 _TIMEOUT_S = 600
 
-# Library -> (its source, what the names of its functions begin with, the version of its symbols).
+# Library -> (its source, the prefix of its functions' names, the version of its symbols).
 LIBRARIES = {
     "libcuda.so.1": ("driver.c", "cu[A-Z]", ""),
     "libcudart.so.13": ("cudart.c", "(?:__)?cuda[A-Z]", "libcudart.so.13"),
     "libnccl.so.2": ("nccl.c", "p?nccl[A-Z]", ""),
 }
 REDIRECT = "redirect.so"
-# The error that a function returns that a stand-in does not have: cudaErrorNotSupported, of NCCL ncclInvalidUsage.
+# The error that a missing function returns: cudaErrorNotSupported, or ncclInvalidUsage for NCCL.
 _NOT_THERE = {"libnccl.so.2": 5}
 
 
 def build() -> Path:
-    """The folder that has the stand-ins; compiled where it is not there yet.
+    """Return the folder of the stand-ins, and compile them if the folder is missing.
 
     Raises:
-        RuntimeError: no compiler, or a source that it refuses, with its message.
+        RuntimeError: there is no compiler, or the compiler refuses a source, with its message.
     """
     sources = [HERE / source for source, _, _ in LIBRARIES.values()] + [HERE / "redirect.cpp", Path(__file__)]
     content = [str(SITE).encode(), (SITE / "torch" / "version.py").read_bytes(), *(s.read_bytes() for s in sources)]
@@ -54,7 +54,7 @@ def build() -> Path:
 
 
 def _functions_that_packages_name() -> set[str]:
-    """All functions that the binaries of torch, vLLM and cupy take from other libraries."""
+    """Return all functions that the binaries of torch, vLLM and cupy take from other libraries."""
     packages = ("vllm", "cupy", "cupy_backends")
     binaries = [
         *(SITE / "torch" / "lib").glob("*.so"),
@@ -65,7 +65,7 @@ def _functions_that_packages_name() -> set[str]:
 
 
 def _compile_library(library: str, needed: set[str], folder: Path) -> None:
-    """The stand-in, and with an error for an answer what the packages name and the stand-in does not have."""
+    """Compile the stand-in, with functions that return an error for all names that it lacks."""
     source, prefix, version = LIBRARIES[library]
     unit = folder / f"{library}.o"
     includes = [f"-I{path}" for path in (SITE / "nvidia").glob("*/include")]
@@ -92,7 +92,7 @@ def _compile_redirect(folder: Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    """Its output."""
+    """Run a command, and return its output."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{done.stderr[-3000:]}")

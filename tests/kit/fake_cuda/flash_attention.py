@@ -1,4 +1,4 @@
-"""FlashAttention of packed sequences, which only CUDA has a kernel for, in plain torch: sequence by sequence."""
+"""FlashAttention of packed sequences in plain torch, sequence by sequence: only CUDA has a kernel for it."""
 
 import math
 from collections import Counter
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 calls: Counter[str] = Counter()
-"""Calls of this process, by direction."""
+"""The number of calls in this process, by direction."""
 
 
 def forward(
@@ -30,7 +30,7 @@ def forward(
     alibi_slopes: Tensor | None = None,
     **of_later_versions: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `aten::_flash_attention_forward` of packed [T, H, D]: (output, logsumexp [H, T], three not read)."""
+    """Compute `aten::_flash_attention_forward` of packed [T, H, D]: (output, logsumexp [H, T], three not read)."""
     _check(query, key, dropout, begins, longest, causal, window_size_left, window_size_right, **of_later_versions)
     calls["forward"] += 1
     output, sums = torch.empty_like(query), query.new_empty(query.shape[1], len(query), dtype=torch.float32)
@@ -62,7 +62,7 @@ def backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `aten::_flash_attention_backward`: the gradients of query, key and value."""
+    """Compute `aten::_flash_attention_backward`: the gradients of query, key and value."""
     _check(query, key, dropout, begins, longest, causal, window_size_left, window_size_right)
     calls["backward"] += 1
     gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
@@ -87,7 +87,7 @@ def _factor(query: Tensor, scale: float | None) -> float:
 
 
 def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-    """[L, H, D] -> [H, L, L] float32; -inf for keys after the query."""
+    """Return [H, L, L] float32 scores of [L, H, D]; -inf for keys after the query."""
     scores = _factor(query, scale) * (query.float().transpose(0, 1) @ key.float().permute(1, 2, 0))
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(later, -torch.inf)
@@ -104,7 +104,7 @@ def _check(
     right: int | None,
     **more: Any,
 ) -> None:
-    """What the kernel of an H100 demands, and what this stand-in can do."""
+    """Refuse arguments that the kernel of an H100 or this stand-in cannot take."""
     if query.dtype not in (torch.float16, torch.bfloat16) or query.shape[-1] % 8 or query.shape[-1] > 256:
         raise RuntimeError(
             f"FlashAttention takes half precision and heads of up to 256, a multiple of 8: {query.shape}"

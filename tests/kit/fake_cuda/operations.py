@@ -1,4 +1,4 @@
-"""Which of torch's operations go to the CPU, and those that only CUDA has kernels for."""
+"""The redirection of torch's operations to the CPU, and stand-ins for kernels that only CUDA has."""
 
 import importlib.util
 import os
@@ -11,7 +11,8 @@ import torch
 from tests.kit.fake_cuda import flash_attention
 from tests.kit.fake_cuda.build import REDIRECT
 
-# What torch's CUDA build does itself on the stand-in's memory: allocations, views, copies of numbers to the host.
+# The operations that torch's CUDA build does on the stand-in's memory: allocations, views, copies of numbers to the
+# host.
 _TORCHS = {
     *("empty.memory_format", "empty_strided", "resize_", "_local_scalar_dense", "record_stream"),
     *("as_strided", "as_strided_", "_reshape_alias", "view", "view_as_real", "view_as_complex", "unfold"),
@@ -22,7 +23,7 @@ _kept: list[Any] = []
 
 
 def redirect() -> ModuleType:
-    """The module that redirect.cpp makes, of this process."""
+    """Load the module that redirect.cpp makes, once in this process."""
     if not _kept:
         path = Path(os.environ["VCPO_FAKE_CUDA"]) / REDIRECT
         spec = importlib.util.spec_from_file_location("redirect", path)
@@ -35,7 +36,7 @@ def redirect() -> ModuleType:
 
 
 def install() -> None:
-    """Once in a process, after torch is imported."""
+    """Redirect the operations; called once in a process, after torch is imported."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     names = {name.removeprefix("aten::") for name in registered if name.startswith("aten::")}
     redirect().install(sorted(names - _TORCHS | {"copy_"}))
@@ -44,23 +45,23 @@ def install() -> None:
     library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
     library.impl("_flash_attention_forward", flash_attention.forward, "CPU")
     library.impl("_flash_attention_backward", flash_attention.backward, "CPU")
-    _kept.append(library)  # which would take back its kernels with its end
+    _kept.append(library)  # a library that is collected takes back its kernels
 
 
 def without_kernel() -> dict[str, int]:
-    """Operations that were called, and that the CPU has no kernel for: each raised an error."""
+    """Return the called operations that the CPU has no kernel for, each of which raised an error."""
     return redirect().without_kernel()
 
 
 def attention_kernels() -> dict[str, int]:
-    """What torch would have taken on an H100 for scaled_dot_product_attention in this process -> calls."""
+    """Return this process's calls of scaled_dot_product_attention, by the kernel that torch would take on an H100."""
     return {torch.nn.attention.SDPBackend(kind).name: calls for kind, calls in redirect().attention().items()}
 
 
 def _rms_norm(
     x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x / rms(x) * weight, 1 / rms(x)), over the last dimensions `shape`."""
+    """Return (x / rms(x) * weight, 1 / rms(x)), over the last dimensions `shape`."""
     dims = tuple(range(-len(shape), 0))
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
@@ -77,7 +78,7 @@ def _rms_norm_backward(
     weight: torch.Tensor | None,
     wanted: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of x and of the weight; empty where not wanted."""
+    """Return the gradients of x and of the weight; empty where not wanted."""
     dims = tuple(range(-len(shape), 0))
     wide, upstream = x.to(inverse.dtype), of_output.to(inverse.dtype)
     normalized = wide * inverse

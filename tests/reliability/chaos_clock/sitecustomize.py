@@ -1,4 +1,4 @@
-"""In each Python process of an hour of chaos: the wall clock is as wrong as the file in VCPO_CHAOS_CLOCK says.
+"""A wrong wall clock in each Python process of an hour of chaos: the file in VCPO_CHAOS_CLOCK says how wrong.
 
 Python imports a module of this name at its start where its folder is on PYTHONPATH. Only `time.time` and `time.time_ns`
 are shifted: clocks of compiled code, and the date in `datetime.now`, need the right to set the machine's clock.
@@ -16,11 +16,11 @@ if _file:
     _time, _time_ns = time.time, time.time_ns
 
     def shifted_time(*_: object) -> float:
-        """`time.time()`, also where a class keeps the function and calls it as a method."""
+        """Return the shifted `time.time()`, also if a class keeps the function and calls it as a method."""
         return _time() + struct.unpack("d", _offset_s[:8])[0]
 
     def shifted_time_ns(*_: object) -> int:
-        """`time.time_ns()`, likewise."""
+        """Return the shifted `time.time_ns()`."""
         return _time_ns() + int(struct.unpack("d", _offset_s[:8])[0] * 1e9)
 
     time.time, time.time_ns = shifted_time, shifted_time_ns

@@ -20,7 +20,7 @@ from verl_vcpo.actor.sequence_weights import SequenceWeight, Session
 
 
 class VCPOActorWorker(DetachActorWorker):
-    """Builds `VCPOMegatronEngine` (its CPU form on CPU) where verl would build its own Megatron engine."""
+    """verl's actor worker with `VCPOMegatronEngine` (on CPU its CPU form) instead of verl's Megatron engine."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -29,13 +29,13 @@ class VCPOActorWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def layers_for_norms(self) -> tuple[str, str | None, bool]:
-        """(Whose layers the actor has, why packed norms are not possible with them or None, has it experts)."""
+        """Return (kind of the actor's layers, why packed norms are impossible or None, True with experts)."""
         engine = self.actor.engine
         return engine.tap.layers, engine.unpackable, bool(engine.tf_config.num_moe_experts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sequence_weights(self) -> dict[Session, SequenceWeight]:
-        """The importance weights of this worker's sequences in the last batch."""
+        """Return the importance weights of this worker's sequences in the last batch."""
         return self.actor.engine.sequence_weights.of_sessions()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -55,7 +55,7 @@ class VCPOActorWorker(DetachActorWorker):
 
 
 class VCPOCriticWorker(TrainingWorker):
-    """verl's critic (`critic.enable=true`): builds `ValueEngine`, on CPU its CPU form."""
+    """verl's critic worker (`critic.enable=true`) with `ValueEngine`, on CPU its CPU form."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         _choose_engines()

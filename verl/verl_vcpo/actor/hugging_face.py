@@ -25,7 +25,7 @@ def write_folder(weights: Iterable[tuple[str, Tensor]], model: Any, folder: Path
     Args:
         weights: (Hugging Face name, weight), gathered as they are read, on all ranks.
         model: verl's HFModelConfig, with the tokenizer loaded.
-        folder: on a file system of rank 0's node; complete as soon as it is there, and in place of an older one.
+        folder: on a file system of rank 0's node; appears when it is complete, and replaces an older one.
         shard: bytes of a file, and of the memory that the writer needs on the host; more for one larger weight.
     """
     if dist.get_rank() != 0:
@@ -63,7 +63,7 @@ def _part(number: int) -> str:
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]], shard: int) -> Iterator[dict[str, Tensor]]:
-    """Copies on the host. A tied embedding comes from the first and from the last pipeline stage: one is kept."""
+    """Yield the weights on the host. A tied embedding comes from the first and the last pipeline stage: one is kept."""
     part: dict[str, Tensor] = {}
     seen: set[str] = set()
     size = 0

@@ -27,7 +27,7 @@ class RMSNorm(TappedNorm, torch.nn.RMSNorm):
 
 
 def layer_spec(config: TransformerConfig, core_attention: type) -> ModuleSpec:
-    """One transformer layer of Megatron's own modules, with `RMSNorm` and `core_attention`."""
+    """Return the spec of a transformer layer of Megatron's own modules, with `RMSNorm` and `core_attention`."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
@@ -41,7 +41,7 @@ def layer_spec(config: TransformerConfig, core_attention: type) -> ModuleSpec:
 
 
 def block_spec(layer: ModuleSpec, config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """The layers of one pipeline (and virtual pipeline) stage, all alike."""
+    """Return the layers of one pipeline (and virtual pipeline) stage, all alike."""
     layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
 

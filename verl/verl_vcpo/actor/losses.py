@@ -19,7 +19,7 @@ the constant `loss_scale_factor`."""
 
 
 def padded_responses(log_probs: Tensor, data: TensorDict) -> Tensor:
-    """The model's log-probs of whole sequences (nested) -> the log-probs of the response tokens, [B, T]."""
+    """Return the log-probs of the response tokens, [B, T], from those of whole sequences (nested)."""
     return no_padding_2_padding(log_probs, data)
 
 
@@ -29,7 +29,7 @@ def note_longest_response(data: TensorDict) -> None:
 
 
 def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Tensor]:
-    """The response tokens' log-probs under the policy, then their `fields` of `data`. [n, T] each, 0 beyond the end.
+    """Return the response tokens' log-probs, then their `fields` of `data`: [n, T] each, 0 beyond the end.
 
     T is read from the batch (`note_longest_response`), so no device-to-host copy is needed; verl's own padding
     synchronises once per sequence.
@@ -57,7 +57,7 @@ def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Ten
 
 
 def aggregated(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
-    """[B, T] log-probs of response tokens, [B, T] bool -> [B] scores (1/L_i) sum_t m_t log pi_theta(t); 0 if empty.
+    """Return [B] scores (1/L_i) sum_t m_t log pi_theta(t) of [B, T] log-probs and mask; 0 for an empty response.
 
     `seq-mean-token-sum` has the factor 1, `seq-mean-token-sum-norm` 1 / `loss_scale_factor`, in place of 1/L_i.
     """
@@ -77,7 +77,7 @@ def weighted_score_loss(
     loss_agg_mode: str,
     loss_scale_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """-sum_i coefficient_i score_i, whose gradient summed over the global mini-batch is -G.
+    """Return the loss -sum_i coefficient_i score_i, whose gradient summed over the global mini-batch is -G.
 
     The coefficients contain 1/B of the global mini-batch. The loss is multiplied by the data-parallel size, because
     Megatron averages gradients over data-parallel ranks.
@@ -98,7 +98,7 @@ def importance_weighted_score_loss(
     loss_agg_mode: str,
     loss_scale_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """-sum_i a_i coefficient_i score_i: `weighted_score_loss` with the weights a_i of the same forward pass.
+    """Return -sum_i a_i coefficient_i score_i: `weighted_score_loss` with the weights a_i of the same forward pass.
 
     A sequence with weight NaN gets weight 0, and so no gradient; the caller sees the NaN in the gathered log-weights.
     """

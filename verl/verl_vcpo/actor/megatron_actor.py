@@ -71,7 +71,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         self.sequence_weights = SequenceWeights()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
         self.unpackable: str | None = None
-        """Why `vcpo.norms.how=packed` is not possible with this model and these settings; None if it is."""
+        """The reason why `vcpo.norms.how=packed` is impossible with this model and these settings; None: possible."""
         self._second_buffers = SecondBuffers()
         self._warned = False
         self._kept: NormsKeep | None = None
@@ -91,12 +91,12 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         self.parts = Parts.gathered(self.module)
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
-        """One optimizer step on one mini-batch; no step where no sequence of the mini-batch is usable.
+        """Make one optimizer step on one mini-batch; no step if no sequence of the mini-batch is usable.
 
         Args:
-            data: this data-parallel rank's sequences (B of them); besides verl's fields it needs
-                `rollout_log_probs` [B, T], `rm_scores` [B, T] (their sum: the raw reward) and `uid` (the prompt group),
-                and with `base_ess_ratio=auto` `lag`, the largest lag of the batch.
+            data: this data-parallel rank's B sequences, with verl's fields and `rollout_log_probs` [B, T], `rm_scores`
+                [B, T] (their sum: the raw reward), `uid` (the prompt group) and, with `base_ess_ratio=auto`, `lag` (the
+                largest lag of the batch).
             loss_function: verl's, a partial that carries the actor's config.
 
         Returns:
@@ -149,7 +149,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         return self._with_metrics(outputs, batch, step, of_packed)
 
     def _why_not_packed(self) -> str | None:
-        """`unpackable`, of this rank's part of the model."""
+        """Return `unpackable` for this rank's part of the model."""
         if self.engine_config.forward_only:
             return "a reference policy has no gradients"
         if self.module[0].ddp_config.overlap_grad_reduce:
@@ -168,7 +168,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         return of_experts or self.tap.untapped
 
     def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
-        """Norms and gradient of the update from packed passes; None if packed norms are not set or not possible."""
+        """Measure norms and form the gradient by packed passes; None if packed norms are not set or not possible."""
         if not vcpo.packs_gradient_norms:
             return None
         if self.unpackable:
@@ -182,7 +182,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         self._kept = update.keep
         if update.keep is NormsKeep.GRADIENTS and self._slots < update.slots:
             self._second_buffers.clear()  # first: both need not fit
-            self._second_buffers = update.second = SecondBuffers.of(self.module, update.slots)
+            self._second_buffers = update.second = SecondBuffers.for_modules(self.module, update.slots)
         try:
             return update.run()
         except Unmeasured:
@@ -195,16 +195,16 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         return None
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
-        """As verl's; with `optimizer_offload` the optimizer's state does not go to the GPU before its step.
+        """Move the engine as verl does, but with `optimizer_offload` leave the optimizer's state on the host.
 
-        verl takes the state there for the whole update, where activations need the memory.
+        verl has the state on the GPU for the whole update, where activations need the memory.
         """
         stays = self.is_optimizer_offload_enabled and device == get_device_name()
         super().to(device=device, model=model, optimizer=optimizer and not stays, grad=grad)
 
     def optimizer_step(self) -> Any:
-        """As verl's; with `optimizer_offload` the optimizer's state is on the GPU for the step only, and the second
-        buffers of `vcpo.norms.keep=gradients` are not."""
+        """Step the optimizer; with `optimizer_offload` its state is on the GPU for the step only, without the second
+        buffers of `vcpo.norms.keep=gradients`."""
         if not self.is_optimizer_offload_enabled:
             return super().optimizer_step()
         self._second_buffers.clear()
@@ -215,7 +215,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
             offload_megatron_optimizer(self.optimizer)
 
     def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """As verl's; during a packed update also gives the collector the layout of the micro-batch."""
+        """Run verl's `forward_step`; in a packed update also give the collector the layout of the micro-batch."""
         collector = self.tap.collector
         if collector is None:
             return super().forward_step(batch_iter, *args, **kwargs)
@@ -224,7 +224,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
 
     @property
     def _slots(self) -> int:
-        """How many second buffers each parameter has."""
+        """The number of second buffers of each parameter."""
         return len(next(iter(self._second_buffers.values()), ()))
 
     def _outputs(self, losses: list[float]) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         )
 
     def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
-        """The outputs of an update without an optimizer step.
+        """Return the outputs of an update without an optimizer step.
 
         A step with a gradient of zero would still change the weights, by Adam's momentum and weight decay.
         """
@@ -290,7 +290,7 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
         return outputs
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """As verl's; also saves the ratios that `base_ess_ratio=auto` has measured."""
+        """Save verl's checkpoint, and the ratios that `base_ess_ratio=auto` has measured."""
         super().save_checkpoint(local_path, *args, **kwargs)
         if dist.get_rank() == 0:
             write_whole(Path(local_path) / STATE_FILE, json.dumps(self.freshest_ess_ratio.state_dict()))
@@ -305,12 +305,12 @@ class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
 
 
 def _ends_batch(data: TensorDict) -> bool:
-    """Whether this is a batch's last mini-batch in the last epoch, as verl's worker marks it."""
+    """Return True for a batch's last mini-batch in the last epoch, as verl's worker marks it."""
     return bool(tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True))
 
 
 def _lag(data: TensorDict, config: VCPOConfig) -> int | None:
-    """The largest lag of the batch. None, or with `base_ess_ratio=auto` a KeyError, where it is missing."""
+    """Return the batch's largest lag. If it is missing: None, or a KeyError with `base_ess_ratio=auto`."""
     lag: int | None = tu.get_non_tensor_data(data, key="lag", default=None)
     if lag is None and config.base_ess_ratio == AUTO:
         raise KeyError("vcpo.base_ess_ratio=auto needs the batch's `lag`, which the trainer puts into its extra_info")
@@ -323,7 +323,7 @@ def _mean(values: Tensor) -> float:
 
 @contextlib.contextmanager
 def scaled_learning_rate(optimizer: Any, multiplier: float) -> Iterator[None]:
-    """Inside the block the learning rate is `multiplier` times the scheduler's; afterwards it is restored."""
+    """Multiply the scheduler's learning rate by `multiplier` in the block, and restore it afterwards."""
     groups = optimizer.param_groups
     rates = [group["lr"] for group in groups]
     try:

@@ -39,7 +39,7 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class SequencesBeforeForward:
-    """Everything that is known about the B sequences before a forward pass."""
+    """The facts about B sequences that are known before a forward pass."""
 
     reward: Tensor
     """[B] float64 raw rewards."""
@@ -50,7 +50,7 @@ class SequencesBeforeForward:
     length: Tensor
     """[B] numbers of all tokens."""
     usable: Tensor
-    """[B] bool: false for padding, for sequences that an agent loop excluded, and for recorded log-probs not finite."""
+    """[B] bool: false for padding, sequences that an agent loop excluded, and log-probs recorded as not finite."""
     rank: Tensor
     """[B] data-parallel ranks."""
     mine: slice
@@ -58,7 +58,7 @@ class SequencesBeforeForward:
 
 
 def gather_sequences(data: TensorDict, data_parallel_rank: int) -> SequencesBeforeForward:
-    """Gather on all ranks what is known before a forward pass. Collective over the whole trainer.
+    """Gather on all ranks the facts known before a forward pass. Collective over the whole trainer.
 
     Raises:
         RuntimeError: data-parallel ranks with different numbers of sequences.
@@ -135,7 +135,7 @@ def _is_padding(uid: str) -> bool:
 
 
 def _taken_out(tokens: Tensor, length: Tensor) -> Tensor:
-    """[B] bool: all tokens are masked. A response of 0 tokens is another case: an outcome of importance weight 1."""
+    """Return [B] bool: all tokens are masked. A response of 0 tokens is another case: it has importance weight 1."""
     return (tokens == 0) & (length > 0)
 
 
@@ -147,7 +147,7 @@ def gather_mini_batch(
     *,
     equal: bool = True,
 ) -> MiniBatch:
-    """Gather all sequences on all ranks; of each data-parallel rank one model-parallel rank has the log-probs.
+    """Gather all sequences on all ranks; one model-parallel rank of each data-parallel rank has the log-probs.
 
     Collective over the whole trainer. All ranks get the same numbers, and therefore take the same step.
 
@@ -191,7 +191,7 @@ def gather_mini_batch(
 
 
 def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
-    """The numbers about these sequences that all ranks need: a list of b values per name."""
+    """Return the numbers about these sequences that all ranks need: a list of b values per name."""
     fields = data.select("rollout_log_probs", "response_mask", "rm_scores").to_padded_tensor().cpu()
     mask = fields["response_mask"].bool()
     log_prob = torch.nn.functional.pad(log_prob, (0, max(0, mask.shape[1] - log_prob.shape[1])))[:, : mask.shape[1]]

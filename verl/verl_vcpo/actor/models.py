@@ -1,4 +1,4 @@
-"""Which models the trainer can build, with each installation. Checks and docs/guide/cluster.md have it from here.
+"""The models that the trainer can build with each installation. Checks and docs/guide/cluster.md use this list.
 
 Without Transformer Engine a model takes a bridge of ours (`bridge.py`, `cpu/bridge.py`), which builds Megatron's own
 layers. With Transformer Engine all bridges of mbridge work.
@@ -22,7 +22,7 @@ class Model:
     """A kind of model that has a bridge."""
 
     name: str
-    """As its makers call it."""
+    """The makers' name of the model."""
     installs: tuple[Install, ...] = (Install.TRANSFORMER_ENGINE,)
     positions: tuple[str, ...] | None = None
     """Kinds of rotary positions (`rope_type`) that the bridge builds; None: not known here."""
@@ -44,18 +44,18 @@ MODELS: dict[str, Model] = {
     "qwen2_5_vl": Model("Qwen2.5-VL"),
     "qwen2_moe": Model("Qwen2-MoE"),
 }
-"""By `model_type` of config.json."""
+"""All models, by `model_type` of config.json."""
 
 
 def trained_with(install: Install) -> dict[str, Model]:
-    """The models of an installation."""
+    """Return the models that an installation can train."""
     return {kind: model for kind, model in MODELS.items() if install in model.installs}
 
 
 def install_here(device: str) -> Install | None:
-    """The installation that this interpreter has for a run on `device` (trainer.device).
+    """Return the installation that this interpreter has for a run on `device` (trainer.device).
 
-    None: the run is one for GPUs, and this is an environment for CPUs, as on a machine that only makes the plan.
+    None: the run needs GPUs and this environment is for CPUs, as on a machine that only makes the plan.
     """
     if device == "cpu":
         return Install.CPU

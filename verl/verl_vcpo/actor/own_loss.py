@@ -19,18 +19,18 @@ from verl_vcpo.user_code.function import load_function
 
 _SETTING = "actor_rollout_ref.actor.policy_loss.loss_mode"
 PASSED = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
-"""What verl's `ppo_loss` passes, by keyword."""
+"""The keyword arguments that verl's `ppo_loss` passes."""
 
 Loss = Callable[..., tuple[Tensor, dict[str, Any]]]
 
 
 def is_own(loss_mode: str) -> bool:
-    """Whether the setting names a function instead of one of the registered losses."""
+    """Return True where the setting names a function instead of one of the registered losses."""
     return ":" in loss_mode
 
 
 def absolute(loss_mode: str) -> str:
-    """The setting with its file's absolute path: the trainer's processes may work in another folder."""
+    """Return the setting with its file's absolute path: the trainer's processes may work in another folder."""
     place, _, name = loss_mode.rpartition(":")
     return f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else loss_mode
 
@@ -69,7 +69,7 @@ def register(loss_mode: str, settings: dict[str, Any]) -> None:
 
 
 def _checked(loss_mode: str, function: Loss, *, config: Any, **passed: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The loss and its metrics. Raises ValueError where the function returns something else."""
+    """Return the loss and its metrics. Raises ValueError where the function returns something else."""
     returned = function(config=config, **passed, **config.stabilizer)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ValueError(f"{_SETTING}={loss_mode}: it returned a {type(returned).__name__}; return (loss, metrics)")

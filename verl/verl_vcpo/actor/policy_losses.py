@@ -1,7 +1,6 @@
-"""Our stabilizers among verl's policy losses, and the advantages of one of them; registered by the import.
+"""The stabilizers as policy losses of verl, and the advantages of OAPL; importing the module registers them.
 
-Extends verl/trainer/ppo/core_algos.py. The module is below workers/ and not below trainer/, because the workers compute
-losses.
+Extends verl/trainer/ppo/core_algos.py.
 """
 
 import inspect
@@ -28,10 +27,10 @@ _SHARES = ("positive_share", "quantile")
 
 
 def check_settings(loss_mode: str, settings: dict[str, Any]) -> None:
-    """Refuse a setting that the policy loss does not have, and a value that is none; register a loss of the user's own.
+    """Refuse a setting or value that the policy loss does not have; register a loss of the user's own.
 
     Raises:
-        ValueError: naming the setting, and those there are or the values it can have; or why there is no such loss.
+        ValueError: naming the setting, with the settings or values to choose from; or why there is no such loss.
     """
     known: dict[str, Any] = {}
     is_own = own_loss.is_own(loss_mode)
@@ -63,7 +62,7 @@ def _policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A stabilizer in verl's signature; `old_log_prob` are the sampler's (bypass mode; tba ignores them)."""
+    """Compute a stabilizer in verl's signature; `old_log_prob` are the sampler's (bypass mode; tba ignores them)."""
     losses = _LOSSES[name](log_prob, old_log_prob, advantages, response_mask, **config.stabilizer)
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
@@ -75,7 +74,7 @@ def _policy_loss(
 def oapl_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """A* of each sequence on each of its tokens, in the signature of verl's advantage estimators.
+    """Return A* of each sequence on each of its tokens, in the signature of verl's advantage estimators.
 
     Args:
         token_level_rewards: [B, T]; their sum is the sequence's reward.

@@ -1,4 +1,4 @@
-"""Which module registers our engines with verl's registry, by device (beside verl/workers/engine/base.py)."""
+"""The module that registers our engines with verl, for each device (beside verl/workers/engine/base.py)."""
 
 ENGINES_OF = {"cuda": "verl_vcpo.actor.bridge"}
-"""Device name -> the module that a worker imports. `verl_vcpo.cpu` adds an entry for the CPU."""
+"""The module that a worker imports, by device name. `verl_vcpo.cpu` adds an entry for the CPU."""

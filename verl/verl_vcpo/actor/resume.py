@@ -1,4 +1,4 @@
-"""How a Megatron engine, an actor or a critic, goes on from a checkpoint: at its step, with the settings of now.
+"""A Megatron engine (actor or critic) that goes on from a checkpoint: at the saved step, with the current settings.
 
 Without Transformer Engine the optimizer is Megatron's distributed one around torch's Adam. Megatron writes one step
 count into a checkpoint, which it reads from Adam's state; torch makes that state in Adam's first step. Megatron loads
@@ -12,7 +12,7 @@ import torch
 from megatron.core.optimizer import DistributedOptimizer
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-# What a checkpoint must not replace in each group of the optimizer: what Megatron's scheduler reads, and how to step.
+# The entries of an optimizer's group that a checkpoint must not replace: Megatron's scheduler and Adam read them.
 _NOT_FROM_CHECKPOINT = ("max_lr", "min_lr", "foreach")
 
 
@@ -20,7 +20,7 @@ class Resumable(MegatronEngineWithLMHead):
     """Mixin of Megatron engines, before verl's class."""
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """As verl's; also before the optimizer's first step."""
+        """Save verl's checkpoint, also before the optimizer's first step."""
         self._begin_states()
         super().save_checkpoint(local_path, *args, **kwargs)
 
@@ -28,7 +28,7 @@ class Resumable(MegatronEngineWithLMHead):
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load a checkpoint of this engine, or of verl's; the optimizer and the schedule go on at its step."""
         # The rates follow the schedule of the current settings: verl takes step and schedule from the checkpoint, or
-        # starts a warm-up anew. The rates are in the optimizer's groups, which the checkpoint replaces.
+        # starts another warm-up. The rates are in the optimizer's groups, which the checkpoint replaces.
         self.checkpoint_mananager.use_checkpoint_opt_param_scheduler = True
         groups = self.optimizer.param_groups
         rates = [{name: group[name] for name in _NOT_FROM_CHECKPOINT if name in group} for group in groups]
@@ -40,13 +40,13 @@ class Resumable(MegatronEngineWithLMHead):
         self.lr_scheduler.step(0)
 
     def _adams(self) -> Iterator[torch.optim.Adam]:
-        """torch's part of each distributed optimizer: of the dense parameters, and of the experts'."""
+        """Yield torch's Adam of each distributed optimizer: that of the dense parameters, and that of the experts."""
         for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
             if isinstance(optimizer, DistributedOptimizer) and isinstance(optimizer.optimizer, torch.optim.Adam):
                 yield optimizer.optimizer
 
     def _begin_states(self) -> None:
-        """Before torch's Adam has made a step: the state that it would make then, as of step 0."""
+        """Give each Adam that has made no step the state that its first step would make, at step 0."""
         for adam in self._adams():
             if adam.state:
                 continue

@@ -7,12 +7,12 @@ _OF_MEGATRON = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 
 def kind_of(positions: dict[str, Any]) -> str:
-    """The kind of scaling, of transformers' `rope_parameters` or of the older `rope_scaling`."""
+    """Return the kind of scaling, from transformers' `rope_parameters` or the older `rope_scaling`."""
     return str(positions.get("rope_type", positions.get("type", "default")))
 
 
 def scaling(positions: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of Megatron's GPTModel for transformers' `rope_parameters`.
+    """Return the arguments of Megatron's GPTModel for transformers' `rope_parameters`.
 
     Raises:
         ValueError: Megatron has no such scaling.

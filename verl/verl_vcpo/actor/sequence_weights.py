@@ -1,4 +1,4 @@
-"""Which importance weight each sequence of a batch had in the update, for the record of sampled responses."""
+"""The importance weight of each sequence in a batch's update, for the record of sampled responses."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class SequenceWeight(NamedTuple):
 
 
 class SequenceWeights:
-    """The weights of this data-parallel rank's sequences in the last batch. In later epochs the first one stands."""
+    """The weights of this data-parallel rank's sequences in the last batch: those of the first epoch."""
 
     def __init__(self) -> None:
         self._of: dict[Session, list[SequenceWeight]] = {}
@@ -48,7 +48,7 @@ class SequenceWeights:
         self._of = of_mini_batch | self._of
 
     def of_sessions(self) -> dict[Session, SequenceWeight]:
-        """The weights, without those of sessions that have several trajectories: the fields of these are the same."""
+        """Return the weights, except those of sessions with several trajectories, which the key cannot tell apart."""
         return {session: weights[0] for session, weights in self._of.items() if len(weights) == 1}
 
 

@@ -20,7 +20,7 @@ FIELD = "sum_pi_squared"
 
 @contextlib.contextmanager
 def requested(batch: KVBatchMeta) -> Iterator[None]:
-    """Inside the block the actor's log-prob pass over `batch` also stores `sum_pi_squared` in TransferQueue."""
+    """Have the actor's log-prob pass over `batch` in the block also store `sum_pi_squared` in TransferQueue."""
     batch.extra_info["calculate_sum_pi_squared"] = True
     try:
         yield
@@ -30,7 +30,7 @@ def requested(batch: KVBatchMeta) -> Iterator[None]:
 
 @contextlib.contextmanager
 def passed_to_estimator(batch: KVBatchMeta) -> Iterator[None]:
-    """Inside the block verl's advantage estimators get `sum_pi_squared` [B, T] of `batch`."""
+    """Give verl's advantage estimators in the block `sum_pi_squared` [B, T] of `batch`."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[FIELD, "response_mask"])
     data[FIELD] = response_from_nested(data[FIELD], data["response_mask"])
     padded = data.to_padded_tensor()[FIELD]

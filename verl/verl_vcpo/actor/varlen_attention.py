@@ -57,7 +57,7 @@ class VarlenAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """[S, B, H, D] -> [S, B, H*D], or packed [T, H, D] -> [T, H*D]. Under context parallelism: this rank's part."""
+        """Map [S, B, H, D] to [S, B, H*D], or packed [T, H, D] to [T, H*D]; under context parallelism a rank's part."""
         if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
             offsets, ranks = packed_seq_params.cu_seqlens_q_padded, self.cp_group.size()
             if offsets is None:
@@ -70,10 +70,10 @@ class VarlenAttention(MegatronModule):
         return out.unflatten(0, (batch, steps)).transpose(0, 1)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        """Packed [T, H, D] -> [T, H*D].
+        """Map packed [T, H, D] to [T, H*D].
 
         Args:
-            offsets: [B + 1] int32, where each sequence begins among this rank's tokens.
+            offsets: [B + 1] int32: the first token of each sequence among this rank's tokens.
             longest: the most tokens of a sequence on this rank.
         """
         if query.is_cuda and query.element_size() == 2 and self.cp_group.size() == 1:
@@ -87,7 +87,7 @@ class VarlenAttention(MegatronModule):
         return self._padded(query, key, value, offsets.diff(), longest)
 
     def _padded(self, query: Tensor, key: Tensor, value: Tensor, length: Tensor, longest: int) -> Tensor:
-        """As `_packed`; `length` [B]: this rank's tokens of each sequence."""
+        """Compute `_packed` with padding; `length` [B]: this rank's tokens of each sequence."""
         ranks, rank, device = self.cp_group.size(), self.cp_group.rank(), query.device
         # [T] the sequence of each token; `output_size` spares torch a copy of the size from the GPU
         sequence = torch.repeat_interleave(length, output_size=len(query))
@@ -119,7 +119,7 @@ class VarlenAttention(MegatronModule):
 
 
 def _zigzag(index: Tensor, length: Tensor, rank: int, ranks: int) -> Tensor:
-    """Positions of a rank's tokens in their sequence: of 2*ranks chunks rank r holds chunk r and the r-th from the end.
+    """Return the positions of a rank's tokens in their sequence: chunk r and the r-th from the end, of 2*ranks.
 
     Attention to a late chunk costs more than to an early one; so all ranks have the same work.
 

@@ -1,4 +1,4 @@
-"""The settings `vcpo.*`: the algorithm's, and how the engine measures what the algorithm needs."""
+"""The settings `vcpo.*`: those of the algorithm, and those of the engine's measurements for the algorithm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class VCPOSettings(VCPOConfig):
     """False: the trainer runs verl's own policy loss (GRPO, PPO, ...) on the same data path. `method=NAME` decides."""
 
     norms: NormsConfig = field(default_factory=NormsConfig)
-    """How each sequence's gradient norm is measured."""
+    """The settings that say how each sequence's gradient norm is measured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,40 +38,40 @@ class VCPOSettings(VCPOConfig):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """The settings of the group `vcpo` in a composed configuration."""
+        """Return the settings of the group `vcpo` in a composed configuration."""
         return cls(**{name: value for name, value in settings.items() if name != "_target_"})
 
     @property
     def scales_step_size(self) -> bool:
-        """Whether the learning rate follows the effective sample size."""
+        """True where VCPO is on and the learning rate follows the effective sample size."""
         return self.enable and super().scales_step_size
 
     @property
     def needs_gradient_norms(self) -> bool:
-        """Whether the update has to know each sequence's gradient norm."""
+        """True where VCPO is on and the update needs each sequence's gradient norm."""
         return self.enable and super().needs_gradient_norms
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
-        """Whether a group of one sequence has no signal: its advantage would always be 0."""
+        """True where VCPO is on and a group of one sequence has no signal: its advantage is always 0."""
         return self.enable and super().compares_samples_of_a_prompt
 
     @property
     def packs_gradient_norms(self) -> bool:
-        """Whether norms come from packed backwards, where the model allows it."""
+        """True where norms come from packed backwards, if the model allows packing."""
         return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED
 
     @property
     def fits_two_sums(self) -> bool:
-        """Whether the update is a difference of two sums that are known before the norms (`keep=gradients`)."""
+        """True where the update is a difference of two sums that are known before the norms (`keep=gradients`)."""
         return not self.opob_leave_one_out
 
     @property
     def kept_with_experts(self) -> NormsKeep:
-        """What `norms.keep` is for a mixture of experts.
+        """The value of `norms.keep` for a mixture of experts.
 
-        With `auto` no second buffer, because two sums would take, for each expert and sequence, the time to read and
-        write a gradient of the expert's size; but not the activations of a whole mini-batch, which have no limit.
+        `auto` avoids a second buffer: two sums would take, for each expert and sequence, the time to read and write a
+        gradient of the expert's size. At the scope of a mini-batch activations would have no limit, so gradients stay.
         """
         if self.norms.keep is not NormsKeep.AUTO:
             return self.norms.keep

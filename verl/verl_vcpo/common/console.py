@@ -1,4 +1,4 @@
-"""What the person who started a run sees of it: lines and, on a terminal, one moving line below them.
+"""The console of a run: lines and, on a terminal, one moving line below them.
 
 The moving line says what is being started and for how long; while the run trains it is the progress bar. In a pipe or
 a file there are only lines.
@@ -22,22 +22,22 @@ _ENDING = "Ending the run's processes"
 
 
 def print_line(text: str) -> None:
-    """Print above the moving line, and on the terminal even while what others print goes to a file."""
+    """Print above the moving line, on the terminal even while the output of other code goes to a file."""
     _current().line(text)
 
 
 def width() -> int | None:
-    """Columns of the terminal; None in a pipe or a file."""
+    """Return the columns of the terminal; None in a pipe or a file."""
     return _current().width
 
 
 def stage(what: str) -> None:
-    """Begin a part of the start-up or of the end, which the moving line names. The part before it is finished."""
+    """Finish the current part of the start-up or the end, and begin the next; the moving line names the part."""
     _current().stage(what)
 
 
 def training(total: int, done: int) -> None:
-    """Begin the progress bar: `done` of `total` steps were made by earlier processes of the run."""
+    """Begin the progress bar; earlier processes of the run made `done` of `total` steps."""
     _current().training(total, done)
 
 
@@ -55,16 +55,16 @@ def busy(what: str) -> Iterator[None]:
 
 
 def ending() -> None:
-    """The run's processes are being ended; what was begun and is not finished has failed, or was interrupted."""
+    """Say that the run's processes are being ended, and that unfinished work failed or was interrupted."""
     _current().ending()
 
 
 @contextlib.contextmanager
 def owned(log: TextIO) -> Iterator[None]:
-    """For the block, only this module writes to the terminal: all else on standard output and error goes to `log`.
+    """Keep the terminal for this module in the block: all else on standard output and error goes to `log`.
 
-    Both file descriptors are redirected, so that this holds for libraries that are no Python, for loggers that were
-    set up earlier, and for child processes.
+    Both file descriptors are redirected, so this holds for libraries in C, loggers that were set up earlier, and child
+    processes.
 
     Args:
         log: a file.
@@ -92,7 +92,7 @@ def owned(log: TextIO) -> Iterator[None]:
 
 
 class Screen:
-    """Lines on `stream` and, where that is a terminal, the moving line."""
+    """The lines on `stream` and, if the stream is a terminal, the moving line."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -102,7 +102,7 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal; None where `stream` is none."""
+        """The columns of the terminal; None where `stream` is no terminal."""
         return self._live.console.width if self._live else None
 
     def line(self, text: str) -> None:
@@ -162,7 +162,7 @@ class Screen:
             self._live.refresh()
 
     def _bottom(self) -> "RenderableType":
-        """The moving line."""
+        """Render the moving line."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -181,9 +181,9 @@ class Screen:
 
 
 class StepTimes:
-    """How long the steps take, and how long the others will.
+    """The durations of the last steps, and an estimate of the time left.
 
-    The first step of a process is left out of the estimate: samplers and trainer warm up in it.
+    The first step of a process is left out of the estimate: samplers and trainer warm up in this step.
     """
 
     def __init__(self, total: int, done: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -193,31 +193,31 @@ class StepTimes:
         self._seconds: deque[float] = deque(maxlen=_STEPS_OF_ESTIMATE)
 
     def advance(self) -> None:
-        """A step is done."""
+        """Count a finished step."""
         if not self._first:
             self._seconds.append(self.since_last())
         self._first, self._last = False, self._clock()
         self.done += 1
 
     def since_last(self) -> float:
-        """Seconds since the last step was done."""
+        """Return the seconds since the last step was done."""
         return self._clock() - self._last
 
     def left_s(self) -> float | None:
-        """Seconds until the last step is done, as far as the last steps say; None before two steps were made."""
+        """Estimate the seconds until the run's last step is done; None before two steps were made."""
         if not self._seconds:
             return None
         each, steps = sum(self._seconds) / len(self._seconds), self.total - self.done
         return max(each * steps - self.since_last(), each * (steps - 1), 0.0)
 
     def left(self) -> str:
-        """The same in words."""
+        """Return the estimate of the time left in words."""
         seconds = self.left_s()
         return "time left: after step 2" if seconds is None else f"{duration(seconds)} left"
 
 
 def duration(seconds: float) -> str:
-    """Such as `7 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Return a duration in words, such as `7 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -233,7 +233,7 @@ def _moving_line(stream: TextIO, render: "Callable[[], RenderableType]") -> "Liv
     class Terminal(Console):
         @property  # type: ignore[misc]  # nobody sets it
         def size(self) -> ConsoleDimensions:
-            # rich asks the standard streams, of which `owned` has sent two into a file
+            # rich asks the standard streams, and `owned` has sent two of these into a file
             if "COLUMNS" not in os.environ:
                 with contextlib.suppress(OSError):
                     columns, lines = os.get_terminal_size(stream.fileno())

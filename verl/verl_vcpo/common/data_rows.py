@@ -8,7 +8,7 @@ DataRow = int | str
 
 
 def data_row(index: Any) -> DataRow:
-    """The row as `metrics.jsonl` has it."""
+    """Return the row as `metrics.jsonl` has it."""
     try:
         return int(index)
     except (TypeError, ValueError):
@@ -16,11 +16,11 @@ def data_row(index: Any) -> DataRow:
 
 
 def row_number(index: Any) -> int:
-    """A number for the row, the same in every process: of a name a hash, which two names rarely share."""
+    """Return a number for the row, the same in every process: a hash for a name, which two names rarely share."""
     row = data_row(index)
     return row if isinstance(row, int) else zlib.crc32(row.encode())
 
 
 def in_order(rows: Iterable[DataRow]) -> list[DataRow]:
-    """Numbers first, then names."""
+    """Sort rows: numbers first, then names."""
     return sorted(rows, key=lambda row: (isinstance(row, str), row))

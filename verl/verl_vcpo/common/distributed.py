@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 
 
 def keep_stores_on_loopback() -> None:
-    """From now on a store in this process whose host is a loopback address listens on that address only.
+    """Make later stores of this process whose host is a loopback address listen on that address only.
 
     torch makes every store listen on all addresses of the machine, and a store does not authenticate its clients.
     """

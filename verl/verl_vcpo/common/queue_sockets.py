@@ -1,9 +1,9 @@
 """TransferQueue's sockets, open to whoever has Ray's token (extends transfer_queue/utils/zmq_utils.py).
 
-TransferQueue unpickles what arrives at its sockets, which runs any code, and asks nobody who they are. So each of its
-connections is encrypted by ZeroMQ's CURVE, with one pair of keys that every process of a run makes of Ray's token.
-CURVE lets in whoever knows the server's public key. Neither key is written down or sent in the clear, so that the
-public one is as secret as the token. libsodium, in pyzmq's wheels, refuses the client keys that would get around that.
+TransferQueue unpickles everything that arrives at its sockets, which can run any code, and authenticates nobody. So
+ZeroMQ's CURVE encrypts each connection, with one pair of keys that every process of a run makes from Ray's token. CURVE
+lets in whoever knows the server's public key. Neither key is written down or sent in the clear, so the public key is as
+secret as the token. libsodium, in pyzmq's wheels, refuses client keys that would get around the secret.
 """
 
 import hmac
@@ -19,7 +19,7 @@ _PURPOSE = b"keys of TransferQueue's sockets"
 
 @cache
 def encrypt() -> None:
-    """TransferQueue's sockets that this process makes from now on are encrypted."""
+    """Encrypt the sockets that TransferQueue makes in this process from now on."""
     import wrapt
 
     wrapt.register_post_import_hook(_replace, _MODULE)  # at once where the module has been imported
@@ -49,7 +49,7 @@ def _replace(zmq_utils: ModuleType) -> None:
 
 
 def _keys() -> tuple[bytes, bytes]:
-    """The public and the secret key, in ZeroMQ's text form.
+    """Return the public and the secret key, in ZeroMQ's text form.
 
     Raises:
         RuntimeError: this process has no token of Ray's.

@@ -13,10 +13,10 @@ from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
 
 def private_folder() -> Path:
-    """This user's folder for what runs have on this machine, of mode 0700. Ray opens its own to everyone.
+    """Return this user's folder for files of runs on this machine, of mode 0700. Ray opens its own to everyone.
 
     Raises:
-        PermissionError: somebody else made it, or others can enter it.
+        PermissionError: somebody else made the folder, or others can enter it.
     """
     from ray._common.utils import get_default_system_temp_dir
 
@@ -29,21 +29,21 @@ def private_folder() -> Path:
 
 
 def run_folder(run_id: str) -> Path:
-    """The folder of the run on this machine, which need not be there yet. The name differs between machines.
+    """Return the folder of the run on this machine, which need not exist yet. The name differs between machines.
 
-    Machines may share /tmp, and what cleans up after a machine that a run has lost must leave the others' sockets.
+    Machines may share /tmp, and the clean-up after a lost machine must leave the sockets of other machines.
 
     Raises:
-        PermissionError: as `private_folder`.
+        PermissionError: see `private_folder`.
     """
     return private_folder() / f"{run_id}{zlib.crc32(platform.node().encode()) & 0xFFFF:04x}"
 
 
 def socket_folder() -> Path:
-    """The folder of the run that this process is of, on this machine; it is there afterwards.
+    """Return the folder of this process's run on this machine, and make the folder if it is missing.
 
     Raises:
-        PermissionError: as `private_folder`.
+        PermissionError: see `private_folder`.
     """
     folder = run_folder(os.environ[RUN_ID_VARIABLE])
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -51,9 +51,9 @@ def socket_folder() -> Path:
 
 
 def in_run_folder(address: str) -> str:
-    """The address of a socket for ZeroMQ, `ipc://PATH`, with its name in the folder of the run that this process is of.
+    """Return the address of a ZeroMQ socket, `ipc://PATH`, in the folder of this process's run.
 
     Raises:
-        PermissionError: as `private_folder`.
+        PermissionError: see `private_folder`.
     """
     return f"ipc://{socket_folder() / Path(address).name}"

@@ -1,4 +1,4 @@
-"""What verl imports only to find that it cannot be used here."""
+"""A short cut for an import of verl that would fail here after seconds: the import fails at once."""
 
 import importlib.util
 import sys
@@ -7,9 +7,9 @@ ENGINE_OF_NPUS = "verl.checkpoint_engine.hccl_checkpoint_engine"
 
 
 def skip_engine_of_npus() -> None:
-    """Without torch_npu, have verl's import of its checkpoint engine for NPUs fail at once, with an ImportError.
+    """Have verl's import of its checkpoint engine for NPUs fail at once, with an ImportError, without torch_npu.
 
-    verl tries that import in the trainer, in agent-loop workers and beside every sampler, and goes on where it fails.
+    verl tries that import in the trainer, in agent-loop workers and beside every sampler, and goes on after a failure.
     The module imports vLLM, for two seconds of processor time, before it looks for an NPU.
     """
     if importlib.util.find_spec("torch_npu") is None:

@@ -1,4 +1,4 @@
-"""What every process of a run does before it imports the packages of the stack."""
+"""The set-up of every process of a run, before the process imports the packages of the stack."""
 
 import contextlib
 import gc
@@ -17,15 +17,15 @@ _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 def set_up_process() -> None:
     """Encrypt TransferQueue's sockets, and let Python look for garbage after 50,000 new objects, not after 700.
 
-    Imports of torch, vLLM and Megatron make millions of objects that stay; each look walks over them for nothing. Rare
-    looks spare a process a fifth of the processor time of its imports.
+    Imports of torch, vLLM and Megatron make millions of objects that stay, and each collection walks over all of them.
+    Rare collections spare a process a fifth of the processor time of its imports.
     """
     queue_sockets.encrypt()
     gc.set_threshold(50_000, 20, 20)
 
 
 def set_up_worker() -> None:
-    """`set_up_process`, in a process that the run has started, with its temporary files in the run's folder."""
+    """Set up a process that the run has started: `set_up_process`, and temporary files in the run's folder."""
     set_up_process()
     os.environ.update(_places())
     tempfile.tempdir = None  # read again, from TMPDIR
@@ -33,9 +33,9 @@ def set_up_worker() -> None:
 
 @contextlib.contextmanager
 def temporary_files_in_run_folder() -> Iterator[None]:
-    """For the block, this process and what it starts have their temporary files in the folder of the run.
+    """Put temporary files of this process and its children into the folder of the run, for the block.
 
-    A process that is killed does not remove its own; the run's folder goes with the run.
+    A process that is killed does not remove its temporary files; the run's folder goes with the run.
 
     Raises:
         PermissionError: the folder of the run cannot be made (`run_folder.private_folder`).
@@ -55,7 +55,7 @@ def temporary_files_in_run_folder() -> Iterator[None]:
 
 
 def _places() -> dict[str, str]:
-    """Environment variables; RAY_TMPDIR names the place of the run's folder for processes that look for it."""
+    """Return environment variables; RAY_TMPDIR leads processes to the run's folder."""
     folder = socket_folder()
     compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")  # torch's own choice: runs share it
     kept = os.environ.get(_INDUCTOR, str(compiled))

@@ -13,13 +13,13 @@ from typing import Any
 from verl_vcpo.common.console import print_line
 
 SPOILT = ".spoilt"
-"""The ending of the file that gets the unreadable lines of another one when a run goes on."""
+"""The ending of the name of the file that keeps the unreadable lines when a run goes on."""
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that can be read, oldest first, without a last line that a crash has cut off.
+    """Yield the lines that can be read, oldest first, without a last line that a crash has cut off.
 
-    How many cannot be read is said on standard error, once for each number.
+    A line on standard error says how many cannot be read, once for each number.
     """
     spoilt = 0
     for _, line in _lines(path):
@@ -32,7 +32,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """The lines up to `step`, for a file that a resumed run goes on with.
+    """Return the lines up to `step`, for a file that a resumed run goes on with.
 
     Lines that cannot be read are appended to the file whose name ends in `SPOILT`; the console says so.
     """
@@ -51,7 +51,7 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each whole line, and what it says; None where it cannot be read."""
+    """Yield each whole line and its content; None for a line that cannot be read."""
     with open(path, "rb") as file:
         for raw in file:
             if raw.endswith(b"\n"):

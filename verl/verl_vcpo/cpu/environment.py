@@ -1,4 +1,4 @@
-"""Environment variables of a CPU run. They have to be set before Ray, vLLM and verl are imported."""
+"""The environment variables of a CPU run, which have to be set before Ray, vLLM and verl are imported."""
 
 import os
 import warnings

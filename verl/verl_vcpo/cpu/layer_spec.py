@@ -12,7 +12,7 @@ from verl_vcpo.actor.varlen_attention import VarlenAttention
 
 
 class Experts(SequentialMLP):
-    """Megatron's experts as one MLP each, with weights named as those of fused experts, which weight bridges know.
+    """Megatron's experts as one MLP each; weights have the names of fused experts, which weight bridges know.
 
     experts.local_experts.3.linear_fc1.weight -> experts.linear_fc1.weight3
     """
@@ -30,7 +30,7 @@ class Experts(SequentialMLP):
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """The layers of one pipeline (and virtual pipeline) stage: Megatron's, with attention and experts for the CPU."""
+    """Return the layers of one (virtual) pipeline stage: Megatron's, with attention and experts for the CPU."""
     spec = local_layers.layer_spec(config, VarlenAttention)
     if config.num_moe_experts:
         spec.submodules.mlp.submodules.experts.module = Experts

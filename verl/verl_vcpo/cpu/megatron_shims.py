@@ -1,4 +1,4 @@
-"""Megatron-Core's hard-coded CUDA calls, redirected to the CPU.
+"""Stand-ins for Megatron-Core's hard-coded CUDA calls, which go to the CPU.
 
 In order of preference: configuration flags (no patching); process-wide stubs for calls that take no device; a
 `TorchFunctionMode` for the literals `device="cuda"`, entered around initialisation and optimizer steps. The mode adds
@@ -48,7 +48,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 class _CUDALiteralsMeanCPU(TorchFunctionMode):
-    """device="cuda" -> "cpu"; `Tensor.type()` -> "torch.cuda.*", as Megatron asserts."""
+    """A mode in which device="cuda" means "cpu", and `Tensor.type()` says "torch.cuda.*", as Megatron asserts."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class _CUDALiteralsMeanCPU(TorchFunctionMode):
 
 @contextlib.contextmanager
 def megatron_on_cpu() -> Iterator[None]:
-    """Megatron code inside the block runs on CPU. The mode is per thread, so every engine method enters it anew."""
+    """Run Megatron code of the block on the CPU. The mode is per thread, so every engine method enters a block."""
     with _CUDALiteralsMeanCPU():
         yield
 
@@ -93,7 +93,7 @@ def _stay(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _splits_on_cpu(
     self: MoEAlltoAllTokenDispatcher, point: str, tokens_per_expert: torch.Tensor | None = None
 ) -> torch.Tensor | None:
-    """Replaces `_maybe_dtoh_and_synchronize`: no copy from a device is needed, but splits still become numbers."""
+    """Turn splits into numbers: `_maybe_dtoh_and_synchronize` without its copy from a device."""
     if point == self.cuda_dtoh_point:
         for name in ("input_splits", "output_splits"):
             splits = getattr(self, name)
@@ -112,7 +112,7 @@ def _lengthened(rows: torch.Tensor, length: int) -> torch.Tensor:
 def _gather_uneven(
     input_: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
 ) -> torch.Tensor:
-    """Replaces `_gather_along_first_dim`: gloo gathers equal sizes only, and tokens of experts are not equally many."""
+    """Gather parts of unequal sizes: `_gather_along_first_dim` for gloo, which gathers equal sizes only."""
     if output_split_sizes is None:
         return _gather(input_, group, None, use_global_buffer)
     longest = max(output_split_sizes)
@@ -123,7 +123,7 @@ def _gather_uneven(
 def _reduce_scatter_uneven(
     input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
 ) -> torch.Tensor:
-    """Replaces `_reduce_scatter_along_first_dim`: gloo scatters equal sizes only, and experts' are unequal."""
+    """Scatter parts of unequal sizes: `_reduce_scatter_along_first_dim` for gloo, which scatters equal sizes only."""
     if input_split_sizes is None:
         return _reduce_scatter(input_, group, None, use_global_buffer)
     longest = max(input_split_sizes)
@@ -136,7 +136,7 @@ def _no_synchronize(*args: Any, **kwargs: Any) -> None:
 
 
 def install() -> None:
-    """Process-wide stubs for the CUDA calls that a function mode does not see. Idempotent.
+    """Install process-wide stubs for the CUDA calls that a function mode does not see. Idempotent.
 
     Raises:
         RuntimeError: the machine has a GPU, and the stubs would break CUDA calls.

@@ -1,6 +1,6 @@
-"""Reads a file of another node, by a Ray task there and Ray's object store: no port of ours, and Ray's token guards it.
+"""The content of a file of another node, by a Ray task there and Ray's object store, which Ray's token guards.
 
-Imports nothing large: a worker process of the other node loads this module.
+The module imports nothing large: a worker process of the other node loads the module.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ _POLL_S = 0.01
 
 
 def node_id() -> str:
-    """Ray's id of the node that the calling process is on."""
+    """Return Ray's id of the node that the calling process is on."""
     return ray.get_runtime_context().get_node_id()
 
 
 async def read(node: str, path: Path, timeout_s: float) -> bytes:
-    """What the file `path` of the node holds, once there is such a file.
+    """Return the content of the file `path` of the node, once there is such a file.
 
     Raises:
-        TimeoutError: there was none, or it did not arrive, in `timeout_s`.
+        TimeoutError: there was no file, or the content did not arrive, in `timeout_s`.
         ray.exceptions.RayError: the node is gone.
     """
     on_node = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -35,10 +35,10 @@ async def read(node: str, path: Path, timeout_s: float) -> bytes:
 
 
 def content_of(path: str, timeout_s: float) -> bytes:
-    """What the file holds, once there is such a file.
+    """Return the content of a file of this node, once there is such a file.
 
     Raises:
-        TimeoutError: there was none in `timeout_s`.
+        TimeoutError: there was no file in `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while not Path(path).exists():

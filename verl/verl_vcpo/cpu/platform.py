@@ -129,7 +129,7 @@ class PlatformCPU(PlatformBase):
 
 
 def _accept_repeated_gloo() -> None:
-    """verl asks for the backend "cpu:gloo,<device>:<backend>", which is "cpu:gloo,cpu:gloo" here; torch refuses it."""
+    """Have torch take verl's backend "cpu:gloo,<device>:<backend>" where both are "cpu:gloo", which torch refuses."""
     init_process_group = dist.init_process_group
 
     def init(backend: str | None = None, **kwargs: Any) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from verl_vcpo.samplers import vllm_server
 
-# By its path: vLLM's CPU platform turns the executor's short name, "uni", into "mp", because only a worker in a process
-# of its own can have OpenMP threads that are bound to cores. In a run nothing is bound (environment.py).
+# The executor's path, because vLLM's CPU platform turns the short name "uni" into "mp": only a worker in a process of
+# its own can have OpenMP threads that are bound to cores. In a run nothing is bound (environment.py).
 _WORKER_IN_THE_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 DEVICE_REASONS = {
@@ -17,10 +17,10 @@ DEVICE_REASONS = {
 
 
 class CPUvLLMHttpServer(vllm_server.LagKvLLMHttpServer):
-    """Serves the policy with vLLM's CPU worker, in the engine's process where the model is in one piece.
+    """A server of the policy with vLLM's CPU worker, in the engine's process where the model is in one piece.
 
-    A worker in a process of its own imports all packages once more, and gets every step's requests through memory that
-    the two processes share.
+    A worker in a process of its own would import all packages once more, and get every step's requests through shared
+    memory.
     """
 
     def _get_worker_extension_cls(self) -> str:

@@ -1,9 +1,9 @@
-"""Trainer -> sampler weights through a file in shared memory (a verl CheckpointEngine, backend "weight_file").
+"""The samplers' weights through a file in shared memory (a verl CheckpointEngine, backend "weight_file").
 
-The trainer's node has the file during one synchronisation. Samplers of that node map it; on any other node one sampler
-copies it into shared memory there, by Ray's object store (node_file.py), for all samplers of that node. The file's name
-contains the run's id, so that two runs have different files and clean-up finds the files of a killed process. Processes
-of a node send each other the file's name, and vLLM's worker maps the file (vllm_worker.py).
+The trainer's node has the file during one synchronisation. Samplers of that node map the file. On any other node one
+sampler copies the file into shared memory for all samplers there, by Ray's object store (node_file.py). The file's name
+contains the run's id: two runs have different files, and clean-up finds the files of a killed process. Processes of a
+node send each other the file's name, and vLLM's worker maps the file (vllm_worker.py).
 """
 
 import asyncio
@@ -26,12 +26,12 @@ _FILE_NAME = "vcpo_weight_file"
 
 
 def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
-    """The weight files of a run that are in shared memory now; between synchronisations there are none."""
+    """Return the weight files of a run that are in shared memory now; none between synchronisations."""
     return sorted(Path(directory).glob(f"vcpo-{run_id}-*"))
 
 
 def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """The weights of a bucket that verl's sender delivered, in memory that stays valid.
+    """Return the weights of a bucket that verl's sender delivered, in memory that stays valid.
 
     `receive_weights` yields the name of the file, which is mapped here. Tensors, which verl's synchronous trainer sends
     instead, are copied: the sender reuses its buffer.
@@ -44,13 +44,13 @@ def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Te
 
 @CheckpointEngineRegistry.register(BACKEND)
 class WeightFileCheckpointEngine(CheckpointEngine):
-    """One sender (the trainer's rank 0), any number of receivers, on any node.
+    """A checkpoint engine with one sender, the trainer's rank 0, and any number of receivers, on any node.
 
     Args:
         bucket_size: an argument of all checkpoint engines; unused, the file holds all weights.
         is_master: whether this process is the sender.
         run_id: a part of the file's name, different in every run.
-        timeout_s: a receiver waits for the file at most so long.
+        timeout_s: the longest that a receiver waits for the file.
         directory: a folder of a file system in memory, of the same name on every node.
     """
 
@@ -75,7 +75,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         return self._path.with_name(f"{self._path.name}-v{global_steps}")
 
     def prepare(self) -> dict[str, str]:
-        """Where the calling process is."""
+        """Return the node and address of the calling process."""
         return {"node": node_file.node_id(), "host": ray.util.get_node_ip_address()}
 
     @classmethod
@@ -89,7 +89,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         )
 
     def init_process_group(self, rank: int, sender: dict[str, str]) -> None:
-        """Note whether the sender is on another node: its file has to be fetched then."""
+        """Note whether the sender is on another node, so that the file has to be fetched."""
         self._sender = None if sender["node"] == node_file.node_id() else sender
 
     def finalize(self) -> None:

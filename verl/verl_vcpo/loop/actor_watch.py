@@ -1,7 +1,7 @@
-"""Ends the run when a Ray actor dies that cannot be replaced: the trainer would otherwise wait for the actor for ever.
+"""A watch that ends the run when a Ray actor dies that cannot be replaced: the trainer would wait for it for ever.
 
-Samplers are replaced (workers/rollout/sampler_keeper.py). The death of any other actor ends the run with one line that
-names the actor. `trainer.resume_mode=auto` continues a run from the last checkpoint.
+Samplers are replaced (samplers/keeper.py). The death of any other actor ends the run with one line that names the
+actor. `trainer.resume_mode=auto` continues a run from the last checkpoint.
 """
 
 import os
@@ -15,13 +15,13 @@ import ray
 from verl_vcpo.common.console import print_line
 
 _INTERVAL_S = 1.0
-_TELL_S = 60.0  # while Ray does not answer, a line says so each time that this many seconds have passed
-# By the end of the class's name: the Ray actors of a sampler, and what cleans up a node, which may disappear.
+_TELL_S = 60.0  # while Ray does not answer, a line says so after every so many seconds
+# The ends of class names of actors that may die: the Ray actors of a sampler, and the cleaner of a node.
 _REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker", "NodeCleaner")
 
 
 class ActorWatch:
-    """Watches the run's Ray actors from `start` to `stop`, in a thread. `reason` names the actor that died."""
+    """A thread that watches the run's Ray actors from `start` to `stop`. `reason` names the actor that died."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -63,5 +63,5 @@ class ActorWatch:
 
 
 def _actors() -> dict[str, dict[str, Any]]:
-    """Of this run: other runs on the cluster have theirs, which end with them."""
+    """Return the Ray actors of this run; other runs on the cluster have their own, which end with those runs."""
     return ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))

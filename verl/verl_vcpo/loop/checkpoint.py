@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent: written in a staging folder, sealed with checksums of all files, then renamed.
 
-<root>/.partial-RUN-X/global_step_5/...  while it is written: RUN is the run's id, X is different in each folder
-<root>/global_step_5/manifest.json       the run's id, size and CRC-32 of every file: whole
-<root>/latest_checkpointed_iteration.txt  verl's pointer to the newest, written last
+<root>/.partial-RUN-X/global_step_5/...  a checkpoint being written: RUN is the run's id, X differs in each folder
+<root>/global_step_5/manifest.json       a whole checkpoint: the run's id, size and CRC-32 of every file
+<root>/latest_checkpointed_iteration.txt  verl's pointer to the newest checkpoint, written last
 """
 
 import contextlib
@@ -31,13 +31,13 @@ _CHUNK = 1 << 24
 
 
 class NoWholeCheckpoint(RuntimeError):
-    """`resume_mode=auto` finds checkpoints, and all are damaged."""
+    """The error of `resume_mode=auto` when there are checkpoints and all are damaged."""
 
 
 def choose(trainer: DictConfig) -> None:
     """Make verl load a whole checkpoint, by `trainer.resume_mode` and `trainer.resume_from_path`.
 
-    `resume_mode=auto` takes the newest whole checkpoint, and starts anew where there is no checkpoint.
+    `resume_mode=auto` takes the newest whole checkpoint, and starts from the beginning where there is no checkpoint.
 
     Raises:
         NoWholeCheckpoint: `resume_mode=auto`, and all checkpoints are damaged.
@@ -61,7 +61,7 @@ def choose(trainer: DictConfig) -> None:
 
 @contextlib.contextmanager
 def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Iterator[Path]:
-    """In the block verl writes the checkpoint of `step` into a staging folder; the end of the block publishes it.
+    """Have verl write the checkpoint of `step` into a staging folder in the block, and publish it at the end.
 
     Args:
         trainer: the settings `trainer`.
@@ -69,10 +69,10 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
         run: the run's id.
 
     Yields:
-        the checkpoint's folder, as long as it is being written.
+        the checkpoint's folder while it is being written.
 
     Raises:
-        RuntimeError: the checkpoint was not written, and why.
+        RuntimeError: saying why the checkpoint was not written.
     """
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
     staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
@@ -104,13 +104,13 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove what was being written when a process died. No run may be writing into `root`."""
+    """Remove checkpoints that were unfinished when a process died. No run may be writing into `root`."""
     for folder in root.glob(f"{_STAGING}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def why_not_written(root: Path, step: int, error: Exception) -> str:
-    """One line for a checkpoint that could not be written, with the free space: a full disk has many error messages."""
+    """Return a line for a checkpoint that was not written, with the free space: a full disk has many error messages."""
     free_mb = shutil.disk_usage(root).free / 1e6
     reason = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
     return (
@@ -127,17 +127,17 @@ def prune(root: Path, keep: int | None, step: int) -> None:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
+    """Return the checkpoints in a folder, newest first."""
     return sorted((path for path in root.glob("global_step_*") if NAME.fullmatch(path.name)), key=step_of)[::-1]
 
 
 def step_of(folder: Path) -> int:
-    """After which step a checkpoint or weights were written, by the name of the folder, which ends in _N."""
+    """Return the step after which a checkpoint or weights were written; the name of the folder ends in _N."""
     return int(folder.name.rpartition("_")[2])
 
 
 def written_by(folder: Path) -> str | None:
-    """The id of the run that wrote a checkpoint; None where the checkpoint does not say."""
+    """Return the id of the run that wrote a checkpoint; None where the checkpoint does not say."""
     try:
         run = _manifest(folder)["run"]
     except _UNREADABLE:
@@ -146,7 +146,7 @@ def written_by(folder: Path) -> str | None:
 
 
 def none_whole(root: Path, damaged: dict[Path, str]) -> str:
-    """One line for a folder of damaged checkpoints only; `damaged` says what is wrong with each, newest first."""
+    """Return a line for a folder of damaged checkpoints only; `damaged` has each one's damage, newest first."""
     newest, wrong = next(iter(damaged.items()))
     return (
         f"trainer.default_local_dir={root}: none of {len(damaged)} checkpoint(s) is whole ({newest.name}: {wrong}); "
@@ -155,7 +155,7 @@ def none_whole(root: Path, damaged: dict[Path, str]) -> str:
 
 
 def damage(folder: Path, contents: bool = True) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None if it is whole.
+    """Return what is wrong with a checkpoint, in a few words; None if it is whole.
 
     Args:
         contents: read every file; otherwise compare sizes, which takes no time.
@@ -179,7 +179,7 @@ def damage(folder: Path, contents: bool = True) -> str | None:
 
 
 def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[Path, str]]:
-    """The newest whole checkpoint, and what is wrong with each newer one.
+    """Return the newest whole checkpoint, and what is wrong with each newer one.
 
     Args:
         contents: read every file; otherwise compare sizes, which takes no time.
@@ -194,7 +194,7 @@ def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[P
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """`run` and `files`. A manifest of version 0.1 has the files alone."""
+    """Return the manifest's `run` and `files`. A manifest of version 0.1 has the files alone."""
     content = json.loads((folder / MANIFEST).read_text())
     return content if "files" in content else {"run": None, "files": content}
 

@@ -1,4 +1,4 @@
-"""Rows of several files (extends verl/utils/dataset/rl_dataset.py).
+"""The rows of several files (extends verl/utils/dataset/rl_dataset.py).
 
 verl joins all files to one table, in which a column has one type: files of two tasks, whose `ground_truth` is a number
 in one and a record in the other, cannot be joined. Here each file stays a table.
@@ -55,7 +55,7 @@ class FilesDataset(RLHFDataset):
         self.dataframe = Tables([self.maybe_filter_out_long_prompts(table) for table in kept])
 
     def _drawn(self, sizes: list[int]) -> list[list[int]] | list[None]:
-        """The rows of each file that are used, the same that verl draws of joined files; None: all."""
+        """Return the used rows of each file, which are those that verl draws from joined files; None: all rows."""
         total = sum(sizes)
         if not 0 < self.max_samples < total:
             return [None] * len(sizes)
@@ -79,10 +79,10 @@ def keep_files_apart(data: DictConfig) -> None:
 
 
 def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoader:
-    """The loader of the training rows, drawn by `data.shares` instead.
+    """Return a loader of the training rows that draws by `data.shares`.
 
     Args:
-        loader: verl's, over a FilesDataset.
+        loader: verl's loader, over a FilesDataset.
         data: the settings `data`.
 
     Raises:
@@ -102,10 +102,10 @@ def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoa
 
 
 def gone_on_with(loader: StatefulDataLoader) -> Iterator[Any]:
-    """An iterator of a loader that has a checkpoint's state. Raises ValueError: the state is of another order."""
+    """Return an iterator of a loader with a checkpoint's state. Raises ValueError: the state is of another order."""
     try:
         return iter(loader)
-    except KeyError:  # of torchdata's sampler, which reads only its own state; `InShares` says what is wrong itself
+    except KeyError:  # torchdata's sampler reads only its own state; `InShares` says itself what is wrong
         raise ValueError(
             "data.shares=null: the checkpoint's order of rows is one of shares; resume with the data.shares of the run"
         ) from None

@@ -1,6 +1,6 @@
-"""When a prompt must be trained on, so that no trajectory is older than k policy updates.
+"""Deadlines of prompts: the step at which a prompt must be trained on, so that no trajectory is older than k updates.
 
-Arithmetic over numbers of prompts, which the replay buffer applies.
+The module computes with numbers of prompts, for the replay buffer.
 
 Step s turns policy version s-1 into s. A prompt submitted at step j was sampled by version j-1 or a later one, so
 its lag at step s is at most s-j: it must be consumed at step j+k at the latest. That is its deadline.
@@ -13,39 +13,39 @@ from enum import StrEnum
 
 
 class OnDeadline(StrEnum):
-    """What happens to a prompt that must be consumed now and is not finished."""
+    """The treatment of a prompt that must be consumed now and is not finished."""
 
     WAIT = "wait"
-    """The trainer waits for it."""
+    """The trainer waits for the prompt."""
     REISSUE = "reissue"
-    """It is sampled again from the start by the current policy, once; after that the trainer waits for it."""
+    """The current policy samples the prompt again from the start, once; then the trainer waits for the prompt."""
 
 
 @dataclass(frozen=True)
 class ResumedPrompts:
-    """What becomes of a checkpoint's prompts, so that the bound of the resumed run holds. In order of submission."""
+    """A checkpoint's prompts in order of submission, divided so that the bound of the resumed run holds."""
 
     kept: list[str]
-    """Finished, and trained on as they are."""
+    """Prompts that are finished, and trained on as they are."""
     again: list[str]
-    """Sampled again from the start, as if submitted at the first step of the resumed run."""
+    """Prompts that are sampled again from the start, as if submitted at the first step of the resumed run."""
     withheld: list[str]
-    """More than may be in flight: submitted later, in place of new prompts."""
+    """Prompts beyond those that may be in flight, which are submitted later, in place of new prompts."""
 
 
 def in_flight(lag: float, batch_size: int) -> int:
-    """How many prompts are submitted before the first step, `lag` batches: each step submits one batch more."""
+    """Return the number of prompts submitted before the first step, `lag` batches: each step submits one more batch."""
     return math.floor(lag * batch_size)
 
 
 def resume_prompts(
     submitted: dict[str, int], finished: set[str], *, step: int, lag: float, batch_size: int
 ) -> ResumedPrompts:
-    """Decide what becomes of a checkpoint's prompts. With unchanged settings all that are finished are kept.
+    """Divide a checkpoint's prompts. With unchanged settings all finished prompts are kept.
 
     Args:
-        submitted: step at which each prompt was submitted, in order of submission.
-        finished: those that are sampled completely.
+        submitted: the step at which each prompt was submitted, in order of submission.
+        finished: the prompts that are sampled completely.
         step: the first step of the resumed run.
         lag: the bound of the resumed run: `async.lag`.
         batch_size: prompts consumed per step in the resumed run.
@@ -67,13 +67,13 @@ def resume_prompts(
 def deadlines_without_oldest(
     submitted: Counter[int], finished: Counter[int], *, bound: int, batch_size: int
 ) -> Counter[int]:
-    """The number of prompts per deadline that are left when the oldest finished prompts are consumed.
+    """Return the number of prompts per deadline that are left when the oldest finished prompts are consumed.
 
     Args:
-        submitted: number of prompts in the buffer by the step at which they were submitted.
-        finished: of these, the finished ones; at least `batch_size`.
-        bound: of the lag, rounded up.
-        batch_size: prompts that are consumed.
+        submitted: the number of prompts in the buffer, by the step at which they were submitted.
+        finished: the number of finished prompts among these; at least `batch_size` in all.
+        bound: the bound of the lag, rounded up.
+        batch_size: the prompts that are consumed.
     """
     remaining, missing = Counter[int](), batch_size
     for step in sorted(submitted):
@@ -84,11 +84,11 @@ def deadlines_without_oldest(
 
 
 def deadlines_hold(remaining: Counter[int], step: int, batch_size: int) -> bool:
-    """Whether all `remaining` prompts can still be consumed in time, `batch_size` at each step after `step`.
+    """Return True if all `remaining` prompts can still be consumed in time, `batch_size` at each step after `step`.
 
     Args:
         remaining: number of prompts per deadline (a step).
-        step: the step being sampled for; nothing of `remaining` is consumed by it.
+        step: the step being sampled for, which consumes nothing of `remaining`.
         batch_size: prompts consumed per step.
     """
     waiting = 0

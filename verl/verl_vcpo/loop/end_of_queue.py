@@ -9,10 +9,10 @@ _CANCEL_S = 5.0
 
 
 def end_queue() -> None:
-    """End TransferQueue, and before it what this process still asks of it.
+    """Cancel this process's open requests to TransferQueue, then end TransferQueue.
 
-    A question to a process that has died waits on. Python would tell of it, with tracebacks, at the end of this
-    process: after the run's last words.
+    A request to a process that has died stays open. Python would report the request, with tracebacks, when this process
+    ends: after the run's last words.
     """
 
     async def cancel() -> None:

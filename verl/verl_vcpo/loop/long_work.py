@@ -1,7 +1,7 @@
-"""Each minute that the trainer's processes work on one thing, a line says for how long, and how long it usually takes.
+"""A line for each minute that the trainer's processes work on one thing: how long already, and how long usually.
 
-verl's driver waits for them without a limit. A process that hangs, because it was stopped or a disk does not answer,
-would otherwise look like a slow step.
+verl's driver waits for these processes without a limit. A process that hangs, because it was stopped or a disk does not
+answer, would otherwise look like a slow step.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 from verl_vcpo.common.console import print_line
 
 _TELL_S = 60.0
-_KEPT = 101  # so many of the last durations are kept; the line has their median
+_KEPT = 101  # durations that are kept; the line has their median
 
 WORK = {
     "_compute_old_log_prob": "The trainer's pass for log-probs",
@@ -27,7 +27,7 @@ WORK = {
     "_save_hugging_face": "Writing the model's folder",
     "_stage_weights": "The export of the weights",
 }
-"""Methods of the trainer that wait for its processes, and what a line calls them. The weight update has a limit."""
+"""The methods of the trainer that wait for its processes, and their names in a line. The weight update has a limit."""
 
 
 def tell_of_long_work(trainer: Any) -> None:
@@ -55,8 +55,8 @@ def telling(what: str, more: str = "") -> Iterator[None]:
     """Print a line after every minute that the block takes.
 
     Args:
-        what: the block does, as the line calls it.
-        more: after the time, in the line.
+        what: the line's name for the block.
+        more: the end of the line, after the time.
     """
     start, over = time.monotonic(), threading.Event()
 

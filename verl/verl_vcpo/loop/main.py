@@ -1,4 +1,4 @@
-"""Runs the lag-k trainer in the calling process (extends verl/trainer/main_ppo.py).
+"""A runner of the lag-k trainer in the calling process (extends verl/trainer/main_ppo.py).
 
 verl runs its trainer in a Ray actor. In the calling process the progress bar is on the terminal, an exception has an
 ordinary traceback, and one process less imports the packages.

@@ -1,4 +1,4 @@
-"""Prompt groups in a batch: all samples of a prompt in one mini-batch, and if possible on one data-parallel rank.
+"""The order of a batch: all samples of a prompt in one mini-batch, and if possible on one data-parallel rank.
 
 A baseline compares the samples of a prompt. Where no prompt is split between two ranks, the actor knows the baseline
 before the gradient without a second forward (actor/norms/plan.py).
@@ -11,7 +11,7 @@ from verl_vcpo.common.stored_tags import prompt_of
 
 
 def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> None:
-    """Reorder a batch with `whole_groups_order`; one mini-batch on one rank has all groups whole in any order."""
+    """Reorder a batch by `whole_groups_order`; one mini-batch on one rank has all groups whole in any order."""
     if ranks > 1 or len(batch) > mini_batch_size:
         prompts = [prompt_of(key) for key in batch.keys]
         lengths = [tag["seq_len"] for tag in batch.tags]
@@ -19,18 +19,18 @@ def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> N
 
 
 def whole_groups_order(groups: list[str], lengths: list[int], mini_batch_size: int, ranks: int) -> list[int]:
-    """The order in which verl's workers find whole prompt groups in every mini-batch, and if possible on every rank.
+    """Return the order that gives every mini-batch whole prompt groups, and if possible every rank.
 
     verl gives rank r the r-th of `ranks` equal slices, and a mini-batch is the next slice of every rank's rows.
 
     Args:
-        groups: per sequence, its prompt; a prompt's sequences need not be adjacent.
-        lengths: per sequence, its number of tokens; all ranks get about the same number of tokens of a mini-batch.
+        groups: the prompt of each sequence; a prompt's sequences need not be adjacent.
+        lengths: the tokens of each sequence; all ranks get about the same number of tokens of a mini-batch.
         mini_batch_size: sequences of a mini-batch, on all ranks together; divides the number of sequences.
         ranks: data-parallel ranks; divides `mini_batch_size`.
 
     Returns:
-        A permutation of the sequences. Where groups do not fit whole (their sizes differ), the last ones are split.
+        A permutation of the sequences. Where groups of different sizes do not fit whole, the last groups are split.
     """
     by_group = _rows_by_group(groups, range(len(groups)))
     mini_batches: list[list[int]] = [[] for _ in range(len(groups) // mini_batch_size)]
@@ -58,7 +58,7 @@ def _rows_by_group(groups: list[str], rows: range | list[int]) -> list[list[int]
 
 
 def _shares(batch: list[int], groups: list[str], lengths: list[int], ranks: int) -> list[list[int]]:
-    """Per rank the rows of a mini-batch, with about the same number of tokens.
+    """Return the rows of a mini-batch for each rank, with about the same number of tokens.
 
     A rank gets whole groups where all groups have one size and their number is a multiple of the number of ranks.
     """
@@ -67,7 +67,7 @@ def _shares(batch: list[int], groups: list[str], lengths: list[int], ranks: int)
         parts = [[row] for row in batch]
     tokens = [sum(lengths[row] for row in part) for part in parts]
     shares = get_seqlen_balanced_partitions(tokens, k_partitions=ranks, equal_size=True)
-    # The n-th groups of all ranks are trained on in the same pass, which lasts as long as the longest of them. Sorted
-    # by length, groups of similar length meet.
+    # The n-th groups of all ranks are trained on in one pass, and the longest group decides how long the pass lasts.
+    # Sorted by length, groups of similar length meet.
     by_length = (sorted(share, key=lambda i: -tokens[i]) for share in shares)
     return [[row for i in share for row in parts[i]] for share in by_length]

@@ -17,26 +17,26 @@ from verl_vcpo.common.stored_tags import Failure, PromptTags, Tag, prompt_of, se
 from verl_vcpo.loop import withheld_prompts
 from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
 
-_POLL_S = 0.05  # a wait looks for finished prompts so often
-_REST = 4  # a poll is followed by at least so many times its own duration without one
-# Where a server or a reward process died, another attempt at the same prompt succeeds. After this many failed attempts
-# the cause is taken to be in the prompt, and the run ends.
+_POLL_S = 0.05  # the shortest time between two looks for finished prompts
+_REST = 4  # after a poll that took t seconds, wait at least 4 t
+# After the death of a server or a reward process another attempt at the same prompt succeeds. After this many failed
+# attempts the cause must be in the prompt, and the run ends.
 MAX_ATTEMPTS = 4
-_MAX_LINES = 3  # printed for prompts that fail at the same time
-_TELL_S = 60.0  # a wait prints after each of these what it is for
+_MAX_LINES = 3  # lines printed for prompts that fail at the same time
+_TELL_S = 60.0  # after every so many seconds a line says what the wait is for
 
 
 class LagKReplayBuffer(ReplayBufferAsync):
-    """Consumes the oldest finished prompts; waits where consuming them would make another trajectory older than k.
+    """A buffer that gives out the oldest finished prompts, and waits where another trajectory would get older than k.
 
     Args:
         lag: k; a trajectory's lag is at most k rounded up. 0 waits for the batch that was submitted at this step.
-        samples: n, the sessions of a prompt that does not say otherwise.
+        samples: n, the sessions of a prompt whose row gives no other number.
         reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
-        on_deadline: what happens to a prompt that is due and not finished.
-        exact: every prompt is consumed k steps after it was submitted, when all others are finished too.
-        failures_fn: (uids, partition) -> for each of these failed prompts the cause.
-        **kwargs: verl's.
+        on_deadline: the treatment of a prompt that is due and not finished.
+        exact: every prompt is consumed k steps after its submission, when all other prompts are finished too.
+        failures_fn: (uids, partition) -> the cause of each of these prompts' failures.
+        **kwargs: verl's arguments.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._counts: Counter[str] = Counter()
         self._start_wait()
         self.data_rows: list[DataRow] = []
-        """The rows in the data, sorted, of the prompts that `sample` took last."""
+        """The sorted rows in the data of the prompts in the last batch of `sample`."""
         self.ages: Counter[int] = Counter()
-        """Prompts that are left after `sample` took its batch, by steps since they were submitted."""
+        """The number of prompts left after the last batch of `sample`, by steps since submission."""
 
     def note_submitted(self, prompts: TensorDict) -> None:
-        """Remember the order of submission: batches follow that order, whatever finishes first.
+        """Remember the order of submission, which batches follow, whatever finishes first.
 
         Args:
             prompts: with the fields `uid` and `index`, the prompt's row in the data.
@@ -92,14 +92,14 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def resume(self, step: int, batch_size: int) -> int:
         """Take over the prompts that a checkpoint has brought back into TransferQueue, as far as the bound allows.
 
-        The checkpoint of a step is written before verl removes the step's batch: its trajectories are removed here.
+        The checkpoint of a step is written before verl removes the step's batch, so `resume` removes its trajectories.
 
         Args:
             step: the first step of the resumed run.
             batch_size: prompts that a step consumes.
 
         Returns:
-            how many prompts are in flight.
+            the number of prompts in flight.
         """
         tags = (tq.kv_list("train") or {}).get("train", {})
         submitted = {key: tag["global_steps"] for key, tag in tags.items() if tag.get("is_prompt")}
@@ -125,15 +125,15 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     @staticmethod
     def _forget_trajectories(tags: dict[str, dict[str, Any]], kept: set[str]) -> None:
-        """Remove all trajectories from TransferQueue but those of the prompts `kept`."""
+        """Remove all trajectories from TransferQueue except those of the prompts `kept`."""
         trajectories = [key for key, tag in tags.items() if not tag.get("is_prompt") and prompt_of(key) not in kept]
         if trajectories:
             tq.kv_clear(keys=trajectories, partition_id="train")
 
     def _sync_metadata_from_transfer_queue(self) -> None:
-        """What has become of the prompts of the partition that is sampled from. verl lists all keys of all partitions.
+        """Read the states of the partition's prompts; upstream's method lists all keys of all partitions.
 
-        The trajectories of training's prompts are asked for when a batch is chosen; group filtering needs all of them.
+        Trajectories of training prompts are read when a batch is chosen; only group filtering needs all of them here.
         """
         start, partition = self.clock(), self._partition
         if partition == "train" and self.filter_groups_metric is None:
@@ -211,13 +211,13 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), number.get(uid, 0)))[:batch_size]
 
     def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
-        """The number of prompts per deadline that are left when the oldest finished prompts are consumed."""
+        """Return the number of prompts per deadline that are left when the oldest finished prompts are consumed."""
         submitted = self.prompt_global_steps[partition_id]
         finished = Counter(submitted[uid] for uid in sampleable_keys)
         return deadlines_without_oldest(Counter(submitted.values()), finished, bound=self.bound, batch_size=batch_size)
 
     def _reissue_late(self, step: int, partition_id: str, batch_size: int, remaining: Counter[int]) -> None:
-        """Submit the oldest unfinished prompts again: as few as it takes for all others to meet their deadlines."""
+        """Submit the oldest unfinished prompts again: as few as let all others meet their deadlines."""
         submitted = self.prompt_global_steps[partition_id]
         late = []
         for uid in sorted(self._unfinished(partition_id) - self._reissued, key=submitted.__getitem__):
@@ -235,8 +235,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str
     ) -> tuple[set[str], set[str], set[str], Counter]:
-        """Has failed prompts sampled again, so that none is lost: verl replaces a failed prompt by another one in
-        training, and counts it as a wrong answer in a validation.
+        """Have failed prompts sampled again, so that none is lost: verl replaces a failed prompt by another one in
+        training, and counts a failed prompt as a wrong answer in a validation.
 
         Raises:
             RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
@@ -264,14 +264,14 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return stale, filtered, set(), counts
 
     def _print_failed(self, causes: dict[str, Failure]) -> None:
-        """Print a line for each of these prompts, but at most `_MAX_LINES` and the number of the others."""
+        """Print a line for each failed prompt, but at most `_MAX_LINES`, and then the number of other prompts."""
         for uid, cause in itertools.islice(causes.items(), _MAX_LINES):
             print_line(f"Prompt {uid} failed, and is sampled again: {cause.reason}")
         if len(causes) > _MAX_LINES:
             print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
-        """The next batch of `batch_size` prompts with all their trajectories, and metrics. Blocks until it is due."""
+        """Wait for the next batch of `batch_size` prompts, and return all its trajectories, and metrics."""
         self._counts.clear()
         self._partition = partition_id
         self._start_wait()

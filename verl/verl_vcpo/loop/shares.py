@@ -1,8 +1,8 @@
-"""`data.shares`: the order of training rows of several files, mixed exactly.
+"""The order of training rows of several files, mixed exactly by `data.shares`.
 
-Each file has a credit, to which every draw adds the file's share. A row is drawn from the file with the most credit,
-and costs 1: after any number of draws a file is less than one row above its share of them. The rows of a file come in
-an order of their own, another one each time that the file begins anew.
+Every draw adds to each file's credit the file's share. A row is drawn from the file with the most credit, and costs 1:
+after any number of draws a file is less than one row above its share of the draws. The rows of a file come in an order
+of their own, and in another order each time that the file begins again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 
 def check_sizes(sizes: Sequence[int], data: Any) -> None:
-    """Refuse a file of which no row is left.
+    """Refuse a file that has no row left.
 
     Args:
         sizes: rows of each of `data.train_files`.
@@ -33,12 +33,12 @@ def check_sizes(sizes: Sequence[int], data: Any) -> None:
 
 
 class InShares(Sampler[int]):
-    """Numbers of rows, without an end; one pass has as many as all files together, and the next goes on.
+    """An endless sequence of row numbers; one pass has as many as all files together, and the next pass goes on.
 
     Args:
-        sizes: rows of each file, which lie one file after the other.
-        shares: of each file, above 0; of any sum.
-        seed: of the order of each file's rows; None: as they stand.
+        sizes: the number of rows of each file; the files' rows are numbered one file after the other.
+        shares: the share of each file, above 0; the sum is free.
+        seed: the seed of the order of each file's rows; None: the order in the file.
     """
 
     def __init__(self, sizes: Sequence[int], shares: Sequence[float], seed: int | None) -> None:
@@ -55,7 +55,7 @@ class InShares(Sampler[int]):
         return _Pass(self)
 
     def next_row(self) -> int:
-        """Draw one."""
+        """Draw one row."""
         self.credit = [credit + share for credit, share in zip(self.credit, self._shares, strict=True)]
         file = self.credit.index(max(self.credit))
         self.credit[file] -= 1
@@ -64,7 +64,7 @@ class InShares(Sampler[int]):
         return self._first[file] + int(self._order(file, times)[place])
 
     def _order(self, file: int, times: int) -> Sequence[int]:
-        """Of a file's rows, when it has been drawn whole so many times."""
+        """Return the order of a file's rows after the file has been drawn whole so many times."""
         if self._seed is None:
             return range(self._sizes[file])
         if self._orders.get(file, (-1,))[0] != times:
@@ -74,7 +74,7 @@ class InShares(Sampler[int]):
 
 
 class _Pass(Iterator[int]):
-    """One pass; torchdata asks it for the state that a checkpoint keeps."""
+    """One pass over as many rows as all files have; torchdata keeps its state in a checkpoint."""
 
     def __init__(self, order: InShares) -> None:
         self._order, self._left = order, len(order)
@@ -89,7 +89,7 @@ class _Pass(Iterator[int]):
         return {"left": self._left, "drawn": list(self._order.drawn), "credit": list(self._order.credit)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was asked for. Raises ValueError: it is of other files."""
+        """Continue from what `state_dict` returned. Raises ValueError: the state is of other files."""
         drawn = state.get("drawn", ())
         if len(drawn) != len(self._order.drawn):
             raise ValueError(

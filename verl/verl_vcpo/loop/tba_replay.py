@@ -19,7 +19,7 @@ _ORDER, _REWARD = "remembered", "mean_reward"
 
 
 class TBAReplay:
-    """Exchanges some prompt groups of a batch for remembered groups, and remembers all groups of the batch.
+    """A memory of prompt groups: exchanges some groups of a batch for remembered ones, and remembers the whole batch.
 
     Args:
         seed, of_replay: arguments of `GroupReplay`.
@@ -38,7 +38,7 @@ class TBAReplay:
             self._count = order + 1
 
     def mix(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The batch to train on, with as many groups as `batch`: some of the groups in `batch`, and remembered ones."""
+        """Return the batch to train on, with as many groups as `batch`: some groups of `batch`, and remembered ones."""
         fresh: dict[str, list[int]] = {}
         for row, key in enumerate(batch.keys):
             fresh.setdefault(prompt_of(key), []).append(row)
@@ -63,7 +63,7 @@ class TBAReplay:
         return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
 
     def _remember(self, batch: KVBatchMeta, fresh: dict[str, list[int]]) -> set[str]:
-        """Store the groups of the batch. Returns the uids of the groups that are forgotten instead, still stored."""
+        """Store the groups of the batch. Return the uids of the groups to forget instead, which are still stored."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
         rewards = [float(row.sum()) for row in data["rm_scores"].unbind()]
         means = {uid: sum(rewards[row] for row in rows) / len(rows) for uid, rows in fresh.items()}
@@ -76,7 +76,7 @@ class TBAReplay:
         return set(self._replay.remember(list(fresh), means.values()))
 
     def _bring_back(self, uid: str, stored: dict[str, dict[str, Any]], partition_id: str | None) -> KVBatchMeta:
-        """Copy a remembered group into the trainer's partition, under a new uid; `stored` has the tags."""
+        """Copy a remembered group, whose tags are in `stored`, into the trainer's partition, under a new uid."""
         keys = sorted(key for key in stored if prompt_of(key) == uid)
         data = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         new = str(uuid.uuid4())

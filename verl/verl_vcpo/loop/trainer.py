@@ -1,7 +1,7 @@
 """The lag-k trainer (extends verl/trainer/ppo/v1/trainer_separate_async.py). One knob: `async.lag`.
 
     before step 1   on_train_begin                      submit k batches of prompts to the samplers
-    each step       _submit_batch_to_rollout            submit one more
+    each step       _submit_batch_to_rollout            submit one more batch
                     replay_buffer.sample                wait for the oldest finished batch that the bound allows
                     _balance_batch ... _update_actor    train on that batch
                     on_step_end                         send the samplers the new weights
@@ -9,7 +9,7 @@
 k+1 batches are submitted and not yet trained on at any time; the replay buffer keeps `lag <= k` for every trajectory.
 k = 0 is synchronous training: nothing is sampled while the trainer steps.
 
-verl's `PPOTrainer` calls the methods of `LagKTrainer` in the order in which they stand here.
+verl's `PPOTrainer` calls the methods of `LagKTrainer` in the order of this file.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging
 
 @register_trainer(TRAINER_MODE)
 class LagKTrainer(PPOTrainerSeparateAsync):
-    """Trainer and samplers on their own devices, the samplers at most `async.lag` policy versions behind."""
+    """A trainer whose samplers are on devices of their own, at most `async.lag` policy versions behind."""
 
     standalone_checkpoint_manager: Any
     standalone_server_manager: Any
@@ -90,8 +90,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         self.has_token_baseline: bool = actor.calculate_sum_pi_squared
-        # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. No token of a batch is then
-        # fetched into the driver, whose work for a step would otherwise grow with the tokens of the batch.
+        # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. So the driver fetches no
+        # token of a batch, and its work for a step does not grow with the tokens of the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
@@ -170,7 +170,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         console.stage("Waiting for the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
-        """End the load balancer that verl starts for samplers on the trainer's devices: a lag-k run has none there."""
+        """End verl's load balancer for samplers on the trainer's devices: a lag-k run has no samplers there."""
         ray.kill(self.llm_server_manager.global_load_balancer)
 
     def on_init_end(self) -> None:
@@ -185,7 +185,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.replay_buffer.sleep = self._sleep
 
     def _sleep(self, seconds: float) -> None:
-        """The replay buffer's pause between two looks at the samples. Raises what keeps samples from coming."""
+        """Pause between two looks of the replay buffer at the samples. Raise the error that keeps samples away."""
         self.agent_loop_manager.raise_errors()
         self.agent_loop_manager.raise_blocked()
         self.sampler_keeper.sleep(seconds)
@@ -281,11 +281,11 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self._save_hugging_face(f"{WEIGHTS_FOLDER}/step_{self.global_steps}")
 
     def _save_hugging_face(self, folder: str) -> None:
-        """Write the policy to a folder in the run's, on the node of the trainer's first worker."""
+        """Write the policy to `folder` in the run's folder, on the node of the trainer's first worker."""
         self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, folder).absolute()))
 
     def _metrics_so_far(self) -> dict[str, Any]:
-        """The step's metrics when its checkpoint is written: without the weight update and a validation."""
+        """Return the step's metrics when its checkpoint is written: without the weight update and a validation."""
         batch, metrics, start = self._trained
         timing = {**self.timing_raw, "step": time.perf_counter() - start}
         metrics, epoch = dict(metrics), (self.global_steps - 1) // self.steps_per_epoch
@@ -298,7 +298,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.actor_rollout_wg.stage_weights(self.global_steps)
 
     def on_step_end(self) -> None:
-        # From here on the trainer has the weights of this step: a sampler that replaces a dead one gets these.
+        # The trainer now has the weights of this step, and a sampler that replaces a dead one gets these weights.
         self.sampler_keeper.version = self.global_steps
         if self.config["async"].exact_lag:
             # Unfinished responses would otherwise be completed by newer weights, and have a lag below k.
@@ -308,7 +308,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         start = time.perf_counter()
         try:
             super().on_step_end()
-        except ray.exceptions.RayError:  # a sampler that died during the update has the weights once it is replaced
+        except ray.exceptions.RayError:  # a sampler that replaces a dead one gets the weights with the replacement
             if not self.sampler_keeper.replace_dead():
                 raise
         # verl's `marked_timer` records no time for a weight update that raised.
@@ -326,7 +326,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self._record(global_steps, metrics, self._with_own_metrics(stored, metrics, timing_raw))
 
     def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:
-        """Write the `line` of a step, and show its `metrics`, which verl logs too."""
+        """Write the `line` of a step, and show the step's `metrics`, which verl logs too."""
         self.overview.step(step, metrics, self.run_log.write(step, line))
 
     def _verls_metrics(self, batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any], *when: Any) -> None:
@@ -338,7 +338,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _with_own_metrics(
         self, stored: FewFields, metrics: dict[str, Any], timing_raw: dict[str, float]
     ) -> dict[str, Any]:
-        """`metrics`, to which ours are added, and with these the tables of the step's line, which verl must not log."""
+        """Add our metrics to `metrics`; return them with the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics |= trajectory_metrics(stored)
@@ -364,7 +364,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
 @contextlib.contextmanager
 def _one_mini_batch(config: DictConfig) -> Iterator[None]:
-    """Around verl's constructor, which asserts a weight update after every mini-batch: ours follows a whole batch."""
+    """Give verl's constructor one mini-batch per batch: it asserts a weight update after every mini-batch."""
     actor = config.actor_rollout_ref.actor
     mini_batch_size = actor.ppo_mini_batch_size
     actor.ppo_mini_batch_size = config.data.train_batch_size

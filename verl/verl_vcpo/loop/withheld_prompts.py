@@ -1,8 +1,8 @@
-"""Prompts of a checkpoint that are more than the settings of the resumed run allow in flight.
+"""The prompts of a checkpoint beyond those that the resumed run's settings allow in flight.
 
-A checkpoint holds the prompts that were in flight: `async.lag` batches. With a smaller lag, or smaller batches, they
+A checkpoint holds the prompts that were in flight: `async.lag` batches. With a smaller lag, or smaller batches, these
 are more than the bound can keep. The surplus is withheld in a partition of TransferQueue, which checkpoints store too,
-and is submitted before new prompts of the data: no prompt is lost, and their order stays.
+and is submitted before new prompts of the data: no prompt is lost, and the order of the prompts stays.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _POSITION = "position"
 
 
 def count() -> int:
-    """How many prompts are withheld."""
+    """Return the number of withheld prompts."""
     return len(_positions())
 
 
@@ -32,10 +32,10 @@ def withhold(prompts: TensorDict) -> None:
 
 
 def next_batch(size: int, fetch: Callable[[], TensorDict]) -> TensorDict:
-    """The next `size` prompts to submit: withheld ones first, then those of the data, whose surplus is withheld.
+    """Return the next `size` prompts to submit: withheld ones first, then prompts of the data; withhold the surplus.
 
     Args:
-        fetch: takes some prompts, at least one, from the data.
+        fetch: a function that takes some prompts, at least one, from the data.
     """
     while count() < size:
         withhold(fetch())

@@ -1,8 +1,8 @@
-"""A port for the trainer's processes that no connection takes meanwhile (extends verl/single_controller/ray/base.py).
+"""A port for the trainer's processes that no connection can take first (extends verl/single_controller/ray/base.py).
 
 verl has the kernel choose a free port, and the first process of the trainer listens there when it has loaded its
-packages: ten seconds later and more. Until then the kernel may give the port to any connection of the machine; the
-samplers, which start at the same time, make hundreds. A port below the kernel's range goes only to who names it.
+packages: ten seconds later or more. Until then the kernel may give the port to any connection of the machine; the
+samplers, which start at the same time, make hundreds. The kernel gives nobody a port below its range unasked.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ _PRIVILEGED = 1024  # ports below are root's
 
 
 def port_range() -> list[int] | None:
-    """[first, last + 1]: ports at a random place in the quarter below those that the kernel gives to connections.
+    """Return [first, last + 1]: ports at a random place in the quarter below the kernel's range for connections.
 
-    Random, so that two runs that start on one machine have different ports. None, which leaves the choice to the
-    kernel, where the kernel gives nearly all ports to connections.
+    The place is random so that two runs that start on one machine have different ports. None leaves the choice to the
+    kernel: the kernel gives nearly all ports to connections.
     """
     given_out = int(_KERNELS_RANGE.read_text().split()[0])
     if given_out - given_out // 4 - _TRIES < _PRIVILEGED:
@@ -41,7 +41,7 @@ class KeptPortWorkerGroup(RayWorkerGroup):
 
 @contextlib.contextmanager
 def kept_port() -> Iterator[None]:
-    """In the `with` block verl's trainer makes worker groups of `KeptPortWorkerGroup`."""
+    """Have verl's trainer make worker groups of `KeptPortWorkerGroup` in the block."""
     trainer_base.RayWorkerGroup = KeptPortWorkerGroup
     try:
         yield

@@ -1,4 +1,4 @@
-"""Advice while a run trains: which of trainer and samplers waits for the other, and signs of a collapse."""
+"""Advice while a run trains: which side, trainer or samplers, waits for the other side, and signs of a collapse."""
 
 import math
 from collections import deque
@@ -12,11 +12,11 @@ _HELD_BACK = 0.2
 
 
 class Advisor:
-    """Finds out from the lines of `metrics.jsonl` which side waits. Each advice is given once in a run.
+    """An adviser that sees in the lines of `metrics.jsonl` which side waits. Each advice is given once in a run.
 
     Args:
-        lag: k. With 0 one side waits while the other works, whatever the devices are.
-        shares_cores: trainer and samplers run on the same processor, so that there is no device to move.
+        lag: k. With 0 one side waits while the other side works, whatever the devices are.
+        shares_cores: trainer and samplers run on one processor, so that there is no device to move.
     """
 
     def __init__(self, lag: float, shares_cores: bool) -> None:
@@ -43,7 +43,7 @@ class Advisor:
         return sum(line[name] for line in self._lines) / len(self._lines)
 
     def _advice(self) -> tuple[str, str]:
-        """(what was found, what to change); both empty where nothing is to be changed."""
+        """Return (the finding, the change to make); both empty where nothing is to be changed."""
         trainer, samplers = self._mean("trainer_idle_share"), self._mean("sampler_idle_share")
         held_back = self._mean("vcpo/async/deadline_wait_s") / max(self._mean("step_s"), 1e-9)
         last = f"over the last {_WINDOW} steps"
@@ -76,7 +76,7 @@ _SIGNS = {
 
 
 class CollapseWarner:
-    """Replays the lines of `metrics.jsonl` through the collapse alarm.
+    """A collapse alarm that reads the lines of `metrics.jsonl`.
 
     Args:
         scales_step_size: whether VCPO scales the step size already; otherwise the warning recommends scaling.

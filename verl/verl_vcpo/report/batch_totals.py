@@ -1,8 +1,8 @@
 """verl's metrics of a batch from a few numbers per trajectory: the tokens of the batch stay in TransferQueue.
 
-Extends verl/trainer/ppo/v1/trainer_base.py. verl's trainer fetches every token of a batch into the driver and pads them
-all to one length, in each step: for advantages, and for metrics that are sums and lengths. At 8,000 tokens that is
-190 kB per trajectory. VCPO's engine computes advantages of its own, lengths are in TransferQueue's tags, and the
+Extends verl/trainer/ppo/v1/trainer_base.py. In each step verl's trainer fetches every token of a batch into the driver
+and pads all trajectories to one length, for advantages and for metrics that are sums and lengths: 190 kB for a
+trajectory of 8,000 tokens. VCPO's engine computes its own advantages, lengths are in TransferQueue's tags, and the
 agent-loop workers store the reward beside the tokens.
 """
 
@@ -23,7 +23,7 @@ _OF_ADVANTAGES = ("critic/advantages/", "critic/returns/")
 
 
 class _Lengths(NamedTuple):
-    """Stands for a nested tensor of tokens, of which verl's metrics read the rows' lengths."""
+    """A stand-in for a nested tensor of tokens: verl's metrics read only the lengths of its rows."""
 
     of_rows: Tensor
 
@@ -31,12 +31,12 @@ class _Lengths(NamedTuple):
         return torch.cat([torch.zeros(1, dtype=torch.int64), self.of_rows.cumsum(0)])
 
     def placeholder(self) -> Tensor:
-        """[B, longest row] without memory of its own: verl's metrics read the width."""
+        """Return [B, longest row] without memory of its own: verl's metrics read the width."""
         return torch.zeros(1, 1, dtype=torch.bool).expand(len(self.of_rows), int(self.of_rows.max()))
 
 
 class _Totals(dict[str, Any]):
-    """Stands for what verl's metrics fetch from TransferQueue: each trajectory is one token that has the sum of all."""
+    """A stand-in for the data that verl's metrics fetch: each trajectory is one token with the sum of all tokens."""
 
     def to_padded_tensor(self) -> TensorDict:
         rewards = self["rm_scores"]
@@ -48,12 +48,12 @@ class _Totals(dict[str, Any]):
 
 @contextlib.contextmanager
 def in_place_of_tokens(batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any]) -> Iterator[None]:
-    """Inside the block verl's `_compute_metrics` of `batch` fetches no tokens; it knows no advantages and returns.
+    """Have verl's `_compute_metrics` fetch no tokens of `batch` in the block, and drop advantages and returns.
 
     Args:
         batch: the batch that was trained on, still in TransferQueue.
-        stored: what is stored beside the batch's tokens.
-        metrics: to which verl's metrics are added.
+        stored: the fields stored beside the batch's tokens.
+        metrics: the dictionary that verl's metrics are added to.
     """
     upstream = trainer_base.get_metric_data_with_optional_routed_experts
     trainer_base.get_metric_data_with_optional_routed_experts = lambda **_: _totals(batch, stored)
@@ -78,7 +78,7 @@ def _totals(batch: KVBatchMeta, stored: FewFields) -> _Totals:
 
 
 def _rewards(batch: KVBatchMeta, stored: FewFields) -> Tensor:
-    """[len(stored.rows)]: the stored rewards; where one is missing, as a reward model's are, sums over `rm_scores`."""
+    """Return [len(stored.rows)], the stored rewards; sums of `rm_scores` if one is missing, as a reward model's are."""
     known = [fields[RAW_REWARD] for fields in stored.extra_fields if fields.get(RAW_REWARD) is not None]
     if len(known) == len(stored.rows):
         return torch.tensor(known, dtype=torch.float32)

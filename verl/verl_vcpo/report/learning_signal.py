@@ -1,4 +1,4 @@
-"""Whether a batch has anything to learn from: a prompt whose samples got different rewards.
+"""The learning signal of a batch: the share of prompts whose samples got different rewards.
 
 A baseline compares the samples of a prompt. Where all rewards of every prompt are equal, the update is zero or, with
 vcpo.baseline=none, the same for right and wrong responses.
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 EQUAL_GROUPS = "reward/equal_groups"
-"""Share of the batch's prompts whose samples all have the same reward."""
+"""The share of the batch's prompts whose samples all have the same reward."""
 IN_A_ROW = "vcpo/steps_without_signal"
-"""Steps in a row, up to this one, in which that share is 1."""
+"""The number of steps in a row, up to this step, in which `reward/equal_groups` is 1."""
 LONG = 5
-"""So many such steps in a row call for a look: by chance a small batch has one or two."""
+"""The number of steps without signal in a row that calls for a look: by chance small batches have one or two."""
 
 
 def equal_groups(prompts: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
-    """`reward/equal_groups` of a batch; nothing where a reward is not known.
+    """Return `reward/equal_groups` of a batch; nothing where a reward is not known.
 
     Args:
-        prompts: of each trajectory, its prompt.
-        rewards: of each trajectory, its reward.
+        prompts: the prompt of each trajectory.
+        rewards: the reward of each trajectory.
     """
     by_prompt: dict[str, set[float]] = {}
     for prompt, reward in zip(prompts, rewards, strict=True):
@@ -32,7 +32,7 @@ def equal_groups(prompts: Sequence[str], rewards: Sequence[float | None]) -> dic
 
 
 class SignalWatch:
-    """Counts steps without a signal."""
+    """A counter of steps without a signal."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -40,7 +40,7 @@ class SignalWatch:
     def look_at(self, line: dict[str, Any]) -> tuple[int | None, str | None]:
         """Take in one step. Returns the steps in a row without a signal (None: not measured), and a text, or None.
 
-        The first such step is said, the `LONG`th in a row says where to look, and so does each doubling of it.
+        The text names the first such step. At the `LONG`th in a row, and at each doubling, it says where to look.
 
         Args:
             line: has `step`, `reward` and, where it was measured, `reward/equal_groups`.

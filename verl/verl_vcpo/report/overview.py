@@ -1,4 +1,4 @@
-"""What W&B and TensorBoard show first: eight curves and, in W&B, a table of responses and the collapse alarm."""
+"""The first section in W&B and TensorBoard: eight curves and, in W&B, a table of responses and the collapse alarm."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from verl.utils.tracking import Tracking
 from verl_vcpo.report.run_log import HEADLINES, held_out_accuracies, mean_accuracy
 
 SECTION = "00_overview"
-"""Both make a section of the names with one prefix, and order sections, and curves in them, by the alphabet."""
+"""The prefix of the section's names: W&B and TensorBoard sort sections, and curves in a section, by the alphabet."""
 ACCURACY = f"{SECTION}/1_held_out_accuracy"
 CURVES = {
     f"{SECTION}/2_reward": HEADLINES["reward"],
@@ -20,7 +20,7 @@ CURVES = {
     f"{SECTION}/7_lr_multiplier": HEADLINES["lr_multiplier"],
     f"{SECTION}/8_response_length": "response_length/mean",
 }
-"""Name of a curve of the steps -> verl's name of the metric, under which W&B and TensorBoard have the metric too."""
+"""The curves of the steps: name -> verl's name of the metric, under which W&B and TensorBoard have the metric too."""
 TABLE = f"{SECTION}/samples"
 ALERT = "Collapse ahead"
 
@@ -28,10 +28,10 @@ _LOGGERS = ["wandb", "tensorboard"]
 
 
 class Overview:
-    """Adds to what verl logs; without effect where `trainer.logger` has neither of the two.
+    """The writer of the section; without effect if `trainer.logger` has neither W&B nor TensorBoard.
 
     Args:
-        tracking: of the run. What is logged for a step has to be logged before verl logs the next step.
+        tracking: verl's loggers of the run. A step's values have to be logged before verl logs the next step.
     """
 
     def __init__(self, tracking: Tracking) -> None:
@@ -44,15 +44,15 @@ class Overview:
         self._log(step, {ACCURACY: mean_accuracy(accuracies)} if accuracies else {})
 
     def step(self, step: int, metrics: Mapping[str, Any], warning: str | None) -> None:
-        """Log the curves of a step from verl's metrics, and alert whoever W&B is to alert of the collapse warning."""
+        """Log the curves of a step from verl's metrics, and send a collapse warning as an alert of W&B."""
         self._log(step, {name: metrics.get(source) for name, source in CURVES.items()})
         if warning and self._wandb:
-            # W&B drops an alert whose title it had within `wait_duration`. The alarm gives each warning once.
+            # W&B drops an alert with the title of one within `wait_duration`. The alarm gives each warning once.
             level = self._wandb.AlertLevel.WARN
             self._wandb.alert(title=ALERT, text=f"step {step}: {warning}", level=level, wait_duration=0)
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Log the responses of a step, those of `samples.jsonl`, as one table."""
+        """Log the responses of a step that are in `samples.jsonl`, as one table."""
         if self._wandb and samples:
             rows = [list(sample.values()) for sample in samples]
             self._wandb.log({TABLE: self._wandb.Table(columns=list(samples[0]), data=rows)}, step=step)
@@ -63,9 +63,9 @@ class Overview:
 
 
 def finish(tracking: Tracking | None, exit_code: int) -> None:
-    """End verl's loggers, where there are any yet, and W&B's process, before the run's processes are ended.
+    """End verl's loggers, if there are any yet, and W&B's process, before the run's processes are ended.
 
-    W&B's own hook at the end of this process can raise where somebody else has ended W&B's process.
+    W&B's own hook at the end of this process can raise if somebody else has ended W&B's process.
     """
     if tracking is not None:
         tracking.finish(exit_code=exit_code)

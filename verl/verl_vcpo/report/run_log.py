@@ -20,18 +20,18 @@ from verl_vcpo.report.step_table import StepTable
 
 SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
 COMMAND_FILE = "command.txt"
-"""What the run was started with, for a shell."""
+"""The file in the run's folder with the command that started the run, for a shell."""
 SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
 ACCURACIES = "val_accuracies"
-"""Of a line with a held-out accuracy: that of each data source."""
+"""The held-out accuracy of each data source, in lines that have a held-out accuracy."""
 ANSWERS = "vcpo/val_answers"
-"""Of a line with a held-out accuracy: over how many answers that is the mean."""
+"""The number of answers whose mean a held-out accuracy is, in lines that have one."""
 WEIGHTS_FOLDER = "weights"  # in the run's folder: the policies of its checkpoints, step_N, in the same form
 LINE_FILE = "metrics_line.json"
-"""In a checkpoint: the line of its step, which is written to `metrics.jsonl` only after the weight update."""
+"""The file in a checkpoint with the line of its step, which `metrics.jsonl` gets only after the weight update."""
 
-# Our name of a metric -> verl's. These metrics come first in a line; all metrics follow under the names that verl uses.
+# Our name of a metric -> verl's name. These metrics come first in a line; all metrics follow under verl's names.
 HEADLINES = {
     "reward": "critic/score/mean",
     "ess_ratio": "actor/vcpo/ess_ratio",
@@ -52,18 +52,18 @@ HEADLINES = {
 
 
 def held_out_accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """verl's core accuracy of each data source among `metrics`; empty without a validation."""
+    """Return verl's core accuracy of each data source among `metrics`; empty without a validation."""
     core = {n.removeprefix("val-core/"): float(v) for n, v in metrics.items() if n.startswith("val-core/")}
     return {name.rsplit("/", 2)[0]: value for name, value in core.items() if "/mean@" in name}
 
 
 def mean_accuracy(accuracies: dict[str, float]) -> float:
-    """The mean over the data sources, of which there is one at least."""
+    """Return the mean over the data sources; there is at least one."""
     return sum(accuracies.values()) / len(accuracies)
 
 
 def how_answered(sampling: Any) -> str:
-    """How held-out prompts are answered, in words; `sampling` is `actor_rollout_ref.rollout.val_kwargs`."""
+    """Say how held-out prompts are answered; `sampling` is `actor_rollout_ref.rollout.val_kwargs`."""
     return f"drawn at temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
 
 
@@ -86,13 +86,13 @@ def _json(line: dict[str, Any]) -> str:
 
 
 class RunLog:
-    """Appends whole lines to `<run_dir>/metrics.jsonl`.
+    """The writer of whole lines to `<run_dir>/metrics.jsonl`, and of rows and advice to the console.
 
     Args:
         run_dir: the run's folder, which exists.
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
-        advisor: gives advice on the console; None: there is none.
-        answered: how held-out prompts are answered (`how_answered`), which the console says of their accuracy.
+        advisor: the source of advice on the console; None: no advice.
+        answered: how held-out prompts are answered (`how_answered`), which the console says beside the accuracy.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class RunLog:
         }
 
     def keep(self, step: int, metrics: dict[str, Any], checkpoint: Path) -> None:
-        """Write the line of a step into the folder of its checkpoint, as far as the line is known by then."""
+        """Write the line of a step, as far as it is known, into the folder of the step's checkpoint."""
         write_whole(checkpoint / LINE_FILE, _json(self._line(step, metrics)))
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write the line of an evaluation without training; the console has its accuracy from `in_words`."""
+        """Write the line of an evaluation without training; the console shows the accuracy by `in_words`."""
         self._append(self._line(step, metrics))
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -149,10 +149,10 @@ class RunLog:
             f.write(_json(line) + "\n")
 
     def write(self, step: int, metrics: dict[str, Any]) -> str | None:
-        """Write the line of one step (0: before training), with all headlines: null where one was not measured.
+        """Write the line of one step (0: before training), with all headlines: null for one that was not measured.
 
         Returns:
-            The text of the collapse warning that begins at this step; None: none does.
+            The text of the collapse warning that begins at this step, or None.
         """
         line = self._line(step, metrics)
         warning = note = None
@@ -178,8 +178,8 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
     """Write the summary of a run to `summary.json`, and return the summary.
 
     Args:
-        run_dir: holds `metrics.jsonl`.
-        method: what was trained with, as `method=NAME` names it.
+        run_dir: the folder with `metrics.jsonl`.
+        method: the method of the training, as `method=NAME` names it.
         lag: k, the bound of the lag.
         wall_clock_s: seconds of the whole run, with the start.
     """
@@ -209,7 +209,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
 
 
 def in_words(summary: dict[str, Any]) -> str:
-    """The summary in lines for the console."""
+    """Return the summary in lines for the console."""
 
     def share(value: float | None) -> str:
         return "not measured" if value is None else f"{value:.1%}"
@@ -235,7 +235,7 @@ def in_words(summary: dict[str, Any]) -> str:
 
 
 def command(module: str, given: list[str]) -> str:
-    """What a run was started with, for a shell: `python -m module`, and the arguments `given`."""
+    """Return the command that starts a run, for a shell: `python -m module` with the arguments `given`."""
     return shlex.join(["python", "-m", module, *given])
 
 
@@ -245,7 +245,7 @@ def write_command(run_dir: str | Path, module: str, given: list[str]) -> None:
 
 
 def last_step(run_dir: str | Path) -> int:
-    """The last step in `metrics.jsonl`; 0 where no step was made yet."""
+    """Return the last step in `metrics.jsonl`; 0 before the first step."""
     if not (Path(run_dir) / METRICS_FILE).is_file():
         return 0
     return max((line["step"] for line in read_metrics(run_dir)), default=0)

@@ -1,4 +1,4 @@
-"""Some of the responses that a run was trained on, in `samples.jsonl`: what was written, its reward, lag and weight."""
+"""Some of the responses that a run was trained on, in `samples.jsonl`: the text, its reward, lag and weight."""
 
 import json
 import math
@@ -18,14 +18,14 @@ from verl_vcpo.report.batch_totals import RAW_REWARD
 from verl_vcpo.report.run_log import SAMPLES_FILE
 
 SAMPLES = 4
-"""Lines of a step."""
+"""The number of lines of a step."""
 
 _UNKNOWN = SequenceWeight(math.nan, math.nan)
 _FIELDS = ["prompts", "responses", "uid", "session_id", "data_source", "extra_fields", "rm_scores"]
 
 
 class SampleLog:
-    """Appends whole lines to `<run_dir>/samples.jsonl`.
+    """The writer of whole lines to `<run_dir>/samples.jsonl`.
 
     Args:
         run_dir: the run's folder, which exists.
@@ -37,11 +37,11 @@ class SampleLog:
         self._every = every
 
     def is_due(self, step: int) -> bool:
-        """Whether responses of `step` are recorded: of the first step, and of every one that `every` divides."""
+        """Return True if responses of `step` are recorded: the first step, and every step that `every` divides."""
         return self._every > 0 and (step == 1 or step % self._every == 0)
 
     def resume(self, step: int) -> None:
-        """Continue an earlier process's file after step `step`: drop the lines of later steps. 0 begins anew."""
+        """Continue an earlier process's file after step `step`: drop the lines of later steps. 0 drops all."""
         lines = lines_until(self._path, step) if self._path.is_file() else []
         if lines:
             write_whole(self._path, "".join(map(_json, lines)))
@@ -55,19 +55,19 @@ class SampleLog:
 
 
 def read_samples(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of `samples.jsonl` that can be read, oldest first; [] without a file."""
+    """Return the lines of `samples.jsonl` that can be read, oldest first; [] without a file."""
     path = Path(run_dir) / SAMPLES_FILE
     return list(read_lines(path)) if path.is_file() else []
 
 
 def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[Session, SequenceWeight], tokenizer: Any) -> list[Any]:
-    """`SAMPLES` of the batch's trajectories, drawn with the same chance for each; `step` seeds the draw.
+    """Draw `SAMPLES` of the batch's trajectories, with the same chance for each; `step` seeds the draw.
 
     Args:
-        batch: what `step` was trained on, still in TransferQueue.
-        step: the number of the step; the policy that it started from has version `step - 1`.
-        weights: the sequences' importance weights in the update; it may lack some.
-        tokenizer: the policy's.
+        batch: the batch of `step`, still in TransferQueue.
+        step: the number of the step, which started from the policy of version `step - 1`.
+        weights: the sequences' importance weights in the update; some may be missing.
+        tokenizer: the policy's tokenizer.
 
     Returns:
         Dictionaries with `step`, `uid` (of the prompt), `prompt` and `response` (text), `tokens` (of the response),

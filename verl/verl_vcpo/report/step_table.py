@@ -1,4 +1,4 @@
-"""The steps on the console: a table, a row for each step; a terminal of less than 80 columns gets fewer of them."""
+"""The table of steps on the console, a row for each step; a terminal of less than 80 columns gets fewer columns."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -66,9 +66,9 @@ _COLUMNS = (
     _Column(HELD_OUT, 8, _number("val_accuracy", ".1%"), "accuracy on held-out prompts"),
 )
 MEANINGS = {column.heading: column.meaning for column in _COLUMNS}
-"""Heading of a column -> what it shows, in one line."""
+"""The meaning of each column in one line, by heading."""
 _LEFT_OUT = ("idle %", "tok/s", "lr x", "grad", "lag")
-"""Where the terminal is too narrow, in this order: metrics.jsonl and the report have them."""
+"""The columns that a narrow terminal leaves out, in this order; metrics.jsonl and the report have them."""
 
 
 def _fitting(width: int | None) -> list[_Column]:
@@ -81,10 +81,10 @@ def _fitting(width: int | None) -> list[_Column]:
 
 
 class StepTable:
-    """Makes the lines of the table, with the explanations before the first row and the headings again and again.
+    """The table of a run, with explanations before the first row, and headings every `_ROWS_PER_HEADING` rows.
 
     Args:
-        answered: how held-out prompts are answered, as "greedy"; "": not said.
+        answered: how held-out prompts are answered, such as "greedy"; "": not said.
     """
 
     def __init__(self, answered: str = "") -> None:
@@ -93,7 +93,7 @@ class StepTable:
         self._columns = _fitting(console.width())
 
     def lines(self, line: dict[str, Any]) -> list[str]:
-        """What the console shows for a line of `metrics.jsonl`."""
+        """Return the console's lines for a line of `metrics.jsonl`."""
         before = [] if self._rows else [each for column in self._columns for each in self._explanation(column)]
         if self._rows % _ROWS_PER_HEADING == 0:
             before.append(_row([column.heading for column in self._columns], self._columns))
@@ -107,7 +107,7 @@ class StepTable:
 
 
 def row(line: dict[str, Any], columns: Sequence[_Column] = _COLUMNS) -> str:
-    """The row of a line of `metrics.jsonl`; step 0, before training, has an accuracy only."""
+    """Return the row of a line of `metrics.jsonl`; step 0, before training, has an accuracy only."""
     before_training = line["reward"] is None
     return _row(
         [
@@ -132,6 +132,6 @@ def _notes(line: dict[str, Any]) -> list[str]:
 
 
 def _of_each(accuracies: dict[str, float | None]) -> str:
-    """The held-out accuracy of each of several data sources; empty for one alone, which the mean is that of."""
+    """Return the held-out accuracy of each of several data sources; empty for one source: the mean says the same."""
     shown = (f"{source} {'-' if value is None else format(value, '.1%')}" for source, value in accuracies.items())
     return ", ".join(shown) if len(accuracies) > 1 else ""

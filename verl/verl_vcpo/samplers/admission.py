@@ -1,11 +1,11 @@
-"""Admission control: which of the requests of a run are at the samplers, and which wait their turn.
+"""Admission control: some requests of a run are at the samplers, and all others wait their turn.
 
 `async.lag` + 1 batches of prompts are in flight: for the paper's layouts up to 33,000 requests for each sampler. A vLLM
-engine works on `max_num_seqs` of them at a time. If all were at the samplers, control calls, validations and time
-limits would wait behind them, and every weight update would abort all of them and have them sent again. So a request
-is released to the samplers only while fewer than `REQUESTS_PER_SLOT` times their slots are there, the one whose
-deadline is earliest first; the others wait in the agent-loop workers. A request that is released later starts with
-newer weights: the realised lag falls, and the bound, which counts from the prompt's submission, is untouched.
+engine works on `max_num_seqs` requests at a time. If all requests were at the samplers, control calls, validations and
+time limits would wait behind them, and every weight update would abort all requests and have them sent again. So the
+samplers get at most `REQUESTS_PER_SLOT` requests for each of their slots, earliest deadline first; the others wait in
+the agent-loop workers. A request that is released later starts with newer weights: the realised lag falls, and the
+bound, which counts from the prompt's submission, is untouched.
 """
 
 import asyncio
@@ -18,59 +18,59 @@ from contextvars import ContextVar
 from typing import Any
 
 REQUESTS_PER_SLOT = 2
-"""One request that the engine works on, and one that waits for the slot, so that the engine never runs dry."""
+"""Requests for each slot: one that the engine works on, and one that waits, so that the engine never runs dry."""
 
 LOOPS_PER_REQUEST = 4
-"""Agent loops that are under way for each admitted request: some wait for tools and rewards, which need no slot. If all
-were, each would prepare its prompt first: minutes of one worker, in which no finished response gets its turn. A prompt
-waits as one, before its n agent loops are made: a worker can have thousands of prompts, and has to stop them at once.
+"""The agent loops that are under way for each admitted request: some wait for tools and rewards, which need no slot. If
+all agent loops were under way, a worker would prepare prompts for minutes before any finished response gets its turn. A
+prompt waits as a whole, before its n agent loops are made: a worker can have to stop thousands of prompts at once.
 """
 
 CONTROL_CALLS = 64
-"""Calls of a server's actor at a time that are no requests: probes, aborts, weight updates."""
+"""The most calls of a server's actor at a time that are no requests: probes, aborts, weight updates."""
 
 request_order: ContextVar[tuple[int, ...]] = ContextVar("request_order", default=())
 """The place of an agent loop's requests in the queue, smallest first: validation, step of submission, ..."""
 
 
 def gpus_of_sampler(rollout: Any) -> int:
-    """How many devices a sampler has; `rollout` are the settings `actor_rollout_ref.rollout`."""
+    """Return the devices of a sampler; `rollout` are the settings `actor_rollout_ref.rollout`."""
     split = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
     return int(split)
 
 
 def sampler_count(rollout: Any) -> int:
-    """The number of samplers of a layout; `rollout` as of `gpus_of_sampler`."""
+    """Return the number of samplers of a layout; `rollout`: see `gpus_of_sampler`."""
     return int(max(1, rollout.n_gpus_per_node * rollout.nnodes // gpus_of_sampler(rollout)))
 
 
 def slots_of_sampler(rollout: Any) -> int:
-    """How many requests a sampler works on at a time: `max_num_seqs` of each of its engines. `rollout` as above."""
+    """Return the requests that a sampler works on at a time: `max_num_seqs` for each of its engines."""
     return int(rollout.data_parallel_size * rollout.max_num_seqs)
 
 
 def admitted(slots: int, workers: int) -> int:
-    """How many requests an agent-loop worker may have at the samplers at a time, where these have `slots` together."""
+    """Return the requests that an agent-loop worker may have at the samplers, which have `slots` together."""
     return math.ceil(REQUESTS_PER_SLOT * slots / workers)
 
 
 def admitted_per_worker(rollout: Any) -> int:
-    """As `admitted`, of a layout."""
+    """Return the requests that an agent-loop worker of a layout may have at the samplers."""
     return admitted(sampler_count(rollout) * slots_of_sampler(rollout), rollout.agent.num_workers)
 
 
 def agent_loops_per_worker(rollout: Any) -> int:
-    """How many responses an agent-loop worker may work on at a time, tools and rewards included."""
+    """Return the responses that an agent-loop worker may work on at a time, tools and rewards included."""
     return LOOPS_PER_REQUEST * admitted_per_worker(rollout)
 
 
 def most_calls(rollout: Any) -> int:
-    """The largest number of calls that one server can have at a time: all admitted requests, if the others died."""
+    """Return the most calls that one server can have at a time: all admitted requests, if all other servers died."""
     return admitted_per_worker(rollout) * rollout.agent.num_workers + CONTROL_CALLS
 
 
 class Places:
-    """Places of a gate that were taken together, to be given back one by one."""
+    """The places of a gate that were taken together, to be given back one by one."""
 
     def __init__(self, gate: "AdmissionGate", count: int) -> None:
         self._gate, self._held = gate, count
@@ -81,12 +81,12 @@ class Places:
         self._gate.leave(given)
 
     def give_back_all(self) -> None:
-        """Give back what is still held."""
+        """Give back all places that are still held."""
         self.give_back(self._held)
 
 
 class Line:
-    """Lets `places` in at a time; of those that wait, the one of the smallest order first. Knows no clock."""
+    """A waiting line with a number of free places: the smallest order enters first. A line knows no clock."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -97,10 +97,10 @@ class Line:
     def enter(self, order: tuple[int, ...], places: int, let_in: Callable[[], bool]) -> None:
         """Wait for a place, and take `places` at once, which `leave` gives back.
 
-        One that is free lets in who takes several: up to `places` - 1 more than there are may be taken.
+        One free place is enough to take several: up to `places` - 1 more than there are may be taken.
 
         Args:
-            let_in: called when it is the caller's turn, perhaps at once; False: who waited is gone, and takes none.
+            let_in: called at the caller's turn, perhaps at once; False: the waiting task is gone, and takes no place.
         """
         heapq.heappush(self._waiting, (order, next(self._arrivals), places, let_in))
         self._admit()
@@ -111,7 +111,7 @@ class Line:
         self._admit()
 
     def close(self) -> None:
-        """Let nobody in until `open` was called as often as `close`. Places that become free are given then."""
+        """Let nobody in until `open` was called as often as `close`; then give out the free places."""
         self._closed += 1
 
     def open(self) -> None:
@@ -122,13 +122,13 @@ class Line:
     def _admit(self) -> None:
         while self._free > 0 and self._waiting and not self._closed:
             _, _, places, let_in = heapq.heappop(self._waiting)
-            self._free -= places  # before the call: who is let in may leave within it
+            self._free -= places  # before the call, within which a task may enter and leave
             if not let_in():
                 self._free += places
 
 
 class AdmissionGate(Line):
-    """A `Line` in which asyncio's tasks wait."""
+    """A line in which asyncio's tasks wait."""
 
     @contextlib.asynccontextmanager
     async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
@@ -144,7 +144,7 @@ class AdmissionGate(Line):
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def let_in() -> bool:
-            if place.done():  # who waited for it was cancelled
+            if place.done():  # the waiting task was cancelled
                 return False
             place.set_result(None)
             return True

@@ -35,23 +35,23 @@ FINAL = "final"
 """The tag of a failed prompt that must not be sampled again."""
 
 _places: ContextVar[Places] = ContextVar("_places")
-"""What a prompt took at the gate of its worker: a place for each of its agent loops."""
+"""The places that a prompt took at the gate of its worker: one for each of the prompt's agent loops."""
 
 _LOOK_S = 1.0  # the least time between two looks at how long a trajectory has taken
 _ASK_S = 10.0  # the least time between two questions whether a worker is blocked
-_REPLY_S = 0.05  # in which Ray sends what an actor's method returned
-_STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with what was submitted at once
+_REPLY_S = 0.05  # the time in which Ray sends the answer of an actor's method
+_STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with prompts that were submitted at once
 
 
 def failures(uids: list[str], partition_id: str) -> list[Failure]:
-    """For each of these failed prompts the cause."""
+    """Return the cause of each failed prompt."""
     tags = tags_of(uids, partition_id)
     unknown = "for a reason that is in the agent loop workers' logs"
     return [Failure(tags[uid].get(REASON, unknown), tags[uid].get(FINAL, False)) for uid in uids]
 
 
 def one_line(error: BaseException) -> str:
-    """Type and message of an error without its traceback; of a Ray task's error, of its cause."""
+    """Return the type and message of an error without traceback; those of the cause for a Ray task's error."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     lines = str(cause).strip().splitlines() or [""]
     return f"{type(cause).__name__}: {lines[-1].strip()}"
@@ -59,9 +59,9 @@ def one_line(error: BaseException) -> str:
 
 @dataclass
 class HeldPrompt:
-    """A prompt that a worker samples, and what verl's `_run_prompt` was given for it.
+    """A prompt that a worker samples, and the prompt's arguments of verl's `_run_prompt`.
 
-    begun: it has passed the worker's gate, so that trajectories of it may be stored.
+    begun: the prompt has passed the worker's gate, so that trajectories of the prompt may be stored.
     """
 
     task: asyncio.Task[Any]
@@ -74,7 +74,7 @@ class HeldPrompt:
 
 
 class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's worker, which also keeps every prompt that it samples, to stop the prompt and to sample it again."""
+    """verl's worker, which can also stop a prompt and sample the prompt again."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -137,8 +137,8 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
-        """Raises UserCodeError where a score is not finite that no custom reward function gave, but a reward manager of
-        the run's own, an agent loop, or one of verl's rewards."""
+        """Raise UserCodeError if a score is not finite. Custom reward functions are checked elsewhere: this one may be of
+        a reward manager of the run's own, an agent loop, or one of verl's rewards."""
         if output.reward_score is None:
             return
         try:
@@ -148,19 +148,19 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
 
     async def answer(self) -> None:
-        """Return nothing. That it returns says that no tool and no agent loop blocks the worker."""
+        """Return nothing: an answer at all says that no tool and no agent loop blocks the worker."""
 
     async def stop(self, uids: list[str]) -> list[str]:
-        """Stop those of these prompts that this worker samples, and keep them for `begin_again`.
+        """Stop the prompts that this worker samples among `uids`, and keep the prompts for `begin_again`.
 
-        After that nothing more is written for them.
+        Nothing more is written for a stopped prompt.
 
         Returns:
-            the uids of those that it has stopped.
+            the uids of the stopped prompts.
         """
         stopped = {uid: self._held[uid] for uid in uids if uid in self._held}
-        # Places that a stopped prompt leaves would go to another one at once, whose agent loops would prepare their
-        # prompts before the event loop has seen the last cancellation, and sent the reply.
+        # The places of a stopped prompt would go to another prompt at once. The agent loops of the latter would be
+        # prepared before the event loop has seen the last cancellation, and sent the reply.
         self._loops.close()
         try:
             for held in stopped.values():
@@ -172,26 +172,26 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         return list(stopped)
 
     async def begin_again(self, uids: list[str], partition_id: str, step: int) -> None:
-        """Sample these prompts, which `stop` has stopped, from the start, as if they had been submitted at `step`.
+        """Sample prompts that `stop` has stopped from the start, as if submitted at `step`.
 
-        The trajectories of the stopped attempt are removed before: those of the new one get the same keys.
+        The trajectories of the stopped attempt are removed first: those of the new attempt get the same keys.
         """
         prompts = {uid: self._stopped.pop(uid) for uid in uids}
         if begun := {uid: held.sessions for uid, held in prompts.items() if held.begun}:
-            # Not one of the event loop's threads: calls of an agent loop that hang may have them all.
+            # A thread of its own: hanging calls of agent loops may have all threads of the event loop.
             with _one_thread() as thread:
                 await asyncio.get_running_loop().run_in_executor(thread, clear_trajectories, begun, partition_id)
         for held in prompts.values():
             prompt, trajectory = {**held.prompt, "global_steps": step}, {**held.trajectory, "step": step}
             again = self._run_prompt(prompt, held.sampling_params, trajectory=trajectory, **held.options)
             task = asyncio.create_task(again)
-            self.background_tasks.add(task)  # as verl's: asyncio keeps no reference to a task
+            self.background_tasks.add(task)  # as verl does: asyncio keeps no reference to a task
             task.add_done_callback(self.background_tasks.discard)
 
 
 @contextlib.asynccontextmanager
 async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None]:
-    """The block may take `limit_s` outside of these requests to samplers, which have a limit of their own.
+    """Limit the block to `limit_s` outside of `requests` to samplers, which have a limit of their own.
 
     Raises:
         UserCodeError: the block took longer, and was cancelled.
@@ -214,7 +214,7 @@ async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None
     except TimeoutError:
         if not clock.expired():
             raise
-        # A call that it has left in one of the event loop's threads keeps the thread for ever.
+        # A call that the block has left in one of the event loop's threads keeps the thread for ever.
         loop.set_default_executor(ThreadPoolExecutor())
         late = took_too_long("async.trajectory_timeout_s", limit_s, " outside of its requests to samplers")
         raise UserCodeError(f"the agent loop, with its reward, {late.what}", late.fix) from None
@@ -243,12 +243,12 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self._asked = time.monotonic()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """As verl's, without verl's wait until the workers, which may be busy, have taken the prompts.
+        """Submit prompts as verl does, but do not wait until the workers, which may be busy, have taken the prompts.
 
         A validation's prompts are kept until the next validation: TransferQueue does not have them.
 
         Raises:
-            RayError: as `raise_errors`, of the prompts that were submitted before these.
+            RayError: `raise_errors` found an error of earlier prompts.
         """
         if "validate" in prompts and str(prompts["uid"][0]) not in self._row_in_validation:
             self._in_validation = prompts
@@ -259,17 +259,17 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self._handing_over += [worker.generate_sequences.remote(chunk) for worker, chunk in workers]
 
     def raise_errors(self) -> None:
-        """Raise what kept a worker from taking the prompts that were submitted to it. Does not wait for workers.
+        """Raise the error of a worker that has not taken its prompts. Do not wait for workers.
 
         Raises:
-            RayError: the worker died, or its method raised; the prompts would never be sampled.
+            RayError: a worker died, or its method raised; the prompts would never be sampled.
         """
         if self._handing_over:
             over, self._handing_over = ray.wait(self._handing_over, num_returns=len(self._handing_over), timeout=0)
             ray.get(over)
 
     def raise_blocked(self) -> None:
-        """Raise where a tool, or an agent loop, blocks a worker so that no limit in the worker can end it.
+        """Raise an error if a tool or an agent loop blocks a worker, so that no limit in the worker can work.
 
         Raises:
             RuntimeError: a worker has not answered for `async.trajectory_timeout_s`.
@@ -288,13 +288,13 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
             )
 
     def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
-        """Sample these prompts again from the start, as if they had been submitted at `step`.
+        """Sample prompts again from the start, as if submitted at `step`.
 
-        A prompt that a worker still samples is neither fetched nor sent: the worker keeps it, and begins it again after
-        this method has returned.
+        A prompt that a worker still samples is neither fetched nor sent: the worker keeps the prompt, and begins again
+        after this method has returned.
 
         Raises:
-            GetTimeoutError: as `stop`.
+            GetTimeoutError: see `stop`.
         """
         stopped = self.stop(uids)
         being_sampled = {uid for part in stopped for uid in part}
@@ -308,13 +308,13 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
             self.generate_sequences(prompts)
 
     def stop(self, uids: list[str]) -> list[list[str]]:
-        """Stop these prompts on whichever worker samples them. Blocks until they have stopped.
+        """Stop prompts on whichever workers sample them, and wait until they have stopped.
 
         Returns:
-            for each worker the uids of those that it has stopped.
+            the uids of the prompts that each worker has stopped.
 
         Raises:
-            GetTimeoutError: workers have not stopped them after `_STOP_LIMIT_S`.
+            GetTimeoutError: workers have not stopped all prompts after `_STOP_LIMIT_S`.
         """
         over, self._handing_over = self._handing_over, []
         ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after it was stopped would be sampled twice
@@ -322,7 +322,7 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         return ray.get(stopped, timeout=_STOP_LIMIT_S)
 
     def _take_back(self, uids: list[str], partition_id: str) -> TensorDict:
-        """These prompts, which no worker samples any more, without the trajectories of the attempt that has ended."""
+        """Fetch prompts that no worker samples any more, and remove the trajectories of the attempt that has ended."""
         rollout = self.config.actor_rollout_ref.rollout
         if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
             rows = [self._row_in_validation[uid] for uid in uids]
@@ -333,7 +333,7 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         return prompts
 
     def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
-        """Have each worker begin the prompts that it has stopped. `raise_errors` raises what keeps it from that."""
+        """Have each worker begin its stopped prompts again. `raise_errors` raises an error of this call later."""
         for worker, uids in zip(self.agent_loop_workers, stopped, strict=True):
             if uids:
                 self._handing_over.append(worker.begin_again.remote(uids, partition_id, step))

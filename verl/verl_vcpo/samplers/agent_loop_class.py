@@ -1,4 +1,4 @@
-"""How an agent loop is made for each response (extends verl/experimental/agent_loop/agent_loop.py).
+"""A faster way to make an agent loop for each response (extends verl/experimental/agent_loop/agent_loop.py).
 
 verl calls `hydra.utils.instantiate`, which merges and copies all arguments: more than half of the processor time that
 the start of an agent loop takes, for each of the thousands of responses of a step.
@@ -17,7 +17,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def make(config: Mapping[str, Any], **arguments: Any) -> Any:
-    """The agent loop of this configuration: as `hydra.utils.instantiate` makes it, with the arguments themselves.
+    """Make the agent loop of a configuration like `hydra.utils.instantiate`, but without copies of the arguments.
 
     A configuration with nested values, or with other instructions to hydra than the class, is left to hydra.
     """
@@ -32,5 +32,5 @@ _class = functools.cache(hydra.utils.get_class)
 
 
 def make_without_copies() -> None:
-    """From here on, in this process, verl's agent-loop workers call `make`."""
+    """Have verl's agent-loop workers in this process call `make` from now on."""
     upstream.hydra = SimpleNamespace(utils=SimpleNamespace(instantiate=make))

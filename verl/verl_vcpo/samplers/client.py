@@ -1,10 +1,10 @@
 """The samplers' client: a response goes on across weight updates (extends verl/workers/rollout/llm_server.py).
 
 A weight update aborts every request. The client keeps the tokens sampled so far, with their log-probs, and requests the
-rest: the server holds the request back until the new weights are loaded, and computes the prefix anew with them.
+rest. The server holds the request back until the new weights are loaded, and computes the prefix again with these.
 
 A server that dies or hangs is taken out of the load balancer's pool. The request goes to another server, or waits until
-the pool has one. Requests go to the servers as admission.py lets them.
+the pool has a server. admission.py decides when a request goes to a server.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, request_order
 
 at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
-"""Of an agent loop: what its requests take, with the wait for their turn."""
+"""The seconds that an agent loop's requests take, with the wait for their turn."""
 
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 0.5
 _PROBE_S = 60.0
 MAX_SERVER_FAILURES = 4
-"""After so many servers that failed while they worked on a request, the request is taken to be the cause."""
+"""The number of servers that fail while they work on a request, after which the request must be the cause."""
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -42,12 +42,12 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """Their sum until now."""
+        """The sum of the seconds until now."""
         return self._ended + (time.monotonic() - self._since if self._under_way else 0.0)
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the block."""
+        """Count the seconds of the block."""
         if not self._under_way:
             self._since = time.monotonic()
         self._under_way += 1
@@ -60,18 +60,18 @@ class Seconds:
 
 
 def is_server_failure(error: BaseException) -> bool:
-    """Whether the error is of the server, not of the request: server or engine died, or there was no answer in time."""
+    """Return True for an error of the server, not of the request: server or engine died, or did not answer in time."""
     if isinstance(error, RayTaskError):
         return type(error.cause).__name__ in ("EngineDeadError", "EngineGenerateError")
     return isinstance(error, RayActorError | TimeoutError)
 
 
 class RequestEndsServers(RuntimeError):
-    """Server after server failed while it worked on the same request: the request is taken to be the cause."""
+    """The error of a request that must be the cause why server after server failed while it worked on the request."""
 
 
 class Collected(Generic[T]):
-    """Gives what was added within a pass of the event loop to one call.
+    """A collection that gives everything added within a pass of the event loop to one call.
 
     A call of a Ray actor takes milliseconds of both processes. When a thousand prompts are stopped, their requests end
     within a few passes.
@@ -92,9 +92,9 @@ class Collected(Generic[T]):
 
 
 class ResumingLLMClient(LLMServerClient):
-    """Hides weight updates, and servers that fail, from the agent loop.
+    """A client that hides weight updates, and servers that fail, from the agent loop.
 
-    A response keeps its server from its first request to its last: after a weight update, which aborts every request,
+    A response keeps its server from the first request to the last: after a weight update, which aborts every request,
     no client has to ask the load balancer again.
     """
 
@@ -110,14 +110,14 @@ class ResumingLLMClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
-        """A whole response: tokens, each with the log-prob under the policy that sampled the token.
+        """Return a whole response: tokens, each with the log-prob under the policy that sampled the token.
 
         Returns:
             verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
             policy version that sampled one of the tokens.
 
         Raises:
-            RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on it.
+            RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on the request.
         """
         with (at_samplers.get() or Seconds()).counted():
             async with self._gate.admitted(request_order.get()):
@@ -145,7 +145,7 @@ class ResumingLLMClient(LLMServerClient):
     async def _part(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> TokenOutput:
-        """One request, repeated at other servers while servers fail; a request that may be the cause comes alone."""
+        """Send one request, again to other servers while servers fail; a request that may be the cause goes alone."""
         for failures in range(MAX_SERVER_FAILURES):
             alone = self._suspects.admitted(()) if failures > 1 else contextlib.nullcontext()
             try:
@@ -166,10 +166,10 @@ class ResumingLLMClient(LLMServerClient):
         raise RequestEndsServers(f"{MAX_SERVER_FAILURES} samplers failed, one after another, while they worked on it")
 
     async def _attempt(self, generate: Coroutine[Any, Any, TokenOutput], request_id: str) -> TokenOutput:
-        """What the server answers. A server that does not answer in time is asked whether its engine still does.
+        """Return the server's answer. If the answer is late, probe the server's engine.
 
         Raises:
-            TimeoutError: it does not.
+            TimeoutError: the engine does not answer.
         """
         call = asyncio.ensure_future(generate)
         try:
@@ -185,7 +185,7 @@ class ResumingLLMClient(LLMServerClient):
                 self._drop(request_id)
 
     async def _answers(self, server: Any) -> bool:
-        """Whether the server's engine answers a probe."""
+        """Return True if the server's engine answers a probe."""
         try:
             await asyncio.wait_for(server.probe.remote(), min(self.config["async"].sampler_timeout_s, _PROBE_S))
         except (RayActorError, RayTaskError, TimeoutError):
@@ -193,7 +193,7 @@ class ResumingLLMClient(LLMServerClient):
         return True
 
     def _drop(self, request_id: str) -> None:
-        """Have the server end a request that nobody waits for any more, so that its place in the engine is free."""
+        """Have the server end a request that nobody waits for any more, which frees a place in the engine."""
         held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
         if held and engine_request:
             self._dropped.add((*held, engine_request))
@@ -218,7 +218,7 @@ class ResumingLLMClient(LLMServerClient):
         return self._server_of[request_id]
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """verl releases the server after each part of a response; `_leave_server` does after the last one."""
+        """Do nothing: verl calls this after each part of a response; `_leave_server` releases after the last part."""
 
     def _leave_server(self, request_id: str) -> None:
         held = self._server_of.pop(request_id, None)
@@ -241,7 +241,7 @@ class ResumingLLMClient(LLMServerClient):
 
 
 def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
-    """The output of a response whose first part, `whole`, was aborted and continued by `part`."""
+    """Join the output of a response whose first part, `whole`, was aborted and continued by `part`."""
     fields = dict(whole.extra_fields)
     if part.token_ids:  # a policy version that sampled no token is not a version of the response
         if not whole.token_ids:

@@ -1,7 +1,7 @@
-"""Samplers start while the trainer starts (extends verl/workers/rollout/llm_server.py).
+"""A start of the samplers while the trainer starts (extends verl/workers/rollout/llm_server.py).
 
-verl's trainer starts its own processes and waits for these, then starts the samplers and waits for those. Neither needs
-the other before the first weights are sent, and each takes as long as it takes to load a model.
+verl's trainer starts its own processes and waits for them, then starts the samplers and waits again. Neither side needs
+the other before the first weights are sent, and each side has to load a model.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _POLL_S = 0.02
 
 
 class BalancerFirst(LLMServerManager):
-    """verl's manager, whose load balancer is there before the servers, so that clients can be made meanwhile.
+    """verl's manager with a load balancer that exists before the servers, so that clients can be made meanwhile.
 
     Args:
         config: the whole configuration.
@@ -43,12 +43,12 @@ class BalancerFirst(LLMServerManager):
 
 
 class EarlyStart:
-    """In the `with` block the samplers start, and verl's trainer gets them where it would start its samplers.
+    """A `with` block in which the samplers start; verl's trainer gets them where it would start samplers.
 
     Args:
         config: the whole configuration.
-        trainer_has_devices: the samplers wait for this. Ray gives out devices in the order in which it is asked, and a
-            trainer that needs whole nodes would find none where samplers came first.
+        trainer_has_devices: the condition that the samplers wait for. Ray gives out devices in the order of requests,
+            and a trainer that needs whole nodes would find none if samplers came first.
     """
 
     def __init__(self, config: DictConfig, trainer_has_devices: Callable[[], bool]) -> None:
@@ -69,15 +69,15 @@ class EarlyStart:
     ) -> None:
         trainer_separate_async.LLMServerManager = LLMServerManager
         if kind is not None:
-            # The run ends because of `error`. What becomes of a start that is given up has no reader.
+            # The run ends because of `error`. Nobody reads the errors of a start that is given up.
             self._loop.set_exception_handler(lambda loop, context: None)
         self._started.cancel()  # without effect where the samplers are up
         self._loop.call_soon_threadsafe(self._over.set)
 
     def _run_loop(self) -> None:
-        """Ends after the `with` block, in its own time: a call of Ray's in it cannot be interrupted.
+        """Run the event loop until some time after the `with` block: a call of Ray cannot be interrupted.
 
-        `Runner` cancels what has not ended by then, and waits for that.
+        `Runner` cancels unfinished tasks, and waits for them.
         """
         with self._runner as runner:
             runner.run(self._over.wait())
@@ -88,10 +88,10 @@ class EarlyStart:
         await self.manager.start()
 
     def _create(self, config: DictConfig, start_rank: int) -> BalancerFirst:
-        """In place of `LLMServerManager.create`: wait for the samplers. Raises what kept them from starting.
+        """Wait for the samplers, in place of `LLMServerManager.create`. Raise the error of a failed start.
 
         Raises:
-            RuntimeError: they were not up `START_S` after the trainer was.
+            RuntimeError: the samplers were not up `START_S` after the trainer was.
         """
         assert start_rank == 0, "the trainer has no samplers on its own devices"
         self._needed = True
@@ -106,5 +106,5 @@ class EarlyStart:
 
 
 def has_devices(resource_pools: dict[str, Any]) -> bool:
-    """Whether Ray has given each of these pools of verl's the devices that it asked for."""
+    """Return True if Ray has given each of verl's pools its devices."""
     return bool(resource_pools) and all(pool.pgs is not None for pool in resource_pools.values())

@@ -1,4 +1,4 @@
-"""What a sampler's engine has on its node: processes, and shared memory, which outlives processes that are killed."""
+"""The processes of a sampler's engine on its node, and their shared memory, which outlives killed processes."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ class EngineProcesses(NamedTuple):
     """The processes of one node that serve one engine.
 
     node_id: Ray's id of the node.
-    processes: id and time of creation (seconds since 1970) of each; the system may use an id again.
+    processes: id and time of creation (seconds since 1970) of each process; the system may use an id again.
     shared_memory: the files that the processes have mapped.
     """
 
@@ -27,17 +27,17 @@ class EngineProcesses(NamedTuple):
 
 
 def engine_processes(node_id: str) -> EngineProcesses:
-    """The engine that the calling process, on node `node_id`, has started: all of its children."""
+    """Return the engine that the calling process, on node `node_id`, has started: all children of the process."""
     children = psutil.Process().children(recursive=True)
     files = [file for file in shared_memory_of(children) if not file.startswith(_OF_THE_RUN)]
     return EngineProcesses(node_id, [(child.pid, child.create_time()) for child in children], sorted(files))
 
 
 def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
-    """The shared-memory files, semaphores among them, that the processes have mapped and that still have a name.
+    """Return the shared-memory files, also semaphores, that the processes have mapped and that still have a name.
 
-    Files are told by their inode: a named semaphore is mapped under the name that it had while it was made. Read from
-    /proc/PID/maps, not by psutil's memory_maps, which counts the pages of every mapping.
+    The inode identifies a file: a named semaphore is mapped under the name that it had while it was made. The function
+    reads /proc/PID/maps, because psutil's memory_maps counts the pages of every mapping.
     """
     names = {file.inode(): file.path for file in os.scandir(_SHARED_MEMORY)}
     found = set()
@@ -52,9 +52,9 @@ def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
 
 
 def end(engine: EngineProcesses) -> None:
-    """Kill the engine's processes on this node, and remove the shared memory that nobody has mapped then.
+    """Kill the engine's processes on this node, then remove the shared memory that nobody has mapped any more.
 
-    vLLM's processes share memory that their resource tracker would remove; the tracker is killed with them.
+    vLLM's processes share memory that their resource tracker would remove; the tracker is killed with the processes.
     """
     found = []
     for pid, created in engine.processes:

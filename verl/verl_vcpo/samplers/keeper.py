@@ -1,4 +1,4 @@
-"""Samplers that die are replaced while the run goes on; clients send their requests to another sampler meanwhile.
+"""The replacement of dead samplers while the run goes on; clients send their requests to another sampler meanwhile.
 
 A sampler whose node is gone has no device left. Unless another device is free, the run goes on without that sampler.
 """
@@ -19,16 +19,16 @@ from verl_vcpo.samplers.client import is_server_failure
 from verl_vcpo.samplers.engine_processes import EngineProcesses
 
 _PROBE_S = 60.0
-_NODE_DEATH_S = 180.0  # Ray takes a node that does not answer for dead after about a minute
+_NODE_DEATH_S = 180.0  # Ray declares a node that does not answer dead after about a minute
 _DEVICES_S, _POLL_S = 10.0, 0.5
 START_S = 1800.0  # a large model is read, compiled and captured in CUDA graphs
 
 
 class SamplerKeeper:
-    """Keeps as many samplers up as the run started with.
+    """A keeper of as many samplers as the run started with.
 
-    A client takes a server that fails out of the load balancer's pool (client.py). `replace_missing` starts a
-    sampler for each one that is missing in the pool, gives it the trainer's weights and puts it into the pool.
+    A client takes a server that fails out of the load balancer's pool (client.py). For each sampler that is missing in
+    the pool `replace_missing` starts another sampler, sends it the trainer's weights and adds it to the pool.
 
     Args:
         servers: verl's LLMServerManager of the samplers.
@@ -49,17 +49,17 @@ class SamplerKeeper:
         self._remove_dead()
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass while the trainer waits for samples, which dead samplers would never deliver."""
+        """Let time pass while the trainer waits for samples, then replace missing samplers, which deliver none."""
         time.sleep(seconds)
         self.replace_missing()
 
     def replace_dead(self) -> int:
-        """Probe all samplers and replace those that do not answer. Returns the number of replaced samplers."""
+        """Probe all samplers and replace those that do not answer. Return the number of dead samplers."""
         self._remove_dead()
         return self.replace_missing()
 
     def replace_missing(self) -> int:
-        """Replace the samplers that are missing in the balancer's pool. Returns their number."""
+        """Replace the samplers that are missing in the balancer's pool. Return the number of missing samplers."""
         pool = set(ray.get(self._servers.global_load_balancer.get_all_servers.remote()))
         missing = [replica for replica in self._servers.rollout_replicas if replica._server_address not in pool]
         if missing:
@@ -83,10 +83,10 @@ class SamplerKeeper:
             ray.get(self._servers.global_load_balancer.remove_servers.remote(addresses))
 
     def _answers(self, replica: Any, probes: list[Any], timeout_s: float) -> bool:
-        """Whether a sampler answers its probes in time. What its engine has on its nodes is noted, to be removed later.
+        """Return True if a sampler answers its probes in time, and note the processes of its engine for later removal.
 
         Raises:
-            ray.exceptions.RayError: of another cause than the sampler's death.
+            ray.exceptions.RayError: the cause is another one than the sampler's death.
         """
         try:
             answers = ray.get(probes, timeout=timeout_s)
@@ -98,7 +98,7 @@ class SamplerKeeper:
         return True
 
     def _replace(self, missing: list[Any]) -> int:
-        """Start as many samplers in place of the missing ones as there are devices for. Returns their number.
+        """Start samplers in place of the missing ones, as many as have devices. Return the number of started samplers.
 
         Raises:
             RuntimeError: no sampler is left, and none can be started.
@@ -116,7 +116,7 @@ class SamplerKeeper:
         fresh = asyncio.run(self._start([replica.replica_rank for replica in missing[:startable]]))
         self._servers.rollout_replicas = self._weights.replicas = [*kept, *fresh]
         self._weights.update_weights(self.version)
-        # One that has died already is still missing in the pool, and replaced the next time.
+        # A replacement that died again is not added to the pool; the next call replaces it.
         alive = [replica for replica in fresh if self._answers(replica, _probes(replica), self._timeout_s)]
         handles = {replica._server_address: replica._server_handle for replica in alive}
         ray.get(self._servers.global_load_balancer.add_servers.remote(handles))
@@ -144,13 +144,13 @@ class SamplerKeeper:
 
 
 def _probes(replica: Any) -> list[Any]:
-    """Calls that the sampler answers if its engine, its servers (their answers come first) and its workers live."""
+    """Call the sampler's servers, which ask their engine, and then the sampler's workers; all answer if they live."""
     workers = [worker.__ray_ready__.remote() for worker in replica.workers]
     return [*(server.probe.remote() for server in replica.servers), *workers]
 
 
 def _remove(replica: Any, engines: list[EngineProcesses]) -> None:
-    """End the processes of a sampler that are left, and free the devices and actor names for the replacement."""
+    """End the remaining processes of a sampler, and free the devices and actor names for the replacement."""
     for engine in engines:  # an engine's processes outlive their server, and keep a GPU's memory
         on_node = NodeAffinitySchedulingStrategy(engine.node_id, soft=False)
         with contextlib.suppress(ray.exceptions.RayError):  # the node is gone, and so are its processes
@@ -169,7 +169,7 @@ def _remove(replica: Any, engines: list[EngineProcesses]) -> None:
 
 
 def _free_devices(wanted: int) -> int:
-    """The devices that no process has, on all nodes, at most `wanted`: those that were just freed take a moment."""
+    """Return the number of free devices on all nodes, at most `wanted`; devices that were just freed take a moment."""
     name, deadline = get_platform().ray_resource_name(), time.monotonic() + _DEVICES_S
     while True:
         nodes = ray._private.state.available_resources_per_node().values()

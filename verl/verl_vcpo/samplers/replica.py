@@ -1,4 +1,4 @@
-"""Which class `rollout.name=vllm` means (extends verl/workers/rollout/replica.py)."""
+"""The class that `rollout.name=vllm` stands for (extends verl/workers/rollout/replica.py)."""
 
 import importlib
 
@@ -6,8 +6,8 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 
 def register(module: str, name: str) -> None:
-    """`rollout.name=vllm` means this class of replicas from now on, in this (the driver's) process.
+    """Have `rollout.name=vllm` stand for this class of replicas in this process, the driver's.
 
-    The class is imported when verl first asks for it: it imports vLLM, for seconds in which other processes can start.
+    The class is imported when verl first asks for it: importing vLLM takes seconds, and other processes start first.
     """
     RolloutReplicaRegistry.register("vllm", lambda: getattr(importlib.import_module(module), name))

@@ -1,4 +1,4 @@
-"""The samplers' load balancer, which also measures their idle time (extends verl/workers/rollout/router.py).
+"""The samplers' load balancer with a measurement of idle time (extends verl/workers/rollout/router.py).
 
 verl builds the balancer from the file that `actor_rollout_ref.rollout.router_config_path` names.
 """
@@ -35,7 +35,7 @@ class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
             self._idle_since[server_id] = time.monotonic()
 
     def release_servers(self, server_ids: list[str]) -> None:
-        """As `release_server`, of several requests: the server of each."""
+        """Release the servers of several requests, one server for each request."""
         for server_id in server_ids:
             self.release_server(server_id)
 
@@ -59,7 +59,7 @@ class IdleTimeLoadBalancer(GlobalRequestLoadBalancer):
         self._idle_since[server_id] = None
 
     def take_idle_share(self) -> float:
-        """Share of the time since the last call, in [0, 1], that a server had no request; the mean over servers."""
+        """Return the share of the time since the last call that a server had no request: the mean over servers."""
         now = time.monotonic()
         for server_id, since in list(self._idle_since.items()):
             if since is not None:

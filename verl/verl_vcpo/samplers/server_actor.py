@@ -1,8 +1,8 @@
 """A server's actor whose class imports nothing: the server is imported and made in the actor's own process.
 
 Ray loads an actor's class in every process that gets a handle of the actor. The class of verl's server imports vLLM,
-seconds of processor time and hundreds of megabytes, which the load balancer, the agent-loop workers and the samplers'
-weight receivers would spend for the names of its methods.
+which costs seconds of processor time and hundreds of megabytes. The load balancer, the agent-loop workers and the
+samplers' weight receivers would spend these for the names of the methods.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import ray
 
 
 class _ServerActor:
-    """Holds a server, and passes calls on to it."""
+    """An actor that holds a server, and passes calls on to the server."""
 
     _module: str
     _name: str
@@ -33,7 +33,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
 
 
 def server_actor(server: type) -> Any:
-    """The Ray actor class of `server`, with its name and its public methods."""
+    """Make the Ray actor class of `server`, with the name and the public methods of `server`."""
     methods = [name for name, _ in inspect.getmembers(server, inspect.isfunction) if not name.startswith("_")]
     fields = {"_module": server.__module__, "_name": server.__name__, "__module__": __name__}
     return ray.remote(type(server.__name__, (_ServerActor,), fields | {name: _passed_on(name) for name in methods}))

@@ -2,7 +2,7 @@
 
 `async.kv_cache` decides what happens to unfinished responses when new weights arrive:
 
-    recompute  requests are aborted, and the client requests the rest: the prefix is computed anew with the new weights
+    recompute  requests are aborted, and the client requests the rest: the new weights compute the prefix again
     keep       requests are paused, and continue with the keys and values of the old weights (PipelineRL)
 
 In both cases no prefix that old weights have computed is reused for another request.
@@ -29,18 +29,18 @@ from verl_vcpo.weights.receiver import LagKCheckpointEngineWorker
 
 _ABORTED = "aborted"  # a weight update has ended the request
 _LIFE_SIGN_S = 1.0
-_MOST_DROPPED = 10_000  # ids of ended requests are kept for those that arrive after their end
+_MOST_DROPPED = 10_000  # ids of ended requests that are kept, for requests that arrive after their end
 
 
 def keeps_kv_cache(rollout_config: Any) -> bool:
-    """Whether `rollout.custom.kv_cache` (the launcher sets it to `async.kv_cache`) is `keep`."""
+    """Return True if `rollout.custom.kv_cache`, which the launcher sets to `async.kv_cache`, is `keep`."""
     return (rollout_config.custom or {}).get("kv_cache") == KVCache.KEEP
 
 
 def answered_or_dead(engine: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, a control call to vLLM's engine, which ends when the engine's process dies.
+    """Return `call`, a control call to vLLM's engine, with an end when the engine's process dies.
 
-    vLLM fails the requests of an engine that dies, but not its control calls: the weight update in which the engine
+    vLLM fails the requests of an engine that dies, but not the control calls: the weight update in which the engine
     died would wait for ever.
 
     Raises:
@@ -62,13 +62,13 @@ def answered_or_dead(engine: Any, call: Callable[..., Any]) -> Callable[..., Any
 
 
 class LagKvLLMHttpServer(vLLMHttpServer):
-    """Reports the policy version that a request started with, and can pause requests instead of aborting them."""
+    """A server that reports a request's first policy version, and can pause requests instead of aborting them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._on_their_way: set[str] = set()
         self._without_token: set[str] = set()
         self._meter = SamplerMeter()
-        os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # of the sockets between vLLM's processes
+        os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # for the sockets between vLLM's processes
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
         self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
@@ -92,7 +92,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     def _salted(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """Use the policy version as salt: vLLM shares cached prefixes between requests of the same salt only.
 
-        A request's first output ends its time among those without a token, which `_pausing` does not keep.
+        The first output removes a request from those without a token, which `_pausing` does not keep.
         """
 
         async def salted(*, prompt: dict[str, Any], request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
@@ -104,7 +104,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         return salted
 
     def _counted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
-        """A request is on its way no more once the engine has it."""
+        """Count a request as no longer on its way once the engine has the request."""
 
         async def counted(request_id: str, *args: Any, **kwargs: Any) -> Any:
             self._meter.arrived()
@@ -117,21 +117,21 @@ class LagKvLLMHttpServer(vLLMHttpServer):
 
     @property
     def _admitting(self) -> int:
-        """Requests that are past the gate and that the engine does not have yet: a weight update waits for these.
+        """The number of requests past the gate that the engine does not have yet: a weight update waits for these.
 
-        verl counts a request until its first token. A request that waits in the engine for a slot has none, so that
-        every weight update would wait for slots, a minute at most.
+        verl counts a request until its first token. A request that waits in the engine for a slot has no token: every
+        weight update would wait for slots, a minute at most.
         """
         return len(self._on_their_way)
 
     @_admitting.setter
     def _admitting(self, _: int) -> None:
-        """verl's own count, which is not used."""
+        """Ignore verl's own count."""
 
     def _pausing(self, engine: Any) -> Callable[..., Any]:
-        """With `keep`, requests stay in the engine, but for those without a token: these come again after the update.
+        """Leave requests in the engine with `keep`, except those without a token, which come again after the update.
 
-        Otherwise these would count as begun with the old weights, and find the prefixes that the old weights computed.
+        A request without a token would count as begun with the old weights, and find prefixes of the old weights.
         """
         pause_generation = engine.pause_generation
 
@@ -146,7 +146,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         return pause
 
     async def probe(self) -> EngineProcesses:
-        """What this server's engine has on this node. Returns only if the engine answers, not only this server."""
+        """Return the engine's processes on this node; an answer says that the engine lives, not only this server."""
         if self.node_rank == 0:
             await self.engine.is_sleeping()  # a cheap call that the engine's process has to answer
         return engine_processes(ray.get_runtime_context().get_node_id())
@@ -169,7 +169,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        """As verl's `generate`, with the policy version of the response's start as `min_global_steps`."""
+        """Call verl's `generate`, and put the policy version of the response's start into `min_global_steps`."""
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
@@ -182,7 +182,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         return output
 
     async def take_meter(self) -> dict[str, Any]:
-        """What the engine did since the last call: `SamplerMeter.take`."""
+        """Return the engine's sums since the last call (`SamplerMeter.take`)."""
         return self._meter.take()
 
 
@@ -196,14 +196,14 @@ class LagKvLLMReplica(vLLMReplica):
         self.server_class = server_actor(self.server)
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        """As verl's, with our class of what receives the weights."""
+        """Return verl's class and arguments with our receiver of weights."""
         made = super().get_ray_class_with_init_args()
         made.cls = ray.remote(LagKCheckpointEngineWorker)
         return made
 
     @property
     def max_concurrency(self) -> int:
-        """More calls than the server's actor can have at a time, so that a control call never waits for a request."""
+        """The most calls at a time: more than the server's actor can have, so control calls never wait for requests."""
         return max(super().max_concurrency, most_calls(self.config))
 
     async def release_kv_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's worker gets weights over a socket in the run's folder (extends verl/workers/rollout/vllm_rollout/utils.py).
+"""The socket of vLLM's worker for weights, in the run's folder (extends verl/workers/rollout/vllm_rollout/utils.py).
 
 verl has the socket in /tmp, under a name that another user of the machine can predict, and create before the sender
 does. The worker unpickles the messages, which can run any code. Nobody else can enter the run's folder.

@@ -1,1 +1,1 @@
-"""New weights on their way from the trainer to the samplers. Begin with `manager.py`."""
+"""The weights' way from the trainer to the samplers. Begin with `manager.py`."""

@@ -1,4 +1,4 @@
-"""A weight update has a time limit, `async.weight_update_timeout_s` (extends verl/checkpoint_engine/base.py).
+"""The time limit of a weight update, `async.weight_update_timeout_s` (extends verl/checkpoint_engine/base.py).
 
 verl's manager waits without a limit for samplers to stop, for the group to form, for the weights to arrive and for
 samplers to go on. A process that hangs, or a broadcast to a process that died, would keep the run there for ever.
@@ -20,15 +20,15 @@ _PROBE_S = 5.0
 
 
 class WeightUpdateTimeout(TimeoutError):
-    """A weight update took too long. The message is one line: the setting, who did not finish, and what to do."""
+    """The error of a weight update that took too long, in one line: the setting, who did not finish, and what to do."""
 
 
 class BoundedCheckpointEngineManager(CheckpointEngineManager):
-    """verl's manager, every wait of which ends when the update's time is over.
+    """verl's manager with a limit: every wait ends when the update's time is over.
 
     Args:
-        config, actor_wg, replicas: as verl's.
-        timeout_s: the most that one update may take.
+        config, actor_wg, replicas: verl's arguments.
+        timeout_s: the longest that one update may take.
     """
 
     def __init__(self, config: Any, actor_wg: Any, replicas: list[Any], timeout_s: float) -> None:
@@ -39,7 +39,7 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> Any:
-        """As verl's. Where the update fails, the checkpoint engine's processes are told to wait no longer.
+        """Update the samplers' weights as verl does; after a failure tell the engine's processes to stop waiting.
 
         Raises:
             WeightUpdateTimeout: the update's time is over.
@@ -59,7 +59,7 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
 
     @contextmanager
     def _bounded_ray_get(self) -> Iterator[None]:
-        """Inside the block `ray.get` has the limit where verl's module calls it: in an update, and nowhere else."""
+        """Give `ray.get` the limit in the block, in calls of verl's module: in an update, and nowhere else."""
         base.ray = SimpleNamespace(**{**vars(ray), "get": self._get})
         try:
             yield
@@ -67,9 +67,9 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
             base.ray = ray
 
     def _get(self, answers: list[Any]) -> list[Any]:
-        """What all workers answer; the error of the first one that fails is raised at once.
+        """Return the answers of all workers; raise the error of the first worker that fails at once.
 
-        A sampler's worker waits without end for an engine that has died, so the sampler's server is asked meanwhile.
+        A sampler's worker waits without end for an engine that has died, so the sampler's server is probed meanwhile.
         """
         probes: list[Any] = []
         while True:
@@ -114,7 +114,7 @@ class BoundedCheckpointEngineManager(CheckpointEngineManager):
         await self._all_replicas("resume_generation")
 
     def _time_left(self) -> float:
-        """Of the update; outside of one each of the manager's methods may take as long as an update."""
+        """Return the seconds left of the update; outside of an update each method may take as long as an update."""
         return self._timeout_s if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _names_of_workers(self) -> dict[Any, str]:

@@ -1,7 +1,7 @@
-"""What receives a sampler's weights, without vLLM (extends verl/checkpoint_engine/base.py).
+"""A receiver of a sampler's weights that does not import vLLM (extends verl/checkpoint_engine/base.py).
 
-The receiver hands weights to vLLM's worker through a socket, and calls nothing of vLLM. verl's module for that imports
-`verl.third_party.vllm`, of which it needs a number; that module imports vLLM, for seconds of processor time and 200 MB.
+The receiver hands weights to vLLM's worker through a socket, and calls nothing of vLLM. verl's receiver imports one
+number from `verl.third_party.vllm`, which imports vLLM: seconds of processor time, and 200 MB.
 """
 
 import sys
@@ -14,11 +14,11 @@ from verl_vcpo.common.run_folder import in_run_folder
 
 _IMPORTS_VLLM = "verl.third_party.vllm"
 SLEEP_LEVEL = 2
-"""What verl takes from that module, for every vLLM from 0.18.0 on."""
+"""The number that verl imports from `verl.third_party.vllm`, for every vLLM from 0.18.0 on."""
 
 
 class LagKCheckpointEngineWorker(CheckpointEngineWorker):
-    """verl's receiver, in whose process vLLM is not imported, and whose socket is in the run's folder."""
+    """verl's receiver without an import of vLLM, and with its socket in the run's folder."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         stand_in = ModuleType(_IMPORTS_VLLM)

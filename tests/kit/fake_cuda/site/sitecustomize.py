@@ -1,4 +1,4 @@
-"""In each Python process of a rehearsal: takes CUDA's operations to the CPU as soon as the process has imported torch.
+"""The redirection of CUDA's operations to the CPU in each Python process of a rehearsal, once torch is imported.
 
 Python imports a module of this name at its start; `python -m tests.kit.fake_cuda` puts this folder on PYTHONPATH.
 """
@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch as without it, and has `tests.kit.fake_cuda.operations` installed after torch's own code has run."""
+    """A finder of torch that installs `tests.kit.fake_cuda.operations` after torch's own code has run."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "torch":

@@ -1,4 +1,4 @@
-"""Computes per-sequence norms from every layer's inputs and output gradients, and keeps what the update needs."""
+"""The collector of per-sequence norms from every layer's inputs and output gradients, and of the update's parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from verl_vcpo.actor.norms.sums import Sums
 
 @dataclass(frozen=True)
 class _Weight:
-    """What is kept of the weight of a linear layer in one micro-batch: inputs [T, in], output gradients [T, out]."""
+    """The data kept for a linear layer's weight in one micro-batch: inputs [T, in], output gradients [T, out]."""
 
     parameter: Tensor
     row: Tensor
@@ -36,7 +36,7 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Vector:
-    """What is kept of a bias or norm weight in one micro-batch: per sequence the gradient, `sums` [n, d]."""
+    """The data kept for a bias or norm weight in one micro-batch: each sequence's gradient, `sums` [n, d]."""
 
     parameter: Tensor
     micro_batch: MicroBatch
@@ -47,7 +47,7 @@ class _Vector:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is kept of an embedding in one micro-batch: gradients `dy` [T, d] of the rows `token` [T].
+    """The data kept for an embedding in one micro-batch: gradients `dy` [T, d] of the rows `token` [T].
 
     `dy` is 0 where another rank has the row.
     """
@@ -58,26 +58,25 @@ class _Rows:
     dy: Tensor
 
     def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
-        """buffer[token] += coefficient_i dy."""
+        """Add to a buffer: buffer[token] += coefficient_i dy."""
         weighted = coefficient[self.micro_batch.row][:, None] * self.dy.float()
         buffer.index_add_(0, self.token, weighted.to(buffer.dtype))
 
     def add_to_sums(self, sums: Sums) -> None:
-        """Add to the main buffer, and each row to the second buffer of the baseline of the row's sequence."""
+        """Add each row to the main buffer, and to the second buffer of the row's baseline."""
         self.add_to(self.parameter.main_grad, sums.on_device[0])  # type: ignore[attr-defined]
-        second = sums.of(self.parameter)  # [S, V, d]
+        second = sums.second_of(self.parameter)  # [S, V, d]
         slot = sums.slot_on_device[self.micro_batch.row]
         weighted = sums.on_device[1 + slot, self.micro_batch.row][:, None] * self.dy.float()
         second.index_put_((slot, self.token), weighted, accumulate=True)
 
 
 class Collector:
-    """The squared norms of one pass over a part of the mini-batch, and what is kept of the gradients of the pass.
+    """The squared norms of one pass over a part of the mini-batch, and the parts of gradients that the update needs.
 
     Args:
         keep: the layers' activations, or weighted sums in the main and a second buffer; None: the norms only.
-        size: N, the number of sequences of the pass, those of other data-parallel ranks included: a rank's experts may
-            be given their tokens.
+        size: N, the number of sequences of the pass on all data-parallel ranks, whose tokens a rank's experts may get.
         tied: whether embedding and head share their weight.
         device: the model's device.
         sums: with `keep=gradients` the sums of the pass.
@@ -143,7 +142,7 @@ class Collector:
     def _weight(self, kept: _Weight, x: Tensor, dy: Tensor, mine: slice) -> None:
         """Measure a weight, and keep it.
 
-        Ranks that have the same rows of the weight share them: each squares some, over all tokens.
+        Ranks that have the same rows of the weight divide the rows: each rank squares some rows, over all tokens.
 
         Args:
             kept: this rank's tokens.
@@ -154,7 +153,7 @@ class Collector:
         micro_batch, dy = self.current(), dy[:, mine]
         if self.keep is NormsKeep.GRADIENTS:
             sums = self._given_sums()
-            buffers = [kept.parameter.main_grad[mine], *sums.of(kept.parameter)[:, mine]]  # type: ignore[attr-defined]
+            buffers = [kept.parameter.main_grad[mine], *sums.second_of(kept.parameter)[:, mine]]  # type: ignore[attr-defined]
             sums.in_micro_batch(micro_batch).add(x, dy, buffers, self._norms_of(micro_batch))
             return
         self._norms_of(micro_batch).add_(squared_norms(x, dy, micro_batch.whole))
@@ -165,7 +164,7 @@ class Collector:
         """Take the inputs [R, in] and output gradients [R, out] of one linear layer of each of some experts.
 
         Args:
-            weights: of each expert; no other rank has the same rows of them and tokens of the same sequences.
+            weights: each expert's; no other rank has both the same rows of a weight and tokens of the same sequences.
             rows: the experts' rows.
         """
         if self.keep is NormsKeep.GRADIENTS:
@@ -173,7 +172,7 @@ class Collector:
             for weight, a, b, of_expert in zip(
                 weights, x.split(rows.splits), dy.split(rows.splits), rows.experts, strict=True
             ):
-                buffers = [weight.main_grad, *sums.of(weight)]  # type: ignore[attr-defined]
+                buffers = [weight.main_grad, *sums.second_of(weight)]  # type: ignore[attr-defined]
                 weights_of_runs = sums.on_device[:, of_expert.sequence_of_run]
                 norms = add_weighted_per_sequence(
                     a[of_expert.order], b[of_expert.order], of_expert.runs, weights_of_runs, buffers
@@ -225,7 +224,7 @@ class Collector:
         return self._sums
 
     def current(self) -> MicroBatch:
-        """The micro-batch whose forward or backward is running.
+        """Return the micro-batch whose forward or backward is running.
 
         Raises:
             RuntimeError: a backward outside the packed update.
@@ -236,13 +235,13 @@ class Collector:
 
     @torch.no_grad()
     def squared_norms(self) -> Tensor:
-        """[N] float64, this rank's part of ||g_i||^2, which is the sum over all model-parallel ranks.
+        """Return [N] float64, this rank's part of ||g_i||^2; the sum over all model-parallel ranks is ||g_i||^2.
 
-        Ends the pass: with `keep=gradients` the sums are complete afterwards.
+        The call ends the pass: with `keep=gradients` the sums are complete afterwards.
         """
         if self.keep is NormsKeep.GRADIENTS:
             sums = self._given_sums()
-            self._add_vectors(sums.of_sequences, lambda p: [p.main_grad, *sums.of(p)])  # type: ignore[attr-defined]
+            self._add_vectors(sums.of_sequences, lambda p: [p.main_grad, *sums.second_of(p)])  # type: ignore[attr-defined]
         self._square_vectors()
         if self.tied:
             self._add_cross_terms()
@@ -252,7 +251,7 @@ class Collector:
         return self._norms.double()
 
     def _norms_of(self, micro_batch: MicroBatch) -> Tensor:
-        """[n] this rank's part of the norms of a micro-batch's sequences."""
+        """Return [n], this rank's part of the norms of a micro-batch's sequences."""
         if id(micro_batch) not in self._of_micro_batch:
             self._of_micro_batch[id(micro_batch)] = micro_batch, torch.zeros_like(micro_batch.rows, dtype=torch.float32)
         return self._of_micro_batch[id(micro_batch)][1]
@@ -263,7 +262,7 @@ class Collector:
         """Add every bias's and norm weight's gradients to its buffers.
 
         Args:
-            of_buffers: a micro-batch of n sequences -> [k, n] their coefficients in each of k buffers.
+            of_buffers: a micro-batch of n sequences -> [k, n] the sequences' coefficients in each of k buffers.
             into: a parameter -> its k buffers.
         """
         totals: dict[tuple[int, ...], tuple[list[_Vector], Tensor]] = {}
@@ -320,7 +319,7 @@ class Collector:
 
     @torch.no_grad()  # gradients that a pipeline stage receives have requires_grad=True
     def add_weighted(self, coefficient: Tensor) -> None:
-        """With `keep=activations`: every parameter's main gradient += sum_i coefficient_i g_i.
+        """Add sum_i coefficient_i g_i to every parameter's main gradient, with `keep=activations`.
 
         Args:
             coefficient: [N].
@@ -339,7 +338,7 @@ class Collector:
 
 
 def _side_by_side(vectors: list[_Vector]) -> list[tuple[list[_Vector], Tensor]]:
-    """Of each micro-batch its vectors, and [n, all their d] their sums."""
+    """Return each micro-batch's vectors, with their sums side by side: [n, the sum of all d]."""
     of_micro_batch: dict[int, list[_Vector]] = {}
     for share in vectors:
         of_micro_batch.setdefault(id(share.micro_batch), []).append(share)
@@ -347,7 +346,7 @@ def _side_by_side(vectors: list[_Vector]) -> list[tuple[list[_Vector], Tensor]]:
 
 
 def _gathered(part: Tensor, group: Any) -> Tensor:
-    """The rows of all ranks of the group, rank after rank; without one the same."""
+    """Return the rows of all ranks of the group, rank after rank; `part` where there is no group."""
     if group is None:
         return part
     whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
@@ -356,7 +355,7 @@ def _gathered(part: Tensor, group: Any) -> Tensor:
 
 
 def _summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
-    """Sums over the ranks of the group, by one reduction."""
+    """Return the sums over the ranks of the group, by one reduction."""
     if not tensors:
         return []
     flat = torch.cat([tensor.flatten() for tensor in tensors])

@@ -1,8 +1,8 @@
-"""Mixtures of experts: whose rows an expert is given, the router's weight, and the gate of the shared expert.
+"""Mixtures of experts: the sequence of each row of an expert, the router's weight, and the gate of the shared expert.
 
 Megatron sends each token to its experts, which may be on other ranks, and sorts the rows there. Before each such
-dispatch the numbers of the tokens' sequences take the same way, through the same methods of the dispatcher, so that
-the collector knows whose rows an expert's layers have. Nothing is left of the first dispatch when the second begins.
+dispatch the numbers of the tokens' sequences take the same way, through the same methods of the dispatcher: so the
+collector knows the sequence of each row. Nothing is left of the first dispatch when the second begins.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class TappedMoELayer(Tapped, MoELayer):
-    """Megatron's class; in each forward the layers of the experts are told whose rows they get."""
+    """Megatron's class; each forward tells the experts' layers the sequence of each row."""
 
     _routing: Routing | None = None
-    """Of the forward that is running."""
+    """The routing of the running forward."""
 
     def preprocess(self, hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor]:
-        """As upstream's, after a dispatch of the tokens' sequence numbers."""
+        """Dispatch the tokens' sequence numbers, then run upstream's method."""
         if self.collector is not None:
             self._routing = self._dispatch_numbers(hidden_states, probs, routing_map)
         return super().preprocess(hidden_states, probs, routing_map)
@@ -55,7 +55,7 @@ class TappedMoELayer(Tapped, MoELayer):
         return Routing(rows[:, 0].round().long(), per_expert, collector.size)
 
     def routed_experts_compute(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As upstream's."""
+        """Run upstream's method while the experts' layers know the sequence of each row."""
         routing, self._routing = self._routing, None
         if routing is None:
             return super().routed_experts_compute(hidden_states, probs)
@@ -70,7 +70,7 @@ class TappedMoELayer(Tapped, MoELayer):
 
 
 def linear_layers(experts: torch.nn.Module) -> list[tuple[int | None, Any]]:
-    """(number of the expert on this rank, or None for a layer of all experts; linear layer)."""
+    """Return (number of the expert on this rank, or None for a layer of all experts; linear layer) pairs."""
     if isinstance(experts, SequentialMLP):
         mlps = list(enumerate(experts.local_experts))
         return [(i, layer) for i, mlp in mlps for layer in (mlp.linear_fc1, mlp.linear_fc2)]
@@ -94,7 +94,7 @@ class TappedRouter(TopKRouter, Tapped):  # in this order: Python could not excha
     """Megatron's class with per-sequence gradients."""
 
     def gating(self, input: Tensor) -> Tensor:
-        """As upstream's."""
+        """Return upstream's logits, and tap the gradient of the router's weight."""
         collector = self.collector
         if collector is None or not self.weight.requires_grad:
             return super().gating(input)
@@ -111,7 +111,7 @@ class TappedSharedExpert(Tapped, SharedExpertMLP):
     """Megatron's class with per-sequence gradients of the gate; the linear layers are tapped as any others."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """As upstream's."""
+        """Return upstream's output, and tap the gradient of the gate."""
         collector = self.collector
         if collector is None or self.gate_weight is None or not self.gate_weight.requires_grad:
             return super().forward(hidden_states)
@@ -140,13 +140,13 @@ TAPPED: dict[type, type] = {
 
 
 def layers_of_experts(chunks: list[torch.nn.Module]) -> list[Any]:
-    """The linear layers of all experts on this rank, also those that are hidden from the tree of modules."""
+    """Return the linear layers of all experts on this rank, also those that are hidden from the tree of modules."""
     mixtures = [module for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
     return [layer for mixture in mixtures for _, layer in linear_layers(mixture.experts)]
 
 
 def obstacle(config: TransformerConfig) -> str | None:
-    """The setting with which a mixture of experts has gradients that are not collected, or no sequence's own."""
+    """Return the setting with which experts' gradients are not collected, or are no sequence's own; None if none is."""
     if unsupported := against_packing_experts(partial(getattr, config)):
         return unsupported
     kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
@@ -161,7 +161,7 @@ def obstacle(config: TransformerConfig) -> str | None:
 
 
 def _copies() -> str | None:
-    """Why squares of an expert's gradients would not add up: its copies have parts of the same sequence."""
+    """Return why squares of an expert's gradients do not add up (copies share a sequence); None where they add up."""
     copies, sequence = (
         set(dist.get_process_group_ranks(group))
         for group in (mpu.get_expert_data_parallel_group(), mpu.get_tensor_and_context_parallel_group())
@@ -176,6 +176,6 @@ def _copies() -> str | None:
 
 
 def are_shared() -> bool:
-    """Whether experts of this rank are given the sequences of several data-parallel ranks."""
+    """Return True where experts of this rank get the sequences of several data-parallel ranks."""
     experts = set(dist.get_process_group_ranks(mpu.get_expert_tensor_and_model_parallel_group()))
     return not experts <= set(dist.get_process_group_ranks(mpu.get_tensor_and_context_parallel_group()))

@@ -24,7 +24,7 @@ class MicroBatch:
     """
 
     numbers: tuple[int, ...]
-    """n numbers of these sequences in the pass, in which all data-parallel ranks' sequences are counted."""
+    """The numbers of the n sequences in the pass, which counts all data-parallel ranks' sequences."""
     segments: Segments
     """The sequences in this rank's T tokens."""
     whole: Segments
@@ -38,7 +38,7 @@ class MicroBatch:
 
     @cached_property
     def rows(self) -> Tensor:
-        """[n] `numbers` on the device."""
+        """[n] the numbers, on the device."""
         return torch.tensor(self.numbers).to(self.sequence.device, non_blocking=True)
 
     @cached_property
@@ -47,17 +47,17 @@ class MicroBatch:
         return self.rows[self.segments.sequence]
 
     def flat(self, activation: Tensor) -> Tensor:
-        """[S, 1 or n, d] -> [T, d], the tokens in the order of `segments`."""
+        """Flatten [S, 1 or n, d] to [T, d], the tokens in the order of `segments`."""
         if activation.shape[1] > 1:
             activation = activation.transpose(0, 1)
         return activation.reshape(-1, activation.shape[-1])
 
     def activation(self, rows: Tensor) -> Tensor:
-        """[S * n, d] or [S / TP * n, d] -> [S or S / TP, 1 or n, d]: an activation that its layer has flattened."""
+        """Restore an activation that its layer has flattened: [S * n, d] or [S / TP * n, d] -> [.., 1 or n, d]."""
         return rows.view(-1, self.sequence.shape[1], rows.shape[-1])
 
     def gathered(self, flat: Tensor) -> Tensor:
-        """[T, ...] of this rank -> [CP * T, ...] of all context-parallel ranks, in the order of `whole`."""
+        """Gather [T, ...] of this rank to [CP * T, ...] of all context-parallel ranks, in the order of `whole`."""
         if self.by_sequence is None:
             return flat
         ranks = mpu.get_context_parallel_world_size()
@@ -66,11 +66,11 @@ class MicroBatch:
         return out[self.by_sequence]
 
     def sums(self, value: Tensor, activation: Tensor) -> Tensor:
-        """[R, d] of the rows of an activation -> [n, d] float32: the sum over each sequence's tokens."""
+        """Sum the rows [R, d] of an activation over each sequence's tokens: [n, d] float32."""
         sequence = self.sequence_of(activation)
         if not batches(value) or value.element_size() > 2:
             return sequence_sums(value, sequence, len(self.rows))
-        # On a GPU one product: it adds in float32, and rounds the sums as a plain backward rounds those of all tokens.
+        # One product on a GPU adds in float32, and rounds the sums as a plain backward rounds the sum of all tokens.
         if len(sequence) not in self._members:
             numbers = torch.arange(len(self.rows), device=sequence.device)[:, None]
             self._members[len(sequence)] = (sequence == numbers).to(value.dtype)  # [n, R]
@@ -81,7 +81,7 @@ class MicroBatch:
         return {}
 
     def sequence_of(self, activation: Tensor) -> Tensor:
-        """The sequence of each row of an activation [S or S / TP, 1 or n, ...], flattened."""
+        """Return the sequence of each row of an activation [S or S / TP, 1 or n, ...], flattened."""
         sequence = self.sequence
         if len(activation) != len(sequence):
             ranks = mpu.get_tensor_model_parallel_world_size()
@@ -92,12 +92,12 @@ class MicroBatch:
 
 
 def micro_batch(data: TensorDict, packed: bool, device: torch.device | str) -> MicroBatch:
-    """The layout that verl's preprocessing (verl/models/mcore/util.py) will give `data`.
+    """Return the layout that verl's preprocessing (verl/models/mcore/util.py) will give `data`.
 
     Args:
         data: `input_ids` (nested, n sequences) and `vcpo_row` [n].
         packed: sequences one after the other, or padded to the longest.
-        device: of the activations.
+        device: the activations' device.
     """
     ids = data["input_ids"]
     parts = ids.cpu().unbind()

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class Tap:
-    """Shared by all modules of a model."""
+    """The state that all tapped modules of a model share."""
 
     collector: "Collector | None" = None
-    """What takes gradients at present."""
+    """The collector that takes gradients now; None outside of a packed update."""
     layers: str = "Megatron's own layers"
-    """Whose layers the model has, for the console."""
+    """The kind of the model's layers, for the console."""
     untapped: str | None = None
     """A parameter whose per-sequence gradients cannot be collected, and why; None if all can be collected."""
 
 
 class Tapped:
-    """A mixin for what gives gradients to a collector."""
+    """A mixin of modules that give gradients to a collector."""
 
     tap: Tap = Tap()  # replaced by `tapping.plug_in`
 
@@ -53,7 +53,7 @@ def on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tens
 class TappedLinear(Tapped):
     is_head = False
     rows_of_experts: "Callable[[], ExpertRows] | None" = None
-    """Of an expert's layer, in a forward: the rows of the forward, known when the backward has begun."""
+    """The rows of the running forward, in an expert's layer; known when the backward has begun."""
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **settings: Any) -> Tensor:
         collector = self.collector
@@ -102,7 +102,7 @@ class RowParallelLinear(TappedLinear, layers.RowParallelLinear):
 
 
 def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: bool) -> Tensor | None:
-    """`bias` expanded to one row per token, so that the gradient has one row per token; the caller adds the rows."""
+    """Expand `bias` to one row per token, so that the gradient has one row per token; the caller adds the rows."""
     collector = module.collector
     if collector is None or bias is None:
         return bias
@@ -130,7 +130,7 @@ class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
 
 
 def is_norm_of_heads(name: str) -> bool:
-    """Whether a module is a norm of queries or keys, of which every tensor-parallel rank has some of the heads."""
+    """Return True for a norm of queries or keys: every tensor-parallel rank has some of the heads."""
     return name.endswith(("q_layernorm", "k_layernorm"))
 
 
@@ -138,7 +138,7 @@ class TappedNorm(Tapped):
     """A mixin for torch.nn.RMSNorm and torch.nn.LayerNorm over the last dimension."""
 
     heads = False
-    """`is_norm_of_heads` of the module's name."""
+    """True for a norm of queries or keys."""
 
     def forward(self, x: Tensor) -> Tensor:
         collector = self.collector

@@ -1,6 +1,6 @@
 """Per-sequence gradient norms by one backward per sequence: exact on every parallel layout, slow, the reference.
 
-How a parallel layout spreads the squared norm of one sequence's gradient over ranks, and how each part is counted once:
+A parallel layout spreads the squared norm of one sequence's gradient over ranks; each part is counted once:
 
     tensor (TP)      a parameter is a shard, or a replica that only rank 0 counts
     sequence (SP)    norm weights get the gradient of some tokens: Megatron sums over TP before we square
@@ -37,7 +37,7 @@ _NOT_OF_THE_MODEL = (
 
 
 def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[Tensor | None, Tensor]:
-    """One backward per sequence of `data`.
+    """Run one backward per sequence of `data`, and return log-probs and squared norms.
 
     Args:
         engine: the Megatron engine, in train mode.
@@ -75,14 +75,14 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
 
 
 def _copies(engine: Any) -> int:
-    """How often a sequence repeats in a backward: an interleaved pipeline needs a multiple of its group size."""
+    """Return the copies of a sequence in a backward: an interleaved pipeline needs a multiple of its group size."""
     if mpu.get_virtual_pipeline_model_parallel_world_size() is None:
         return 1
     return engine.tf_config.microbatch_group_size_per_vp_stage
 
 
 def _squared_norms(modules: list[torch.nn.Module]) -> tuple[Tensor | float, Tensor | float]:
-    """This rank's part of the squared norm of the gradient in the buffers: (of ordinary, of expert parameters)."""
+    """Return this rank's part of the buffers' squared gradient norm: (of ordinary, of expert parameters)."""
     dense: Tensor | float = 0.0
     expert: Tensor | float = 0.0
     for chunk in modules:
@@ -112,7 +112,7 @@ def _is_expert(parameter: torch.nn.Parameter) -> bool:
 
 
 def _sum_over_token_ranks(chunk: Any, force_all_reduce: bool | None = False) -> None:
-    """Replaces Megatron's reduction over data-parallel ranks: sums over the ranks that share one sequence's tokens."""
+    """Sum over the ranks that share one sequence's tokens, instead of Megatron's sum over data-parallel ranks."""
     for buffers, group in (
         (chunk.buffers, mpu.get_context_parallel_group()),
         (chunk.expert_parallel_buffers, mpu.get_expert_data_parallel_group()),
@@ -134,7 +134,7 @@ _SWITCHED_OFF = {
 
 @contextlib.contextmanager
 def _score_gradients_only(modules: list[Any]) -> Iterator[None]:
-    """In the block a backward leaves the gradient of one sequence's score, without regularisers, not summed over DP."""
+    """Have backwards in the block leave a sequence's score gradient alone: no regularisers, not summed over DP."""
     configs = [get_model_config(chunk) for chunk in modules]
     saved = [{name: getattr(config, name) for name in _SWITCHED_OFF} for config in configs]
     try:
@@ -154,7 +154,7 @@ def _score_gradients_only(modules: list[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_reduction(modules: list[Any]) -> Iterator[None]:
-    """In the block a backward starts no reduction of its own (`overlap_grad_reduce`).
+    """Keep a backward in the block from starting a reduction of its own (`overlap_grad_reduce`).
 
     A block is one backward: zeroing the gradients marks the next backward as the one that ends in a reduction.
     """

@@ -14,10 +14,10 @@ from verl_vcpo.actor.mini_batch import SequencesBeforeForward
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep
 from verl_vcpo.actor.vcpo_settings import OWN_BASELINES, VCPOSettings
 
-# verl takes a micro-batch by tokens apart for each pair of its sequences: from so many sequences of a pass on, more of
-# them would cost the host more time than another pass does.
+# verl splits a batch into micro-batches in time quadratic in its sequences: beyond so many sequences in a pass, more
+# sequences would cost the host more time than another pass does.
 _TOGETHER = 64
-# From so many tokens of a pass on, activations have left a CPU's cache when the sums need them.
+# Beyond so many tokens in a pass, activations have left a CPU's cache when the sums need them.
 _NEAR_TOKENS = 4096
 
 
@@ -29,7 +29,7 @@ class Experts(Enum):
     OWN = "own"
     """A rank's experts get tokens of its own data-parallel rank's sequences only."""
     SHARED = "shared"
-    """They get tokens of several data-parallel ranks' sequences."""
+    """A rank's experts get tokens of several data-parallel ranks' sequences."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Parts:
     """The part of the model on each rank, for the passes."""
 
     trained: int
-    """Numbers in all trained parameters of the rank that has most of them."""
+    """The most numbers in trained parameters on any rank."""
     device: str = "cpu"
     staged: bool = False
-    """Whether the model is a pipeline, of which short passes leave stages idle."""
+    """True: the model is a pipeline, whose stages are idle for a part of short passes."""
 
     @classmethod
     def gathered(cls, chunks: list[torch.nn.Module]) -> "Parts":
-        """Of this rank's `chunks` and all others'. Collective over the whole trainer."""
+        """Gather the parts from this rank's `chunks` and those of all others. Collective over the whole trainer."""
         trained = sum(p.numel() for chunk in chunks for p in chunk.parameters() if p.requires_grad)
         of_ranks = [0] * dist.get_world_size()
         dist.all_gather_object(of_ranks, trained)
@@ -52,7 +52,7 @@ class Parts:
 
     @property
     def second_buffers(self) -> int:
-        """How many groups a pass of `gradients` may have on a rank: at least one, then as memory allows."""
+        """The most groups of a pass of `gradients` on a rank: at least one, then as memory allows."""
         return max(1, SECOND_BUFFERS_BYTES // (4 * max(1, self.trained)))
 
 
@@ -64,10 +64,10 @@ def choose(
     experts: Experts,
     parts: Parts,
 ) -> tuple[NormsKeep, list[list[list[int]]]]:
-    """What a mini-batch's passes keep, and per pass and data-parallel rank the numbers of that rank's sequences.
+    """Choose what a mini-batch's passes keep, and per pass and data-parallel rank the numbers of its sequences.
 
     Args:
-        config, sequences, interleaved, micro_batch_tokens, experts: as of `what_to_keep`.
+        config, sequences, interleaved, micro_batch_tokens, experts: those of `what_to_keep`.
 
     Raises:
         ValueError: `keep=gradients`, where groups and ranks do not allow it.
@@ -91,15 +91,18 @@ def what_to_keep(
     micro_batch_tokens: int | None = None,
     experts: Experts = Experts.NONE,
 ) -> NormsKeep:
-    """`config.norms.keep`; with `auto` `gradients` where groups and ranks allow that, else `activations`; with experts
-    `config.kept_with_experts`.
+    """Return what passes keep: `config.norms.keep`, and with `auto`
+
+        with experts                    `config.kept_with_experts`
+        groups and ranks allow it       `gradients`
+        else                            `activations`
 
     Args:
         config: VCPO's settings.
         sequences: all ranks' sequences.
         interleaved: whether pipeline stages are virtual.
         micro_batch_tokens: with `use_dynamic_bsz` the most tokens of a micro-batch; None: micro-batches by sequences.
-        experts: the model's.
+        experts: the model's experts.
 
     Raises:
         ValueError: `keep=gradients`, where groups and ranks do not allow it.
@@ -123,7 +126,7 @@ def against_gradients(
     micro_batch_tokens: int | None,
     experts: Experts,
 ) -> str | None:
-    """Why groups and ranks do not allow `keep=gradients`, in words; None if they do. Arguments as of `what_to_keep`."""
+    """Return why groups and ranks do not allow `keep=gradients`; None if they do. Arguments: see `what_to_keep`."""
     if not config.fits_two_sums:
         return OWN_BASELINES
     if config.opob_scope is OpobScope.MINIBATCH:
@@ -160,17 +163,17 @@ def plan_passes(
     most_sequences: int | None = None,
     most_groups: int = 1,
 ) -> list[list[list[int]]]:
-    """Per pass and data-parallel rank the numbers of that rank's sequences. No rank has an empty pass.
+    """Return per pass and data-parallel rank the numbers of that rank's sequences. No rank has an empty pass.
 
     All sequences of a baseline are in the same pass, on whichever ranks they are; without `keep` there is one pass.
-    Where experts are shared, all ranks have as many micro-batches in a pass. With `keep=gradients` a rank's sequences
-    are in the order of their groups, and a group's in that of their rewards: those of equal rewards share products.
+    Where experts are shared, all ranks have equally many micro-batches in a pass. With `keep=gradients` a rank's
+    sequences are sorted by group, and within a group by reward: sequences of equal rewards share products.
 
     Args:
-        most_tokens: of a rank in a pass, but at least one group; None: `config.norms.tokens`.
-        most_sequences: the same of sequences; None: no limit.
-        most_groups: of a rank in a pass with `keep=gradients`.
-        config, keep, sequences, interleaved, micro_batch_tokens, experts: as of `what_to_keep`.
+        most_tokens: the limit of a rank in a pass, but at least one group; None: `config.norms.tokens`.
+        most_sequences: the limit of a rank in a pass; None: no limit.
+        most_groups: the limit of a rank in a pass with `keep=gradients`.
+        config, keep, sequences, interleaved, micro_batch_tokens, experts: those of `what_to_keep`.
     """
     ranks = _ranks(sequences)
     size = len(sequences.group) // ranks
@@ -203,7 +206,7 @@ def plan_passes(
 
 
 def _by_reward(rows: Tensor, reward: Tensor) -> list[int]:
-    """The numbers of these rows in the order of their rewards."""
+    """Return the numbers of these rows in the order of their rewards."""
     numbers = rows.nonzero().flatten()
     return numbers[reward[numbers].sort(stable=True).indices].tolist()
 
@@ -215,7 +218,7 @@ def _joined(
     most: tuple[int, int | None],
     most_groups: int,
 ) -> list[list[list[int]]]:
-    """Passes of one group on each rank -> passes of up to `most_groups`, where ranks are ready for these."""
+    """Join passes of one group on each rank to passes of up to `most_groups`, where ranks are ready for these."""
     size = len(sequences.group) // _ranks(sequences)
 
     def allowed(one: list[list[int]]) -> bool:
@@ -237,13 +240,13 @@ def _joined(
 
 
 def _ready(rows: Tensor, sequences: SequencesBeforeForward, micro_batch_tokens: int | None, alike: bool) -> bool:
-    """Whether every rank has sequences in these rows, and as many as any rank may have micro-batches.
+    """Return True where every rank has at least as many of these rows as any rank may have micro-batches, and one.
 
     verl makes the same number of micro-batches on all ranks, none of them empty. A rank whose tokens exceed one
-    micro-batch may need as many as it has sequences. All rows together are ready: ranks hold equally many.
+    micro-batch may need one for each sequence. All rows together are ready: ranks hold equally many.
 
     Args:
-        alike: whether all ranks must have as many sequences: then they have as many micro-batches by sequences.
+        alike: all ranks must have equally many sequences, and so equally many micro-batches by sequences.
     """
     on_rank = [rows & (sequences.rank == rank) for rank in range(_ranks(sequences))]
     counts = [int(mine.sum()) for mine in on_rank]
@@ -257,6 +260,6 @@ def _ready(rows: Tensor, sequences: SequencesBeforeForward, micro_batch_tokens: 
 
 
 def _fits(rows: Tensor, sequences: SequencesBeforeForward, tokens: int, number: int | None) -> bool:
-    """Whether every rank has at most `tokens` tokens and `number` sequences in these rows."""
+    """Return True where every rank has at most `tokens` tokens and `number` sequences in these rows."""
     of_ranks = [sequences.length[rows & (sequences.rank == rank)] for rank in range(_ranks(sequences))]
     return all(mine.sum() <= tokens and (number is None or len(mine) <= number) for mine in of_ranks)

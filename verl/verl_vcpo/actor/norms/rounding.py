@@ -1,9 +1,9 @@
-"""How much `keep=gradients` loses in float32, known from norms and coefficients before the optimizer sees a gradient.
+"""The digits that `keep=gradients` loses in float32: predicted from norms and coefficients, before the optimizer step.
 
-`main - (b - m) second` is a difference of two sums, in which sequence i has the norms |R_i - m| ||h_i|| / s and
-|b - m| ||h_i|| / s; of their difference |R_i - b| ||h_i|| / s is left. Where one sequence has almost all the influence
-on b, R_i - b is almost 0 for that sequence, and rounding its two terms may outweigh all other sequences. Where all
-weights of a baseline are tiny, the squares of h_i = a_i g_i are below float32's smallest number, and so b is in doubt.
+`main - (b - m) second` is a difference of two sums. Sequence i has the norm |R_i - m| ||h_i|| / s in the first sum,
+|b - m| ||h_i|| / s in the second, and |R_i - b| ||h_i|| / s in the difference. Where one sequence has almost all the
+influence on b, R_i - b is almost 0 for that sequence, and rounding its two terms may outweigh all other sequences.
+Where all weights of a baseline are tiny, float32 cannot hold the squares of h_i = a_i g_i, and so b is in doubt.
 """
 
 import math
@@ -19,11 +19,11 @@ from verl_vcpo.actor.mini_batch import MiniBatch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 LIMITS = {torch.float32: 5e-5, torch.bfloat16: 1e-2}
-"""By the narrower number format of the two sums: the error of the gradient up to which the two sums are used."""
+"""The largest error of the gradient with which the two sums are used, by the narrower number format of the sums."""
 
-# On a CPU so many sequences are added to a sum at a time, and each addition rounds the sum (vcpo/gradnorm/linear.py).
+# A CPU adds so many sequences to a sum at a time, and each addition rounds the sum (vcpo/gradnorm/linear.py).
 _ADDED_AT_ONCE = 4
-# What squaring and adding may lose of ||h_i||^2: float32's smallest normal number, for each of 1e12 weights.
+# The most that squaring and adding lose of ||h_i||^2: float32's smallest normal number, for each of 1e12 weights.
 _LOST = 1e12 * torch.finfo(torch.float32).tiny
 
 
@@ -32,9 +32,9 @@ class Rounding:
     """Predicted errors of a gradient, relative to its norm, the sequences' gradients taken as orthogonal."""
 
     cancellation: float
-    """Of the difference of two sums."""
+    """The error of the difference of two sums."""
     underflow: float
-    """Of the baselines."""
+    """The error of the baselines."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class TwoSums:
     second: torch.dtype
     """The number format of sum h_i / s."""
     baselines: int = 1
-    """How many baselines' sequences are added to the first sum before the second is subtracted."""
+    """The number of baselines whose sequences are in the first sum when the second is subtracted."""
 
     @classmethod
     def of_buffers(cls, second: dict[Tensor, Tensor], baselines: int) -> "TwoSums":
-        """Of the second buffers of each parameter."""
+        """Return the two sums in main gradients and in these second buffers."""
         parameter, buffer = next(iter(second.items()))
         return cls(parameter.main_grad.dtype, buffer.dtype, baselines)  # type: ignore[attr-defined]
 
@@ -60,7 +60,7 @@ class TwoSums:
         return max(LIMITS[self.main], LIMITS[self.second])
 
     def errors(self, of_main: Tensor, of_second: Tensor, together: Tensor) -> Tensor:
-        """[B] the rounding of sequences with these norms in the two sums; `together` sequences have each baseline."""
+        """Return [B] the rounding of sequences with these norms in the two sums; `together` share a baseline."""
         main, second = (torch.finfo(dtype).eps / 2 for dtype in (self.main, self.second))
         in_second = (together / _ADDED_AT_ONCE).clamp(min=1.0).sqrt()
         in_main = (self.baselines * together / _ADDED_AT_ONCE).clamp(min=1.0).sqrt()
@@ -70,7 +70,7 @@ class TwoSums:
 def predicted_rounding(
     config: VCPOSettings, batch: MiniBatch, step: Estimate, common: Tensor, scale: Tensor, sums: TwoSums
 ) -> Rounding:
-    """The errors of `keep=gradients` on one global mini-batch. On the host, the same on every rank.
+    """Predict the errors of `keep=gradients` on one global mini-batch: on the host, the same on every rank.
 
     Args:
         config: VCPO's settings, with `baseline=opob`.
@@ -78,7 +78,7 @@ def predicted_rounding(
         step: the estimate of `batch`.
         common: [B] m of each sequence, the commonest reward.
         scale: [B] 1 / (s B) of each sequence.
-        sums: how they are stored.
+        sums: the number formats of the sums.
     """
     rows = step.usable
     if batch.squared_norm is None or not rows.any():
@@ -107,7 +107,7 @@ def predicted_rounding(
 
 
 def _weighted_sum(value: Tensor, log_influence: Tensor, group: Tensor) -> Tensor:
-    """[B] sums over the group of `value` times a share of the influence; shares add up to 1, or are 0."""
+    """Return [B] sums over the group of `value` times a share of the influence; shares add up to 1, or are 0."""
     groups = int(group.max()) + 1
     top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
     influence = torch.where(top.isfinite(), (log_influence - top).exp(), 0.0)

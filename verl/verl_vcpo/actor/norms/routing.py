@@ -1,6 +1,6 @@
-"""Which sequence each row has that the experts of a layer are given: rows of all sequences of a micro-batch, mixed.
+"""The sequence of each row that a layer's experts get: the rows of a micro-batch's sequences are mixed.
 
-With expert parallelism these are also sequences that other data-parallel ranks train on.
+With expert parallelism some rows are of sequences that other data-parallel ranks train on.
 """
 
 import itertools
@@ -22,16 +22,16 @@ class ExpertRows:
     order: Tensor
     """[R] indices that bring the rows of an expert and a sequence together: from there they are a run."""
     counts: Tensor
-    """[e, N] on the host: how many rows of each of the N sequences of the pass an expert has."""
+    """[e, N] on the host: an expert's number of rows of each of the pass's N sequences."""
 
     @cached_property
     def splits(self) -> list[int]:
-        """e numbers of rows."""
+        """The number of rows of each of the e experts."""
         return self.counts.sum(1).tolist()
 
     @cached_property
     def runs(self) -> Segments:
-        """The runs, in the rows' sorted order."""
+        """The runs of equal expert and sequence, in the rows' sorted order."""
         return Segments.of_lengths(self.counts.flatten()[self._of_run].tolist(), self.order.device)
 
     @cached_property
@@ -56,7 +56,7 @@ class ExpertRows:
 
 
 class Routing:
-    """The rows of one layer's experts in one forward, of which the host learns by the time of the backward.
+    """The rows of one layer's experts in one forward, copied to the host by the time of the backward.
 
     Args:
         sequence: [R] the number in the pass of each row's sequence.
@@ -75,7 +75,7 @@ class Routing:
 
     @cached_property
     def rows(self) -> ExpertRows:
-        """Of all experts."""
+        """The rows of all experts."""
         return ExpertRows(self._sequence, self._order, self._counts.wait())
 
 

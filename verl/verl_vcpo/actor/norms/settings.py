@@ -1,4 +1,4 @@
-"""How the engine measures each sequence's gradient norm: `vcpo.norms.*` (docs/explanation/packed-norms.md)."""
+"""The settings `vcpo.norms.*`: how the engine measures each sequence's gradient norm (explanation/packed-norms.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,49 +9,49 @@ from vcpo.config import choice
 
 
 class NormsHow(StrEnum):
-    """Where the gradient norm of each sequence comes from."""
+    """The source of each sequence's gradient norm."""
 
     PACKED = "packed"
-    """One backward over packed sequences. For models with parameters that packed norms do not support (adapters) and
-    some settings of mixtures of experts `per_trajectory` is used instead, and the console says why."""
+    """One backward over packed sequences. Adapters and some settings of mixtures of experts get `per_trajectory`
+    instead, and the console says why."""
     PER_TRAJECTORY = "per_trajectory"
-    """One backward per sequence. Exact on any model, slow: the reference."""
+    """One backward per sequence: exact on any model, slow, the reference."""
 
 
 class NormsKeep(StrEnum):
-    """What a packed backward keeps of its gradients until the baseline, which needs all norms, is known."""
+    """The part of its gradients that a packed backward keeps until the baseline, which needs all norms, is known."""
 
     AUTO = "auto"
-    """`gradients`; `activations` where a baseline's sequences are not one pass of one rank, and for a mixture of
-    experts."""
+    """`gradients`; `activations` for a mixture of experts, and where a baseline's sequences are not one pass of one
+    rank."""
     GRADIENTS = "gradients"
-    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size, of which
-    small models have several. Where their difference would lose its digits, because few sequences have almost all the
-    weight, a second backward. Of a mixture of experts at the scope of a mini-batch this is what `auto` keeps."""
+    """Two weighted sums of the gradients, in the gradient buffer and in a second buffer of the model's size; small
+    models have several second buffers. Where few sequences have almost all the weight, the difference of the sums would
+    lose its digits, and a second backward runs. `auto` keeps gradients of mixtures of experts at scope `minibatch`."""
     ACTIVATIONS = "activations"
     """Every layer's inputs and output gradients, from which gradients are formed later. Memory grows with tokens."""
 
 
 SECOND_BUFFERS_BYTES = 2 << 30
-"""With `keep=gradients`: a pass has as many groups as have second buffers in this memory of a rank, at least one."""
+"""The memory of a rank for second buffers: with `keep=gradients` a pass has one for each group, at least one."""
 
 
 @dataclass(frozen=True)
 class NormsConfig:
-    """The settings `vcpo.norms.*`; used where the update needs gradient norms only. Strings are accepted for the enums.
+    """The settings `vcpo.norms.*`, read only where the update needs gradient norms. Enums may be given as strings.
 
     Raises:
         ValueError: naming the setting and what to set instead.
     """
 
     how: NormsHow = NormsHow.PACKED
-    """Where the norms come from."""
+    """The source of the norms."""
 
     keep: NormsKeep = NormsKeep.AUTO
-    """With `how=packed`: what is kept of a backward until the baseline is known."""
+    """With `how=packed`: the part of a backward that is kept until the baseline is known."""
 
     tokens: int = 16384
-    """Where activations are kept: at most those of so many tokens of a rank at a time, but at least of one group."""
+    """The most tokens of a rank whose activations are kept at a time; one group is always kept whole."""
 
     def __post_init__(self) -> None:
         for name, enum in (("how", NormsHow), ("keep", NormsKeep)):
@@ -79,7 +79,7 @@ NOT_PACKED_EXPERTS = {
 
 
 def against_packing(setting: Callable[[str], Any]) -> str | None:
-    """The first setting with which packed norms are not possible, in words; None if there is none.
+    """Return the first setting with which packed norms are not possible, in words; None if there is none.
 
     Args:
         setting: name of a setting of Megatron's TransformerConfig -> its value.
@@ -88,7 +88,7 @@ def against_packing(setting: Callable[[str], Any]) -> str | None:
 
 
 def against_packing_experts(setting: Callable[[str], Any]) -> str | None:
-    """As `against_packing`, of the settings that matter to a mixture of experts only."""
+    """Return the first setting with which packed norms of a mixture of experts are impossible, in words, or None."""
     reasons = NOT_PACKED_EXPERTS.items()
     return next((f"{name}={setting(name)}: {reason}" for name, reason in reasons if setting(name)), None)
 
@@ -100,14 +100,14 @@ def in_words(
     kept_with_experts: NormsKeep | None = None,
     keep: NormsKeep = NormsKeep.AUTO,
 ) -> str:
-    """The line on the console that says how a run measures gradient norms.
+    """Return the line on the console that says how a run measures gradient norms.
 
     Args:
-        how: what is set.
-        layers: whose layers the trainer has.
-        obstacle: why packed norms are not possible with them, or None.
-        kept_with_experts: of a mixture of experts what a backward keeps, which `vcpo.norms.keep=auto` does not tell.
-        keep: what is set; of a dense model `auto` chooses for each mini-batch.
+        how: the setting.
+        layers: the kind of the trainer's layers.
+        obstacle: why packed norms are not possible with these layers, or None.
+        kept_with_experts: what a backward keeps with a mixture of experts; None for a dense model.
+        keep: the setting; for a dense model `auto` chooses in each mini-batch.
     """
     if how is NormsHow.PER_TRAJECTORY:
         return f"Gradient norms: one backward per sequence (vcpo.norms.how={how.value}), on {layers}."

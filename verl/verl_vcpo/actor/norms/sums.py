@@ -1,4 +1,4 @@
-"""Where `keep=gradients` adds up gradients until their baselines are known: in the main and in second buffers."""
+"""The main and second buffers in which `keep=gradients` adds up gradients until their baselines are known."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,39 +16,39 @@ from verl_vcpo.actor.norms.layout import MicroBatch
 class Sums:
     """Two weighted sums of the gradients of a pass over N sequences, in the buffers of every parameter.
 
-    Every baseline of the pass has a second buffer of its own: S of each parameter. All of them share the main buffer.
+    Every baseline of the pass has its own second buffer, so each parameter has S. All baselines share the main buffer.
     """
 
     coefficient: Tensor
-    """[2, N] of each sequence in the main and in the second buffer; on the host."""
+    """[2, N] the coefficients of each sequence in the main and in the second buffer; on the host."""
     slot: tuple[int, ...]
-    """N numbers: the second buffer, of S, that each sequence is added to."""
+    """The second buffer, 0 to S - 1, that each of the N sequences is added to."""
     second: "SecondBuffers"
-    """Of each parameter at least S second buffers [S, ...]."""
+    """At least S second buffers [S, ...] for each parameter."""
 
     @property
     def slots(self) -> int:
-        """S."""
+        """S, the number of second buffers in use."""
         return max(self.slot) + 1
 
     @cached_property
     def weights(self) -> Tensor:
-        """[1 + S, N] of each sequence in the main and in all second buffers; on the host."""
+        """[1 + S, N] the coefficients of each sequence in the main and in all second buffers; on the host."""
         mine = torch.arange(self.slots)[:, None] == torch.tensor(self.slot)
         return torch.cat([self.coefficient[:1], mine * self.coefficient[1]])
 
     @cached_property
     def on_device(self) -> Tensor:
-        """[1 + S, N] `weights`, on the device."""
+        """[1 + S, N] the weights, on the device."""
         return self.weights.to(next(iter(self.second.values())).device, non_blocking=True)
 
     @cached_property
     def slot_on_device(self) -> Tensor:
-        """[N] `slot`, on the device."""
+        """[N] the slots, on the device."""
         return torch.tensor(self.slot).to(self.on_device.device, non_blocking=True)
 
     def of_sequences(self, micro_batch: MicroBatch) -> Tensor:
-        """[1 + S, n] the weights of a micro-batch's sequences, on the device; computed once for all layers."""
+        """Return [1 + S, n], the weights of a micro-batch's sequences, on the device; computed once for all layers."""
         numbers = micro_batch.numbers
         if numbers not in self._of_sequences:
             self._of_sequences[numbers] = self.on_device[:, micro_batch.rows]
@@ -59,7 +59,7 @@ class Sums:
         return {}
 
     def in_micro_batch(self, micro_batch: MicroBatch) -> WeightedSums:
-        """The weighted sums of a micro-batch's sequences, for linear layers; made once for all layers."""
+        """Return the weighted sums of a micro-batch's sequences, for linear layers; made once for all layers."""
         numbers = micro_batch.numbers
         if numbers not in self._in_micro_batch:
             of_numbers = self.weights[:, list(numbers)].tolist()
@@ -70,12 +70,12 @@ class Sums:
     def _in_micro_batch(self) -> dict[tuple[int, ...], WeightedSums]:
         return {}
 
-    def of(self, parameter: Tensor) -> Tensor:
-        """[S, ...] the second buffers of a parameter."""
+    def second_of(self, parameter: Tensor) -> Tensor:
+        """Return [S, ...], the second buffers of a parameter."""
         return self.second[parameter][: self.slots]
 
     def subtract(self, shift: list[float]) -> None:
-        """Every parameter's main buffer -= sum_s shift[s] second[s]; the second buffers become 0.
+        """Subtract sum_s shift[s] second[s] from every parameter's main buffer; the second buffers become 0.
 
         Args:
             shift: S numbers.
@@ -87,7 +87,7 @@ class Sums:
 
 
 class SecondBuffers(dict[Tensor, Tensor]):
-    """Of each parameter S float32 buffers [S, ...], zero between updates.
+    """The S float32 buffers [S, ...] of each parameter, zero between updates.
 
     Main gradients that share a block of memory, as Megatron's do, have second buffers in one block, of the same layout:
     one operation subtracts the second buffers of all of them.
@@ -96,7 +96,7 @@ class SecondBuffers(dict[Tensor, Tensor]):
     def __init__(self, parameters: Iterable[Tensor] = (), slots: int = 1) -> None:
         super().__init__()
         self.blocks: list[tuple[Tensor, Tensor]] = []
-        """A block of main gradients [P], and its second buffers [S, P]."""
+        """Pairs of a block of main gradients [P] and its second buffers [S, P]."""
         mains: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             main = parameter.main_grad  # type: ignore[attr-defined]
@@ -105,8 +105,8 @@ class SecondBuffers(dict[Tensor, Tensor]):
             self._add(of_block, slots)
 
     @classmethod
-    def of(cls, modules: list[torch.nn.Module], slots: int) -> "SecondBuffers":
-        """Of every trained parameter."""
+    def for_modules(cls, modules: list[torch.nn.Module], slots: int) -> "SecondBuffers":
+        """Make the second buffers of every trained parameter."""
         return cls([p for chunk in modules for p in chunk.parameters() if p.requires_grad], slots)
 
     def clear(self) -> None:

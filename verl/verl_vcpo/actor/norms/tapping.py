@@ -1,4 +1,4 @@
-"""Taps a model for per-sequence gradients.
+"""The tap of a model for per-sequence gradients.
 
 Megatron's own layers are in modules.py, Transformer Engine's in te_modules.py, mixtures of experts in experts.py.
 """
@@ -32,7 +32,7 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
     """Tap a model: its linear layers, embedding and norms give gradients to the tap's collector, while there is one.
 
     Returns:
-        The tap. Where its `untapped` says that a gradient cannot be collected, it must not get a collector.
+        The tap. A tap whose `untapped` names a gradient that cannot be collected must not get a collector.
     """
     tap = Tap()
     for name, module in _modules(chunks):
@@ -51,7 +51,7 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
 
 
 def _modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    """(name, module) of all modules, and of experts' layers that are hidden from the tree of modules."""
+    """Return (name, module) of all modules, and of experts' layers that are hidden from the tree of modules."""
     named = [pair for chunk in chunks for pair in chunk.named_modules()]
     known = {module for _, module in named}
     return named + [("an expert", layer) for layer in experts.layers_of_experts(chunks) if layer not in known]
@@ -72,14 +72,14 @@ def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
 
 
 def _is_of_te(module: torch.nn.Module) -> bool:
-    """Whether it is a layer of Transformer Engine with parameters: its attention, which local layers use, has none."""
+    """Return True for layers of Transformer Engine with parameters; its attention, which local layers use, has none."""
     if not any(True for _ in module.parameters(recurse=False)):
         return False
     return any(base.__module__.startswith("transformer_engine.") for base in type(module).__mro__)
 
 
 def _left_over(chunks: list[torch.nn.Module]) -> str | None:
-    """A trained parameter that is of no tapped module, in words; None if there is none."""
+    """Return a trained parameter that belongs to no tapped module, in words; None if there is none."""
     tapped = {
         parameter
         for _, module in _modules(chunks)

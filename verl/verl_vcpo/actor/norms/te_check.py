@@ -1,4 +1,4 @@
-"""Whether the layers of the installed Transformer Engine give a collector what their own gradients are formed from.
+"""A check that the installed Transformer Engine's layers give a collector the data of their own gradients.
 
 `te_modules` depends on calls inside Transformer Engine's backwards, which no release promises. So an engine runs one
 small layer of each kind when it starts, with its own gradients and tapped: milliseconds.
@@ -20,11 +20,11 @@ from verl_vcpo.actor.norms.modules import Tap
 _TOKENS, _INPUTS, _OUTPUTS = 16, 32, 48  # multiples of 16, as kernels may demand
 _OF_EXPERTS = [_TOKENS // 2, _TOKENS // 2]
 _LIMIT = 1e-2
-"""Of the largest entry of a gradient: on a GPU a product of float32 numbers may use 10 bits of their mantissas."""
+"""The accepted error, relative to a gradient's largest entry: a GPU may use 10 bits of the mantissas of float32."""
 
 
 class _Sums:
-    """In the place of a collector: of each parameter the gradient of all tokens."""
+    """A stand-in for a collector: the gradient of each parameter over all tokens."""
 
     def __init__(self, layout: MicroBatch) -> None:
         self._layout = layout
@@ -47,7 +47,7 @@ class _Sums:
 
 
 def what_is_wrong(grouped: bool = False) -> str | None:
-    """A kind of layer whose tapped gradients are not the layer's own, in words; None if there is none.
+    """Return a kind of layer whose tapped gradients are not the layer's own, in words; None if there is none.
 
     Args:
         grouped: whether the model has layers of experts.
@@ -108,7 +108,7 @@ def _of_layer(layer: torch.nn.Module, device: Any) -> str | None:
 
 
 def _backward(layer: torch.nn.Module, device: Any) -> dict[str, Tensor | None]:
-    """The gradient of each parameter, None where the backward left none; no random numbers are drawn."""
+    """Return the gradient of each parameter, None where the backward left none; no random numbers are drawn."""
     x = _fill(torch.empty(_TOKENS, 1, _INPUTS, device=device)).requires_grad_()
     layer.zero_grad()
     output = layer(x, _OF_EXPERTS) if isinstance(layer, GroupedLinear) else layer(x)
@@ -117,6 +117,6 @@ def _backward(layer: torch.nn.Module, device: Any) -> dict[str, Tensor | None]:
 
 
 def _fill(tensor: Tensor) -> Tensor:
-    """Numbers between -1 and 1, each different from those of its row and of its column."""
+    """Fill a tensor with numbers between -1 and 1, each different from all others in its row and its column."""
     with torch.no_grad():
         return tensor.copy_(torch.arange(tensor.numel(), device=tensor.device).mul(1.3).sin().view_as(tensor))

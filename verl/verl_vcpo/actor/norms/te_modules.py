@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 
 class Store(Tapped):
-    """Takes the place of a linear layer's `WeightGradStore`.
+    """A stand-in for a linear layer's `WeightGradStore`, which gives gradients to a collector.
 
     Args:
-        rows: of a layer of experts, what gives the rows of a forward once its backward has begun.
+        rows: in a layer of experts, the function that returns the rows of a forward once its backward has begun.
     """
 
     def __init__(self, tap: Tap, layer: Any, rows: "Callable[[], ExpertRows] | None" = None) -> None:
         self.tap, self.layer, self.rows = tap, layer, rows
 
     def of_experts(self, rows: "Callable[[], ExpertRows] | None") -> "Store":
-        """The store of one forward, which Transformer Engine gives to the backward."""
+        """Return the store of one forward, which Transformer Engine gives to the backward."""
         return Store(self.tap, self.layer, rows)
 
     def delay_wgrad_compute(self) -> bool:
-        """Whether the layer's backward calls `put`, and forms no gradients of weight and bias."""
+        """Return True where the layer's backward calls `put`, and forms no gradients of weight and bias."""
         return self.tap.collector is not None
 
     def put(self, tensors: list[Any], form: Callable[..., Any]) -> None:
         """Give a layer's inputs and output gradients to the collector.
 
         Args:
-            tensors: both, [S n, in] and [S n, out]; of a GroupedLinear lists of both with an entry for each expert, and
-                the list of tensors in which the layer would form gradients, and which it returns to autograd.
-            form: what would compute the gradient of the weight from both; not used.
+            tensors: both, [S n, in] and [S n, out]; from a GroupedLinear lists of both with an entry for each expert,
+                and the list of tensors in which the layer would form gradients, and which it returns to autograd.
+            form: the function that would compute the gradient of the weight from both; not used.
         """
         layer, collector = self.layer, self.tap.collector
         assert collector is not None, "delay_wgrad_compute is false without a collector"
@@ -73,14 +73,14 @@ class Store(Tapped):
 
 
 def _weights(layer: Any) -> list[Tensor]:
-    """Of each expert; of a Linear one."""
+    """Return the weight of each expert; the one weight of a Linear."""
     if isinstance(layer, GroupedLinear):
         return [getattr(layer, f"weight{i}") for i in range(layer.num_gemms)]
     return [layer.weight]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """[R, d] of consecutive parts; without a copy where they are parts of one tensor, as splits are."""
+    """Join consecutive parts to [R, d]; without a copy where they are parts of one tensor, as splits are."""
     first, end = parts[0], parts[0].storage_offset()
     for part in parts:
         if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
@@ -100,11 +100,11 @@ class Extension:
         return getattr(self._compiled, name)
 
     def norm_follows(self, store: Store) -> None:
-        """The next backward of a norm is that of the store's layer, a LayerNormLinear."""
+        """Announce that the next backward of a norm is that of the store's layer, a LayerNormLinear."""
         self._announced = store, store.tap.collector
 
     def rmsnorm_bwd(self, dy: Tensor, x: Tensor, rsigma: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
-        """As the compiled one, (gradient of x, of the weight); the latter None where a collector takes it."""
+        """Return the compiled function's gradients of x and of the weight; None for a weight of the collector."""
         taken = self._take(dy, x, None, rsigma)
         dx, formed = self._compiled.rmsnorm_bwd(dy, x, rsigma, *rest)
         return dx, None if taken else formed
@@ -112,8 +112,7 @@ class Extension:
     def layernorm_bwd(
         self, dy: Tensor, x: Tensor, mean: Tensor, rsigma: Tensor, *rest: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As the compiled one, (gradient of x, of the weight, of the bias); the latter None where a collector takes
-        them."""
+        """Return the compiled function's gradients of x, weight and bias; None for parameters of the collector."""
         taken = self._take(dy, x, mean, rsigma)
         dx, *formed = self._compiled.layernorm_bwd(dy, x, mean, rsigma, *rest)
         return (dx, None, None) if taken else (dx, *formed)
@@ -133,14 +132,14 @@ class Extension:
 
 
 def extension() -> Extension:
-    """What layernorm_linear.py of Transformer Engine calls; the compiled one is exchanged by the first call."""
+    """Return the extension that Transformer Engine's layernorm_linear.py calls; the first call replaces it by ours."""
     if not isinstance(layernorm_linear.tex, Extension):
         layernorm_linear.tex = Extension(layernorm_linear.tex)
     return layernorm_linear.tex
 
 
 def _normalized(x: Tensor, mean: Tensor | None, rsigma: Tensor) -> Tensor:
-    """[..., d] float32: what the norm multiplies by its weight; `mean` and `rsigma` are one number per row of x."""
+    """Return [..., d] float32, the factor of the norm's weight; `mean` and `rsigma` are one number per row of x."""
     centred = x.float() if mean is None else x.float() - mean[:, None]
     return centred * rsigma[:, None]
 
@@ -163,10 +162,10 @@ def _take_norm(
 
 class _TappedNorm(Tapped):
     heads = False
-    """`is_norm_of_heads` of the module's name."""
+    """True for a norm of queries or keys."""
 
     def op_backward(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """As upstream's, (gradient of x, of the parameters); the latter None where a collector takes them."""
+        """Return upstream's gradients of x and of the parameters; None for parameters of the collector."""
         collector = self.tap.collector
         if collector is not None:
             x, *mean, rsigma = ctx.saved_tensors  # upstream frees them
@@ -197,7 +196,7 @@ def plug_in(chunks: list[torch.nn.Module], tap: Tap, of_experts: Collection[torc
         of_experts: linear layers of experts.
 
     Returns:
-        A layer not all of whose gradients can be collected, and why; None if there is no such layer.
+        The first layer with a gradient that cannot be collected, and why; None if there is no such layer.
     """
     for chunk in chunks:
         for name, module in chunk.named_modules():
@@ -220,7 +219,7 @@ def plug_in_layer(module: Any, tap: Tap) -> None:
 
 
 def _obstacle(layer: Any, of_experts: bool) -> str | None:
-    """Why autograd or Transformer Engine would form a gradient of a linear layer all the same; None if not."""
+    """Return why autograd or Transformer Engine would form a linear layer's gradient all the same; None if not."""
     trained = [p for p in layer.parameters() if p.requires_grad]
     if not trained:
         return None

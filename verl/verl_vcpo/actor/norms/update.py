@@ -1,7 +1,7 @@
 """The gradient of a VCPO update from one packed backward, although baselines need norms that a backward computes.
 
-A pass is a forward and backward over some of this rank's sequences; all sequences of a baseline are in one pass. What
-the backward keeps (`vcpo.norms.keep`) becomes the update's gradient when the norms of the pass are known on all ranks:
+A pass is a forward and backward over some of this rank's sequences; all sequences of a baseline are in one pass. The
+parts that a backward keeps (`vcpo.norms.keep`) become the update's gradient when all ranks know the norms of the pass:
 
     activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
                   many groups as `vcpo.norms.tokens` allows, wherever their sequences lie; at scope `minibatch` all
@@ -61,42 +61,42 @@ class PackedOutcome:
     batch: MiniBatch
     losses: list[float]
     rounded: bool
-    """Whether only the norms are known, because rounding would have spoiled the gradient of `keep=gradients`."""
+    """True: only the norms are known, because rounding would have spoiled the gradient of `keep=gradients`."""
     keep: NormsKeep | None
-    """What was kept of the passes; None: the norms only."""
+    """The kept part of the passes; None: the norms only."""
 
 
 class Pass:
-    """Some of the sequences of all data-parallel ranks.
+    """Some sequences of all data-parallel ranks.
 
-    The pass counts N = D * most sequences, `most` the largest number of a rank's: sequence i of rank d has the number
-    d * most + i.
+    The pass counts N = D * largest sequences, `largest` the most sequences of a rank: sequence i of rank d has the
+    number d * largest + i.
 
     Args:
-        rows: of each of the D data-parallel ranks the numbers of its sequences in the mini-batch.
-        rank: this one.
+        rows: for each of the D data-parallel ranks the numbers of its sequences in the mini-batch.
+        rank: this data-parallel rank.
     """
 
     def __init__(self, rows: list[list[int]], rank: int) -> None:
         self.rows, self.rank = rows, rank
-        self.mine = rows[rank]
+        self.own_rows = rows[rank]
         """This rank's rows."""
-        self.most = max(map(len, rows))
-        self.numbers = torch.cat([d * self.most + torch.arange(len(of_rank)) for d, of_rank in enumerate(rows)])
+        self.largest = max(map(len, rows))
+        self.numbers = torch.cat([d * self.largest + torch.arange(len(of_rank)) for d, of_rank in enumerate(rows)])
         """[n] the numbers of all sequences, rank after rank."""
 
     @property
     def size(self) -> int:
-        """N."""
-        return len(self.rows) * self.most
+        """N, the count of the pass."""
+        return len(self.rows) * self.largest
 
     @property
     def my_numbers(self) -> Tensor:
         """[b] the numbers of this rank's sequences."""
-        return self.rank * self.most + torch.arange(len(self.mine))
+        return self.rank * self.largest + torch.arange(len(self.own_rows))
 
     def spread(self, values: Tensor) -> Tensor:
-        """[..., n] values of all sequences, rank after rank -> [..., N] by number, 0 where there is no sequence."""
+        """Spread [..., n] values, rank after rank, to [..., N] by number, 0 where there is no sequence."""
         out = values.new_zeros(*values.shape[:-1], self.size)
         out[..., self.numbers] = values
         return out
@@ -110,8 +110,7 @@ class PackedUpdate:
         data: this data-parallel rank's b sequences.
         config: VCPO's settings, which need gradient norms.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
-        second: with `keep=gradients` `slots` second buffers of each parameter by the time of `run`, zero between
-            updates.
+        second: with `keep=gradients` `slots` second buffers for each parameter when `run` begins, zero between updates.
         only_norms: keep nothing else, because `keep=gradients` could not measure this mini-batch.
     """
 
@@ -145,7 +144,7 @@ class PackedUpdate:
         """Run all passes. Afterwards the update's gradient is in Megatron's buffers, if the outcome has one.
 
         Raises:
-            Unmeasured: on all ranks: a norm is NaN, infinite, or of numbers whose squares float32 cannot hold; the
+            Unmeasured: on all ranks: a norm is NaN or infinite, or float32 cannot hold the squares of a gradient; the
                 contents of the buffers are not usable.
         """
         self.engine.optimizer_zero_grad()
@@ -170,12 +169,12 @@ class PackedUpdate:
         log_prob = None
         if engine.is_mp_src_rank_with_outputs():
             log_prob = padded_responses(out["model_output"]["log_probs"], data)
-            for row, values in zip(one.mine, log_prob, strict=True):
+            for row, values in zip(one.own_rows, log_prob, strict=True):
                 self.log_probs[row] = values
             self.losses += out["loss"]
         # The loss contains the data-parallel size as a factor, and Megatron multiplies by the context-parallel size.
         factor = self.ranks * mpu.get_context_parallel_world_size()
-        norms = collector.squared_norms().view(self.ranks, one.most) / factor**2
+        norms = collector.squared_norms().view(self.ranks, one.largest) / factor**2
         for rank, rows in enumerate(one.rows):
             self.squared_norm[rank, rows] = norms[rank, : len(rows)]
         if self.keep is not None:
@@ -183,7 +182,7 @@ class PackedUpdate:
             self._combine(collector, one, batch, sums)
 
     def _select(self, one: Pass) -> TensorDict:
-        rows = one.mine
+        rows = one.own_rows
         data = self.data.copy() if rows == list(range(len(self.data))) else self._of_rows(rows)
         size = tu.get_non_tensor_data(data, key="micro_batch_size_per_gpu", default=None)
         if size:  # verl demands a size that divides the pass: the largest such size
@@ -204,7 +203,7 @@ class PackedUpdate:
 
     @cached_property
     def _ragged(self) -> dict[str, tuple[Tensor, ...]]:
-        """Of each nested column its rows: unbinding a column takes time for all of its rows, in every pass."""
+        """The rows of each nested column, unbound once: to unbind a column takes time for all of its rows."""
         return {name: value.unbind() for name, value in self.data.items() if getattr(value, "is_nested", False)}
 
     def _loss(self) -> Callable[..., Any]:
@@ -213,25 +212,26 @@ class PackedUpdate:
         return partial(weighted_score_loss, **self.aggregation)
 
     def _of_pass(self, one: Pass, values: Tensor) -> Tensor:
-        """[..., B] of the mini-batch's sequences -> [..., n] of those of the pass, rank after rank."""
+        """Select from [..., B] of the mini-batch the [..., n] of the pass, rank after rank."""
         size = len(self.data)
         return values[..., [rank * size + row for rank, rows in enumerate(one.rows) for row in rows]]
 
     def _sums(self, one: Pass) -> Sums:
-        """Of a_i g_i."""
+        """Return the pass's two sums of a_i g_i, with the factors (R_i - m) / (s B) and 1 / (s B)."""
         reward, common, scale = self._rewards
         both = torch.stack([(reward - common) * scale, scale])
         return Sums(one.spread(self._of_pass(one, both)).float(), self._slots(one), self.second)
 
     def _slots(self, one: Pass) -> tuple[int, ...]:
-        """N numbers: which of its rank's baselines in the pass a sequence has."""
+        """Return N numbers: a sequence's baseline, counted among those of its rank in the pass."""
         if self.config.opob_scope is OpobScope.MINIBATCH:
             return (0,) * one.size
         slot = [0] * one.size
         groups = self._of_pass(one, self.sequences.group).split([len(rows) for rows in one.rows])
         for rank, of_rank in enumerate(groups):
             number = {group: i for i, group in enumerate(dict.fromkeys(of_rank.tolist()))}
-            slot[rank * one.most : rank * one.most + len(of_rank)] = [number[group] for group in of_rank.tolist()]
+            first = rank * one.largest
+            slot[first : first + len(of_rank)] = [number[group] for group in of_rank.tolist()]
         return tuple(slot)
 
     @cached_property
@@ -275,7 +275,7 @@ class PackedUpdate:
         sums.subtract([values[0] if values else 0.0 for values in of_slots])
 
     def _two_sums_suffice(self, batch: MiniBatch) -> bool:
-        """Whether the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
+        """Return True where the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
         sums = TwoSums.of_buffers(self.second, self.slots)
         _, common, scale = self._rewards
         rounding = predicted_rounding(self.config, batch, self._estimate(batch), common, scale, sums)
@@ -298,7 +298,7 @@ class PackedUpdate:
 
 
 def _commonest(reward: Tensor, group: Tensor) -> Tensor:
-    """[B] the reward that most sequences of the group have; of several such the nearest to the group's mean."""
+    """Return [B] the commonest reward of the group; if several are, the one nearest to the group's mean."""
     out = torch.empty_like(reward)
     for one in group.unique():
         of_group = reward[group == one]
@@ -309,7 +309,7 @@ def _commonest(reward: Tensor, group: Tensor) -> Tensor:
 
 
 def _micro_batch_tokens(data: TensorDict) -> int | None:
-    """The most tokens of a micro-batch, on all context-parallel ranks together; None: micro-batches by sequences."""
+    """Return the most tokens of a micro-batch on all context-parallel ranks; None: micro-batches by sequences."""
     if not tu.get_non_tensor_data(data, key="use_dynamic_bsz", default=True):
         return None
     return int(data["max_token_len_per_gpu"]) * mpu.get_context_parallel_world_size()
@@ -323,7 +323,7 @@ def _experts(engine: Any) -> Experts:
 
 @contextlib.contextmanager
 def _finalized_once(modules: list[torch.nn.Module]) -> Iterator[None]:
-    """Megatron reduces gradients over ranks and stages once, at the end of the block, instead of in every pass."""
+    """Have Megatron reduce gradients over ranks and stages once, at the end of the block, instead of in every pass."""
     configs = [get_model_config(chunk) for chunk in modules]
     finalize = configs[0].finalize_model_grads_func
     calls: list[tuple[Any, Any]] = []
@@ -346,7 +346,7 @@ def forward_step(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """verl's `forward_step`, which also sets the collector's micro-batch for the forward and for its backward."""
+    """Run verl's `forward_step`, and set the collector's micro-batch for the forward and for its backward."""
     batch = next(batch_iter)
     layout = micro_batch(batch, packed, get_device_id())
     collector.micro_batch = layout
