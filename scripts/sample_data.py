@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -83,12 +84,12 @@ def tool_use(out: Path, train: list[Sum], val: list[Sum]) -> None:
 TASKS: dict[str, Callable[[Path, list[Sum], list[Sum]], None]] = {"gsm8k": gsm8k, "math": math, "tool_use": tool_use}
 
 
-def write_lines(file: Path, rows: list[dict]) -> None:
+def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_parquet(file: Path, rows: list[dict]) -> None:
+def write_parquet(file: Path, rows: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as partial:
         pd.DataFrame(rows).to_parquet(partial, index=False)

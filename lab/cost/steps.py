@@ -219,7 +219,7 @@ def exact(row: dict[str, Any]) -> bool:
     if ACTIVATIONS not in row["methods"]:
         return True  # not asked
     dtype, noise = row["case"]["dtype"], row["methods"][ACTIVATIONS]["noise"]
-    limits = {name: ERROR_LIMITS[dtype] for name in noise}
+    limits = dict.fromkeys(noise, ERROR_LIMITS[dtype])
     if dtype == "bfloat16":
         limits = {name: max(limit, NOISE_LIMIT * noise[name]) for name, limit in limits.items()}
     errors = [result["errors"] for result in row["methods"].values() if "errors" in result]

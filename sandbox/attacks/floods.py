@@ -131,7 +131,7 @@ async def _unread(target: Target) -> str:
 
 async def _unread_for_ever(target: Target) -> str:
     content = body(code="import os; os.write(1, bytes(250_000))")
-    reader, writer = await connect(target)
+    _reader, writer = await connect(target)
     began = time.perf_counter()
     try:
         writer.write(head(len(content)) + content)

@@ -15,11 +15,11 @@ _THREADS = 4
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         stats = {"waiting_or_running": 0, "over_limit": 0, "warm": 0, "limits_whole_programs": False}
         self._answer(200, stats)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         if self.headers.get("Content-Length"):
             body = self.rfile.read(int(self.headers["Content-Length"]))
         else:
@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:
             self._answer(500, {"detail": str(error), "input": body.decode(errors="replace")})
 
-    do_PUT = do_POST  # noqa: N815
+    do_PUT = do_POST
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()

@@ -101,7 +101,7 @@ def _smuggled(*parts: bytes) -> Any:
 
 async def _described(target: Target) -> str:
     for path in ("/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"):
-        status, text = await exchange(target, head(None, "GET", path), b"")
+        status, _text = await exchange(target, head(None, "GET", path), b"")
         if status == 200:
             return f"DEGRADED: {path} is open"
     return ""

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scripts.report.runs import ReportedRun
 from vcpo.diagnostics import AlarmLevels
@@ -71,7 +71,7 @@ _LEGEND_COLUMNS = 4
 _STYLE = {"axes.grid": True, "grid.alpha": 0.3, "axes.formatter.min_exponent": 3}
 
 
-def _palette(runs: int) -> list:
+def _palette(runs: int) -> list[Any]:
     import matplotlib.pyplot as plt
 
     if runs > 10:
@@ -88,7 +88,7 @@ def _title(runs: list[ReportedRun]) -> str:
     return f"{run.method}, policy lag bounded by k = {run.lag:g}{largest}"
 
 
-def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list) -> None:
+def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list[Any]) -> None:
     from matplotlib.ticker import PercentFormatter
 
     for run, colour in zip(runs, palette, strict=True):
@@ -105,7 +105,7 @@ def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list) -> None:
     axis.set_title("Accuracy")
 
 
-def _draw_panel(axis: "Axes", runs: list[ReportedRun], palette: list, panel: _Panel) -> None:
+def _draw_panel(axis: "Axes", runs: list[ReportedRun], palette: list[Any], panel: _Panel) -> None:
     values: list[float] = []
     for run, colour in zip(runs, palette, strict=True):
         steps, of_run = run.series(panel.metric)
@@ -142,7 +142,7 @@ def _plain_ticks(axis: "Axes") -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _sweep(axis: "Axes", runs: list[ReportedRun], palette: list) -> None:
+def _sweep(axis: "Axes", runs: list[ReportedRun], palette: list[Any]) -> None:
     """Accuracy at the end over the lag bound, a line per method and task."""
     from matplotlib.ticker import PercentFormatter
 

@@ -157,7 +157,7 @@ def test_padded_sequences_of_a_mixture_of_experts(make_engine: Callable[..., Any
 
 
 OF_EXPERTS: dict[str, Any] = {
-    **{name: True for name in NOT_PACKED_EXPERTS},
+    **dict.fromkeys(NOT_PACKED_EXPERTS, True),
     "moe_z_loss_coeff": 1e-3,
     "moe_expert_capacity_factor": 1.5,
     "moe_latent_size": 16,
@@ -275,7 +275,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         guard(Collector, name)
     for name in ("importance_weighted_score_loss", "weighted_score_loss"):
         guard(update, name)
-    yield called
+    return called
 
 
 @pytest.mark.parametrize("keep", ["gradients", "activations"])

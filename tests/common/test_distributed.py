@@ -50,7 +50,7 @@ def addresses(patch: str, folder: Path) -> set[str]:
     return {address for output in outputs for address in json.loads(output.splitlines()[-1])}
 
 
-@pytest.mark.parametrize("patch, expected", [("ours", {"127.0.0.1"}), ("torch's", {"127.0.0.1", "::"})])
+@pytest.mark.parametrize(("patch", "expected"), [("ours", {"127.0.0.1"}), ("torch's", {"127.0.0.1", "::"})])
 def test_a_store_named_by_loopback_listens_there_only(patch: str, expected: set[str], tmp_path: Path) -> None:
     assert addresses(patch, tmp_path) == expected
 

@@ -134,5 +134,5 @@ def comparisons(layouts: list[ParallelLayout]) -> Iterator[list[Comparison]]:
                 yield compare_all(layout, checkpoints[layout.model], references[layout.model], methods(layout))
             except RuntimeError as error:  # the other layouts are still worth knowing
                 tqdm.write(str(error), file=sys.stderr)
-                errors = {name: math.inf for name in ("norms", "ess_ratio", "baselines", "parameters")}
+                errors = dict.fromkeys(("norms", "ess_ratio", "baselines", "parameters"), math.inf)
                 yield [Comparison(layout.name, "", layout.world_size, **errors, step_s=math.nan)]

@@ -12,7 +12,7 @@ def said(steps: int, *, lag: float = 8, shares_cores: bool = False, **line: floa
 
 
 @pytest.mark.parametrize(
-    "line, words",
+    ("line", "words"),
     [
         ({"trainer_idle_share": 0.6}, "give the samplers more devices"),
         ({"sampler_idle_share": 0.6}, "give the trainer more devices"),

@@ -58,7 +58,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return statuses
 
 
-@pytest.mark.parametrize("reward, reason", [(0.5, None), (float("nan"), "nan"), (float("inf"), "inf")])
+@pytest.mark.parametrize(("reward", "reason"), [(0.5, None), (float("nan"), "nan"), (float("inf"), "inf")])
 def test_a_reward_of_no_function_is_finite_too(
     monkeypatch: pytest.MonkeyPatch, reward: float, reason: str | None
 ) -> None:

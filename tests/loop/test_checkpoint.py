@@ -46,7 +46,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil, what", [(truncate, "bytes, not"), (flip_a_bit, "has changed"), (Path.unlink, "is missing")]
+    ("spoil", "what"), [(truncate, "bytes, not"), (flip_a_bit, "has changed"), (Path.unlink, "is missing")]
 )
 @pytest.mark.parametrize("file", ["model.bin", "data.pt"])
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_it_taken(

@@ -81,7 +81,9 @@ def test_the_oldest_finished_prompts_are_consumed_first() -> None:
     assert remaining == {6: 1, 7: 1}
 
 
-@pytest.mark.parametrize("remaining, holds", [({4: 2}, True), ({4: 3}, False), ({4: 1, 5: 3}, True), ({3: 1}, False)])
+@pytest.mark.parametrize(
+    ("remaining", "holds"), [({4: 2}, True), ({4: 3}, False), ({4: 1, 5: 3}, True), ({3: 1}, False)]
+)
 def test_deadlines_hold(remaining: dict[int, int], holds: bool) -> None:
     assert deadlines_hold(Counter(remaining), step=3, batch_size=2) is holds
 
@@ -203,7 +205,7 @@ def test_as_few_finished_prompts_are_sampled_again_as_the_bound_allows() -> None
 @pytest.mark.parametrize("mode", OnDeadline)
 @pytest.mark.parametrize("unfinished", [0, 3])
 @pytest.mark.parametrize(
-    "old_lag, new_lag, old_batch, new_batch",
+    ("old_lag", "new_lag", "old_batch", "new_batch"),
     [(8, 8, 16, 16), (8, 7, 16, 16), (8, 4, 16, 16), (8, 0, 16, 16), (8, 8, 16, 8), (8, 12, 16, 16), (8, 3, 16, 24)],
 )
 def test_a_checkpoint_resumes_with_other_settings(

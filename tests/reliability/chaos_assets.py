@@ -28,8 +28,23 @@ def make_chaos_assets(folder: Path) -> Path:
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # on a busy machine several threads wait for each other
     for command in (
         ["scripts.prepare_data", *of_rows, "--name", TASK, "--val-fraction", "0.0008", "--out", f"{folder}/data"],
-        ["recipe.warm_start.train", "--data", f"{folder}/lessons.jsonl", "--answers", "answer", "--samples", "0"]
-        + ["--correct-fraction", "1", "--steps", str(_LESSON_STEPS), "--batch-size", "16", "--out", f"{folder}/model"],
+        [
+            "recipe.warm_start.train",
+            "--data",
+            f"{folder}/lessons.jsonl",
+            "--answers",
+            "answer",
+            "--samples",
+            "0",
+            "--correct-fraction",
+            "1",
+            "--steps",
+            str(_LESSON_STEPS),
+            "--batch-size",
+            "16",
+            "--out",
+            f"{folder}/model",
+        ],
     ):
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=ROOT, env=one_thread, capture_output=True, text=True

@@ -19,7 +19,8 @@ from tests.reliability import chaos_faults as faults
 from tests.reliability.chaos_assets import keep_disk, make_chaos_assets, small_disk
 from tests.reliability.chaos_faults import Deck, Fault, NotPossible
 from tests.reliability.chaos_launch import Launch, Sandbox, TooLate
-from tests.reliability.chaos_reader import SAMPLES, is_filtered, lineage, newest_whole, read
+from tests.reliability.chaos_reader import SAMPLES, lineage, newest_whole, read
+from tests.reliability.chaos_reward import is_filtered
 from tests.reliability.chaos_spoil import SPOILS
 from tests.reliability.chaos_watch import LEDGER, Watch, left_over
 
@@ -194,6 +195,7 @@ class Hour:
             launch.kill()
             return self._note(fault.name, number, target, str(error), "waits above their limit")
         self._note(fault.name, number, target, f"went on to step {self._made(number)}")
+        return None
 
     def _ends(self, launch: Launch, number: int, fault: Fault, rng: random.Random) -> None:
         try:
@@ -215,6 +217,7 @@ class Hour:
                 f", where {fault.code} and {fault.says!r} without a traceback were to come: {launch.output[-900:]!r}"
             )
         self._note(fault.name, number, target, words, "not as the table says" if wrong else None)
+        return None
 
     def _after(self, launch: Launch, number: int, begun: dict[str, Any]) -> None:
         """Wait for the end of a launch, note its words and what is left of it, and remove that."""

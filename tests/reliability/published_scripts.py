@@ -74,7 +74,7 @@ def execute(script: Path, run_dir: Path, settings: list[str]) -> ScriptExecution
     return execution
 
 
-def end(process: subprocess.Popen) -> int:
+def end(process: subprocess.Popen[bytes]) -> int:
     """Let the script end cleanly, or kill it. Return the exit code."""
     os.killpg(process.pid, signal.SIGTERM)
     try:

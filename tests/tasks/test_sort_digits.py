@@ -18,14 +18,14 @@ def test_rows_are_distinct_and_their_truth_is_right(tmp_path) -> None:
     assert [model["ground_truth"] for model in rows["reward_model"]] == ["".join(sorted(text)) for text in digits]
 
 
-@pytest.mark.parametrize("response, right", [("0123", 1.0), (" 0123\n", 1.0), ("123", 0.0), ("0123 0123", 0.0)])
+@pytest.mark.parametrize(("response", "right"), [("0123", 1.0), (" 0123\n", 1.0), ("123", 0.0), ("0123 0123", 0.0)])
 def test_right_or_wrong(response: str, right: float) -> None:
     scored = reward.compute_score(sort_digits.DATA_SOURCE, response, "0123")
     assert (scored["score"], scored["acc"]) == (right, right)
 
 
 @pytest.mark.parametrize(
-    "options, named",
+    ("options", "named"),
     [
         (["--digits", "2"], "digits=2"),
         (["--val", "0"], "val=0"),

@@ -86,7 +86,7 @@ def test_the_command(file: Path, tmp_path: Path, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "data, answers, message",
+    ("data", "answers", "message"),
     [
         ("reverse/train.parquet", "reply", "answers=reply: "),
         ("reverse/train.parquet", "reward_model.no", "answers=reward_model.no: "),

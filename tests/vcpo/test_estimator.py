@@ -38,7 +38,7 @@ def test_ess_ratio_is_the_textbook_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    "log_weight, expected",
+    ("log_weight", "expected"),
     [
         (torch.full((64,), -12.0), 1.0),  # the published epsilon would read 0.19
         (torch.tensor([1e4, -1e4, 0.0, 0.0]), 0.25),
@@ -140,7 +140,7 @@ def test_non_finite_reward_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting, message",
+    ("setting", "message"),
     [
         ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, leave_one_out, length, opob"),
         ({"truncation": 0}, r"vcpo.truncation=0: give a number in \(0, inf\]"),

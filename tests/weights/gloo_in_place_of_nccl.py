@@ -34,7 +34,7 @@ def formed() -> int:
 
 def synchronize() -> None:
     """In place of `torch.cuda.synchronize`: returns when everything that is enqueued has ended."""
-    for communicator in list(_formed):
+    for communicator in _formed:
         communicator.wait()
 
 

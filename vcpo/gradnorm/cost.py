@@ -67,7 +67,7 @@ def _pairs(length: int, of: Rates) -> float:
     """Return the number of pairs of tokens whose products are formed."""
     if not of.symmetric or length < 1.5 * TILE:
         return length * length
-    tops = list(range(0, length, TILE)) + [length]
+    tops = [*list(range(0, length, TILE)), length]
     return sum((end - top) * (length - top) for top, end in pairwise(tops))
 
 

@@ -128,7 +128,7 @@ def test_a_reward_that_raises_in_the_run_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "setting, message",
+    ("setting", "message"),
     [
         ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "knows single_turn_agent only"),
         ("actor_rollout_ref.rollout.temperature=0.5", "rollout.temperature=0.5: the simulator knows 1.0 only"),

@@ -159,7 +159,7 @@ def test_the_command_ends_well_where_a_run_breaks(
 
 
 @pytest.mark.parametrize(
-    "setting, message",
+    ("setting", "message"),
     [
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "ppo_epochs=2: the simulator knows 1 only"),

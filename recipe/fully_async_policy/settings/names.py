@@ -37,7 +37,7 @@ _OTHER_WORDS = {
     "max_completion_length": "max_response_length",
 }
 """What other trainers call a setting."""
-_LONG_DASHES = ("–", "—")  # noqa: RUF001  # which word processors make of --
+_LONG_DASHES = ("–", "—")  # which word processors make of --
 _GRAMMAR = "has characters that Hydra keeps for itself"
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from omegaconf import DictConfig
@@ -88,7 +89,7 @@ def held(config: DictConfig) -> contextlib.ExitStack:
         return both.pop_all()
 
 
-def taken(setting: str, path: str) -> AcquireReturnProxy:
+def taken(setting: str, path: str) -> "AcquireReturnProxy[Any]":
     """Make the folder, and hold it: a context manager. The kernel lets go of it when this process ends in any way.
 
     Raises:

@@ -66,7 +66,7 @@ class ControlGroup:
     async def remove(self) -> None:
         """Kill the group's processes, and wait until they have ended. Raises OSError after a minute."""
         deadline = time.monotonic() + TEARDOWN_S
-        while not all([_removed(folder) for folder in self._folders]):
+        while not all(_removed(folder) for folder in self._folders):
             if time.monotonic() > deadline:
                 raise OSError(f"{self._folders[0]}: its processes do not end")
             await asyncio.sleep(0.01)
@@ -110,7 +110,7 @@ def _clear_up(parent: Path) -> None:
     for folder in abandoned(parent):
         groups = [path for path in folder.iterdir() if path.is_dir()]
         deadline = time.monotonic() + TEARDOWN_S
-        while not all([_removed(path) for path in [*groups, folder]]) and time.monotonic() < deadline:
+        while not all(_removed(path) for path in [*groups, folder]) and time.monotonic() < deadline:
             time.sleep(0.01)
 
 

@@ -85,9 +85,24 @@ def _compile_redirect(folder: Path) -> None:
     torch = SITE / "torch"
     includes = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     _run(
-        ["g++", "-shared", "-fPIC", "-O1", "-w", "-std=c++17", *(f"-I{path}" for path in includes)]
-        + [str(HERE / "redirect.cpp"), "-o", str(folder / REDIRECT), f"-L{torch / 'lib'}"]
-        + ["-ltorch_cpu", "-ltorch_cuda", "-lc10", "-ltorch_python", f"-Wl,-rpath,{torch / 'lib'}"]
+        [
+            "g++",
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-w",
+            "-std=c++17",
+            *(f"-I{path}" for path in includes),
+            str(HERE / "redirect.cpp"),
+            "-o",
+            str(folder / REDIRECT),
+            f"-L{torch / 'lib'}",
+            "-ltorch_cpu",
+            "-ltorch_cuda",
+            "-lc10",
+            "-ltorch_python",
+            f"-Wl,-rpath,{torch / 'lib'}",
+        ]
     )
 
 

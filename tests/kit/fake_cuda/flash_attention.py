@@ -1,5 +1,6 @@
 """FlashAttention of packed sequences in plain torch, sequence by sequence: only CUDA has a kernel for it."""
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -79,7 +80,7 @@ def backward(
 
 def _sequences(begins: Tensor) -> list[slice]:
     bounds = begins.tolist()
-    return [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [slice(start, end) for start, end in itertools.pairwise(bounds)]
 
 
 def _factor(query: Tensor, scale: float | None) -> float:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import torch.distributed
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without a word
 
 
 def keep_stores_on_loopback() -> None:

@@ -160,7 +160,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
-    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+    ) -> tuple[list[str], dict[str, Tag], dict[str, int]]:
         chosen = self._oldest(partition_id, sampleable_keys, batch_size)
         if not self.partitions[partition_id]:
             self.partitions[partition_id] = trajectories_of({uid: self._sessions[uid] for uid in chosen}, partition_id)
@@ -168,7 +168,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return chosen, trajectories, submitted
 
     def _materialize_batch(
-        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, Tag]
     ) -> Any:
         position = {uid: i for i, uid in enumerate(selected_prompt_uids)}
 
@@ -234,7 +234,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str
-    ) -> tuple[set[str], set[str], set[str], Counter]:
+    ) -> tuple[set[str], set[str], set[str], Counter[str]]:
         """Have failed prompts sampled again, so that none is lost: verl replaces a failed prompt by another one in
         training, and counts a failed prompt as a wrong answer in a validation.
 
@@ -270,7 +270,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         if len(causes) > _MAX_LINES:
             print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
 
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Wait for the next batch of `batch_size` prompts, and return all its trajectories, and metrics."""
         self._counts.clear()
         self._partition = partition_id

@@ -14,8 +14,8 @@ from verl.utils import tensordict_utils as tu
 from verl_vcpo.actor.sequence_weights import SequenceWeight, Session
 from verl_vcpo.common.step_lines import lines_until, read_lines
 from verl_vcpo.common.whole_file import write_whole
-from verl_vcpo.report.batch_totals import RAW_REWARD
 from verl_vcpo.report.run_log import SAMPLES_FILE
+from verl_vcpo.report.trajectory_metrics import RAW_REWARD
 
 SAMPLES = 4
 """The number of lines of a step."""

@@ -137,8 +137,8 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
-        """Raise UserCodeError if a score is not finite. Custom reward functions are checked elsewhere: this one may be of
-        a reward manager of the run's own, an agent loop, or one of verl's rewards."""
+        """Raise UserCodeError if a score is not finite. Custom reward functions are checked elsewhere: this one is
+        of a reward manager of the run's own, an agent loop, or one of verl's rewards."""
         if output.reward_score is None:
             return
         try:

@@ -1,5 +1,6 @@
 """The layout of a micro-batch on this rank: which rows of an activation belong to which sequence."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -137,4 +138,4 @@ def _as_held(token: Tensor, ranks: int) -> Tensor:
 
 def _by_sequence(bounds: tuple[int, ...], ranks: int) -> Tensor:
     tokens = torch.arange(ranks * bounds[-1]).view(ranks, -1)
-    return torch.cat([tokens[:, start:end].flatten() for start, end in zip(bounds, bounds[1:], strict=False)])
+    return torch.cat([tokens[:, start:end].flatten() for start, end in itertools.pairwise(bounds)])
