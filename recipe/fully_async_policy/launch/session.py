@@ -4,14 +4,13 @@ import contextlib
 import os
 import shutil
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from omegaconf import DictConfig, OmegaConf
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from omegaconf import DictConfig
-
     from recipe.fully_async_policy.launch.nodes import RunOnNodes
     from recipe.fully_async_policy.launch.processes import Run
 
@@ -20,10 +19,8 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @contextlib.contextmanager
-def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
+def ray_session(config: DictConfig, run_id: str) -> "Iterator[RunOnNodes]":
     """A run's folder and a Ray cluster for the block; nothing of it on any node after it."""
-    from omegaconf import OmegaConf
-
     from recipe.fully_async_policy.launch.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
     from recipe.fully_async_policy.launch.processes import cleaned_up
     from recipe.fully_async_policy.launch.ray_access import session_folder
@@ -60,7 +57,7 @@ def ray_session(config: "DictConfig", run_id: str) -> "Iterator[RunOnNodes]":
 
 
 @contextlib.contextmanager
-def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
+def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
     """The Ray cluster of `ray_session`."""
     from recipe.fully_async_policy.launch.processes import catch_sigterm, interrupted_afterwards
     from verl_vcpo.common import console
@@ -68,7 +65,6 @@ def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -
     console.stage("Loading the packages (torch, Ray, Megatron)")
     with interrupted_afterwards():
         import ray
-        from omegaconf import OmegaConf
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         from recipe.fully_async_policy.launch import ray_access
