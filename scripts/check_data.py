@@ -8,8 +8,9 @@ import asyncio
 import statistics
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from recipe.fully_async_policy.settings.data_file import DataFile
 
 _AT_A_TIME = 64
+_Row = TypeVar("_Row")
 
 
 class Scores(NamedTuple):
@@ -58,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             check_types(config)
         file = DataFile("FILE", args.file)
         check_file(file, config)
-        print(f"{args.file}: {file.rows} rows; columns {', '.join(file.schema.names)}")
+        print(f"{args.file}: {file.count} rows; columns {', '.join(file.columns)}")
         print(describe_lengths(config, file))
         print(describe_scores(asyncio.run(scores_of(config, file))))
     except SettingError as error:
@@ -77,9 +79,8 @@ def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
     if not Path(model.path).is_dir():
         return f"prompts: not counted, {model.path} is not on this machine (actor_rollout_ref.model.path)"
     tokenizer, key = read_tokenizer(model), config.data.prompt_key
-    lengths: list[int] = []
-    for _, batch in file.batches([key]):
-        lengths += counted(tokenizer, batch.column(key).to_pylist(), config)
+    prompts = (row[key] for row in file.rows(key))
+    lengths = [length for some in _chunks(prompts) for length in counted(tokenizer, some, config)]
     too_long = [row for row, length in enumerate(lengths) if length > limit]
     if too_long and not config.data.filter_overlong_prompts:
         raise SettingError(
@@ -92,6 +93,7 @@ def describe_lengths(config: "DictConfig", file: "DataFile") -> str:
 
 async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     """What the reward gives for every row. Raises SettingError where it gives nothing."""
+    from recipe.fully_async_policy.settings.data import all_samples
     from recipe.fully_async_policy.settings.errors import SettingError
     from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, reward_of
     from recipe.tasks.gold import gold_responses
@@ -111,19 +113,16 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
 
     found: list[Scores] = []
     try:
-        for samples in tqdm(list(_chunks(file)), desc="rewards", disable=None):
+        for samples in tqdm(list(_chunks(all_samples(file))), desc="rewards", disable=None):
             found += await asyncio.gather(*map(score, samples))
     finally:
         pool.close()
     return found
 
 
-def _chunks(file: "DataFile") -> Iterator[list["Sample"]]:
-    from recipe.fully_async_policy.settings.data import all_samples
-
-    samples = list(all_samples(file))
-    for first in range(0, len(samples), _AT_A_TIME):
-        yield samples[first : first + _AT_A_TIME]
+def _chunks(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    while chunk := list(islice(rows, _AT_A_TIME)):
+        yield chunk
 
 
 def describe_scores(scores: list[Scores]) -> str:

@@ -124,9 +124,9 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     Raises:
         SettingError: a wrong setting, file or row, a reward that scores nothing, or a model that cannot be sampled.
     """
-    from recipe.fully_async_policy.settings.consistency import check_length
+    from recipe.fully_async_policy.settings.consistency import check_consistency, lengths
     from recipe.fully_async_policy.settings.data import check_rows
-    from recipe.fully_async_policy.settings.model import check_sampled_model
+    from recipe.fully_async_policy.settings.model import check_model
     from recipe.fully_async_policy.settings.reward import check_reward
     from recipe.fully_async_policy.settings.validate import SettingError
     from recipe.fully_async_policy.settings.values import check_types
@@ -134,9 +134,9 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     if json_file and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
         raise SettingError(f"--json {json_file}: cannot be written; give a file in a folder that is there")
     check_types(config)
-    check_length(config)
+    check_consistency(config, lengths)
     _, samples = check_rows(config, "val_files")
-    check_sampled_model(config)
+    check_model(config)
     check_reward(config, list(samples.values()))
 
 

@@ -9,19 +9,20 @@ trained model.
 
 import argparse
 import contextlib
+import importlib.resources
 import io
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.command_line import OneLineParser, positive_number, run_command
+from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
+from recipe.fully_async_policy.settings.errors import SettingError
 from verl_vcpo.common import start_up
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
 
@@ -29,9 +30,6 @@ CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trai
 def main(argv: list[str] | None = None) -> int:
     """Compose the configuration, check it, train. Returns the exit code: 2 where a setting is wrong."""
     args = _arguments(argv)
-    from recipe.fully_async_policy.launch import processes
-    from recipe.fully_async_policy.settings.errors import SettingError
-
     run_id = processes.new_run_id()
     with processes.sigterm_is_ctrl_c():
         try:
@@ -54,15 +52,13 @@ def main(argv: list[str] | None = None) -> int:
             return launch(config, run_id, composed_of(args))
 
 
-def _checked(args: argparse.Namespace) -> "DictConfig | None":
+def _checked(args: argparse.Namespace) -> DictConfig | None:
     """The configuration to train with; None where it was to be printed alone."""
     from recipe.fully_async_policy.settings import own_files
 
     prepare_environment(args.overrides)
     config = compose(args.overrides, args.config_dir)
     if args.print_config:
-        from omegaconf import OmegaConf
-
         print(OmegaConf.to_yaml(config, resolve=True))
         return None
     with own_files.located(args.overrides, args.config_dir):
@@ -81,7 +77,7 @@ def _checked(args: argparse.Namespace) -> "DictConfig | None":
     return None
 
 
-def _folders(config: "DictConfig", launch: str) -> contextlib.ExitStack:
+def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
     """The run's folders, held, with nothing in them that is another run's."""
     from recipe.fully_async_policy.launch.older_run import take_over
     from recipe.fully_async_policy.settings.run_folder import held
@@ -121,14 +117,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
+def launch(config: DictConfig, run_id: str, given: list[str]) -> int:
     """Train with a checked configuration, and say on the terminal how that went. Returns the exit code.
 
     Args:
         given: the arguments that the configuration was made of, for the run's record.
     """
     from recipe.fully_async_policy.launch import next_steps
-    from recipe.fully_async_policy.launch.processes import code_of_interruption
     from recipe.fully_async_policy.settings.method import description
 
     print(f"method={config.method}, async.lag={config['async'].lag:g}, run_dir={config.run_dir}")
@@ -139,7 +134,7 @@ def launch(config: "DictConfig", run_id: str, given: list[str]) -> int:
             print(what_now)
         return 0
     except BaseException as error:
-        if code := code_of_interruption(error):
+        if code := processes.code_of_interruption(error):
             print(next_steps.after_interruption(config, given), file=sys.stderr)
             return code
         print(next_steps.after_error(error, config, given), file=sys.stderr)
@@ -182,37 +177,33 @@ def composed_of(arguments: argparse.Namespace) -> list[str]:
     return [*folder, *arguments.overrides]
 
 
-def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
-    """The configuration for these overrides.
+def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+    """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect.
 
     Args:
         overrides: Hydra's.
         config_dir: a folder of presets besides the package's.
-
-    Raises:
-        SettingError: an override names no setting, cannot be parsed, contradicts the method or has no effect with it;
-            the folder is none, or one of its presets has the name of one of the package's.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     from recipe.fully_async_policy.launch import ray_access
-    from recipe.fully_async_policy.settings import known, names, own_files
+    from recipe.fully_async_policy.settings import names, own_files
     from recipe.fully_async_policy.settings.data_file import expanded
     from recipe.fully_async_policy.settings.method import check_overrides, given_settings
 
-    def of_the_package() -> "DictConfig":
-        return compose_unchecked(names.of_groups(own_files.without_own_files(overrides, config_dir)))
+    def of_the_package() -> DictConfig:
+        return compose_unchecked([given for given in overrides if own_files.chooses_a_file(given)])
 
     _check_folder(config_dir)
     own = own_files.written(overrides, config_dir)
     try:
         config = compose_unchecked(overrides, config_dir)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise names.refused(error, overrides, lambda: list(names.all_names(of_the_package()))) from None
+        raise names.refused(error, overrides, config_dir, of_the_package) from None
     with own_files.located(overrides, config_dir):
-        known.check_known(config, overrides, config_dir, own, of_the_package)
+        names.check_known(config, overrides, config_dir, own, of_the_package)
         check_overrides(config, overrides, own)
     for files in ("train_files", "val_files"):
         config.data[files] = expanded(config.data[files])
@@ -227,7 +218,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> "DictConfig
     return config
 
 
-def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> "DictConfig":
+def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """Hydra's configuration for these overrides. Raises HydraException and OmegaConfBaseException."""
     import hydra
 
@@ -237,9 +228,7 @@ def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> "
 
 
 def _check_folder(config_dir: Path | None) -> None:
-    """Raises SettingError where presets cannot be looked for there, or would hide one of the package's."""
-    from recipe.fully_async_policy.settings.validate import SettingError
-
+    """Refuse a folder that is none, or whose presets would hide one of the package's."""
     if config_dir is None:
         return
     if not config_dir.is_dir():
@@ -251,8 +240,6 @@ def _check_folder(config_dir: Path | None) -> None:
 
 def _search_path(config_dir: Path | None) -> list[str]:
     """The override with which Hydra looks for presets in `config_dir` too, after the package's own and verl's."""
-    from omegaconf import OmegaConf
-
     if config_dir is None:
         return []
     usual = OmegaConf.load(CONFIG_DIR / f"{CONFIG_NAME}.yaml").hydra.searchpath
@@ -262,17 +249,9 @@ def _search_path(config_dir: Path | None) -> list[str]:
 
 
 def packaged_file(path: str | None) -> str | None:
-    """The file that `pkg://package.module/file` names, as verl writes it of modules; other paths as they are.
-
-    Raises:
-        SettingError: there is no such package.
-    """
+    """The file that `pkg://package.module/file` names, as verl writes it of modules; other paths as they are."""
     if path is None or not path.startswith("pkg://"):
         return path
-    import importlib.resources
-
-    from recipe.fully_async_policy.settings.validate import SettingError
-
     package, _, name = path.removeprefix("pkg://").partition("/")
     try:
         return str(importlib.resources.files(package) / name)
@@ -281,28 +260,22 @@ def packaged_file(path: str | None) -> str | None:
         raise SettingError(f"{setting}: no package {package}; give pkg://package/file or a file's path") from None
 
 
-def check(config: "DictConfig", files: bool = True) -> None:
-    """Our checks, then verl's; `files=False`: data, model, sandbox and Ray cluster need not be there.
-
-    Raises:
-        SettingError: a line for each thing that is wrong.
-    """
-    from recipe.fully_async_policy.launch.processes import interrupted_afterwards
-
-    with interrupted_afterwards():
+def check(config: DictConfig, files: bool = True) -> None:
+    """Our checks, then verl's; `files=False`: data, model, sandbox and Ray cluster need not be there."""
+    with processes.interrupted_afterwards():
         import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
     from recipe.fully_async_policy.launch.ray_access import check_access
-    from recipe.fully_async_policy.settings.consistency import check_lag
+    from recipe.fully_async_policy.settings.consistency import check_consistency, lag
     from recipe.fully_async_policy.settings.devices import check_gpus
     from recipe.fully_async_policy.settings.reward import check_reward
-    from recipe.fully_async_policy.settings.validate import SettingError, validate
+    from recipe.fully_async_policy.settings.validate import validate
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `bash scripts/install.sh`")
     samples = validate(
         config,
-        lambda: check_lag(config),
+        lambda: check_consistency(config, lag),
         lambda: check_access(config.ray_kwargs.ray_init, connect=files),
         lambda: check_gpus(config) if files else None,
         files=files,
@@ -320,7 +293,7 @@ def check(config: "DictConfig", files: bool = True) -> None:
     check_reward(config, samples)
 
 
-def train(config: "DictConfig", run_id: str, given: list[str]) -> str:
+def train(config: DictConfig, run_id: str, given: list[str]) -> str:
     """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words.
 
     Args:

@@ -42,7 +42,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("module, arguments, expected", WRONG, ids=[f"{m} {' '.join(a)}" for m, a, _ in WRONG])
+@pytest.mark.parametrize(("module", "arguments", "expected"), WRONG, ids=[f"{m} {' '.join(a)}" for m, a, _ in WRONG])
 def test_a_wrong_argument(
     module: str,
     arguments: list[str],

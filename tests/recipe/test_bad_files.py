@@ -32,32 +32,36 @@ def rewritten(good: dict[str, str], *rows: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "column, value, expected",
+    ("column", "value", "expected"),
     [
-        ("prompt", "1 + 1", "column 'prompt' is of string; make it a list of messages"),
+        ("prompt", "1 + 1", "'prompt' is '1 + 1'; make it a list of messages"),
         ("prompt", ["1 + 1"], "make it a list of messages"),
         ("prompt", [{"content": "1 + 1"}], "make it a list of messages"),
-        ("prompt", None, "row 0: 'prompt' has no messages"),
-        ("prompt", [], "row 0: 'prompt' has no messages"),
-        ("prompt", [{"role": "user", "content": None}], "row 0: a message of 'prompt' has no content"),
-        ("reward_model", "2", "column 'reward_model' is of string; make it a record with a ground_truth"),
-        ("reward_model", {"style": "rule"}, "make it a record with a ground_truth"),
+        ("prompt", None, "row 0: 'prompt' is None; make it a list of messages"),
+        ("prompt", [], "row 0: 'prompt' is []; make it a list of messages"),
+        (
+            "prompt",
+            [{"role": "user", "content": None}],
+            "row 0: a message of 'prompt' has the content None; make it text",
+        ),
+        ("reward_model", "2", "'reward_model' has no ground_truth; make it {'style': 'rule', 'ground_truth': ...}"),
+        ("reward_model", {"style": "rule"}, "'reward_model' has no ground_truth"),
         ("reward_model", {"ground_truth": "2"}, "raises ValueError: countdown ground_truth must be"),
         ("data_source", "cuontdown", "raises ValueError: data_source='cuontdown' has no reward"),
         ("data_source", None, "data_source=None has no reward"),
-        ("prompt", [None], "row 0: 'prompt' has no messages"),
-        ("prompt", [{"role": "user", "content": 3}], "the contents of 'prompt' are of int64; make them text"),
+        ("prompt", [None], "row 0: 'prompt' is [None]; make it"),
+        ("prompt", [{"role": "user", "content": 3}], "a message of 'prompt' has the content 3; make it text"),
         (
             "prompt",
             [{"role": "usr", "content": "1"}],
             "row 0: a message of 'prompt' has the role 'usr'; did you mean",
         ),
         ("prompt", [{"role": "Human", "content": "1"}], "the role 'Human'; choose one of system, developer, user, ass"),
-        ("prompt", [{"role": None, "content": "1 + 1"}], "row 0: a message of 'prompt' has no role; choose one of"),
+        ("prompt", [{"role": None, "content": "1 + 1"}], "row 0: a message of 'prompt' has the role None; choose"),
         ("prompt", [{"role": 1, "content": "1 + 1"}], "row 0: a message of 'prompt' has the role 1; choose one of"),
-        ("reward_model", {"style": "rule", "ground_truth": None}, "row 0: 'reward_model' has no ground_truth; give"),
-        ("reward_model", None, "row 0: 'reward_model' has no ground_truth; give what the reward compares with"),
-        ("extra_info", "index 3", "column 'extra_info' is of string; make it a record, {'index': 0}"),
+        ("reward_model", {"style": "rule", "ground_truth": None}, "row 0: 'reward_model' has no ground_truth; make"),
+        ("reward_model", None, "row 0: 'reward_model' has no ground_truth; make it"),
+        ("extra_info", "index 3", "'extra_info' is 'index 3'; make it a record, {'index': 0}"),
     ],
 )
 def test_a_wrong_row(
@@ -71,7 +75,7 @@ def test_a_wrong_row(
 def test_the_row_that_is_wrong_is_named(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     empty = {**GOOD_ROW, "prompt": []}
     rewritten(good, *[GOOD_ROW] * 20, empty)
-    assert "row 20: 'prompt' has no messages" in run(good, capsys)
+    assert "row 20: 'prompt' is []" in run(good, capsys)
     rewritten(good, *[GOOD_ROW] * 20, {**GOOD_ROW, "reward_model": {"ground_truth": None}})
     assert "row 20: 'reward_model' has no ground_truth" in run(good, capsys)
     strange = {"role": "critic", "content": "No."}
@@ -81,7 +85,7 @@ def test_the_row_that_is_wrong_is_named(good: dict[str, str], capsys: pytest.Cap
     assert f"data.train_files={good['data.train_files']}: row 20 ('new')" in run(good, capsys)
 
 
-@pytest.mark.parametrize("column", ("data_source", "prompt", "reward_model"))
+@pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model"])
 def test_a_missing_column(good: dict[str, str], capsys: pytest.CaptureFixture[str], column: str) -> None:
     rewritten(good, {k: v for k, v in GOOD_ROW.items() if k != column})
     assert f"column {column!r} is missing" in run(good, capsys)
@@ -123,7 +127,7 @@ def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "name, expected",
+    ("name", "expected"),
     [
         (
             "raises",

@@ -164,7 +164,7 @@ WRONG = [
     (f"{ROLLOUT}.prompt_length=5", "rollout.prompt_length=5: data.max_prompt_length=64 decides; leave it out"),
     ("trainer.resume_from_path=/nowhere", "resume_from_path=/nowhere: has no effect with trainer.resume_mode=disable"),
     ("ray_kwargs.ray_init.num_cpus=0", "ray_init.num_cpus=0: give a whole number of at least 1"),
-    ("+ray_kwargs.ray_init.num_cpu=2", "ray_init.num_cpu=2: ray.init takes no such argument; did you mean num_cpus?"),
+    ("+ray_kwargs.ray_init.num_cpu=2", "ray_init.num_cpu=2: ray.init has no such setting; did you mean num_cpus?"),
     ("trainer.nnodes=2", "trainer.nnodes=2: a Ray that the run starts has one node; set it to 1, or join a cluster"),
     (f"{ROLLOUT}.nnodes=2", "rollout.nnodes=2: a Ray that the run starts has one node"),
     # agent loops and tools
@@ -189,11 +189,11 @@ WRONG = [
     ("data.shares=[1]", "data.shares=[1]: data.train_files is one file; leave it out, or give a list of files"),
     (
         "data.shares=[1,2] data.train_files=[a,b,c]",
-        "shares=[1,2]: give a share for each of the 3 data.train_files, a, b",
+        "shares=[1, 2]: give a share for each of the 3 data.train_files, a, b",
     ),
     ("data.shares=[0.5,0] data.train_files=[a,b]", "data.shares=[0.5, 0]: give a share above 0 of each train file"),
     ("data.shares=half data.train_files=[a,b]", "data.shares=half: give a share above 0 of each train file, [0.7,0.3]"),
-    ("data.shares=[1,2] data.train_files=[a,b] data.seed=null", "data.shares=[1,2]: needs data.seed"),
+    ("data.shares=[1,2] data.train_files=[a,b] data.seed=null", "data.shares=[1, 2]: needs data.seed"),
     ("data.shares=[1,2] data.train_files=[a,b] data.custom_cls.path=no.py", "data.custom_cls=no.py reads the files"),
     ("data.shares=[1,2] data.train_files=[no.parquet,b]", "data.train_files=no.parquet: no such file"),
     ("data.train_files=~/data/rlhf/gsm8k/train.parquet", "~ is not replaced here"),
@@ -223,7 +223,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("wrong, expected", WRONG, ids=[wrong for wrong, _ in WRONG])
+@pytest.mark.parametrize(("wrong", "expected"), WRONG, ids=[wrong for wrong, _ in WRONG])
 def test_a_wrong_setting(good: dict[str, str], capsys: pytest.CaptureFixture[str], wrong: str, expected: str) -> None:
     given = wrong.split(" ")
     names = {each.partition("=")[0] for each in given}
@@ -252,7 +252,7 @@ def test_the_table_is_long_and_its_shortcut_is_hydras() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, expected",
+    ("arguments", "expected"),
     [
         ([], "data.train_files: not given; begin with +task=NAME"),
         (["+task=countdwn"], "+task=countdwn: there is no such task; did you mean countdown? choose one of countdown"),
@@ -268,7 +268,7 @@ def test_a_wrong_task(
 
 
 @pytest.mark.parametrize(
-    "variables, expected",
+    ("variables", "expected"),
     [
         ({}, "W&B has no key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"),
         ({"WANDB_API_KEY": "short"}, "WANDB_API_KEY invalid: API key must have 40+ characters, has 5."),
@@ -339,7 +339,7 @@ def test_a_choice_of_attention_that_is_in_the_environment_too(
         except AssertionError:
             with patch.dict(os.environ, given):
                 said = run({**good, setting: backend.name}, capsys)
-            assert f"NVTE_{kernel}_ATTN={value} in the environment: {setting}={backend.name} decides" in said
+            assert f"{setting}={backend.name}: Megatron refuses NVTE_{kernel}_ATTN={value} in the env" in said
         else:
             config = composed({**good, setting: backend.name})
             with patch.dict(os.environ, given):

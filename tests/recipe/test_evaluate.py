@@ -79,7 +79,7 @@ def test_a_reward_without_right_and_wrong_has_a_score_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, complaint",
+    ("arguments", "complaint"),
     [
         (["{tmp}/nowhere", "--task", "countdown"], "nowhere: no such folder"),
         (["{tmp}", "--task", "countdown"], "is no checkpoint with a model"),

@@ -230,7 +230,7 @@ def test_cpu_1_runs_the_same_with_small_sizes(name: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    "name, own, wanted",
+    ("name", "own", "wanted"),
     [
         ("math/vcpo_k=10", "method=none", {"vcpo.enable": False, "async.lag": 10}),
         ("math/synchronous", "vcpo.baseline=opob", {"vcpo.baseline": "opob", "vcpo.step_size_rule": "none"}),

@@ -64,7 +64,7 @@ def test_every_method_passes_every_check(good: dict[str, str], name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "overrides, message",
+    ("overrides", "message"),
     [
         ("method=none vcpo.enable=true", "vcpo.enable=true: contradicts method=none, which sets it to false"),
         ("vcpo.enable=false", "vcpo.enable=false: contradicts method=vcpo, which sets it to true"),

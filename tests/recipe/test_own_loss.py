@@ -9,7 +9,7 @@ from verl.trainer.ppo import core_algos
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.settings.errors import SettingError
-from recipe.fully_async_policy.settings.own_loss import check_own_loss
+from recipe.fully_async_policy.settings.method import check_own_loss
 from tests.recipe.refused import ACTOR
 
 METHOD = """# @package _global_
@@ -104,7 +104,7 @@ def test_a_module_names_it(actor: DictConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "loss, expected",
+    ("loss", "expected"),
     [
         ("none.py:right", "/none.py is no Python file; give FILE.py:FUNCTION or MODULE:FUNCTION"),
         (

@@ -32,7 +32,7 @@ def test_a_sandbox_with_a_token(tool_use: dict[str, str], tmp_path: Path, capsys
     assert f"{setting}={tmp_path}/none: it cannot be read" in run({**tool_use, setting: f"{tmp_path}/none"}, capsys)
     with served("--warm", "0", "--token-file", str(file)) as (url, _):
         asked = {**tool_use, "tool_use.sandbox_url": url, "data.train_files": "no.parquet"}
-        assert f"{setting}=None: the sandbox at {url} asks for another token" in run(asked, capsys)
+        assert f"{setting}=null: the sandbox at {url} asks for another token" in run(asked, capsys)
         assert "data.train_files=no.parquet" in run({**asked, setting: str(file)}, capsys)
 
 

@@ -137,17 +137,24 @@ EVALUATION = Place(
 )
 
 COMMAND = Place(
-    "recipe/vllm.py, recipe/fully_async_policy/launch/session.py, recipe/fully_async_policy/settings/known.py",
+    "recipe/vllm.py, recipe/fully_async_policy/launch/session.py, recipe/fully_async_policy/settings/names.py",
     "The entry point of the command `vllm`; where verl's loggers write; what names an open section may have.",
     (
         Reach("_options_of_vllm", How.CALLS, "vllm.entrypoints.cli.serve:cmd_init", "", "the options of `vllm serve`"),
         Reach("_options_of_vllm", How.CALLS, "vllm.utils.argparse_utils:FlexibleArgumentParser", "", "as verl does"),
-        Reach("_names_of", How.USES, "vllm.engine.arg_utils:AsyncEngineArgs", "", "engine_kwargs.vllm"),
-        Reach("_names_of", How.USES, "megatron.core.transformer:TransformerConfig", "", "override_transformer_config"),
+        Reach("_why_not_in", How.USES, "vllm.engine.arg_utils:AsyncEngineArgs", "", "engine_kwargs.vllm"),
         Reach(
-            "_names_of", How.USES, "megatron.core.distributed:DistributedDataParallelConfig", "", "override_ddp_config"
+            "_why_not_in", How.USES, "megatron.core.transformer:TransformerConfig", "", "override_transformer_config"
         ),
-        Reach("_names_of", How.USES, "megatron.core.optimizer:OptimizerConfig", "", "override_optimizer_config"),
+        Reach(
+            "_why_not_in",
+            How.USES,
+            "megatron.core.distributed:DistributedDataParallelConfig",
+            "",
+            "override_ddp_config",
+        ),
+        Reach("_why_not_in", How.USES, "megatron.core.optimizer:OptimizerConfig", "", "override_optimizer_config"),
+        Reach("_why_not_in", How.USES, "ray:init", "", "ray_kwargs.ray_init"),
         Reach("main", How.CALLS, "vllm.entrypoints.cli.main:main", "", "the command"),
         Reach("ray_session", How.NAMES, "verl.utils.tracking", "VERL_FILE_LOGGER_PATH", "trainer.logger=[file]"),
         Reach("ray_session", How.NAMES, "verl.utils.tracking", "TENSORBOARD_DIR", "trainer.logger=[tensorboard]"),

@@ -223,9 +223,9 @@ CHECKS = Place(
             "a run without a custom reward",
         ),
         Reach("logger.py", How.USES, "verl.utils.tracking:Tracking.supported_backend", "", "names of loggers"),
-        Reach("_check_login", How.CALLS, "wandb.sdk.wandb_setup:singleton", "", "its `settings`, without a process"),
+        Reach("_why_no_login", How.CALLS, "wandb.sdk.wandb_setup:singleton", "", "its `settings`, without a process"),
         Reach(
-            "_check_login",
+            "_why_no_login",
             How.CALLS,
             "wandb.sdk.lib.wbauth:authenticate_session",
             "host, source, prompt, update_session",

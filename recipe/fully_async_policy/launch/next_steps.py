@@ -2,20 +2,18 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
 
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.loop.checkpoint import NoWholeCheckpoint, newest_whole
 from verl_vcpo.report.run_log import MODEL_FOLDER, SUMMARY_FILE, command, last_step
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 LAUNCHER = "recipe.fully_async_policy.main"
 _RESUMING = ("trainer.resume_mode", "trainer.resume_from_path")
 
 
-def after_training(config: "DictConfig", given: list[str]) -> str:
+def after_training(config: DictConfig, given: list[str]) -> str:
     """How to talk to the trained model and how to evaluate it; '' where the run has written none.
 
     Args:
@@ -57,7 +55,7 @@ def before_start(given: list[str]) -> str:
     return f"interrupted before the run started. To start it:\n  {command(LAUNCHER, given)}"
 
 
-def after_interruption(config: "DictConfig", given: list[str]) -> str:
+def after_interruption(config: DictConfig, given: list[str]) -> str:
     """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint.
 
     Args:
@@ -76,7 +74,7 @@ def after_interruption(config: "DictConfig", given: list[str]) -> str:
     return f"interrupted {kept}\n{to_go_on(config, given)}{model}"
 
 
-def after_error(error: BaseException, config: "DictConfig", given: list[str]) -> str:
+def after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
     """What went wrong, where to look, and how the run goes on.
 
     Args:
@@ -109,7 +107,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[-1].strip().rstrip('.')}"
 
 
-def to_go_on(config: "DictConfig", given: list[str]) -> str:
+def to_go_on(config: DictConfig, given: list[str]) -> str:
     """The command with which a run that has not ended goes on, for a shell: from its newest checkpoint, if it has one.
 
     Args:
@@ -132,5 +130,5 @@ def to_go_on(config: "DictConfig", given: list[str]) -> str:
     return f"{how}\n  {command(LAUNCHER, [*given, *more])}"
 
 
-def _newest(config: "DictConfig") -> Path | None:
+def _newest(config: DictConfig) -> Path | None:
     return newest_whole(Path(config.trainer.default_local_dir), contents=False)[0]

@@ -5,16 +5,16 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line
 from verl_vcpo.common.run_id import RUN_ID_FILE, run_in
 from verl_vcpo.common.step_lines import SPOILT
 from verl_vcpo.common.whole_file import write_whole
+from verl_vcpo.loop import checkpoint
+from verl_vcpo.report import run_log
 from verl_vcpo.report.metrics_file import METRICS_FILE, SAVE_S, read_metrics
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 VERL_LOG, TENSORBOARD, FILE_LOGGER = "verl.log", "tensorboard", "verl_metrics.jsonl"
 RAY_LOGS = "ray_logs"
@@ -22,7 +22,7 @@ RAY_LOGS = "ray_logs"
 _WANDB = "wandb"
 
 
-def take_over(config: "DictConfig", launch: str) -> str:
+def take_over(config: DictConfig, launch: str) -> str:
     """Make the folders those of this run, which goes on with the run in them or begins anew. The caller holds them.
 
     Args:
@@ -45,10 +45,8 @@ def take_over(config: "DictConfig", launch: str) -> str:
         ) from None
 
 
-def _taken_over(config: "DictConfig", launch: str) -> str:
+def _taken_over(config: DictConfig, launch: str) -> str:
     """`take_over` of a run that trains. Raises OSError besides."""
-    from verl_vcpo.loop import checkpoint
-
     chosen, moved, run = _gone_on_from(config), "", launch
     if chosen is None:
         moved = set_aside(config)
@@ -62,7 +60,7 @@ def _taken_over(config: "DictConfig", launch: str) -> str:
     return moved
 
 
-def set_aside(config: "DictConfig") -> str:
+def set_aside(config: DictConfig) -> str:
     """Move what an earlier run wrote from `run_dir` to `run_dir.N`: this run begins anew.
 
     Checkpoints in a folder outside `run_dir` get a folder with the same ending. Files that no run writes stay.
@@ -77,14 +75,12 @@ def set_aside(config: "DictConfig") -> str:
     return "; ".join(f"{place} had an earlier run: its files are now in {aside}" for place, aside in places.items())
 
 
-def _gone_on_from(config: "DictConfig") -> Path | None:
+def _gone_on_from(config: DictConfig) -> Path | None:
     """The checkpoint of the run in the folders that this run goes on from; None where it begins anew.
 
     Raises:
         SettingError: `trainer.resume_mode=auto` has none that is whole, and that run has written some.
     """
-    from verl_vcpo.loop import checkpoint
-
     trainer, run_dir, saved = config.trainer, Path(config.run_dir).resolve(), _saved(config)
     if trainer.resume_mode == "resume_path":
         chosen, own = Path(trainer.resume_from_path), run_in(run_dir)
@@ -110,10 +106,8 @@ def _last_saved(run_dir: Path) -> int | None:
     return next((line["step"] for line in reversed(lines) if line.get(SAVE_S)), None)
 
 
-def _refuse_other_runs(config: "DictConfig") -> None:
+def _refuse_other_runs(config: DictConfig) -> None:
     """Refuse checkpoints of another run than that in `run_dir`, which without an id has all that are in `run_dir`."""
-    from verl_vcpo.loop import checkpoint
-
     saved, own = _saved(config), run_in(config.run_dir)
     if own is None and saved.is_relative_to(Path(config.run_dir).absolute()):
         return
@@ -125,11 +119,8 @@ def _refuse_other_runs(config: "DictConfig") -> None:
             )
 
 
-def _later_set_aside(config: "DictConfig", chosen: Path) -> str:
+def _later_set_aside(config: DictConfig, chosen: Path) -> str:
     """Move checkpoints and weights of steps after that of `chosen`, and copy the records, which lose those steps."""
-    from verl_vcpo.loop import checkpoint
-    from verl_vcpo.report import run_log
-
     step, run_dir = checkpoint.step_of(chosen), Path(config.run_dir)
     weights = [p for p in run_dir.glob(f"{run_log.WEIGHTS_FOLDER}/step_*") if p.name.removeprefix("step_").isdigit()]
     later = [p for p in (*checkpoint.checkpoints(_saved(config)), *weights) if checkpoint.step_of(p) > step]
@@ -141,7 +132,7 @@ def _later_set_aside(config: "DictConfig", chosen: Path) -> str:
     )
 
 
-def _moved(config: "DictConfig", found: list[Path], copied: Sequence[Path] = ()) -> dict[str, Path]:
+def _moved(config: DictConfig, found: list[Path], copied: Sequence[Path] = ()) -> dict[str, Path]:
     """Move files in `run_dir`, or in the folder of checkpoints, to folders with the names of these and the ending .N.
 
     Args:
@@ -180,16 +171,13 @@ def _moved(config: "DictConfig", found: list[Path], copied: Sequence[Path] = ())
     return places
 
 
-def _saved(config: "DictConfig") -> Path:
+def _saved(config: DictConfig) -> Path:
     """The folder of checkpoints."""
     return Path(config.trainer.default_local_dir).absolute()
 
 
 def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
     """What an earlier run has written, and this run would write: the metrics last, which say that there is more."""
-    from verl_vcpo.loop import checkpoint
-    from verl_vcpo.report import run_log
-
     checkpoints = [] if val_only else checkpoint.checkpoints(saved)
     metrics = run_dir / METRICS_FILE
     if not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
@@ -207,5 +195,5 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
         run_log.MODEL_FOLDER,
     )
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]
-    written = (*of_checkpoints, *(run_dir / name for name in (*names, RUN_ID_FILE)), metrics)
+    written = (*of_checkpoints, *(run_dir / name for name in names), metrics)
     return [path for path in written if path.exists()]

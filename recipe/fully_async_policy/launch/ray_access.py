@@ -7,7 +7,6 @@ sockets and logs in a folder that other users cannot enter. docs/explanation/sec
 """
 
 import contextlib
-import inspect
 import os
 import secrets
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from recipe.fully_async_policy.settings.errors import SettingError, closest
+from recipe.fully_async_policy.settings.errors import SettingError
 from verl_vcpo.common import start_up
 from verl_vcpo.common.run_folder import private_folder, run_folder
 
@@ -75,7 +74,6 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
                 f"ray_kwargs.ray_init._temp_dir={folder}: Ray would let every user change its sockets there; give a "
                 "folder inside one of mode 0700"
             )
-        _check_names(ray_init)
     if not connect:
         return
     try:
@@ -109,17 +107,6 @@ def _check_length(of_run: Path, session: Path | None) -> None:
             f"{_SOCKET_PATH} is the most; set RAY_TMPDIR (or ray_kwargs.ray_init._temp_dir) to a folder with a shorter "
             "path"
         )
-
-
-def _check_names(ray_init: Mapping[str, Any]) -> None:
-    import ray
-
-    known = [name for name in inspect.signature(ray.init).parameters if name != "kwargs"]
-    for name, value in ray_init.items():
-        if not name.startswith("_") and name not in known:
-            near = closest(name, known)
-            meant = f"did you mean {near}?" if near else "leave it out"
-            raise SettingError(f"ray_kwargs.ray_init.{name}={value}: ray.init takes no such argument; {meant}")
 
 
 def without_own_nodes(ray_init: MutableMapping[str, Any], given: Collection[str]) -> None:

@@ -4,14 +4,13 @@ import contextlib
 import os
 import shutil
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from omegaconf import DictConfig, OmegaConf
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from omegaconf import DictConfig
-
     from recipe.fully_async_policy.launch.nodes import RunOnNodes
     from recipe.fully_async_policy.launch.processes import Run
 
@@ -20,14 +19,12 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @contextlib.contextmanager
-def ray_session(config: "DictConfig", run_id: str, last_words: str = "") -> "Iterator[RunOnNodes]":
+def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Iterator[RunOnNodes]":
     """A run's folder and a Ray cluster for the block; nothing of it on any node after it.
 
     Args:
         last_words: for the terminal, where this process is killed.
     """
-    from omegaconf import OmegaConf
-
     from recipe.fully_async_policy.launch.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
     from recipe.fully_async_policy.launch.processes import cleaned_up
     from recipe.fully_async_policy.launch.ray_access import session_folder
@@ -64,7 +61,7 @@ def ray_session(config: "DictConfig", run_id: str, last_words: str = "") -> "Ite
 
 
 @contextlib.contextmanager
-def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
+def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
     """The Ray cluster of `ray_session`."""
     from recipe.fully_async_policy.launch.processes import catch_sigterm, interrupted_afterwards
     from verl_vcpo.common import console
@@ -72,7 +69,6 @@ def _ray(config: "DictConfig", here: "Run", session: Path | None, log: TextIO) -
     console.stage("Loading the packages (torch, Ray, Megatron)")
     with interrupted_afterwards():
         import ray
-        from omegaconf import OmegaConf
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         import verl_vcpo.loop.main  # noqa: F401  # Megatron and verl's trainer, before Ray starts

@@ -1,13 +1,14 @@
-"""Settings that are right each for itself and wrong together."""
+"""Settings that are right each for itself and wrong together. A check gives each setting with what is wrong with it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
-from recipe.fully_async_policy.settings.errors import SettingError, choices, shown
-from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from recipe.fully_async_policy.settings.effects import vcpo_of
+from recipe.fully_async_policy.settings.errors import all_that_is_wrong, choices, wrong
 from verl_vcpo.loop.checkpoint import NAME
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -20,174 +21,192 @@ _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.weights.nccl", None)
 _ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "local": "000"}
 """For each attention_backend what Megatron wants of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN."""
 _AFTER_THE_FORWARD = ("optimal_token_baseline", "tir_optimal_token_baseline")
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+Found = Iterator[tuple[str, str]]
+"""Settings with what is wrong with them: words to follow `setting=value: `."""
 
 
-def consistency_checks(config: DictConfig, vcpo: VCPOSettings) -> list[Callable[[], None]]:
-    """The checks that refuse what contradicts itself, apart from sizes (`layout.py`). Each raises SettingError."""
-    return [
-        lambda: _check_async(config),
-        lambda: _check_groups(config, vcpo),
-        lambda: _check_log_probs(config.actor_rollout_ref.rollout),
-        lambda: check_length(config),
-        lambda: _check_schedule(config),
-        lambda: _check_weights_backend(config),
-        lambda: _check_attention(config),
-        lambda: _check_estimator(config),
-        lambda: _check_rewards(config, vcpo),
-    ]
+def check_consistency(config: DictConfig, *checks: Callable[[DictConfig], Found]) -> None:
+    """Refuse what contradicts itself; of each setting say what is found first. `checks`: instead of all."""
+    found: dict[str, str] = {}
+    for setting, words in chain.from_iterable(check(config) for check in checks or _CHECKS):
+        found.setdefault(setting, words)
+    if found:
+        raise all_that_is_wrong(wrong(config, setting, words) for setting, words in found.items())
 
 
-def _check_rewards(config: DictConfig, vcpo: VCPOSettings) -> None:
-    if config.reward.custom_reward_function.path and config.reward.reward_manager.name == "remote":
-        raise SettingError(
-            "reward.reward_manager.name=remote: a custom reward function has processes of its own already, which end "
-            "at async.reward_timeout_s; use naive"
-        )
-    if vcpo.enable and config.algorithm.use_kl_in_reward:
-        raise SettingError(
-            "algorithm.use_kl_in_reward=true: VCPO's update uses raw rewards; set it to false, or another method"
-        )
+def lag(config: DictConfig) -> Found:
+    """A lag beyond the run's length, for the trainer; the lag simulator samples nothing ahead."""
+    steps = config.trainer.total_training_steps
+    if steps is not None and config["async"].lag > steps and not config.trainer.val_only:
+        words = f"more than trainer.total_training_steps={steps}, so that batches are sampled which no step trains on"
+        yield "async.lag", f"{words}; set it to {steps} or less, or train for more steps"
 
 
-def check_lag(config: DictConfig) -> None:
-    """Refuse a lag beyond the run's length, for the trainer; the lag simulator samples nothing ahead.
-
-    Raises:
-        SettingError: the lag is larger than the number of steps.
-    """
-    lag, steps = config["async"].lag, config.trainer.total_training_steps
-    if None not in (lag, steps) and lag > steps and not config.trainer.val_only:
-        raise SettingError(
-            f"async.lag={lag}: more than trainer.total_training_steps={steps}, so that batches are "
-            f"sampled which no step trains on; set it to {steps} or less, or train for more steps"
-        )
-
-
-def check_length(config: DictConfig) -> None:
-    """Refuse prompts and responses that are longer together than what the samplers take.
-
-    Raises:
-        SettingError: they are.
-    """
-    longest, prompt, response = (
-        config.actor_rollout_ref.rollout.max_model_len,
-        config.data.max_prompt_length,
-        config.data.max_response_length,
-    )
-    if longest is not None and prompt + response > longest:
-        raise SettingError(
-            f"actor_rollout_ref.rollout.max_model_len={longest}: data.max_prompt_length={prompt} and "
-            f"data.max_response_length={response} together are {prompt + response} tokens; raise it, or shorten one"
-        )
+def lengths(config: DictConfig) -> Found:
+    """Prompts and responses that are longer together than what the samplers take."""
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.max_model_len is not None and prompt + response > rollout.max_model_len:
+        words = f"data.max_prompt_length={prompt} and data.max_response_length={response} together are"
+        yield f"{_ROLLOUT}.max_model_len", f"{words} {prompt + response} tokens; raise it, or shorten one"
     for kind, length in (("prompt", prompt), ("response", response)):
-        given = config.actor_rollout_ref.rollout[f"{kind}_length"]
-        if given != length:
-            setting = f"actor_rollout_ref.rollout.{kind}_length={given}"
-            raise SettingError(f"{setting}: data.max_{kind}_length={length} decides; leave it out")
+        if rollout[f"{kind}_length"] != length:
+            yield f"{_ROLLOUT}.{kind}_length", f"data.max_{kind}_length={length} decides; leave it out"
 
 
-def _check_async(config: DictConfig) -> None:
-    settings = config["async"]
-    if settings.on_deadline == OnDeadline.REISSUE and settings.lag == 0:
-        raise SettingError(
-            "async.on_deadline=reissue: at async.lag=0 the trainer has nothing else to train on; use wait"
-        )
-    if settings.kv_cache == KVCache.KEEP and config.actor_rollout_ref.rollout.free_cache_engine:
-        raise SettingError(
-            "async.kv_cache=keep: actor_rollout_ref.rollout.free_cache_engine=true frees the cache at every update; "
-            "set it to false"
-        )
-    if settings.exact_lag and (settings.lag != int(settings.lag) or settings.on_deadline != OnDeadline.WAIT):
-        raise SettingError("async.exact_lag=true: needs a whole async.lag and async.on_deadline=wait")
-
-
-def _check_groups(config: DictConfig, vcpo: VCPOSettings) -> None:
-    n = config.actor_rollout_ref.rollout.n
-    if vcpo.compares_samples_of_a_prompt and n < 2:
-        raise SettingError(
-            f"actor_rollout_ref.rollout.n={n}: vcpo.baseline={vcpo.baseline}, vcpo.norm_by_std={vcpo.norm_by_std} "
-            "compare the samples of a prompt; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"
-        )
-
-
-def _check_log_probs(rollout: DictConfig) -> None:
-    """Refuse what makes recorded log-probs others than those that the trainer's policy would have; not validation's."""
-    mode, t = rollout.logprobs_mode, rollout.temperature
-    if mode != "processed_logprobs" and (mode != "raw_logprobs" or t != 1):
-        raise SettingError(
-            f"actor_rollout_ref.rollout.logprobs_mode={mode}: not of the distribution sampled at temperature={t}; set "
-            "it to processed_logprobs"
-        )
-
-
-def _check_schedule(config: DictConfig) -> None:
-    trainer, optim = config.trainer, config.actor_rollout_ref.actor.optim
-    steps = trainer.total_training_steps
-    if steps is None and trainer.total_epochs == _ENDLESS:
-        raise SettingError(
-            f"trainer.total_training_steps=null: the run would last {_ENDLESS} epochs; give a number of steps, or "
-            "trainer.total_epochs"
-        )
-    if trainer.resume_mode == "resume_path" and not NAME.fullmatch(Path(str(trainer.resume_from_path)).name):
-        raise SettingError(
-            f"trainer.resume_from_path={shown(trainer.resume_from_path)}: trainer.resume_mode=resume_path needs a "
-            "checkpoint's folder, .../global_step_N; resume_mode=auto finds the newest"
-        )
-    if trainer.resume_from_path and trainer.resume_mode != "resume_path":
-        raise SettingError(
-            f"trainer.resume_from_path={trainer.resume_from_path}: has no effect with trainer.resume_mode="
-            f"{trainer.resume_mode}; set that to resume_path"
-        )
-    if trainer.val_only and not trainer.val_before_train:
-        raise SettingError(
-            "trainer.val_only=true: only validates before training, which trainer.val_before_train=false leaves "
-            "out; set that to true"
-        )
-    if optim.lr_warmup_steps and steps and optim.lr_warmup_steps >= steps:
-        raise SettingError(
-            f"actor_rollout_ref.actor.optim.lr_warmup_steps={optim.lr_warmup_steps}: the warm-up has to end before "
-            f"trainer.total_training_steps={steps}; lower it, or set it to 0 and lr_warmup_steps_ratio below 1"
-        )
-
-
-def _check_weights_backend(config: DictConfig) -> None:
-    engine = config.actor_rollout_ref.rollout.checkpoint_engine
-    if engine.custom_backend_module not in _OWN_MODULES:  # which may register any name
+def _shares(config: DictConfig) -> Found:
+    """Shares that do not belong to the training files, or whose order could not be drawn again."""
+    data, setting = config.data, "data.shares"
+    if data.shares is None:
         return
+    names = list(data.train_files) if isinstance(data.train_files, ListConfig) else [data.train_files]
+    if len(names) == 1:
+        yield setting, "data.train_files is one file; leave it out, or give a list of files"
+    if len(names) != len(data.shares):
+        yield setting, f"give a share for each of the {len(names)} data.train_files, {', '.join(names)}"
+    if data.shuffle and data.seed is None:
+        yield setting, "needs data.seed, from which a resumed run draws the same order; give a number"
+    if data.custom_cls.path:
+        yield setting, f"data.custom_cls={data.custom_cls.path} reads the files itself; leave one out"
+
+
+def _vcpos_update(config: DictConfig) -> Found:
+    vcpo = vcpo_of(config)
+    if vcpo.compares_samples_of_a_prompt and config.actor_rollout_ref.rollout.n < 2:
+        words = f"vcpo.baseline={vcpo.baseline}, vcpo.norm_by_std={vcpo.norm_by_std} compare the samples of a prompt"
+        yield f"{_ROLLOUT}.n", f"{words}; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"
+    if vcpo.enable and config.algorithm.use_kl_in_reward:
+        yield "algorithm.use_kl_in_reward", "VCPO's update uses raw rewards; set it to false, or another method"
+
+
+def _samplers(config: DictConfig) -> Found:
+    """What the samplers, their rewards, or the way of weights to them cannot be."""
+    lagged, rollout = config["async"], config.actor_rollout_ref.rollout
+    if lagged.on_deadline == OnDeadline.REISSUE and lagged.lag == 0:
+        yield "async.on_deadline", "at async.lag=0 the trainer has nothing else to train on; use wait"
+    if lagged.kv_cache == KVCache.KEEP and rollout.free_cache_engine:
+        yield "async.kv_cache", f"{_ROLLOUT}.free_cache_engine=true frees the cache at every update; set it to false"
+    if lagged.exact_lag and (lagged.lag != int(lagged.lag) or lagged.on_deadline != OnDeadline.WAIT):
+        yield "async.exact_lag", "needs a whole async.lag and async.on_deadline=wait"
+    if config.reward.custom_reward_function.path and config.reward.reward_manager.name == "remote":
+        words = "a custom reward function has processes of its own already, which end at async.reward_timeout_s"
+        yield "reward.reward_manager.name", f"{words}; use naive"
+    # recorded log-probs have to be those that the trainer's policy would have; validation's are not used
+    processed = rollout.logprobs_mode == "processed_logprobs"
+    if not processed and (rollout.logprobs_mode != "raw_logprobs" or rollout.temperature != 1):
+        words = f"not of the distribution sampled at temperature={rollout.temperature}; set it to processed_logprobs"
+        yield f"{_ROLLOUT}.logprobs_mode", words
+    if rollout.max_num_seqs > rollout.max_num_batched_tokens:
+        words = f"a sampler takes max_num_seqs={rollout.max_num_seqs} requests, each with a token at least"
+        yield f"{_ROLLOUT}.max_num_batched_tokens", f"{words}; raise it, or lower that"
     allowed = ("weight_file",) if config.trainer.device == "cpu" else BACKENDS
-    if engine.backend not in allowed:
-        raise SettingError(
-            f"actor_rollout_ref.rollout.checkpoint_engine.backend={shown(engine.backend)}: does not reach samplers "
-            f"with devices of their own here; {choices(engine.backend, allowed)}"
-        )
+    of_ours = rollout.checkpoint_engine.custom_backend_module in _OWN_MODULES  # another may register any name
+    if of_ours and rollout.checkpoint_engine.backend not in allowed:
+        words = "does not reach samplers with devices of their own here"
+        yield f"{_ROLLOUT}.checkpoint_engine.backend", f"{words}; {choices(rollout.checkpoint_engine.backend, allowed)}"
 
 
-def _check_attention(config: DictConfig) -> None:
-    """Refuse what Megatron refuses when a trainer's process builds the model."""
-    name = "actor_rollout_ref.actor.megatron.override_transformer_config.attention_backend"
+def _schedule(config: DictConfig) -> Found:
+    trainer, warmup = config.trainer, config.actor_rollout_ref.actor.optim.lr_warmup_steps
+    steps, mode = trainer.total_training_steps, trainer.resume_mode
+    if steps is None and trainer.total_epochs == _ENDLESS:
+        words = f"the run would last {_ENDLESS} epochs; give a number of steps, or trainer.total_epochs"
+        yield "trainer.total_training_steps", words
+    if mode == "resume_path" and not NAME.fullmatch(Path(str(trainer.resume_from_path)).name):
+        words = "trainer.resume_mode=resume_path needs a checkpoint's folder, .../global_step_N"
+        yield "trainer.resume_from_path", f"{words}; resume_mode=auto finds the newest"
+    if trainer.resume_from_path and mode != "resume_path":
+        words = f"has no effect with trainer.resume_mode={mode}; set that to resume_path"
+        yield "trainer.resume_from_path", words
+    if trainer.val_only and not trainer.val_before_train:
+        words = "only validates before training, which trainer.val_before_train=false leaves out; set that to true"
+        yield "trainer.val_only", words
+    if warmup and steps and warmup >= steps:
+        words = f"the warm-up has to end before trainer.total_training_steps={steps}"
+        yield f"{_ACTOR}.optim.lr_warmup_steps", f"{words}; lower it, or set it to 0 and lr_warmup_steps_ratio below 1"
+
+
+def _attention(config: DictConfig) -> Found:
+    """What Megatron refuses when a trainer's process builds the model."""
+    name = f"{_ACTOR}.megatron.override_transformer_config.attention_backend"
     backend = config.actor_rollout_ref.actor.megatron.override_transformer_config.get("attention_backend") or "auto"
     if backend not in _ATTENTION:
-        raise SettingError(f"{name}={shown(backend)}: {choices(backend, _ATTENTION)}")
+        yield name, choices(backend, _ATTENTION)
+        return
     for kernel, wanted in zip(("FLASH", "FUSED", "UNFUSED"), _ATTENTION[backend], strict=True):
         variable = f"NVTE_{kernel}_ATTN"
         if os.environ.get(variable, wanted) != wanted:
-            raise SettingError(
-                f"{variable}={os.environ[variable]} in the environment: {name}={backend} decides, and Megatron refuses "
-                f"another value than {wanted}; unset {variable}, or set attention_backend to what you want"
-            )
+            words = f"Megatron refuses {variable}={os.environ[variable]} in the environment with the backend {backend}"
+            yield name, f"{words}; unset {variable}, or set attention_backend to what you want"
 
 
-def _check_estimator(config: DictConfig) -> None:
+def _estimator(config: DictConfig) -> Found:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
-    estimator, bypass = config.algorithm.adv_estimator, config.algorithm.rollout_correction.bypass_mode
-    measured = config.actor_rollout_ref.actor.calculate_sum_pi_squared and not bypass
+    setting, estimator, actor = (
+        "algorithm.adv_estimator",
+        config.algorithm.adv_estimator,
+        config.actor_rollout_ref.actor,
+    )
+    measured = actor.calculate_sum_pi_squared and not config.algorithm.rollout_correction.bypass_mode
     if estimator not in ADV_ESTIMATOR_REGISTRY:
-        raise SettingError(f"algorithm.adv_estimator={shown(estimator)}: {choices(estimator, ADV_ESTIMATOR_REGISTRY)}")
+        yield setting, choices(estimator, ADV_ESTIMATOR_REGISTRY)
     if estimator in _AFTER_THE_FORWARD and not measured:
-        raise SettingError(
-            f"algorithm.adv_estimator={estimator}: needs the policy's probabilities before the update; set "
-            "actor_rollout_ref.actor.calculate_sum_pi_squared=true, algorithm.rollout_correction.bypass_mode=false"
-        )
+        words = f"needs the policy's probabilities before the update; set {_ACTOR}.calculate_sum_pi_squared=true"
+        yield setting, f"{words}, algorithm.rollout_correction.bypass_mode=false"
+
+
+def _layout(config: DictConfig) -> Found:
+    """Numbers of devices that the model's parts cannot share."""
+    megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
+    tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+    context = megatron.context_parallel_size
+    devices, model = config.trainer.n_gpus_per_node * config.trainer.nnodes, tensor * pipeline * context
+    expert_tensor = megatron.expert_tensor_parallel_size or tensor
+    experts = megatron.expert_model_parallel_size * expert_tensor * pipeline
+    if devices % model:
+        words = f"{devices} devices (x nnodes) are no multiple of tensor x pipeline x context parallel size {model}"
+        fix = f"give the trainer a multiple of {model} devices, or set tensor_model_parallel_size to a divisor of"
+        yield "trainer.n_gpus_per_node", f"{words} ({_ACTOR}.megatron.*_parallel_size); {fix} {devices}"
+    elif devices % experts:
+        words = f"with expert_tensor_parallel_size={expert_tensor} (by default as tensor_model_parallel_size) and"
+        fix = f"of which the trainer's {devices} are no multiple; lower one of them"
+        setting = f"{_ACTOR}.megatron.expert_model_parallel_size"
+        yield setting, f"{words} pipeline stages {experts} devices, {fix}"
+    else:
+        yield from _batches(config, devices // model)
+    sampler_devices = rollout.n_gpus_per_node * rollout.nnodes
+    if sampler_devices % rollout.tensor_model_parallel_size:
+        words = f"does not divide the {sampler_devices} sampler devices (rollout.n_gpus_per_node x nnodes)"
+        yield f"{_ROLLOUT}.tensor_model_parallel_size", f"{words}; make them a multiple of it"
+
+
+def _batches(config: DictConfig, ranks: int) -> Found:
+    """Batches, mini-batches and micro-batches that do not divide each other."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    batch, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
+    stages, virtual = actor.megatron.pipeline_model_parallel_size, actor.megatron.virtual_pipeline_model_parallel_size
+    sequences = mini * n // ranks
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    share = -(-longest // actor.megatron.context_parallel_size)
+    if batch % mini:
+        words = f"does not divide data.train_batch_size={batch}; both are numbers of prompts"
+        yield f"{_ACTOR}.ppo_mini_batch_size", words
+    elif mini * n % ranks:
+        words = f"(by default data.train_batch_size) times rollout.n={n} is {mini * n} sequences, not divisible by the"
+        yield f"{_ACTOR}.ppo_mini_batch_size", f"{words} {ranks} data-parallel ranks; make it a multiple"
+    elif actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < share:  # verl ends a run at such a sequence
+        words = f"a sequence of full length has {longest} tokens (data.max_prompt_length + data.max_response_length)"
+        yield f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{words}; raise it to {share}"
+    elif not actor.use_dynamic_bsz and micro and sequences % micro:
+        words = f"does not divide the {sequences} sequences of a rank (ppo_mini_batch_size x rollout.n / data parallel)"
+        yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu", words
+    elif not actor.use_dynamic_bsz and micro and virtual and sequences // micro % stages:
+        words = f"makes {sequences // micro} micro-batches, and virtual pipeline stages need a multiple of"
+        yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{words} pipeline_model_parallel_size={stages}"
+
+
+_CHECKS = (_shares, _samplers, _vcpos_update, lengths, _schedule, _attention, _estimator, _layout)

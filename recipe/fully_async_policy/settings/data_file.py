@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.json
@@ -31,11 +32,7 @@ def _matches(pattern: str | None) -> list[str]:
 
 
 class DataFile:
-    """One file of `setting`.
-
-    Raises:
-        SettingError: it is not there, verl does not read files of its kind, or it cannot be read or has no rows.
-    """
+    """One file of `setting`. Refused is one that is not there, has no rows, or that verl does not read."""
 
     def __init__(self, setting: str, path: str | None) -> None:
         self.name = f"{setting}={path}"
@@ -48,18 +45,18 @@ class DataFile:
             raise SettingError(f"{self.name}: verl reads files named {', '.join(SUFFIXES)}; rename it, or convert it")
         self._path = Path(path)
         try:
-            self.rows, self.schema = self._size()
+            self.count, self.columns = self._size()
         except (pa.ArrowException, OSError, ValueError) as error:
             kind = self._path.suffix.removeprefix(".")
             raise SettingError(f"{self.name}: not a readable {kind} file ({first_line(error)}); {_PREPARE}") from None
-        if self.rows == 0:
+        if self.count == 0:
             raise SettingError(f"{self.name}: holds no rows; {_PREPARE}")
 
-    def _size(self) -> tuple[int, pa.Schema]:
+    def _size(self) -> tuple[int, list[str]]:
         if self._path.suffix == ".parquet":
             parquet = pq.ParquetFile(self._path)
-            return parquet.metadata.num_rows, parquet.schema_arrow
-        return self._table.num_rows, self._table.schema
+            return parquet.metadata.num_rows, parquet.schema_arrow.names
+        return self._table.num_rows, self._table.schema.names
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -70,14 +67,12 @@ class DataFile:
             rows = json.loads(self._path.read_text())
             return pa.Table.from_pylist(rows if isinstance(rows, list) else [rows])
 
-    def batches(self, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(number of its first row, some rows) after each other, of these columns as far as the file has them."""
-        columns = [column for column in columns if column in self.schema.names]
+    def rows(self, *columns: str) -> Iterator[dict[str, Any]]:
+        """Every row, with these columns as far as the file has them."""
+        wanted = [column for column in columns if column in self.columns]
         if self._path.suffix == ".parquet":
-            source = pq.ParquetFile(self._path).iter_batches(_BATCH, columns=columns)
+            batches = pq.ParquetFile(self._path).iter_batches(_BATCH, columns=wanted)
         else:
-            source = iter(self._table.select(columns).to_batches(_BATCH))
-        first = 0
-        for batch in source:
-            yield first, batch
-            first += len(batch)
+            batches = iter(self._table.select(wanted).to_batches(_BATCH))
+        for batch in batches:
+            yield from batch.to_pylist()

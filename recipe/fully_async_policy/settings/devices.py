@@ -1,58 +1,39 @@
 """The machine's devices."""
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.launch.ray_access import cluster_address
 from recipe.fully_async_policy.plan.gpu_memory import read_layout
 from recipe.fully_async_policy.settings.compiler import missing_for_triton
-from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.errors import SettingError, wrong
+
+_JOIN = "join a cluster (ray_kwargs.ray_init.address)"
 
 
 def check_gpus(config: DictConfig) -> None:
-    """Refuse several nodes without a cluster to join, more GPUs than the machine has, and GPUs without a C compiler.
-
-    Raises:
-        SettingError: the first of them.
-    """
-    if cluster_address(config.ray_kwargs.ray_init):
-        _check_compiler(config)
-        return
-    for setting, nodes in (
-        ("trainer.nnodes", config.trainer.nnodes),
-        ("actor_rollout_ref.rollout.nnodes", config.actor_rollout_ref.rollout.nnodes),
-    ):
-        if nodes > 1:
-            raise SettingError(
-                f"{setting}={nodes}: a Ray that the run starts has one node; set it to 1, or join a cluster "
-                "(ray_kwargs.ray_init.address)"
-            )
+    """Refuse several nodes without a cluster to join, more GPUs than the machine has, and GPUs without a C compiler."""
+    own_ray = not cluster_address(config.ray_kwargs.ray_init)
+    for name in ("trainer.nnodes", "actor_rollout_ref.rollout.nnodes"):
+        if own_ray and OmegaConf.select(config, name) > 1:
+            raise wrong(config, name, f"a Ray that the run starts has one node; set it to 1, or {_JOIN}")
     if config.trainer.device != "cuda":
         return
     import torch
 
-    if not torch.cuda.is_available():
-        raise SettingError(
-            "hardware=gpu: torch finds no GPU on this machine; give hardware=cpu, join a cluster that has some "
-            "(ray_kwargs.ray_init.address), or see the plan alone with --dry-run"
-        )
-    _check_number(config, torch.cuda.device_count())
-    _check_compiler(config)
+    if torch.cuda.is_available():
+        if own_ray:
+            _check_number(config, torch.cuda.device_count())
+        if missing := missing_for_triton():
+            raise SettingError(f"hardware=gpu: {missing}")
+    elif own_ray:  # a cluster's head without any compiles nothing
+        words = f"give hardware=cpu, {_JOIN} that has some, or see the plan alone with --dry-run"
+        raise SettingError(f"hardware=gpu: torch finds no GPU on this machine; {words}")
 
 
 def _check_number(config: DictConfig, here: int) -> None:
-    layout = read_layout(config)
+    layout, samplers = read_layout(config), "actor_rollout_ref.rollout.n_gpus_per_node"
     if layout.total > here and config.ray_kwargs.ray_init.get("num_gpus") is None:
-        raise SettingError(
-            f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}, actor_rollout_ref.rollout.n_gpus_per_node="
-            f"{config.actor_rollout_ref.rollout.n_gpus_per_node}: trainer and samplers have GPUs of their own, "
-            f"{layout.total} together, and this machine has {here}; lower them (1 and 1 is the least), or join a "
-            "cluster (ray_kwargs.ray_init.address)"
-        )
-
-
-def _check_compiler(config: DictConfig) -> None:
-    """Of this machine, where it has GPUs: a head without any compiles nothing."""
-    import torch
-
-    if config.trainer.device == "cuda" and torch.cuda.is_available() and (missing := missing_for_triton()):
-        raise SettingError(f"hardware=gpu: {missing}")
+        words = f"trainer and samplers ({samplers}={config.actor_rollout_ref.rollout.n_gpus_per_node}) have GPUs of"
+        fix = f"lower them (1 and 1 is the least), or {_JOIN}"
+        words = f"{words} their own, {layout.total} together, and this machine has {here}; {fix}"
+        raise wrong(config, "trainer.n_gpus_per_node", words)

@@ -6,15 +6,16 @@ sets is not: its file is for many methods.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.errors import SettingError, shown
 from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+_DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _CLIP_BOUNDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 _OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "sat", "tba", "topr", "vespo")
 
@@ -45,8 +46,15 @@ ESTIMATOR_SETTINGS: dict[str, tuple[str, ...]] = {
 """Of verl's advantage estimators (`algorithm.adv_estimator`): which settings below `algorithm` are read; else none."""
 
 
-@dataclass(frozen=True)
-class Rule:
+def vcpo_of(config: DictConfig) -> VCPOSettings:
+    """The settings `vcpo`. Refuses those that are wrong."""
+    try:
+        return VCPOSettings.of(config.vcpo)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+
+
+class Rule(NamedTuple):
     """Settings, and when they have an effect."""
 
     settings: tuple[str, ...]
@@ -56,50 +64,9 @@ class Rule:
     why: str
     """Why they have none otherwise, to follow the words "has no effect: "."""
 
-    def covers(self, setting: str) -> bool:
-        """Whether the rule is about this setting."""
-        return any(f"{setting}.".startswith(f"{name}.") for name in self.settings)
-
-
-def _vcpo(config: DictConfig) -> VCPOSettings:
-    try:
-        return VCPOSettings.of(config.vcpo)
-    except ValueError as error:
-        raise SettingError(str(error)) from None
-
 
 def _updates_by_loss(config: DictConfig) -> bool:
     return not config.vcpo.enable
-
-
-def _loss_reads(setting: str) -> Callable[[DictConfig], bool]:
-    def reads(config: DictConfig) -> bool:
-        loss = config.actor_rollout_ref.actor.policy_loss
-        if loss.loss_mode == "bypass_mode" and setting.startswith("clip") and not _clips_in_bypass_mode(config):
-            return False
-        return _updates_by_loss(config) and setting in LOSS_SETTINGS.get(loss.loss_mode, (setting,))
-
-    return reads
-
-
-def _clips_in_bypass_mode(config: DictConfig) -> bool:
-    return config.actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type == "ppo_clip"
-
-
-def _estimator_reads(setting: str) -> Callable[[DictConfig], bool]:
-    def reads(config: DictConfig) -> bool:
-        return _updates_by_loss(config) and setting in ESTIMATOR_SETTINGS.get(config.algorithm.adv_estimator, ())
-
-    return reads
-
-
-def _reads_one_clip_ratio(config: DictConfig) -> bool:
-    actor = config.actor_rollout_ref.actor
-    return actor.clip_ratio_low is None or actor.clip_ratio_high is None
-
-
-def _packs(config: DictConfig) -> bool:
-    return _vcpo(config).packs_gradient_norms
 
 
 def _never(config: DictConfig) -> bool:
@@ -107,41 +74,70 @@ def _never(config: DictConfig) -> bool:
 
 
 def _of_loss(setting: str) -> Rule:
-    return Rule((f"{_ACTOR}.{setting}",), _loss_reads(setting), "the update of this method does not read it")
+    def reads(config: DictConfig) -> bool:
+        loss = config.actor_rollout_ref.actor.policy_loss
+        if loss.loss_mode == "bypass_mode" and setting.startswith("clip"):
+            return loss.rollout_correction.loss_type == "ppo_clip" and _updates_by_loss(config)
+        return _updates_by_loss(config) and setting in LOSS_SETTINGS.get(loss.loss_mode, (setting,))
+
+    return Rule((f"{_ACTOR}.{setting}",), reads, "the update of this method does not read it")
 
 
 def _of_estimator(setting: str) -> Rule:
-    return Rule((f"algorithm.{setting}",), _estimator_reads(setting), "the advantages of this method do not read it")
+    def reads(config: DictConfig) -> bool:
+        return _updates_by_loss(config) and setting in ESTIMATOR_SETTINGS.get(config.algorithm.adv_estimator, ())
+
+    return Rule((f"algorithm.{setting}",), reads, "the advantages of this method do not read it")
+
+
+def _all_in(table: dict[str, tuple[str, ...]]) -> list[str]:
+    return list(dict.fromkeys(setting for settings in table.values() for setting in settings))
+
+
+_NEVER = {
+    f"{_CORRECTION}.loss_type": f"the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
+    "algorithm.filter_groups.max_num_gen_batches": "the lag-k trainer has no limit of batches",
+    "algorithm.filter_groups.max_inflight_gen_batches": "async.lag says how many are in flight",
+    "trainer.v1.sampler.max_off_policy_threshold": "async.lag bounds the lag of every trajectory",
+    "trainer.v1.sampler.max_off_policy_strategy": "async.on_deadline says how the lag of a trajectory is bounded",
+    "trainer.v1.sampler.custom_sampler": "the lag-k trainer has a replay buffer of its own",
+    "trainer.v1.sampler.sync_refill_failed_groups": "the lag-k trainer has a replay buffer of its own",
+    "trainer.v1.separate_async.num_warmup_batches": "async.lag says how many batches are ahead",
+    "trainer.v1.colocate_async": "async.lag says how many batches are ahead",
+    "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
+}
+"""Settings that the lag-k trainer does not read, and why."""
+_NEEDS = (
+    # settings, the setting that decides about them, its value with which they have an effect, and why
+    (f"{_ACTOR}.kl_loss_coef {_ACTOR}.kl_loss_type", f"{_ACTOR}.use_kl_loss", True, "no KL loss is computed"),
+    ("algorithm.kl_penalty algorithm.kl_ctrl", "algorithm.use_kl_in_reward", True, "rewards have no KL penalty"),
+    (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _DYNAMIC, False, f"{_ACTOR}.ppo_max_token_len_per_gpu is read"),
+    (f"{_ACTOR}.ppo_max_token_len_per_gpu", _DYNAMIC, True, f"{_ACTOR}.ppo_micro_batch_size_per_gpu is read"),
+    (f"{_ACTOR}.policy_loss", "vcpo.enable", False, "the update has no policy loss"),
+    (f"{_ACTOR}.calculate_entropy", "vcpo.enable", False, "the update does not report it"),
+    ("algorithm.adv_estimator", "vcpo.enable", False, "vcpo.baseline and vcpo.norm_by_std take its place"),
+    (f"{_CORRECTION}.bypass_mode", "vcpo.enable", False, "the update reads the samplers' log-probs"),
+    ("distillation", "vcpo.enable", False, "the update has no distillation loss"),
+    ("vcpo", "vcpo.enable", True, "nothing reads it"),
+)
+
+
+def _needs(settings: str, decider: str, value: bool, why: str) -> Rule:
+    def effective(config: DictConfig) -> bool:
+        return bool(OmegaConf.select(config, decider)) is value
+
+    return Rule(tuple(settings.split()), effective, f"with {decider}={shown(not value)} {why}")
 
 
 RULES: tuple[Rule, ...] = (
-    # The update
-    _of_loss("clip_ratio"),
-    Rule((f"{_ACTOR}.clip_ratio",), _reads_one_clip_ratio, "verl's losses read clip_ratio_low and clip_ratio_high"),
-    *map(_of_loss, ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "stabilizer")),
-    *map(_of_loss, ("policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub")),
-    *map(_of_loss, ("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef", "policy_loss.dro_beta")),
-    _of_loss("policy_loss.rollout_correction"),
-    Rule((f"{_ACTOR}.policy_loss",), _updates_by_loss, "VCPO's update has no policy loss"),
-    Rule((f"{_ACTOR}.calculate_entropy",), _updates_by_loss, "VCPO's update does not report it"),
+    *(Rule((setting,), _never, why) for setting, why in _NEVER.items()),
+    *map(_of_loss, _all_in(LOSS_SETTINGS)),
+    *map(_of_estimator, _all_in(ESTIMATOR_SETTINGS)),
+    *(_needs(*row) for row in _NEEDS),
     Rule(
-        (f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"),
-        lambda config: config.actor_rollout_ref.actor.use_kl_loss,
-        "with actor_rollout_ref.actor.use_kl_loss=false no KL loss is computed",
-    ),
-    # The advantages
-    Rule(("algorithm.adv_estimator",), _updates_by_loss, "VCPO's update has its own: vcpo.baseline, vcpo.norm_by_std"),
-    *map(_of_estimator, ("gamma", "lam", "norm_adv_by_std_in_grpo", "use_pf_ppo", "pf_ppo")),
-    Rule(
-        ("algorithm.kl_penalty", "algorithm.kl_ctrl"),
-        lambda config: config.algorithm.use_kl_in_reward,
-        "with algorithm.use_kl_in_reward=false rewards have no KL penalty",
-    ),
-    Rule((f"{_CORRECTION}.bypass_mode",), _updates_by_loss, "VCPO's update reads the samplers' log-probs"),
-    Rule(
-        (f"{_CORRECTION}.loss_type",),
-        _never,
-        f"the trainer does not read it; the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
+        (f"{_ACTOR}.clip_ratio",),
+        lambda config: None in (config.actor_rollout_ref.actor[name] for name in _CLIP_BOUNDS),
+        "verl's losses read clip_ratio_low and clip_ratio_high",
     ),
     Rule(
         (_CORRECTION,),
@@ -154,58 +150,26 @@ RULES: tuple[Rule, ...] = (
         lambda config: _updates_by_loss(config) and config.critic.enable and config.algorithm.adv_estimator == "gae",
         "this method has no critic; method=a2c has one",
     ),
-    Rule(("distillation",), _updates_by_loss, "VCPO's update has no distillation loss"),
-    Rule(("algorithm.filter_groups.max_num_gen_batches",), _never, "the lag-k trainer has no limit of batches"),
-    Rule(("algorithm.filter_groups.max_inflight_gen_batches",), _never, "async.lag says how many are in flight"),
-    Rule(
-        (f"{_ACTOR}.ppo_micro_batch_size_per_gpu",),
-        lambda config: not config.actor_rollout_ref.actor.use_dynamic_bsz,
-        f"{_ACTOR}.use_dynamic_bsz=true makes micro-batches by {_ACTOR}.ppo_max_token_len_per_gpu",
-    ),
-    Rule(
-        (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
-        lambda config: config.actor_rollout_ref.actor.use_dynamic_bsz,
-        f"{_ACTOR}.use_dynamic_bsz=false makes micro-batches by {_ACTOR}.ppo_micro_batch_size_per_gpu",
-    ),
-    # VCPO
     Rule(
         ("vcpo.norms.tokens",),
-        lambda config: _packs(config) and config.vcpo.norms.keep in (NormsKeep.AUTO, NormsKeep.ACTIVATIONS),
+        lambda config: vcpo_of(config).packs_gradient_norms and config.vcpo.norms.keep != NormsKeep.GRADIENTS,
         "only vcpo.norms.how=packed with vcpo.norms.keep=activations or auto reads it",
     ),
     Rule(
         ("vcpo.norms.keep",),
-        lambda config: not _vcpo(config).needs_gradient_norms or config.vcpo.norms.how == NormsHow.PACKED,
+        lambda config: not vcpo_of(config).needs_gradient_norms or config.vcpo.norms.how == NormsHow.PACKED,
         "only vcpo.norms.how=packed reads it",
     ),
     Rule(
         ("vcpo.norms",),
-        lambda config: _vcpo(config).needs_gradient_norms,
+        lambda config: vcpo_of(config).needs_gradient_norms,
         "gradient norms are measured for vcpo.baseline=opob only",
-    ),
-    Rule(("vcpo",), lambda config: config.vcpo.enable, "only VCPO's update reads it"),
-    # The lag-k trainer
-    Rule(
-        ("trainer.v1.sampler.max_off_policy_threshold", "trainer.v1.sampler.max_off_policy_strategy"),
-        _never,
-        "async.lag bounds the lag of every trajectory, async.on_deadline says how",
-    ),
-    Rule(
-        ("trainer.v1.sampler.custom_sampler", "trainer.v1.sampler.sync_refill_failed_groups"),
-        _never,
-        "the lag-k trainer has a replay buffer of its own",
-    ),
-    Rule(
-        ("trainer.v1.separate_async.num_warmup_batches", "trainer.v1.colocate_async"),
-        _never,
-        "async.lag says how many batches are ahead",
     ),
     Rule(
         ("save_weights", "trainer.max_actor_ckpt_to_keep"),
         lambda config: config.trainer.save_freq != -1,
         "with trainer.save_freq=-1 no checkpoint is written",
     ),
-    Rule(("trainer.remove_previous_ckpt_in_save",), _never, "trainer.max_actor_ckpt_to_keep says how many are kept"),
 )
 """In order: the first rule that covers a setting, and says that it has no effect, gives the reason."""
 
@@ -213,6 +177,7 @@ RULES: tuple[Rule, ...] = (
 def without_effect(config: DictConfig, setting: str) -> str | None:
     """Why this setting has no effect with this configuration, or None."""
     for rule in RULES:
-        if rule.covers(setting) and not rule.effective(config):
+        covers = any(f"{setting}.".startswith(f"{name}.") for name in rule.settings)
+        if covers and not rule.effective(config):
             return rule.why
     return None

@@ -4,8 +4,11 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 _MOST = 10
 """Lines of what is wrong: more are not read at once."""
+_BETWEEN = "\nerror: "
 
 
 class SettingError(ValueError):
@@ -20,7 +23,9 @@ class SettingError(ValueError):
         return str(self).split(_BETWEEN)
 
 
-_BETWEEN = "\nerror: "
+def wrong(config: DictConfig, setting: str, words: str) -> SettingError:
+    """The error of one setting, which has its value in `config`."""
+    return SettingError(f"{setting}={shown(OmegaConf.select(config, setting))}: {words}")
 
 
 def all_that_is_wrong(errors: Iterable[SettingError]) -> SettingError:
@@ -32,11 +37,7 @@ def all_that_is_wrong(errors: Iterable[SettingError]) -> SettingError:
 
 
 def check_each(*checks: Callable[[], object]) -> None:
-    """Make all of the checks, and say what every one of them found.
-
-    Raises:
-        SettingError: one of them did.
-    """
+    """Make all of the checks, and say what every one of them found."""
     errors = []
     for check in checks:
         try:
@@ -55,9 +56,10 @@ def shown(value: Any) -> str:
 def choices(given: Any, allowed: Iterable[Any]) -> str:
     """'did you mean vcpo? choose one of ...': the closest of the choices first, where one is close."""
     names = [shown(choice) for choice in allowed]
-    listed = f"choose one of {', '.join(names)}" if len(names) > 1 else f"set it to {names[0]}"
+    if len(names) == 1:
+        return f"set it to {names[0]}"
     near = closest(shown(given), names)
-    return f"did you mean {near}? {listed}" if near and len(names) > 1 else listed
+    return (f"did you mean {near}? " if near else "") + f"choose one of {', '.join(names)}"
 
 
 def closest(given: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:

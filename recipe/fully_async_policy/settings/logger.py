@@ -8,41 +8,27 @@ from pydantic import ValidationError
 from recipe.fully_async_policy.settings.errors import SettingError, choices, first_line
 
 PACKAGES = {
-    "console": None,
-    "file": None,
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "trackio": "trackio",
-    "mlflow": "mlflow",
-    "swanlab": "swanlab",
-    "clearml": "clearml",
-    "vemlp_wandb": "volcengine_ml_platform",
-    "rl_insight": "rl_insight",
+    **{name: name for name in ("tensorboard", "wandb", "trackio", "mlflow", "swanlab", "clearml", "rl_insight")},
+    **{"console": None, "file": None, "vemlp_wandb": "volcengine_ml_platform"},
 }
 """verl's loggers (verl/utils/tracking.py), and the package that each needs."""
 
 
 def check_logger(config: DictConfig) -> None:
-    """Refuse a logger that verl does not have, whose package is not installed, or to which nobody is logged in.
-
-    Raises:
-        SettingError: the first of them.
-    """
+    """Refuse a logger that verl does not have, whose package is not installed, or to which nobody is logged in."""
     given = config.trainer.logger
-    for name in list(given) if isinstance(given, list | ListConfig) else [given]:
+    for name in given if isinstance(given, list | ListConfig) else [given]:
         if name not in PACKAGES:
             raise SettingError(f"trainer.logger={name}: {choices(name, PACKAGES)}")
         package = PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
-            raise SettingError(
-                f"trainer.logger={name}: the package {package} is not installed; install it with `pip install "
-                f"{package}`, or leave {name} out"
-            )
-        if name == "wandb":
-            _check_login()
+            fix = f"install it with `pip install {package}`, or leave {name} out"
+            raise SettingError(f"trainer.logger={name}: the package {package} is not installed; {fix}")
+        if name == "wandb" and (why := _why_no_login()):
+            raise SettingError(f"trainer.logger=wandb: {why}")
 
 
-def _check_login() -> None:
+def _why_no_login() -> str | None:
     """W&B itself looks for a key when the training begins: after the models are loaded, or the nodes waited for."""
     import wandb
     from wandb.sdk import wandb_setup
@@ -55,13 +41,9 @@ def _check_login() -> None:
         )
     except ValidationError as error:
         wrong = error.errors()[0]
-        name = f"WANDB_{wrong['loc'][0]}".upper()
-        raise SettingError(f"trainer.logger=wandb: {name}={wrong['input']}: {wrong['msg']}") from None
+        return f"WANDB_{str(wrong['loc'][0]).upper()}={wrong['input']}: {wrong['msg']}"
     except wandb.Error as error:
-        raise SettingError(f"trainer.logger=wandb: {first_line(error)}") from None
+        return first_line(error)
     finally:
         wandb.teardown()  # W&B reads its variables once, and the launcher sets one more: WANDB_DIR
-    if not ready:
-        raise SettingError(
-            "trainer.logger=wandb: W&B has no key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
-        )
+    return None if ready else "W&B has no key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"

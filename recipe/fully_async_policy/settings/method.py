@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.effects import without_effect
-from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_wrong, shown
+from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_wrong, shown, wrong
 from recipe.fully_async_policy.settings.own_files import Written
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "method"
@@ -21,9 +21,10 @@ def names() -> tuple[str, ...]:
 
 def description(name: str) -> str:
     """The first sentence of the comment in the method's file."""
-    if not _file(name).is_file():
+    file = FOLDER / f"{name}.yaml"
+    if not file.is_file():
         return "a method of your own"
-    comment = [line.removeprefix("# ") for line in _file(name).read_text().splitlines() if line.startswith("# ")]
+    comment = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("# ")]
     return " ".join(comment[1:]).split(". ")[0].rstrip(".")
 
 
@@ -33,13 +34,11 @@ def decided_by(name: str) -> dict[str, Any]:
     Numbers and thresholds are the method's parameters, and may be given other values. Empty for a method whose file
     is in another folder.
     """
-    if not _file(name).is_file():
-        return {}
-    content = OmegaConf.load(_file(name))
-    assert isinstance(content, DictConfig)
+    file = FOLDER / f"{name}.yaml"
+    content = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
     return {
         setting: value
-        for setting, value in _leaves(content)
+        for setting, value in leaves(content)
         if isinstance(value, str | bool | None) and not setting.endswith("threshold") and "${" not in str(value)
     }
 
@@ -53,55 +52,50 @@ def check_overrides(config: DictConfig, overrides: list[str], files: list[Writte
         config: composed from `overrides`.
         overrides: Hydra's.
         files: what the user's own files set.
-
-    Raises:
-        SettingError: a line for each of them.
     """
     decided, given = decided_by(config.method), given_settings(overrides)
     errors = []
     for setting in dict.fromkeys([*given, *(one.name for one in files if not one.is_section)]):
-        value = OmegaConf.select(config, setting)
-        if setting in decided:
-            if value != decided[setting]:
-                errors.append(
-                    SettingError(
-                        f"{setting}={shown(value)}: contradicts method={config.method}, which sets it to "
-                        f"{shown(decided[setting])}; choose another method by method=NAME, or leave it out"
-                    )
-                )
-        elif setting in given and (why := without_effect(config, setting)):
-            errors.append(
-                SettingError(
-                    f"{setting}={shown(value)}: has no effect with method={config.method}: {why}; leave it out"
-                )
-            )
+        if setting in decided and OmegaConf.select(config, setting) != decided[setting]:
+            words = f"contradicts method={config.method}, which sets it to {shown(decided[setting])}"
+            errors.append(wrong(config, setting, f"{words}; choose another method by method=NAME, or leave it out"))
+        elif setting not in decided and setting in given and (why := without_effect(config, setting)):
+            words = f"has no effect with method={config.method}: {why}; leave it out"
+            errors.append(wrong(config, setting, words))
     if errors:
         raise all_that_is_wrong(errors)
 
 
+def check_own_loss(actor: DictConfig) -> None:
+    """Try the function of the user's own that `policy_loss.loss_mode` names once; make its file's path absolute.
+
+    Args:
+        actor: the settings `actor_rollout_ref.actor`.
+    """
+    from verl_vcpo.actor import own_loss
+
+    if not own_loss.is_own(actor.policy_loss.loss_mode):
+        return
+    from hydra.errors import InstantiationException
+    from verl.utils.config import omega_conf_to_dataclass
+
+    actor.policy_loss.loss_mode = own_loss.absolute(actor.policy_loss.loss_mode)
+    try:
+        own_loss.try_out(omega_conf_to_dataclass(actor))
+    except (ValueError, InstantiationException) as error:
+        raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
+
+
 def given_settings(overrides: list[str]) -> list[str]:
-    """The full names of the settings that Hydra's overrides give."""
+    """The full names of the settings that Hydra's overrides give: several where a value is a section."""
     parsed = OverridesParser.create().parse_overrides(overrides)
-    return [setting for override in parsed for setting in _given(override.key_or_group, override.value())]
+    return [name for override in parsed for name, _ in leaves({override.key_or_group: override.value()})]
 
 
-def _file(name: str) -> Path:
-    return FOLDER / f"{name}.yaml"
-
-
-def _given(key: str, value: Any) -> Iterator[str]:
-    """The settings that the override `key=value` gives: several where the value is a section."""
-    if isinstance(value, dict):
-        for name, below in value.items():
-            yield from _given(f"{key}.{name}", below)
-    else:
-        yield key
-
-
-def _leaves(section: DictConfig, above: str = "") -> Iterator[tuple[str, Any]]:
-    """(full name, value) of every setting below; references as they are written."""
-    for name, value in section.items_ex(resolve=False):
-        if isinstance(value, DictConfig):
-            yield from _leaves(value, f"{above}{name}.")
+def leaves(section: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """(full name, value) of every setting below."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value

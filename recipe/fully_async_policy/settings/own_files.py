@@ -4,9 +4,9 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
@@ -18,13 +18,11 @@ from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "config"
 HEADER = "# @package _global_"
 _PACKAGE = re.compile(r"#\s*@\s*package\s+(\S+)\s*")
-_LIKE_A_HEADER = re.compile(r"#.*(package|_global_).*", re.IGNORECASE)
-_NAME = re.compile(r"[\w/.-]+")
+_NAME = re.compile(r"[\w.-][\w/.-]*")
 _OF_ITSELF = "_self_"
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """A setting, or a section of settings, in a file of the user's own."""
 
     name: str
@@ -34,11 +32,14 @@ class Written:
     is_section: bool
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     path: Path
     group: str
     """The folder below --config-dir: task."""
+
+    def wrong(self, place: yaml.Node | int, words: str) -> SettingError:
+        line = place if isinstance(place, int) else place.start_mark.line + 1
+        return SettingError(f"{self.path}:{line}: {words}")
 
 
 def written(overrides: list[str], folder: Path | None) -> list[Written]:
@@ -47,14 +48,11 @@ def written(overrides: list[str], folder: Path | None) -> list[Written]:
     Args:
         overrides: Hydra's.
         folder: --config-dir; None: there are no such files.
-
-    Raises:
-        SettingError: a file is no preset: FILE:LINE, and what to write there.
     """
     if folder is None:
         return []
     found: list[Written] = []
-    files = [file for override in overrides for file in _chosen(override, folder)]
+    files = [file for override in overrides if (file := _chosen(override, folder))]
     seen = set(files)
     while files:
         file = files.pop(0)
@@ -73,9 +71,6 @@ def located(overrides: list[str], folder: Path | None) -> Iterator[None]:
     Args:
         overrides: Hydra's; what the command line gives as well is not the file's.
         folder: --config-dir.
-
-    Raises:
-        SettingError: the block does.
     """
     try:
         yield
@@ -93,46 +88,23 @@ def located(overrides: list[str], folder: Path | None) -> Iterator[None]:
         raise all_that_is_wrong([with_place(line) for line in error.lines]) from None
 
 
-def without_own_files(overrides: list[str], folder: Path | None) -> list[str]:
-    """The overrides but for those that choose a file of the user's own."""
-    return [override for override in overrides if folder is None or not _chosen(override, folder)]
+def chooses_a_file(override: str, folder: Path | None = None) -> bool:
+    """Whether an override such as +task=mine is the choice of a preset of the package, verl or `folder`."""
+    return _chosen(override, CONFIG_DIR, _verls(), *([folder] if folder else [])) is not None
 
 
-def chooses_a_file(override: str, folder: Path | None) -> bool:
-    """Whether an override such as +task=mine is the choice of a preset, and no setting."""
+def _chosen(override: str, *folders: Path) -> _File | None:
+    """The file in one of the folders that an override such as +task=mine chooses; None where it is a setting."""
     group, _, name = override.lstrip("+~").partition("=")
-    group = group.partition("@")[0]
-    return bool(_NAME.fullmatch(name)) and any(
-        root is not None and (root / group).is_dir() for root in (CONFIG_DIR, _verls(), folder)
-    )
-
-
-def _chosen(override: str, folder: Path) -> list[_File]:
-    """The files of the user's own that an override such as +task=mine chooses.
-
-    Raises:
-        SettingError: the file that is meant stands elsewhere, or its name ends otherwise.
-    """
-    group, _, name = override.lstrip("+").partition("=")
-    if "." in group or not _NAME.fullmatch(name):
-        return []
-    if (folder / group / f"{name}.yaml").is_file():
-        return [_File(folder / group / f"{name}.yaml", group)]
-    if not (CONFIG_DIR / group).is_dir() or (CONFIG_DIR / group / f"{name}.yaml").is_file():
-        return []
-    wanted = Path(group) / f"{name}.yaml"
-    for misplaced in (wanted.with_suffix(".yml"), Path(wanted.name), Path(wanted.name).with_suffix(".yml")):
-        if (folder / misplaced).is_file():
-            raise SettingError(f"{folder / misplaced}: {override} is {folder / wanted}; move the file there")
-    return []
+    for folder in folders:
+        file = folder / group.partition("@")[0] / f"{name.removesuffix('.yaml')}.yaml"
+        if _NAME.fullmatch(name) and (folder / group.partition("@")[0]).is_dir() and file.is_file():
+            return _File(file, str(file.parent.relative_to(folder)))
+    return None
 
 
 def _tree(file: _File) -> tuple[yaml.MappingNode, str]:
-    """The file's content, and the package of Hydra's that its first line names.
-
-    Raises:
-        SettingError: it is none that Hydra can use.
-    """
+    """The file's content, and the package of Hydra's that its first line names."""
     try:
         text = file.path.read_text()
         tree = yaml.compose(text, yaml.SafeLoader)
@@ -142,47 +114,41 @@ def _tree(file: _File) -> tuple[yaml.MappingNode, str]:
         mark = error.problem_mark or error.context_mark
         tab = mark and mark.buffer and "\t" in mark.buffer.splitlines()[mark.line][: mark.column + 1]
         why = "a tab; YAML indents with spaces" if tab else f"no YAML: {error.problem or error.context}"
-        raise SettingError(f"{file.path}:{mark.line + 1 if mark else 1}: {why}") from None
+        raise file.wrong(mark.line + 1 if mark else 1, why) from None
     except yaml.YAMLError as error:
         raise SettingError(f"{file.path}: no YAML: {' '.join(str(error).split())}") from None
-    lines = [line.strip() for line in text.splitlines()]
     if tree is None:
         raise SettingError(f"{file.path}: is empty; give settings, such as `data: {{train_files: FILE}}`")
     if not isinstance(tree, yaml.MappingNode):
-        raise SettingError(f"{_place(file, tree)}: is no section of settings; write `name: value`, without a dash")
+        raise file.wrong(tree, "is no section of settings; write `name: value`, without a dash")
+    return tree, _package(file, [line.strip() for line in text.splitlines()])
+
+
+def _package(file: _File, lines: list[str]) -> str:
     first = next(number for number, line in enumerate(lines, 1) if line)  # Hydra looks no further
     header = _PACKAGE.fullmatch(lines[first - 1])
     if header is None:
-        like = next((number for number, line in enumerate(lines, 1) if _LIKE_A_HEADER.fullmatch(line)), first)
-        raise SettingError(
-            f"{file.path}:{like}: the first line has to be `{HEADER}`: without it all settings would be below "
-            f"`{file.group.replace('/', '.')}`"
-        )
+        words = f"the first line has to be `{HEADER}`: without it all settings would be below"
+        raise file.wrong(first, f"{words} `{file.group.replace('/', '.')}`")
     for number, line in enumerate(lines[first:], first + 1):
         if line and not line.startswith("#"):
             break
         if re.match(r"#\s*@", line) and len(line.lstrip("# ").split()) != 2:
-            raise SettingError(f"{file.path}:{number}: Hydra reads a comment with @ as an order; leave the @ out")
-    return tree, header[1]
+            raise file.wrong(number, "Hydra reads a comment with @ as an order; leave the @ out")
+    return header[1]
 
 
 def _settings(file: _File, tree: yaml.MappingNode, package: str) -> list[Written]:
-    """The file's settings and sections.
-
-    Raises:
-        SettingError: one is given twice, or without a value; a method's file does not name the method, or another does.
-    """
+    """The file's settings and sections."""
     above = package.removeprefix("_global_").lstrip(".")
     below = _below(file, tree, f"{above}." if above else "")
     found = [one for one in below if one.name.partition(".")[0] != "defaults"]
     named = next((one for one in found if one.name == "method"), None)
     if file.group == "method" and named is None:
-        raise SettingError(f"{file.path}:1: the method's name is missing; add the line `method: {file.path.stem}`")
+        raise file.wrong(1, f"the method's name is missing; add the line `method: {file.path.stem}`")
     if file.group != "method" and named is not None:
-        raise SettingError(
-            f"{named.place}: `method:` would change the name alone; give method=NAME on the command line, or "
-            "`- override /method: NAME` among the file's defaults"
-        )
+        words = "`method:` would change the name alone; give method=NAME on the command line, or"
+        raise SettingError(f"{named.place}: {words} `- override /method: NAME` among the file's defaults")
     return found
 
 
@@ -191,10 +157,10 @@ def _below(file: _File, section: yaml.MappingNode, above: str) -> Iterator[Writt
     for key, value in section.value:
         name, line = f"{above}{key.value}", key.start_mark.line + 1
         if name in lines:
-            raise SettingError(f"{file.path}:{line}: {name} is given already in line {lines[name]}; leave one out")
-        lines[name] = line
+            raise file.wrong(line, f"{name} is given already in line {lines[name]}; leave one out")
         if value.value == "???":
-            raise SettingError(f"{file.path}:{line}: {name}: ??? is no value; give one, or leave the line out")
+            raise file.wrong(line, f"{name}: ??? is no value; give one, or leave the line out")
+        lines[name] = line
         is_section = isinstance(value, yaml.MappingNode)
         yield Written(name, f"{file.path}:{line}", is_section)
         if is_section:
@@ -202,43 +168,20 @@ def _below(file: _File, section: yaml.MappingNode, above: str) -> Iterator[Writt
 
 
 def _of_defaults(file: _File, tree: yaml.MappingNode, folder: Path) -> Iterator[_File]:
-    """The files of the user's own among the file's defaults.
-
-    Raises:
-        SettingError: a file among them is nowhere, or what this file sets would give way to them.
-    """
+    """The files of the user's own among the file's defaults."""
     defaults = next((value for key, value in tree.value if key.value == "defaults"), None)
     if defaults is None:
         return
     if not isinstance(defaults, yaml.SequenceNode):
-        raise SettingError(f"{_place(file, defaults)}: `defaults` is a list; write `- /group: name` in each line")
+        raise file.wrong(defaults, "`defaults` is a list; write `- /group: name` in each line")
     entries = [(item, *_entry(item)) for item in defaults.value]
     others = [item for item, group, name in entries if not group.startswith("override ") and name != _OF_ITSELF]
     if others and not any(name == _OF_ITSELF for _, _, name in entries):
-        raise SettingError(
-            f"{_place(file, others[-1])}: the settings of this file would give way to those of its defaults; add "
-            f"`- {_OF_ITSELF}` as the last of them"
-        )
+        words = "the settings of this file would give way to those of its defaults"
+        raise file.wrong(others[-1], f"{words}; add `- {_OF_ITSELF}` as the last of them")
     for item, group, name in entries:
         if name != _OF_ITSELF and name is not None:
             yield from _default(file, item, group, name, folder)
-
-
-def _default(file: _File, item: yaml.Node, group: str, name: str, folder: Path) -> Iterator[_File]:
-    optional = "optional " in group
-    words = group.partition("@")[0].removeprefix("optional ").removeprefix("override ").strip()
-    where = words.lstrip("/") if words.startswith("/") else "/".join(part for part in (file.group, words) if part)
-    try:
-        name = str(OmegaConf.create({"name": name}).name).removesuffix(".yaml")
-    except OmegaConfBaseException:
-        return  # names a setting: Hydra says what is wrong with it
-    path = Path(where) / f"{name}.yaml"
-    if (folder / path).is_file():
-        yield _File(folder / path, str(path.parent) if where else "")
-    elif not optional and not any((known / path).is_file() for known in (CONFIG_DIR, _verls())):
-        near = closest(name, [other.stem for known in (folder, CONFIG_DIR) for other in (known / where).glob("*.yaml")])
-        fix = f"did you mean {near}?" if near else f"it would be {folder / path}"
-        raise SettingError(f"{_place(file, item)}: there is no {path} among the presets; {fix}")
 
 
 def _entry(item: yaml.Node) -> tuple[str, str | None]:
@@ -250,12 +193,25 @@ def _entry(item: yaml.Node) -> tuple[str, str | None]:
     return "", str(item.value)
 
 
+def _default(file: _File, item: yaml.Node, group: str, name: str, folder: Path) -> Iterator[_File]:
+    words = group.partition("@")[0].removeprefix("optional ").removeprefix("override ").strip()
+    where = Path(words.lstrip("/") if words.startswith("/") else Path(file.group, words))
+    try:
+        name = str(OmegaConf.create({"name": name}).name).removesuffix(".yaml")
+    except OmegaConfBaseException:
+        return  # names a setting: Hydra says what is wrong with it
+    path = where / f"{name}.yaml"
+    found = _chosen(f"{where}={name}", folder, CONFIG_DIR, _verls())
+    if found and found.path == folder / path:
+        yield found
+    elif not found and "optional " not in group:
+        near = closest(name, [other.stem for known in (folder, CONFIG_DIR) for other in (known / where).glob("*.yaml")])
+        fix = f"did you mean {near}?" if near else f"it would be {folder / path}"
+        raise file.wrong(item, f"there is no {path} among the presets; {fix}")
+
+
 @cache
 def _verls() -> Path:
     spec = importlib.util.find_spec("verl")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "trainer" / "config"
-
-
-def _place(file: _File, node: yaml.Node) -> str:
-    return f"{file.path}:{node.start_mark.line + 1}"

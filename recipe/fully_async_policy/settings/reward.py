@@ -34,14 +34,14 @@ def arguments(sample: Sample, response: str) -> dict[str, object]:
 
 
 def check_reward(config: DictConfig, samples: list[Sample]) -> None:
-    """Score one response for each of these rows.
+    """Score one response for each of these rows. Refuses a reward that does not load, raises, hangs or gives no score.
 
-    Raises:
-        SettingError: the reward does not load, raises, gives no score, or takes longer than async.reward_timeout_s.
+    Args:
+        samples: none of them is scored where a reward manager of the user's own needs no function.
     """
     custom = config.reward.custom_reward_function
     if not samples or (not custom.path and config.reward.reward_manager.source != "register"):
-        return  # a reward manager of the user's own needs no function
+        return
     if custom.path and not custom.name:
         raise SettingError(f"{_SETTING}.name=null: give the function's name in {custom.path}")
     asyncio.run(
@@ -53,11 +53,10 @@ async def _score_all(reward: RewardFunction, samples: list[Sample], setting: str
     pool = Pool(reward, most=1, quiet=True)
     try:
         for sample in samples:
-            try:
-                await pool.call(arguments(sample, MADE_UP))
-            except UserCodeError as error:
-                of_file = isinstance(error, LoadError)
-                where = "" if of_file else f", for a made-up response to {sample.place} ({sample.data_source!r})"
-                raise SettingError(f"{setting}: it {error.what}{where}; {error.fix}") from None
+            await pool.call(arguments(sample, MADE_UP))
+    except UserCodeError as error:
+        of_file = isinstance(error, LoadError)
+        where = "" if of_file else f", for a made-up response to {sample.place} ({sample.data_source!r})"
+        raise SettingError(f"{setting}: it {error.what}{where}; {error.fix}") from None
     finally:
         pool.close()

@@ -8,7 +8,7 @@ from typing import Any
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from omegaconf import DictConfig
 
-from recipe.fully_async_policy.settings.errors import SettingError, first_line
+from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
 from verl_vcpo.loop.checkpoint import damage
 from verl_vcpo.report.run_log import last_step
 
@@ -16,11 +16,7 @@ LOCK = ".lock"
 
 
 def check_folders(config: DictConfig) -> None:
-    """Refuse folders that the run could not write. Makes nothing.
-
-    Raises:
-        SettingError: the first of them.
-    """
+    """Refuse folders that the run could not write. Makes nothing."""
     check_folder("run_dir", config.run_dir)
     for name in ("default_local_dir", "validation_data_dir", "rollout_data_dir"):
         if config.trainer[name]:
@@ -28,15 +24,11 @@ def check_folders(config: DictConfig) -> None:
 
 
 def check_folder(setting: str, path: str) -> None:
-    """Refuse a folder that cannot be made. Makes nothing.
-
-    Raises:
-        SettingError: its name begins with ~, or what is above it is no folder or may not be written.
-    """
-    if path.startswith("~"):
-        raise SettingError(f"{setting}={path}: ~ is not replaced here; give {Path(path).expanduser()}")
+    """Refuse a folder that cannot be made. Makes nothing."""
     folder = Path(path).absolute()
     there = next(above for above in (folder, *folder.parents) if above.exists())
+    if path.startswith("~"):
+        raise SettingError(f"{setting}={path}: ~ is not replaced here; give {Path(path).expanduser()}")
     if not there.is_dir():
         raise SettingError(f"{setting}={path}: {there} is a file; give another folder")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -44,41 +36,24 @@ def check_folder(setting: str, path: str) -> None:
 
 
 def check_nothing_replaced(config: DictConfig) -> None:
-    """Refuse to evaluate alone in the folder of a run that has trained.
-
-    Raises:
-        SettingError: the folder holds the metrics of steps.
-    """
+    """Refuse to evaluate alone in the folder of a run that has trained."""
     if config.trainer.val_only and (step := last_step(config.run_dir)):
-        raise SettingError(
-            f"run_dir={config.run_dir}: has the metrics of a run of {step} steps, which trainer.val_only=true would "
-            "replace; give the evaluation a folder of its own"
-        )
+        words = f"has the metrics of a run of {step} steps, which trainer.val_only=true would replace"
+        raise wrong(config, "run_dir", f"{words}; give the evaluation a folder of its own")
 
 
-def check_checkpoint(trainer: DictConfig) -> None:
-    """Refuse a checkpoint that is not there, or whose files have other sizes, where the run is to go on from it.
-
-    Args:
-        trainer: the settings `trainer`.
-
-    Raises:
-        SettingError: what is wrong with it.
-    """
-    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        wrong = damage(Path(trainer.resume_from_path), contents=False)
-        if wrong:
-            raise SettingError(
-                f"trainer.resume_from_path={trainer.resume_from_path}: {wrong}; give a whole checkpoint, or let "
-                "trainer.resume_mode=auto find the newest"
-            )
+def check_checkpoint(config: DictConfig) -> None:
+    """Refuse a checkpoint that is not there, or whose files have other sizes, where the run is to go on from it."""
+    given = config.trainer.resume_from_path if config.trainer.resume_mode == "resume_path" else None
+    if given and (why := damage(Path(given), contents=False)):
+        fix = "give a whole checkpoint, or let trainer.resume_mode=auto find the newest"
+        raise wrong(config, "trainer.resume_from_path", f"{why}; {fix}")
 
 
 def held(config: DictConfig) -> contextlib.ExitStack:
     """Hold the run's folder, and the folder of checkpoints as far as the run changes that: a context manager.
 
-    Raises:
-        SettingError: another run holds one of them, or it cannot be made.
+    Refuses folders that another run holds, or that cannot be made.
     """
     trainer, saved = config.trainer, Path(config.trainer.default_local_dir)
     changed = not trainer.val_only and (trainer.save_freq > 0 or saved.is_dir())
@@ -90,11 +65,7 @@ def held(config: DictConfig) -> contextlib.ExitStack:
 
 
 def taken(setting: str, path: str) -> "AcquireReturnProxy[Any]":
-    """Make the folder, and hold it: a context manager. The kernel lets go of it when this process ends in any way.
-
-    Raises:
-        SettingError: another run holds it, or it cannot be made.
-    """
+    """Make the folder, and hold it: a context manager. The kernel lets go of it when this process ends in any way."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         return FileLock(Path(path) / LOCK).acquire(timeout=0)

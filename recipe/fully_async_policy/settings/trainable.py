@@ -1,11 +1,12 @@
 """Whether the trainer can build the model: from its config.json, and from what is installed."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.errors import SettingError, wrong
 from recipe.fully_async_policy.settings.model import read_config
 from verl_vcpo.actor.models import MODELS, Install, install_here, trained_with
 from verl_vcpo.actor.rotary import kind_of, scaling
@@ -14,21 +15,28 @@ _BIASES = ("attention_bias", "mlp_bias")
 
 
 def check_trainable(config: DictConfig) -> None:
-    """Refuse a model without a bridge, or with one that needs Transformer Engine where that is not installed.
-
-    A model whose config.json is not on this machine passes.
-
-    Raises:
-        SettingError: the trainer cannot build it, or would build another model.
-    """
+    """Refuse a model that the trainer cannot build here, or of which it would build another; none of the hub."""
     paths = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
     if config.critic.enable:
         paths["critic.model.path"] = config.critic.model.path
     for setting, path in paths.items():
-        if not path or not (Path(path) / "config.json").is_file():
-            continue
-        if why := _obstacle(read_config(Path(path)), install_here(config.trainer.device)):
-            raise SettingError(f"{setting}={path}: {why}")
+        if path and (Path(path) / "config.json").is_file():
+            model = read_config(Path(path))
+            if why := _obstacle(model, install_here(config.trainer.device)):
+                raise SettingError(f"{setting}={path}: {why}")
+            _check_vocabulary(config, path, model)
+
+
+def _check_vocabulary(config: DictConfig, path: str, model: dict[str, Any]) -> None:
+    """Refuse a vocabulary that the trainer's ranks cannot share.
+
+    Padding it would not do: rows of the head that belong to no token would take probability from the others.
+    """
+    setting = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+    size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
+    if isinstance(size, int) and size % (ranks := config.actor_rollout_ref.actor.megatron.tensor_model_parallel_size):
+        words = f"does not divide the {size} tokens of {path}/config.json; set it to a divisor of {size}"
+        raise wrong(config, setting, f"{words}, such as {math.gcd(size, ranks)}")
 
 
 def needs_transformer_engine(path: str) -> str | None:
@@ -61,9 +69,6 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
         scaling(positions)
     except ValueError as error:
         return str(error)
-    biased = next((name for name in _BIASES if config.get(name)), None)
-    return (
-        f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
-        if biased
-        else None
-    )
+    if biased := next((name for name in _BIASES if config.get(name)), None):
+        return f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
+    return None

@@ -1,6 +1,6 @@
 """Everything that can be known to be wrong before a process starts. Each error names the setting and the fix.
 
-Each kind of input has a file in `checks/`.
+Each kind of input has a file. Its checks raise SettingError: a line for each thing that is wrong.
 """
 
 from collections.abc import Callable
@@ -8,60 +8,44 @@ from collections.abc import Callable
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.agent_loop import check_agent_loop
-from recipe.fully_async_policy.settings.consistency import consistency_checks
-from recipe.fully_async_policy.settings.data import Sample, check_data, check_given, check_shares
+from recipe.fully_async_policy.settings.consistency import check_consistency
+from recipe.fully_async_policy.settings.data import Sample, check_data, check_given
+from recipe.fully_async_policy.settings.effects import vcpo_of
 from recipe.fully_async_policy.settings.errors import SettingError as SettingError
 from recipe.fully_async_policy.settings.errors import check_each
-from recipe.fully_async_policy.settings.layout import check_layout
 from recipe.fully_async_policy.settings.logger import check_logger
+from recipe.fully_async_policy.settings.method import check_own_loss
 from recipe.fully_async_policy.settings.model import check_model
-from recipe.fully_async_policy.settings.own_loss import check_own_loss
 from recipe.fully_async_policy.settings.run_folder import check_checkpoint, check_folders, check_nothing_replaced
-from recipe.fully_async_policy.settings.tool_use import check_tool_use
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from recipe.fully_async_policy.settings.values import check_types
-from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 
 def validate(config: DictConfig, *more: Callable[[], object], files: bool = True) -> list[Sample]:
     """Check the composed configuration; `files=False`: all but the data, the run's folder, the sandbox, and of the
-    model all but its kind.
+    model all but its kind. Refused is all that can be told before something else is mended.
 
     Args:
         more: checks of the caller's own, made where all values are of their types.
 
     Returns:
         With `files`, a row of every data source.
-
-    Raises:
-        SettingError: a line for each thing that is wrong, as far as it can be told before the others are mended.
     """
-    check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: _vcpo(config.vcpo))
-    vcpo = _vcpo(config.vcpo)
+    check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: vcpo_of(config))
     samples: list[Sample] = []
     of_files: list[Callable[[], object]] = [
         lambda: check_folders(config),
         lambda: check_nothing_replaced(config),
-        lambda: check_checkpoint(config.trainer),
+        lambda: check_checkpoint(config),
         lambda: samples.extend(check_data(config, check_model(config))),
     ]
     check_each(
-        lambda: check_shares(config.data),
-        *consistency_checks(config, vcpo),
-        lambda: check_layout(config),
+        lambda: check_consistency(config),
         lambda: check_logger(config),
-        lambda: check_agent_loop(config.actor_rollout_ref.rollout, files),
-        lambda: check_tool_use(config, vcpo, files),
+        lambda: check_agent_loop(config, files),
         lambda: check_trainable(config),
         lambda: check_own_loss(config.actor_rollout_ref.actor),
         *(of_files if files else []),
         *more,
     )
     return samples
-
-
-def _vcpo(settings: DictConfig) -> VCPOSettings:
-    try:
-        return VCPOSettings.of(settings)
-    except ValueError as error:
-        raise SettingError(str(error)) from None
