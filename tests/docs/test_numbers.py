@@ -18,7 +18,7 @@ COMPARED = {
 }
 # Their tables are compared with the published runs (the tests above). Other pages show some of them.
 STABILITY = (DOCS / "measurements/stability/tables.md").read_text()
-PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if "upstream" not in page.parts]
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name != "upstream.md"]
 NUMBER = re.compile(
     r"\W*\d[\d.,]*(e[-+]?\d+)?( ?(%|s|h|x|GiB|MB|points|minutes|of \d+|in \d[\d.]*|(±|\(|to |\+).*))?\W*"
 )
