@@ -17,7 +17,7 @@ COMPARED = {
     "docs/guide/read-a-run.md": "tests/docs/test_quickstart_numbers.py",
     "docs/measurements/paper.md": "tests/docs/test_numbers.py",
 }
-PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if "upstream" not in page.parts]
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name != "upstream.md"]
 NUMBER = re.compile(
     r"\W*\d[\d.,]*(e[-+]?\d+)?( ?(%|s|h|x|GiB|MB|points|minutes|of \d+|in \d[\d.]*|(±|\(|to |\+).*))?\W*"
 )

@@ -178,8 +178,6 @@ IDS = [f"{kind} {n}" for n, (kind, *_) in enumerate(WRITTEN)]
 
 
 @pytest.mark.parametrize(("kind", "text", "words"), WRITTEN, ids=IDS)
-    ("kind", "text", "words"), WRITTEN, ids=[f"{kind} {n}" for n, (kind, *_) in enumerate(WRITTEN)]
-)
 def test_a_slip_is_refused(
     kind: str, text: str | bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

