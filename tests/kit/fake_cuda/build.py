@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CACHE = HERE.parents[1] / "build" / "fake_cuda"
+CACHE = HERE.parents[2] / "build" / "fake_cuda"
 SITE = Path(sysconfig.get_paths()["purelib"])
 _TIMEOUT_S = 600
 

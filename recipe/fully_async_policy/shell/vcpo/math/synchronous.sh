@@ -2,15 +2,6 @@
 # MATH, synchronous GRPO: Qwen2.5-7B on 8 GPUs of one node.
 # VCPO's estimator without VCPO's two controls: the baseline is the group's mean, the step size constant.
 # CPU=1, DRY_RUN=1 and further settings: see launch.sh.
-# shellcheck source=recipe/fully_async_policy/shell/vcpo/launch.sh
-source "$(dirname "$0")/../launch.sh" || exit
-
-MODEL=models/Qwen2.5-7B # a Hugging Face checkpoint's folder
-DATA=data/math # python -m scripts.prepare_data math --source raw/math --tokenizer MODEL --out data/math
-LAYOUT=(
-  trainer.n_gpus_per_node=4
-  actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4
-  actor_rollout_ref.rollout.n_gpus_per_node=4
-  actor_rollout_ref.rollout.tensor_model_parallel_size=2
-)
+# shellcheck source=recipe/fully_async_policy/shell/vcpo/math.sh
+source "$(dirname "$0")/../math.sh" || exit
 launch math outputs/math/synchronous async.lag=0 vcpo.step_size_rule=none vcpo.baseline=mean "$@"
