@@ -184,16 +184,8 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
         return []
     spoilt = [f"{name}{SPOILT}" for name in (METRICS_FILE, run_log.SAMPLES_FILE)]
     records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE, *spoilt)
-    names = (
-        *records,
-        VERL_LOG,
-        RAY_LOGS,
-        FILE_LOGGER,
-        TENSORBOARD,
-        _WANDB,
-        run_log.WEIGHTS_FOLDER,
-        run_log.MODEL_FOLDER,
-    )
+    weights = (run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
+    names = (*records, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]
     written = (*of_checkpoints, *(run_dir / name for name in names), metrics)
     return [path for path in written if path.exists()]
