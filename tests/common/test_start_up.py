@@ -50,7 +50,8 @@ def test_a_command_that_starts_no_run_leaves_no_folder(tmp_path: Path) -> None:
 def test_the_launcher_has_its_own_places_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_ID_VARIABLE, "0123456789ab")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for name in ("RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", None)
     names = ("TMPDIR", "RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
     before = {name: os.environ.get(name) for name in names}

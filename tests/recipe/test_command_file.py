@@ -23,7 +23,7 @@ def test_the_command_is_kept_for_a_shell(tmp_path: Path, monkeypatch: pytest.Mon
     stand_in = SimpleNamespace(LagKTaskRunner=type("Runner", (), {"run": run}))
     monkeypatch.setitem(sys.modules, "verl_vcpo.loop.main", stand_in)
     session = contextlib.nullcontext(SimpleNamespace(observe=None))
-    monkeypatch.setattr(main, "ray_session", lambda config, run_id: session)
+    monkeypatch.setattr(main, "ray_session", lambda *_: session)
     config = OmegaConf.create({"run_dir": str(tmp_path), "method": "vcpo", "async": {"lag": 8}})
     assert main.train(config, "id", overrides).startswith("no training, ")
     assert shlex.split(kept[0]) == ["python", "-m", "recipe.fully_async_policy.main", *overrides], (

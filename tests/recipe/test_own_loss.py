@@ -106,7 +106,7 @@ def test_a_module_names_it(actor: DictConfig) -> None:
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        ("none.py:right", "/none.py is no Python file; give FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("none.py:right", "/none.py; give FILE.py:FUNCTION or MODULE:FUNCTION"),
         (
             "no_module:right",
             "=no_module:right: it does not load: it raises ModuleNotFoundError: No module named",

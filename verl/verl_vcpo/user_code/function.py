@@ -64,4 +64,5 @@ def load_module(path: str) -> ModuleType:
             return module
     except (Exception, SystemExit) as error:  # a module may raise anything while it loads
         raise LoadError(f"does not load: it {raised(error).what}", "mend its file") from error
-    raise LoadError(f"does not load: {file} is no Python file", "give the function's file")
+    what = f"{file} is no Python file" if os.path.isfile(file) else f"there is no file {file}"
+    raise LoadError(f"does not load: {what}", "give the function's file")
