@@ -130,7 +130,7 @@ def test_the_plan_of_a_mixture_of_experts_has_no_second_buffer(
         # the published tool-use layout
         (
             {"trainer.n_gpus_per_node": "2"},
-            "trainer.n_gpus_per_node=2: 2 devices (x nnodes) are no multiple of tensor x pipeline x context parallel size",
+            "trainer.n_gpus_per_node=2: 2 devices (x nnodes) are no multiple of tensor x pipeline x context parallel",
         ),
         ({f"{ROLLOUT}.n_gpus_per_node": "3"}, "tensor_model_parallel_size=2: does not divide the 3 sampler devices"),
         (
