@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What all launch scripts share. A script sets MODEL, DATA and LAYOUT, and calls launch.
 #   bash SCRIPT [setting=value ...]   trains; these settings come last, so they win: method=none is GRPO without VCPO
+#                                     (synchronous: a script of VCPO with async.lag=0 method=none)
 #   DRY_RUN=1 bash SCRIPT             prints the configuration and the GPU plan, starts nothing
 #   bash SCRIPT 'trainer.logger=[tensorboard,wandb]'    W&B too, after `wandb login`: docs/guide/read-a-run.md
 #   CPU=1 bash SCRIPT                 2 steps on a laptop, with a small model
