@@ -93,7 +93,7 @@ def after_death(config: "DictConfig", given: list[str]) -> str:
         config: the run's.
         given: the arguments that the run was started with.
     """
-    kept = [argument for argument in given if argument.partition("=")[0].lstrip("+") not in (*_RESUMING, "run_dir")]
+    kept = _without((*_RESUMING, "run_dir"), given)
     again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
     return (
         f"error: the launcher was killed, or Ray's raylet on its machine, without which it cannot live. Details: "
@@ -114,11 +114,11 @@ def to_go_on(config: DictConfig, given: list[str]) -> str:
         config: the run's.
         given: the arguments that the run was started with.
     """
-    names = {argument.partition("=")[0].lstrip("+") for argument in given}
+    names = set(map(_name, given))
     # The folder's usual name has the time of the start in it.
     more = [] if names & {"run_dir", "trainer.experiment_name"} else [f"run_dir={config.run_dir}"]
     if saved := _newest(config):
-        given = [argument for argument in given if argument.partition("=")[0].lstrip("+") not in _RESUMING]
+        given = _without(_RESUMING, given)
         how = f"To go on from {saved.name}:"
         more.append("trainer.resume_mode=auto")
     elif config.trainer.val_only:
@@ -128,6 +128,16 @@ def to_go_on(config: DictConfig, given: list[str]) -> str:
     else:
         how = "It has no checkpoint: trainer.save_freq=10 writes one every 10 steps. To begin anew:"
     return f"{how}\n  {command(LAUNCHER, [*given, *more])}"
+
+
+def _without(names: tuple[str, ...], given: list[str]) -> list[str]:
+    """Return the arguments that are not of these settings."""
+    return [argument for argument in given if _name(argument) not in names]
+
+
+def _name(argument: str) -> str:
+    """Return the setting that an argument of the command line gives."""
+    return argument.partition("=")[0].lstrip("+")
 
 
 def _newest(config: DictConfig) -> Path | None:
