@@ -31,7 +31,6 @@ def convert(shards: Path, model: str, dtype: str, out: Path) -> None:
             engine_config=CPUMcoreEngineConfig(
                 dtype=dtype,
                 forward_only=True,  # without an optimizer
-                vanilla_mbridge=True,
                 use_dist_checkpointing=True,
                 dist_checkpointing_path=str(shards.absolute()),
                 override_transformer_config={"attention_backend": "auto"},

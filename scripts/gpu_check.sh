@@ -13,7 +13,7 @@ bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER
   --rehearse  the smallest cases, on a CPU: does the command itself work?
 
 Most telling first: single layers (vcpo/gradnorm, PyTorch alone), then whole steps of the Megatron actor, on Megatron's
-own layers (verl, Megatron-Core, mbridge, tensordict and what they import; no packages with kernels) and, where it is
+own layers (verl, Megatron-Core, Megatron-Bridge, tensordict and what they import; no packages with kernels) and, where it is
 installed, on Transformer Engine's. Results, a line for each case once it is measured, whatever becomes of the next one:
 
   FOLDER/DATE-DEVICE-layers.jsonl

@@ -18,7 +18,7 @@ digest() {
 complete() {
   "$VENV/bin/python" -c '
 import importlib.util as find, sys
-sys.exit(not all(map(find.find_spec, ("torch", "vllm", "verl", "megatron.core", "mbridge", "ray", "transfer_queue"))))' \
+sys.exit(not all(map(find.find_spec, ("torch", "vllm", "verl", "megatron.core", "megatron.bridge", "ray", "transfer_queue"))))' \
     >/dev/null 2>&1
 }
 

@@ -1,19 +1,22 @@
 # shellcheck shell=bash
-# Functions of install.sh and install_gpu.sh, which source this file. LOG: where the output of a phase goes.
+# Functions of install.sh and install_gpu.sh, which source this file. LOG: where the output of a phase goes; PYTHONS: the
+# versions of Python that the environment may have.
 
-fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
+# shellcheck disable=SC2086,SC2153 # a list of versions, which the scripts set
+fits() { "$1" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' $PYTHONS >/dev/null 2>&1; }
 
 find_python() {
   local candidate
   if [[ -n "${PYTHON:-}" ]]; then
     fits "$PYTHON" && { echo "$PYTHON"; return; }
-    echo "install: PYTHON=$PYTHON is not Python 3.11 or 3.12: set PYTHON to such an interpreter and run again" >&2
+    echo "install: PYTHON=$PYTHON is not Python ${PYTHONS/ / or }: set PYTHON to such an interpreter and run again" >&2
     exit 2
   fi
-  for candidate in python3.11 python3; do
+  # shellcheck disable=SC2086 # a list of versions
+  for candidate in $(printf 'python%s ' $PYTHONS) python3; do
     fits "$candidate" && { echo "$candidate"; return; }
   done
-  echo "install: no Python 3.11 or 3.12 found: install one, or set PYTHON=/path/to/python3.11, and run again" >&2
+  echo "install: no Python ${PYTHONS/ / or } found: install one, or set PYTHON=/path/to/python, and run again" >&2
   exit 2
 }
 

@@ -1,8 +1,9 @@
 """Counts what a forward of the engine's model keeps for its backward: bytes per token, without a GPU.
 
-The model is Megatron's GPTModel with mbridge's configuration and Megatron's own layers, in bfloat16, on the meta
-device: tensors have sizes and no memory. Where token counts decide sizes on the host, as they do between the experts
-of a mixture, the tensors are real and few. Two kernels that need a GPU have stand-ins that keep what the kernels keep:
+The model is Megatron's GPTModel with Megatron-Bridge's configuration and Megatron's own layers, in bfloat16, on the
+meta device: tensors have sizes and no memory. Where token counts decide sizes on the host, as they do between the
+experts of a mixture, the tensors are real and few. Two kernels that need a GPU have stand-ins that keep what the
+kernels keep:
 
     attention    torch's flash attention: queries, keys, values, outputs, and one float32 per head and token
     norms        torch's fused RMSNorm: inputs, and one float32 per row
@@ -17,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from mbridge.core import bridge as registry
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -25,9 +25,11 @@ from megatron.core.transformer.module import float16_to_fp32
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from verl_vcpo.actor.local_layers import block_spec, layer_spec
+from verl_vcpo.actor.megatron_bridge import AutoBridge
 from verl_vcpo.actor.varlen_attention import VarlenAttention
 from verl_vcpo.cpu import megatron_shims
 
@@ -100,15 +102,15 @@ def _start() -> None:
 
 
 def _transformer_config(model: Any, layers: int, settings: dict[str, Any]) -> Any:
-    """mbridge's configuration for one process."""
-    bridge = object.__new__(registry._MODEL_REGISTRY[model.model_type])  # its constructor wants a GPU
-    bridge.hf_config, bridge.dtype = model, torch.bfloat16
-    bridge.mpu = SimpleNamespace(tp_size=1, pp_size=1, ep_size=1, etp_size=1, cp_size=1, vpp_size=None)
-    own = dict(perform_initialization=False, moe_grouped_gemm=False, attention_dropout=0.0)
-    bridge.extra_args = own | settings
-    config = bridge._build_config()
-    config.num_layers, config.moe_grouped_gemm = layers, False
-    return config
+    """Megatron-Bridge's configuration for one process."""
+    named = type(model)(**model.to_dict() | {"architectures": [ARCHITECTURES[model.model_type]]})
+    provider = AutoBridge.from_hf_config(named).to_megatron_provider(load_weights=False)
+    own = dict(
+        perform_initialization=False, attention_dropout=0.0, num_layers=layers, moe_router_load_balancing_type="none"
+    )
+    without_kernels = dict(moe_grouped_gemm=False, moe_permute_fusion=False, apply_rope_fusion=False)
+    provider.apply_overrides_and_finalize(dtype=torch.bfloat16, overrides=own | without_kernels | settings)
+    return provider
 
 
 def _saved(model: Any, layers: int, tokens: int, settings: dict[str, Any]) -> tuple[int, int]:

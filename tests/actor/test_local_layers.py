@@ -1,54 +1,38 @@
-"""What a GPU builds with `transformer_impl=local`. Its names and gradients are those of every engine on CPU."""
+"""What every engine builds without Transformer Engine, and with `transformer_impl=local`."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mbridge.core import bridge as registry
-from mbridge.core.llm_bridge import LLMBridge
 from megatron.core.tensor_parallel import layers
-from megatron.core.transformer.transformer_config import TransformerConfig
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from verl_vcpo.actor.local_layers import RMSNorm
+from verl_vcpo.actor import local_layers
+from verl_vcpo.actor.local_layers import RMSNorm, local_block
 from verl_vcpo.actor.varlen_attention import VarlenAttention
 
 
-@pytest.fixture(params=["LocalQwen2Bridge", "LocalQwen3Bridge", "LocalLlamaBridge"])
-def bridge_with(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Builds the bridge; its registration does not outlast the test."""
-    monkeypatch.setattr(registry, "_MODEL_REGISTRY", dict(registry._MODEL_REGISTRY))
-    from verl_vcpo.actor import bridge as ours
-
-    def make(**settings: Any) -> Any:
-        bridge = object.__new__(getattr(ours, request.param))  # its constructor wants a GPU
-        bridge.config = TransformerConfig(
-            num_layers=2, hidden_size=64, num_attention_heads=2, normalization="RMSNorm", **settings
-        )
-        return bridge
-
-    return make
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_local_layers_can_be_tapped(
-    make_engine: Callable[..., Any], bridge_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, installed: bool
-) -> None:
-    make_engine()  # Megatron's parallel state
-    monkeypatch.setattr("verl_vcpo.actor.bridge.HAVE_TE", installed)
-    bridge = bridge_with(transformer_impl="local") if installed else bridge_with()
-    block = bridge._get_transformer_layer_spec()
-    assert bridge.config.transformer_impl == "local"
-    assert block.layer_norm is RMSNorm and len(block.layer_specs) == 2
+@pytest.mark.parametrize("model", ["untied", "qk_norms", "llama"])
+def test_local_layers_can_be_tapped(make_engine: Callable[..., Any], model: str) -> None:
+    provider = make_engine(model).provider
+    assert provider.transformer_impl == "local" and provider.transformer_layer_spec is local_block
+    block = local_block(provider)
+    assert block.layer_norm is RMSNorm and len(block.layer_specs) == provider.num_layers
     layer = block.layer_specs[0].submodules
     assert layer.input_layernorm is layer.pre_mlp_layernorm is RMSNorm
-    attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
+    attention, mlp = layer.self_attention.submodules, layer.mlp.keywords["submodules"]
     assert attention.core_attention is VarlenAttention  # this machine has no Transformer Engine
     assert (attention.linear_qkv, mlp.linear_fc1) == (layers.ColumnParallelLinear,) * 2
     assert (attention.linear_proj, mlp.linear_fc2) == (layers.RowParallelLinear,) * 2
 
 
-def test_otherwise_the_layers_are_mbridges(monkeypatch: pytest.MonkeyPatch, bridge_with: Callable[..., Any]) -> None:
-    bridge = bridge_with()
-    monkeypatch.setattr("verl_vcpo.actor.bridge.HAVE_TE", True)
-    monkeypatch.setattr(LLMBridge, "_get_transformer_layer_spec", lambda self, vp_stage: ("upstream's", vp_stage))
-    assert bridge._get_transformer_layer_spec(1) == ("upstream's", 1)
+@pytest.mark.parametrize(("asked", "local"), [("local", True), ("transformer_engine", False)])
+def test_with_transformer_engine_the_setting_decides(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, asked: str, local: bool
+) -> None:
+    engine = make_engine()
+    engine.provider.transformer_impl, engine.provider.transformer_layer_spec = asked, "upstream's"
+    monkeypatch.setattr(local_layers, "HAVE_TE", True)
+    monkeypatch.setattr(MegatronEngineWithLMHead, "_build_tf_config", lambda self: None)
+    engine._build_tf_config()
+    assert engine.provider.transformer_layer_spec == (local_block if local else "upstream's")

@@ -25,7 +25,9 @@ from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 def exported(engine: Any) -> dict[str, torch.Tensor]:
     """The engine's weights under their Hugging Face names."""
     with megatron_on_cpu(), torch.no_grad():
-        return {name: weight.clone() for name, weight in engine.bridge.export_weights(engine.module)}
+        return {
+            name: weight.clone() for name, weight in engine.bridge.export_hf_weights(engine.module, show_progress=False)
+        }
 
 
 def train(engine: Any, batch: TensorDict, vcpo: VCPOSettings, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from verl_vcpo.cpu import environment
 start_up.set_up_process()
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
-    import verl_vcpo.actor.bridge  # noqa: F401  # registers the bridge of local layers
-
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's condition for tensor parallelism
 else:
     environment.apply()
@@ -76,7 +74,6 @@ def engine_settings(
         model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True, model_type=model_type),
         engine_config=CPUMcoreEngineConfig(  # verl's own refuses float32, which exactness is checked in
             dtype=dtype,
-            vanilla_mbridge=True,
             use_remove_padding=layout.packed,
             use_distributed_optimizer=layout.distributed_optimizer,
             tensor_model_parallel_size=layout.tp,

@@ -133,7 +133,9 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
         ratios.append(estimate.ess_ratio)
         baselines.append(estimate.baseline[canonical])
     with contextlib.nullcontext() if ON_GPU else megatron_on_cpu(), torch.no_grad():
-        parameters = {name: p.detach().clone() for name, p in engine.bridge.export_weights(engine.module)}
+        parameters = {
+            name: p.detach().clone() for name, p in engine.bridge.export_hf_weights(engine.module, show_progress=False)
+        }
     return Result(
         torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
     )

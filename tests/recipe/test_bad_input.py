@@ -58,7 +58,7 @@ WRONG = [
     (f"{MODEL}.lora_rank=8", "model.lora_rank=8: LoRA is not supported, all weights would be trained; set it to 0"),
     (f"{MODEL}.lora.rank=8", "model.lora.rank=8: LoRA is not supported"),
     (f"{MODEL}.lora.adapter_path=adapter", "model.lora.adapter_path=adapter: LoRA is not supported"),
-    (f"{ACTOR}.megatron.vanilla_mbridge=false", "vanilla_mbridge=false: no release of Megatron-Bridge can be"),
+    (f"{ACTOR}.megatron.vanilla_mbridge=true", "vanilla_mbridge=true: verl gives up the package mbridge"),
     # numbers
     ("async.lag=-1", "async.lag=-1: give a number of policy updates"),
     ("async.lag=two", "async.lag=two: give a number of policy updates"),

@@ -81,7 +81,7 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_weights_that_only_the_index_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As mbridge leaves a checkpoint when the index of the first model names a weight that Megatron does not have."""
+    """A checkpoint as it is left when the index of the first model names a weight that Megatron does not have."""
     (folder,) = run_with_checkpoints(tmp_path, 5)
     (folder / checkpoint.MANIFEST).unlink()  # whatever verl has written is whole by our manifest
     (folder / "actor" / "model" / "huggingface" / "b.safetensors").unlink()

@@ -11,7 +11,7 @@ from tests.upstream import theirs
 from tests.upstream.table import ROOT, Place
 from tests.upstream.theirs import chain_of, exists, package_of
 
-UPSTREAM = ("verl", "megatron", "vllm", "ray", "transfer_queue", "transformer_engine", "mbridge", "wandb", "cupy")
+UPSTREAM = ("verl", "megatron", "vllm", "ray", "transfer_queue", "transformer_engine", "wandb", "cupy")
 _SOURCES = ("verl/verl_vcpo", "recipe", "scripts", "lab", "tests/kit", "tests/reliability", "tests/exactness")
 Override = tuple[str, theirs.FUNCTION, str]
 """A function of ours, by name and by its source, that takes the place of one of theirs."""

@@ -129,7 +129,7 @@ def layer_activations(
         tp: tensor-parallel size.
         split: over how many GPUs the tokens between attention and MLP are spread: `tp` with sequence parallelism.
         etp: tensor-parallel size of the experts.
-        fused: `bias_activation_fusion`; None: as mbridge sets it, for mixtures of experts only.
+        fused: `bias_activation_fusion`; None: as Megatron-Bridge sets it.
     """
     h, q, kv, heads = shape.hidden, shape.queries, shape.keys, shape.heads
     norms = 4 * 2 * h + 2 * 4  # inputs and outputs of two norms, and float32 per row
@@ -138,12 +138,13 @@ def layer_activations(
         attention += 2 * q + 2 * (q + 2 * kv) + 4 * (heads + shape.kv_heads)
     rotary = 4 * 2 * shape.head_size + 24  # sines and cosines for queries and keys; places of the packed tokens
     if fused is None:
-        fused = shape.experts is not None
+        fused = shape.fused_activation
     gated = 2 * (2 + 1 + (0 if fused else 2))  # of a linear layer's two halves, their product; unfused, its two factors
     if shape.experts is None:
         return norms / split + (attention + gated * shape.intermediate) / tp + rotary
     experts = shape.experts
-    visits = experts.per_token * (2 * h * etp + gated * experts.intermediate + 12) + 8 * experts.number
+    weighted = gated + (0 if fused else 2)  # unfused, the product before it is weighted by the router
+    visits = experts.per_token * (2 * h * etp + weighted * experts.intermediate + 12) + 8 * experts.number
     return (norms + visits) / split + (attention + gated * experts.shared) / tp + rotary
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from recipe.fully_async_policy.settings.errors import SettingError
 
-# Of mbridge's models those that a `ModelShape` describes.
-MODEL_TYPES = ("llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+# The models of Megatron-Bridge that a `ModelShape` describes.
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class ModelShape:
     qk_norms: bool = False
     """Whether queries and keys of every head are normalized."""
     experts: Experts | None = None
+    fused_activation: bool = False
+    """Whether Megatron-Bridge sets `bias_activation_fusion`."""
 
     @property
     def queries(self) -> int:
@@ -137,9 +139,10 @@ def shape_of(model: Any) -> ModelShape | None:
         intermediate=model.intermediate_size,
         vocabulary=model.vocab_size,
         tied=bool(model.tie_word_embeddings),
-        qkv_bias=kind in ("qwen2", "qwen2_moe"),
+        qkv_bias=kind == "qwen2",
         qk_norms=kind in ("qwen3", "qwen3_moe"),
         experts=_experts(model),
+        fused_activation=kind == "llama",
     )
 
 

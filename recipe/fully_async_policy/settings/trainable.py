@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from recipe.fully_async_policy.settings.errors import SettingError, wrong
 from recipe.fully_async_policy.settings.model import read_config
 from verl_vcpo.actor.models import MODELS, Install, install_here, trained_with
-from verl_vcpo.actor.rotary import kind_of, scaling
+from verl_vcpo.actor.rotary import kind_of, lost_scaling
 
 _BIASES = ("attention_bias", "mlp_bias")
 
@@ -53,7 +53,7 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
     trained, model = trained_with(install or Install.TRANSFORMER_ENGINE), MODELS.get(kind)
     instead = f"take a model of type {', '.join(sorted(trained))}"
     if model is None:
-        return f"model_type={kind} has no bridge in mbridge; {instead}"
+        return f"model_type={kind} has no bridge in Megatron-Bridge; {instead}"
     if kind not in trained:
         cure = f"install it (scripts/{Install.TRANSFORMER_ENGINE}), or " if install is Install.GPU else ""
         return f"model_type={kind} needs Transformer Engine, which is not installed here; {cure}{instead}"
@@ -65,10 +65,8 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
             f"the trainer has no rotary positions of type {kind_of(positions)} for model_type={kind}, and would "
             f"compute other log-probs than the samplers; take a model with {' or '.join(model.positions)}"
         )
-    try:
-        scaling(positions)
-    except ValueError as error:
-        return str(error)
+    if lost := lost_scaling(positions):
+        return lost
     if biased := next((name for name in _BIASES if config.get(name)), None):
         return f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
     return None

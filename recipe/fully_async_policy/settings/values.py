@@ -124,7 +124,7 @@ TYPES: dict[str, Any] = {
     **_each(_COUNT, _PARALLEL, "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size"),
     **_each(_COUNT, _PARALLEL, "expert_model_parallel_size"),
     **_each(_or_null(_COUNT), _PARALLEL, "virtual_pipeline_model_parallel_size expert_tensor_parallel_size"),
-    f"{_PARALLEL}.vanilla_mbridge": _one_of(True, why="no release of Megatron-Bridge can be installed beside verl"),
+    f"{_PARALLEL}.vanilla_mbridge": _one_of(False, why="verl gives up the package mbridge, which is not installed"),
     f"{_PARALLEL}.dtype": _one_of("float32", "bfloat16", "float16"),
     # LoRA: the trainer's bridge of weight names (mbridge) makes no adapters
     f"{_MODEL}.path": _a(str, "give the folder of a Hugging Face model", min_length=1),

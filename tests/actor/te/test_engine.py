@@ -1,4 +1,4 @@
-"""The whole engine on the layers that mbridge builds on a GPU; and on a Transformer Engine that cannot be tapped."""
+"""The whole engine on layers of Transformer Engine, and on a Transformer Engine that cannot be tapped."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[s
     def make() -> Any:
         made.append(engine := make_engine(model))
         layers = {type(module).__name__ for module in engine.module[0].modules()}
-        assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} < layers, "mbridge's own layers"
+        assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} < layers, "Megatron-Bridge's own layers"
         assert ("TEColumnParallelGroupedLinear" in layers) == (model == "moe")
         assert engine.unpackable is None and engine.tap.layers == "the layers of Transformer Engine 2.11.0"
         return engine

@@ -19,9 +19,6 @@ _INDEX = "model.safetensors.index.json"
 def write_folder(weights: Iterable[tuple[str, Tensor]], model: Any, folder: Path, shard: int = _SHARD_BYTES) -> None:
     """Write weights, configuration, tokenizer and generation settings. Collective: rank 0 writes.
 
-    mbridge's own `save_weights` distributes the weights over the files of the model that the run began with, and
-    leaves a file out when that model's index names a weight that Megatron does not have.
-
     Args:
         weights: (Hugging Face name, weight), gathered as they are read, on all ranks.
         model: verl's HFModelConfig, with the tokenizer loaded.
@@ -29,18 +26,31 @@ def write_folder(weights: Iterable[tuple[str, Tensor]], model: Any, folder: Path
         shard: bytes of a file, and of the memory that the writer needs on the host; more for one larger weight.
     """
     if dist.get_rank() != 0:
-        for _ in weights:
-            pass
+        write_weights(weights, folder)
         return
     with whole_folder(folder) as partial:
-        _write_weights(weights, partial, shard)
+        write_weights(weights, partial, shard)
         model.hf_config.save_pretrained(partial)
         model.get_processor().save_pretrained(partial)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
 
 
-def _write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path, shard: int) -> None:
+def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path, shard: int = _SHARD_BYTES) -> None:
+    """Write weights and their index into a folder. Collective: rank 0 writes.
+
+    Megatron-Bridge's own `save_hf_weights` distributes the weights over the files of the model that the run began with,
+    leaves a file out when that model's index names a weight that Megatron does not have, and imports ModelOpt.
+
+    Args:
+        weights: (Hugging Face name, weight), gathered as they are read, on all ranks.
+        folder: exists on rank 0.
+        shard: bytes of a file, and of the memory that the writer needs on the host; more for one larger weight.
+    """
+    if dist.get_rank() != 0:
+        for _ in weights:
+            pass
+        return
     parts, total = [], 0
     for part in _shards(weights, shard):
         total += sum(weight.nbytes for weight in part.values())

@@ -7,12 +7,21 @@ Transformer Engine is not installed: on CPUs, and in measurements that need no p
 from typing import Any
 
 import torch
+from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
+from verl_vcpo.actor.megatron_bridge import AutoMapping
+from verl_vcpo.actor.norms.experts import TappedRouter
 from verl_vcpo.actor.norms.modules import TappedNorm
+from verl_vcpo.actor.varlen_attention import VarlenAttention
+
+ATTENTION: type = TEDotProductAttention if HAVE_TE else VarlenAttention
+
+AutoMapping.register_module_type(TappedRouter.__name__, "replicated")  # as the router that it takes the place of
 
 
 class RMSNorm(TappedNorm, torch.nn.RMSNorm):
@@ -46,27 +55,23 @@ def block_spec(layer: ModuleSpec, config: TransformerConfig, vp_stage: int | Non
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
 
 
-class OwnNames:
-    """Mixin for a bridge of mbridge: tied weights in one model leave the names of later models' weights as they are."""
+class LocalLayers(MegatronEngineWithLMHead):
+    """Mixin of Megatron engines, before verl's class: local layers where Transformer Engine is not installed.
 
-    _DIRECT_MAPPING: dict[str, str]
+    `vcpo.norms.how=packed` works on local layers and on those of Transformer Engine, which Megatron-Bridge builds by
+    default. `actor_rollout_ref.actor.megatron.override_transformer_config.transformer_impl=local` is for a Transformer
+    Engine of another version, whose layers cannot be tapped. Attention is Transformer Engine's with both kinds of
+    layers; local layers use torch's where Transformer Engine is not installed.
+    """
 
-    def _adjust_mapping_for_shared_weights(self) -> None:
-        # Upstream changes the dictionary of the class, which all later models share: this instance gets a copy.
-        self._DIRECT_MAPPING = dict(type(self)._DIRECT_MAPPING)
-        super()._adjust_mapping_for_shared_weights()  # type: ignore[misc]
+    def _build_tf_config(self) -> None:
+        super()._build_tf_config()
+        if not HAVE_TE:
+            self.provider.transformer_impl = "local"
+        if self.provider.transformer_impl == "local":
+            self.provider.transformer_layer_spec = local_block
 
 
-class UnfusedNames(OwnNames):
-    """Mixin for a bridge of mbridge: the names of norm weights, which Transformer Engine's layers fuse."""
-
-    _OTHER_MAPPING = {
-        ".input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"],
-        ".pre_mlp_layernorm.weight": ["model.layers.{layer_number}.post_attention_layernorm.weight"],
-    }
-    config: TransformerConfig
-
-    def _weight_name_mapping_mcore_to_hf(self, mcore_weights_name: str) -> list[str]:
-        if "pre_mlp_layernorm" in mcore_weights_name:  # upstream treats the name as one of an MLP weight
-            return self._weight_name_mapping_other(mcore_weights_name)  # type: ignore[attr-defined]
-        return super()._weight_name_mapping_mcore_to_hf(mcore_weights_name)  # type: ignore[misc]
+def local_block(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+    """Return the local layers of a pipeline stage, as Megatron-Bridge asks for them."""
+    return block_spec(layer_spec(config, ATTENTION), config, vp_stage)

@@ -30,6 +30,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from vcpo import AUTO, Estimate, FreshestEssRatio, VCPOConfig, estimate
+from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.actor.norms import experts
@@ -62,7 +63,7 @@ _WATCH_ONLY = VCPOConfig(baseline="mean", step_size_rule="none")  # type: ignore
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
-class VCPOMegatronEngine(Resumable, MegatronEngineWithLMHead):
+class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
     """verl's Megatron actor with the VCPO update; with another method verl's update, plus VCPO's diagnostics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,6 @@
 """The models that the trainer can build with each installation. Checks and docs/guide/cluster.md use this list.
 
-Without Transformer Engine a model takes a bridge of ours (`bridge.py`, `cpu/bridge.py`), which builds Megatron's own
-layers. With Transformer Engine all bridges of mbridge work.
+Megatron-Bridge converts the weights. Without Transformer Engine a model has Megatron's own layers (local_layers.py).
 """
 
 import importlib.util
@@ -33,16 +32,14 @@ MODELS: dict[str, Model] = {
     "qwen3": Model("Qwen3, dense", tuple(Install), ("default",)),
     "llama": Model("Llama and SmolLM2", tuple(Install), ("default", "linear", "llama3")),
     "qwen3_moe": Model("Qwen3-MoE", (Install.CPU, Install.TRANSFORMER_ENGINE), ("default",)),
+    "deepseek_v2": Model("DeepSeek-V2"),
     "deepseek_v3": Model("DeepSeek-V3"),
-    "gemma3": Model("Gemma 3"),
+    "gemma": Model("Gemma"),
+    "gemma2": Model("Gemma 2"),
+    "gemma3_text": Model("Gemma 3, text"),
     "glm4_moe": Model("GLM-4.5"),
-    "glm4v": Model("GLM-4.1V"),
-    "glm4v_moe": Model("GLM-4.5V"),
-    "internvl_chat": Model("InternVL3"),
-    "mimo": Model("MiMo"),
-    "mixtral": Model("Mixtral"),
-    "qwen2_5_vl": Model("Qwen2.5-VL"),
-    "qwen2_moe": Model("Qwen2-MoE"),
+    "mistral": Model("Mistral"),
+    "olmoe": Model("OLMoE"),
 }
 """All models, by `model_type` of config.json."""
 

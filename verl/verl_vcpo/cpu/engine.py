@@ -7,7 +7,6 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 
 from verl_vcpo.actor.megatron_actor import ENGINE_VENDOR, VCPOMegatronEngine
 from verl_vcpo.actor.value_engine import ValueEngine
-from verl_vcpo.cpu import bridge as bridge  # registers the CPU bridge with mbridge
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
 
 DEVICE_REASONS = {
@@ -22,10 +21,6 @@ class _OnCPU(MegatronEngineWithLMHead):
     """Mixin that makes a Megatron engine run without a GPU: gloo, fp32, plain-torch layers. The first base class."""
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
-        if not engine_config.vanilla_mbridge:
-            raise ValueError(
-                "actor_rollout_ref.actor.megatron.vanilla_mbridge=false needs a GPU: set it to true on CPU"
-            )
         install()
         overrides = engine_config.override_transformer_config
         overrides.update({**TRANSFORMER_CONFIG, **overrides})

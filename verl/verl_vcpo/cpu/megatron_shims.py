@@ -37,6 +37,8 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
     "deallocate_pipeline_outputs": False,
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
     "moe_token_dispatcher_type": "alltoall",  # "allgather" refuses variable sequence lengths, even for dense models
 }
 
@@ -135,6 +137,13 @@ def _no_synchronize(*args: Any, **kwargs: Any) -> None:
     return None
 
 
+class _NoStream:
+    """A CUDA stream of a CPU, which does one thing after the other."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Return at once."""
+
+
 def install() -> None:
     """Install process-wide stubs for the CUDA calls that a function mode does not see. Idempotent.
 
@@ -145,6 +154,8 @@ def install() -> None:
         raise RuntimeError("VERL_PLATFORM=cpu on a machine with a GPU: unset it, or run with hardware=gpu")
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = _no_synchronize
+    torch.cuda.Stream = torch.cuda.current_stream = _NoStream  # type: ignore[assignment,misc]
+    torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment,misc]
     torch.Tensor.cuda = torch.Tensor.pin_memory = _stay  # type: ignore[assignment,method-assign]
     schedules.torch = rope_utils.torch = _TorchOnCPU()
     moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine

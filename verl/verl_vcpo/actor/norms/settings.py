@@ -72,7 +72,6 @@ NOT_PACKED_EXPERTS = {
     "moe_shared_expert_overlap": "the shared experts' gradients are formed elsewhere",
     "overlap_moe_expert_parallel_comm": "the layers' gradients are formed elsewhere",
     "moe_latent_size": "every tensor-parallel rank has the projections whole",
-    "moe_use_legacy_grouped_gemm": "its gradients are not collected",
     "add_bias_linear": "biases of experts and routers are not collected",
 }
 """Settings of Megatron's TransformerConfig that make packed norms of a mixture of experts impossible, and why."""
