@@ -61,7 +61,7 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
     "settings",
     [
         dict(opob_scope="minibatch", norms=dict(keep="gradients")),
-        dict(opob_weights="paper", norm_by_std=False, norms=dict(keep="gradients")),
+        dict(opob_weights="published", norm_by_std=False, norms=dict(keep="gradients")),
         dict(opob_leave_one_out=True),
         dict(truncation=None, norms=dict(keep="activations", tokens=1)),
         dict(opob_scope="minibatch", norms=dict(keep="activations")),
