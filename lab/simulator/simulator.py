@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
-from lab.simulator.analysis import LAST_SAMPLES
+from lab.simulator.analysis import LAST, LAST_SAMPLES
 from lab.simulator.batch import Batch, roll_out
 from lab.simulator.memory import keep_freed_memory
 from lab.simulator.optimizer import Optimizer
@@ -91,10 +92,24 @@ class Simulator:
         return {"val_accuracy": mean_accuracy(each), **of_each}
 
     def _accuracies(self, samples: int, generator: torch.Generator | None) -> dict[str, float]:
-        """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
+        return self.task.accuracies(self._held_out(samples, generator)[0], self.task.held_out.problems)
+
+    def _held_out(self, samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """[N samples] accuracies and [tokens] log-probs of `samples` responses per held-out problem.
+
+        Without a generator they are the most likely ones.
+        """
         held_out, longest = self.task.held_out, self._config.data.max_response_length
-        response, _, _ = sample(self.policy, held_out, samples, longest, generator)
-        return self.task.accuracies(response, held_out.problems)
+        response, log_prob, mask = sample(self.policy, held_out, samples, longest, generator)
+        return self.task.score(response, held_out.problems).accuracy, log_prob[mask]
+
+    def last(self) -> Row:
+        """What `LAST` names, of the policy as it is: drawn, greedy, one of `LAST_SAMPLES` right, and nats per token."""
+        drawn = torch.Generator().manual_seed(self._config.data.seed)
+        accuracy, log_prob = self._held_out(LAST_SAMPLES, drawn)
+        solved = accuracy.unflatten(0, (-1, LAST_SAMPLES)).amax(dim=1).mean().item()
+        each = self.task.accuracies(accuracy, self.task.held_out.problems), self._accuracies(1, None)
+        return dict(zip(LAST, (*map(mean_accuracy, each), solved, -log_prob.mean().item()), strict=True))
 
     def next_prompts(self) -> list[int]:
         """The training problems of the next batch."""
@@ -110,8 +125,7 @@ class Simulator:
         elif (test_freq > 0 and step % test_freq == 0) or step == self._steps:
             row |= self._evaluated()
         if step == self._steps or not row["finite"]:
-            drawn = torch.Generator().manual_seed(self._config.data.seed)
-            row["last_accuracy"] = mean_accuracy(self._accuracies(LAST_SAMPLES, drawn)) if row["finite"] else 0.0
+            row |= self.last() if row["finite"] else dict.fromkeys(LAST, 0.0)
         return row
 
     def _epochs(self) -> Iterator[list[int]]:
@@ -151,6 +165,9 @@ class Simulator:
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),
             "baseline": mean([update.baseline for update, _ in updates]),
+            "level": mean([update.level for update, _ in updates]),
+            "log_weight_max": max(update.log_weight.max().item() for update, _ in updates),
+            "largest_share": max(update.log_weight.softmax(dim=0).max().item() for update, _ in updates),
             "grad_norm": mean([norm for _, norm in updates]),
             "kl": mean([update.kl for update, _ in updates]),
             "lag_max": float(lag),

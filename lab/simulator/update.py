@@ -6,7 +6,7 @@ registries, called as verl's trainer calls them, among them those of `vcpo.stabi
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from lab.simulator.norms import block_gradients, squared_norms, weighted_gradien
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
-from vcpo.baseline import group_std
+from vcpo.baseline import group_mean, group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
@@ -34,9 +34,13 @@ class Update:
     lr_multiplier: float
     log_prob: Tensor
     """[B, T] of the sampled tokens, before the step."""
+    log_weight: Tensor
+    """[B] of the sequences that were trained on."""
     ess_ratio: float
     baseline: float
     """Mean over the batch; NaN where the method has none per sequence."""
+    level: float = field(default=math.nan, kw_only=True)
+    """The baseline less the mean reward of the group, a mean over the sequences whose group has a signal."""
     kl: float
     """k3 estimate of KL(rollout || policy) per token, nats."""
     squared_norm: Tensor | None = None
@@ -100,6 +104,13 @@ Measured = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 sum_i c_i g_i of [B] coefficients c."""
 
 
+def level(step: Estimate, batch: Batch) -> float:
+    """The baseline less the mean reward of the group, a mean over the sequences with a signal; 0 without one."""
+    group = batch.group.unique(return_inverse=True)[1]
+    rows = step.usable & (group_std(batch.reward, group) > 0)
+    return (step.baseline - group_mean(batch.reward, group))[rows].mean().item() if rows.any() else 0.0
+
+
 class VCPOMethod:
     """As the patched Megatron actor does it: measure, estimate, step."""
 
@@ -115,26 +126,32 @@ class VCPOMethod:
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
         measure = self._with_norms if self._vcpo.needs_gradient_norms else self._without_norms
         log_prob, norm, weighted = measure(policy, batch)
-        step = estimate(
-            self._vcpo,
-            sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask),
-            batch.reward,
-            batch.group,
-            squared_norm=norm,
-            length=batch.mask.sum(dim=-1),
-            base_ess_ratio=self._freshest.value,
-        )
+        log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
+        step = self._estimate(batch, log_weight, norm)
         self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
         return Update(
             gradient=weighted(-step.coefficient) if usable else None,
             lr_multiplier=step.step_size_multiplier,
             log_prob=log_prob,
+            log_weight=log_weight,
             ess_ratio=step.ess_ratio,
             baseline=step.baseline[step.usable].mean().item() if usable else math.nan,
+            level=level(step, batch),
             kl=kl(log_prob, batch),
             squared_norm=norm,
             estimate=step,
+        )
+
+    def _estimate(self, batch: Batch, log_weight: Tensor, norm: Tensor | None) -> Estimate:
+        return estimate(
+            self._vcpo,
+            log_weight,
+            batch.reward,
+            batch.group,
+            squared_norm=norm,
+            length=batch.mask.sum(dim=-1),
+            base_ess_ratio=self._freshest.value,
         )
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
@@ -263,11 +280,13 @@ class LossMethod:
             rollout_is_weights=fields.get("rollout_is_weights"),
         )
         gradient, log_prob = _gradient(loss, policy), log_prob.detach()
+        log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
         return Update(
             gradient=gradient,
             lr_multiplier=1.0,
             log_prob=log_prob,
-            ess_ratio=ess_ratio(sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)),
+            log_weight=log_weight,
+            ess_ratio=ess_ratio(log_weight),
             baseline=math.nan,
             kl=kl(log_prob, batch),
         )
