@@ -80,12 +80,9 @@ def standings(chosen: Sequence[Cell], lags: Sequence[int]) -> list[Standing]:
     for method, at in by_method(chosen).items():
         cells = [at[lag] for lag in lags if lag in at]
         if len(cells) == len(lags) and (accuracies := over(cells)):
-            runs, collapsed = (sum(len(of) for of in (getattr(c, name) for c in cells)) for name in _COUNTED)
-            found.append(Standing(method, accuracies, runs, collapsed))
+            collapsed = sum(len(cell.collapse_steps) for cell in cells)
+            found.append(Standing(method, accuracies, sum(len(cell.runs) for cell in cells), collapsed))
     return sorted(found, key=lambda row: row.accuracy, reverse=True)
-
-
-_COUNTED = ("runs", "collapse_steps")
 
 
 def contrasts(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Contrast]:

@@ -13,6 +13,8 @@ from lab.stability.cells import Cell, by_method
 from lab.stability.contrasts import BEST, SAME, Contrast, Standing, lag_groups, reference, standings
 from lab.stability.inference import Difference, interval, share_interval, welch
 
+Found = Mapping[str, Sequence[Contrast]]
+"""Contrasts by task."""
 SYNCHRONOUS = "synchronous, same steps"
 
 
@@ -87,7 +89,7 @@ def _against(row: Standing | None, test: Contrast | None) -> list[str]:
     return [percent(row.accuracy), *tested, share(row.collapsed, row.runs)]
 
 
-def overview(chosen: Mapping[str, Sequence[Cell]], cells: Mapping[str, Sequence[Cell]], found: "Found") -> Table:
+def overview(chosen: Mapping[str, Sequence[Cell]], cells: Mapping[str, Sequence[Cell]], found: Found) -> Table:
     """A line per method: points ahead of the reference on each task and group of lags, and all collapses at all rates.
 
     Args:
@@ -112,10 +114,6 @@ def overview(chosen: Mapping[str, Sequence[Cell]], cells: Mapping[str, Sequence[
         ["method", *columns, "collapsed, all rates"],
         lines,
     )
-
-
-Found = Mapping[str, Sequence[Contrast]]
-"""By task."""
 
 
 def _ahead(test: Contrast) -> str:
