@@ -284,8 +284,14 @@ class PackedUpdate:
         return rounding.cancellation <= sums.limit
 
     def _estimate(self, batch: MiniBatch) -> Estimate:
-        norms = {"squared_norm": batch.squared_norm, "length": batch.tokens}
-        return estimate(self.config, batch.log_weight, batch.reward, batch.group, **norms)
+        return estimate(
+            self.config,
+            batch.log_weight,
+            batch.reward,
+            batch.group,
+            squared_norm=batch.squared_norm,
+            length=batch.tokens,
+        )
 
     def _whole_batch(self) -> MiniBatch:
         log_prob = None
