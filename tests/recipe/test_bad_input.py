@@ -142,6 +142,10 @@ WRONG = [
     ("vcpo.baseline=best", "vcpo.baseline='best': choose one of"),
     ("vcpo.truncation=-2", "vcpo.truncation=-2: give a number"),
     ("vcpo.opob_weights=best", "vcpo.opob_weights='best': choose one of"),
+    (
+        f"method=vcpo_published {ACTOR}.loss_agg_mode=seq-mean-token-sum",
+        "vcpo.opob_weights=published: the authors' weights are of loss_agg_mode=seq-mean-token-mean",
+    ),
     ("vcpo.norms.how=best", "vcpo.norms.how='best'"),
     (f"{ACTOR}.stabilizer.quantile=1.5 method=sat", "stabilizer.quantile=1.5: give a number in [0, 1]"),
     (f"{ACTOR}.stabilizer.beta=abc method=oapl", "stabilizer.beta='abc': give a number of at least 0"),
