@@ -23,7 +23,7 @@ BASES = {MEAN_WITH_LEVEL: "vcpo_ess", OPOB_WITHOUT_LEVEL: "vcpo", HALF_MEAN: "vc
 """By intervention, the method whose update is changed in nothing but the level of the baseline."""
 
 Moved = Callable[[Estimate, Batch], Tensor | float]
-"""What is added to the baseline of each sequence."""
+"""A function of a step and its batch: the number that is added to the baseline of each sequence."""
 
 
 class Intervened(VCPOMethod):
@@ -50,7 +50,7 @@ class Intervened(VCPOMethod):
 
 
 def moved(name: str, recorded: Mapping[int, float]) -> Moved:
-    """By how much an intervention moves baselines.
+    """Return how an intervention moves baselines.
 
     Args:
         name: one of `BASES`.

@@ -104,7 +104,7 @@ class Simulator:
         return self.task.score(response, held_out.problems).accuracy, log_prob[mask]
 
     def last(self) -> Row:
-        """What `LAST` names, of the policy as it is: drawn, greedy, one of `LAST_SAMPLES` right, and nats per token."""
+        """Measure what `LAST` names of the policy as it is: drawn, greedy, one of 8 right, and nats per token."""
         drawn = torch.Generator().manual_seed(self._config.data.seed)
         accuracy, log_prob = self._held_out(LAST_SAMPLES, drawn)
         solved = accuracy.unflatten(0, (-1, LAST_SAMPLES)).amax(dim=1).mean().item()

@@ -34,7 +34,7 @@ class Cell:
         return statistics.mean(self.accuracies)
 
     def lasts(self, name: str) -> list[float]:
-        """What was measured of the last policies under this name."""
+        """Return what was measured of the last policies under a name of `LAST`."""
         return [run.last[name] for run in self.runs.values() if name in run.last]
 
     @property

@@ -15,7 +15,7 @@ LARGE_LAG = 64
 REFERENCES = ("vcpo_ess", "vcpo")
 """What methods are compared with: the first one that was run."""
 PAIRS = (("vcpo_minibatch", "vcpo"), ("topr", "vcpo_minibatch"))
-"""What is compared with each other, too."""
+"""Methods that are compared with each other, too."""
 SAME = "cannot be told apart"
 BEST, RATES, COLLAPSED = "accuracy at the best rate", "accuracy over the rates with new seeds", "collapsed runs"
 
@@ -48,7 +48,7 @@ class Contrast:
     """Those that both were run with."""
     difference: Difference
     visible: float
-    """What a single test on so many seeds sees with a power of 80 %; NaN where there is no power to state."""
+    """The difference that one test on so many seeds sees with a power of 80 %; NaN where there is no power to state."""
     corrected: float = math.nan
     """p after Holm's correction over all contrasts of a report; NaN where there was no test."""
 
@@ -86,7 +86,7 @@ def standings(chosen: Sequence[Cell], lags: Sequence[int]) -> list[Standing]:
 
 
 def contrasts(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Contrast]:
-    """Of one task: each pair at each group of lags, at the best rates; and over the rates that have more seeds.
+    """Each pair of one task at each group of lags: at the best rates, and over the rates that have more seeds.
 
     Args:
         cells: at all rates.
@@ -104,7 +104,7 @@ def contrasts(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Contrast]:
 
 
 def over_rates(cells: Sequence[Cell], lags: Sequence[int]) -> dict[str, dict[int, float]]:
-    """By method and seed the mean over the cells with more seeds than others, of the methods that have all of them."""
+    """The mean over the cells with more seeds than others, by method and seed, of methods that have all those seeds."""
     of: dict[str, dict[tuple[int, float], Cell]] = {}
     for cell in cells:
         if cell.lag in lags:
@@ -136,7 +136,7 @@ def collapses(of_tasks: Sequence[Sequence[Cell]]) -> list[Contrast]:
 
 
 def pairs(methods: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What is compared among these methods."""
+    """Return the pairs (method, against) that are compared among these methods."""
     against = next((name for name in REFERENCES if name in methods), None)
     with_reference = [(method, against) for method in methods if against and method != against]
     return with_reference + [(a, b) for a, b in PAIRS if b != against and {a, b} <= set(methods)]

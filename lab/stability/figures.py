@@ -34,7 +34,7 @@ LINES = (
     _Line("vcpo_minibatch", "VCPO, mini-batch baseline", "C5"),
     _Line("topr", "TOPR", "C6"),
 )
-"""What the figures show, if it was run."""
+"""The methods that the figures show, where they were run."""
 
 
 def draw_all(curves: Mapping[str, pd.DataFrame], shifts: pd.DataFrame, folder: Path) -> list[Path]:

@@ -43,7 +43,7 @@ class Report:
     curves: pd.DataFrame
     """Steps of all runs, one below the other."""
     steps: int
-    """What each run was meant to make."""
+    """The steps that each run was meant to make."""
 
     @property
     def of_chosen_rates(self) -> pd.DataFrame:
@@ -69,7 +69,7 @@ _LAST = dict(zip(LAST, ("last policy", "last policy, greedy", "last policy, pass
 
 
 def contrasts_of(reports: Mapping[str, Report]) -> dict[str, list[Contrast]]:
-    """By task, and for all of them together; p is corrected for the number of all."""
+    """The contrasts by task, and those of all tasks together; p is corrected for the number of all."""
     found = {task: contrasts.contrasts(report.cells, report.chosen) for task, report in reports.items()}
     found[ALL] = contrasts.collapses([report.cells for report in reports.values()])
     rest = iter(contrasts.corrected([one for of_task in found.values() for one in of_task]))
@@ -77,7 +77,7 @@ def contrasts_of(reports: Mapping[str, Report]) -> dict[str, list[Contrast]]:
 
 
 def of_tasks(reports: Mapping[str, Report]) -> list[Table]:
-    """Of each task accuracy after step k and contrasts; of several tasks an overview; what the level of OPOB does."""
+    """Accuracy after step k and contrasts of each task; an overview of several tasks; what the level of OPOB does."""
     found = contrasts_of(reports)
     shown = []
     for task, report in reports.items():

@@ -68,7 +68,7 @@ def headline(chosen: Sequence[Cell], found: Sequence[Contrast], synchronous: dic
 
 
 def of_group(found: Sequence[Contrast], lags: Sequence[int], against: str | None) -> dict[str, Contrast]:
-    """By method, the contrasts at best rates with one method at a group of lags."""
+    """The contrasts at best rates with one method at a group of lags, by method."""
     at = [one for one in found if one.compared == BEST and list(one.lags) == list(lags)]
     return {one.method: one for one in at if one.against == against}
 

@@ -101,7 +101,7 @@ def test_the_tables_on_the_ess_ratio(runs: list[AlarmRun]) -> None:
 
 
 def test_the_ranking_of_signs() -> None:
-    """Of the moments before a collapse all have a lower ratio than the others, and the same KL."""
+    """All moments before the collapse have a lower ratio than the others, and the same KL."""
     table = ranking_table({"one": [made(1, 0.2, 40), made(3, 0.3, None)], "other": [made(5, 0.4, None)]})
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["all"] == rows["k = 32"] == ["6, 2", "1.00", "0.50"] and rows["other"] == ["2, 0", "nan", "nan"]

@@ -61,7 +61,7 @@ def test_the_interval_of_a_share() -> None:
 
 @pytest.mark.parametrize(("effect", "seeds"), [(0.2, 199), (0.5, 34), (0.8, 15)])
 def test_the_seeds_that_a_difference_needs(effect: float, seeds: int) -> None:
-    """Of pairs, by G*Power's tables: two-sided 5 %, power 80 %."""
+    """G*Power's tables for pairs: two-sided 5 %, power 80 %."""
     assert power(10 * effect, 10.0, seeds) >= 0.8 > power(effect, 1.0, seeds - 1)
 
 
