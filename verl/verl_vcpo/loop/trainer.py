@@ -57,7 +57,6 @@ from verl_vcpo.report.run_log import (
 )
 from verl_vcpo.report.sample_log import SampleLog, samples_of
 from verl_vcpo.report.trajectory_metrics import FewFields, few_fields, trajectory_metrics
-from verl_vcpo.samplers import meter as sampler_meter
 from verl_vcpo.samplers.agent_loop import failures
 from verl_vcpo.samplers.client import ResumingLLMClient
 from verl_vcpo.samplers.early_start import EarlyStart, has_devices
@@ -322,7 +321,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        metrics |= sampler_meter.metrics(sampler_meter.take_all(self.standalone_server_manager.rollout_replicas))
         self._record(global_steps, metrics, self._with_own_metrics(stored, metrics, timing_raw))
 
     def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:

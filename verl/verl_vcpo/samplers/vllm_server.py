@@ -23,11 +23,9 @@ from verl_vcpo.common.run_folder import socket_folder
 from verl_vcpo.samplers.admission import most_calls
 from verl_vcpo.samplers.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.samplers.kv_cache import KVCache
-from verl_vcpo.samplers.meter import SamplerMeter
 from verl_vcpo.samplers.server_actor import server_actor
 from verl_vcpo.weights.receiver import LagKCheckpointEngineWorker
 
-_ABORTED = "aborted"  # a weight update has ended the request
 _LIFE_SIGN_S = 1.0
 _MOST_DROPPED = 10_000  # ids of ended requests that are kept, for requests that arrive after their end
 
@@ -67,7 +65,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._on_their_way: set[str] = set()
         self._without_token: set[str] = set()
-        self._meter = SamplerMeter()
         os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # for the sockets between vLLM's processes
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
@@ -78,8 +75,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
-        if self.engine.logger_manager is not None:  # None with rollout.disable_log_stats=true
-            self.engine.logger_manager.stat_loggers.append(self._meter)
         self._extend(self.engine)
         core = self.engine.engine_core
         core.call_utility_async = answered_or_dead(self.engine, core.call_utility_async)
@@ -107,7 +102,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         """Count a request as no longer on its way once the engine has the request."""
 
         async def counted(request_id: str, *args: Any, **kwargs: Any) -> Any:
-            self._meter.arrived()
             try:
                 return await add_request(request_id, *args, **kwargs)
             finally:
@@ -136,7 +130,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         pause_generation = engine.pause_generation
 
         async def pause(**as_verl: Any) -> None:
-            self._meter.stop()
             if not keeps_kv_cache(self.config):
                 await pause_generation(**as_verl)
                 return
@@ -177,13 +170,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             self._without_token.discard(request_id)
             version = self._admitted_with.pop(request_id, self.global_steps)
         output.extra_fields["min_global_steps"] = version
-        if output.stop_reason == _ABORTED and output.token_ids:
-            self._meter.interrupted(len(prompt_ids) + len(output.token_ids))
         return output
-
-    async def take_meter(self) -> dict[str, Any]:
-        """Return the engine's sums since the last call (`SamplerMeter.take`)."""
-        return self._meter.take()
 
 
 class LagKvLLMReplica(vLLMReplica):
