@@ -35,7 +35,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = SimpleNamespace(config=None, actor_wg=None, replicas=[])
     setup = lambda self: setattr(self, "standalone_checkpoint_manager", manager)  # noqa: E731
     monkeypatch.setattr(PPOTrainerSeparateAsync, "_setup", setup)
-    monkeypatch.setattr(lag_k, "EarlyStart", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(lag_k, "early_start", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(lag_k, "BoundedCheckpointEngineManager", lambda *_: None)
 
 

@@ -238,23 +238,3 @@ def test_two_requests_at_a_time_count_once() -> None:
     with spent.counted():
         assert spent.total >= total >= 0.05
     assert spent._ended < 2 * total, "not one after the other"
-
-
-def test_a_stopped_prompt_begins_again_though_all_threads_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_loop, "clear_trajectories", lambda *_: None)
-    goes_on = threading.Event()
-    worker = worker_of(1)
-
-    async def scenario() -> None:
-        hung = [asyncio.ensure_future(asyncio.to_thread(goes_on.wait, LIMIT_S)) for _ in range(64)]
-        await asyncio.sleep(0)
-        task = asyncio.ensure_future(asyncio.sleep(0))
-        worker._stopped["u"] = agent_loop.HeldPrompt(task, {"uid": "u"}, {}, {"validate": False}, {}, 1, begun=True)
-        monkeypatch.setattr(agent_loop.LagKAgentLoopWorker, "_run_prompt", lambda *_, **__: asyncio.sleep(0))
-        try:
-            await asyncio.wait_for(worker.begin_again(["u"], "train", 2), LIMIT_S / 6)
-        finally:
-            goes_on.set()
-            await asyncio.gather(*hung)
-
-    asyncio.run(scenario())

@@ -29,7 +29,7 @@ class ActorWatch:
         self._thread = threading.Thread(target=self._run, name="actor-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch the actors that are alive at this moment."""
+        """Watch the actors that are alive now."""
         self._alive = {actor_id for actor_id, actor in _actors().items() if actor["State"] == "ALIVE"}
         self._thread.start()
 

@@ -5,6 +5,7 @@ answer, would otherwise look like a slow step.
 """
 
 import contextlib
+import functools
 import statistics
 import threading
 import time
@@ -39,6 +40,7 @@ def tell_of_long_work(trainer: Any) -> None:
 def _told(call: Callable[..., Any], what: str) -> Callable[..., Any]:
     took: deque[float] = deque(maxlen=_KEPT)
 
+    @functools.wraps(call)
     def told(*arguments: Any, **named: Any) -> Any:
         start = time.monotonic()
         usually = f"usually {statistics.median(took):.1f} s" if took else "and it is the first of this process"
@@ -52,12 +54,7 @@ def _told(call: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def telling(what: str, more: str = "") -> Iterator[None]:
-    """Print a line after every minute that the block takes.
-
-    Args:
-        what: the line's name for the block.
-        more: the end of the line, after the time.
-    """
+    """Print a line after every minute that the block takes: its name, the time, and `more`."""
     start, over = time.monotonic(), threading.Event()
 
     def tell() -> None:

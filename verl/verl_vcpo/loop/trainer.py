@@ -59,7 +59,7 @@ from verl_vcpo.report.sample_log import SampleLog, samples_of
 from verl_vcpo.report.trajectory_metrics import FewFields, few_fields, trajectory_metrics
 from verl_vcpo.samplers.agent_loop import failures
 from verl_vcpo.samplers.client import ResumingLLMClient
-from verl_vcpo.samplers.early_start import EarlyStart, has_devices
+from verl_vcpo.samplers.early_start import early_start
 from verl_vcpo.samplers.keeper import SamplerKeeper
 from verl_vcpo.weights.manager import BoundedCheckpointEngineManager
 
@@ -124,7 +124,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         console.stage("Starting the trainer (Megatron) and the samplers (vLLM)")
 
     def _setup(self) -> None:
-        with kept_port(), EarlyStart(self.config, self._has_devices) as samplers:
+        with kept_port(), early_start(self.config, self._has_devices) as samplers:
             self.standalone_server_manager = samplers
             with telling("Starting the trainer and the samplers"):
                 super()._setup()
@@ -147,8 +147,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.train_dataloader = with_shares(self.train_dataloader, data)
 
     def _has_devices(self) -> bool:
-        manager = getattr(self, "resource_pool_manager", None)  # verl makes it in `_setup`
-        return manager is not None and has_devices(manager.resource_pool_dict)
+        """Return True if Ray has given each of verl's pools, which verl makes in `_setup`, its devices."""
+        manager = getattr(self, "resource_pool_manager", None)
+        pools = manager.resource_pool_dict.values() if manager else ()
+        return bool(pools) and all(pool.pgs is not None for pool in pools)
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()

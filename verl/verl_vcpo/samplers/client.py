@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 from verl.utils.tokenizer import normalize_token_ids
@@ -31,7 +31,6 @@ _PROBE_S = 60.0
 MAX_SERVER_FAILURES = 4
 """The number of servers that fail while they work on a request, after which the request must be the cause."""
 _logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Seconds:
@@ -70,27 +69,6 @@ class RequestEndsServers(RuntimeError):
     """The error of a request that must be the cause why server after server failed while it worked on the request."""
 
 
-class Collected(Generic[T]):
-    """A collection that gives everything added within a pass of the event loop to one call.
-
-    A call of a Ray actor takes milliseconds of both processes. When a thousand prompts are stopped, their requests end
-    within a few passes.
-    """
-
-    def __init__(self, call: Callable[[list[T]], object]) -> None:
-        self._call = call
-        self._added: list[T] = []
-
-    def add(self, one: T) -> None:
-        if not self._added:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._added.append(one)
-
-    def _flush(self) -> None:
-        added, self._added = self._added, []
-        self._call(added)
-
-
 class ResumingLLMClient(LLMServerClient):
     """A client that hides weight updates, and servers that fail, from the agent loop.
 
@@ -104,8 +82,6 @@ class ResumingLLMClient(LLMServerClient):
         self._suspects = AdmissionGate(1)
         self._server_of: dict[str, tuple[str, Any]] = {}
         self._engine_request: dict[str, str] = {}  # the id under which vLLM knows a request
-        self._dropped: Collected[tuple[str, Any, str]] = Collected(self._drop_at_servers)
-        self._left: Collected[str] = Collected(self._release_at_balancer)
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -196,12 +172,7 @@ class ResumingLLMClient(LLMServerClient):
         """Have the server end a request that nobody waits for any more, which frees a place in the engine."""
         held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
         if held and engine_request:
-            self._dropped.add((*held, engine_request))
-
-    @staticmethod
-    def _drop_at_servers(dropped: list[tuple[str, Any, str]]) -> None:
-        for server_id, server in {server_id: server for server_id, server, _ in dropped}.items():
-            server.drop_requests.remote([request for its_id, _, request in dropped if its_id == server_id])
+            held[1].drop_request.remote(engine_request)
 
     def _vllm_request_id(self, request_id: str) -> str:
         self._engine_request[request_id] = super()._vllm_request_id(request_id)
@@ -224,10 +195,7 @@ class ResumingLLMClient(LLMServerClient):
         held = self._server_of.pop(request_id, None)
         self._engine_request.pop(request_id, None)
         if held is not None:
-            self._left.add(held[0])
-
-    def _release_at_balancer(self, server_ids: list[str]) -> None:
-        self._load_balancer.release_servers.remote(server_ids)
+            super()._release_server(held[0], request_id)
 
     def _budget(self, sampling_params: dict[str, Any]) -> int:
         for name in ("max_tokens", "max_new_tokens"):

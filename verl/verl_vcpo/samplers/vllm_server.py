@@ -144,10 +144,10 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             await self.engine.is_sleeping()  # a cheap call that the engine's process has to answer
         return engine_processes(ray.get_runtime_context().get_node_id())
 
-    async def drop_requests(self, request_ids: list[str]) -> None:
-        """End requests that nobody waits for, whether they are in the engine or still on their way there."""
-        self._dropped.update(dict.fromkeys(request_ids))
-        await self.engine.abort(request_ids)
+    async def drop_request(self, request_id: str) -> None:
+        """End a request that nobody waits for, whether it is in the engine or still on its way there."""
+        self._dropped[request_id] = None
+        await self.engine.abort([request_id])
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
         if request_id in self._dropped:
