@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line
 from verl_vcpo.common.run_id import RUN_ID_FILE, run_in
-from verl_vcpo.common.step_lines import SPOILT
 from verl_vcpo.common.whole_file import write_whole
 from verl_vcpo.loop import checkpoint
 from verl_vcpo.report import run_log
@@ -182,8 +181,7 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
     metrics = run_dir / METRICS_FILE
     if not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
         return []
-    spoilt = [f"{name}{SPOILT}" for name in (METRICS_FILE, run_log.SAMPLES_FILE)]
-    records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE, *spoilt)
+    records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE)
     weights = (run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
     names = (*records, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]

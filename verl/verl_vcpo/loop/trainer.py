@@ -48,13 +48,7 @@ from verl_vcpo.loop.worker_group import kept_port
 from verl_vcpo.report import batch_totals
 from verl_vcpo.report.advice import Advisor
 from verl_vcpo.report.overview import Overview
-from verl_vcpo.report.run_log import (
-    ANSWERS,
-    MODEL_FOLDER,
-    WEIGHTS_FOLDER,
-    RunLog,
-    how_answered,
-)
+from verl_vcpo.report.run_log import ANSWERS, MODEL_FOLDER, WEIGHTS_FOLDER, RunLog, how_answered
 from verl_vcpo.report.sample_log import SampleLog, samples_of
 from verl_vcpo.report.trajectory_metrics import FewFields, few_fields, trajectory_metrics
 from verl_vcpo.samplers.agent_loop import failures
@@ -346,10 +340,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train, and write the policy as a Hugging Face folder, on the node of the trainer's first worker.
-
-        With `trainer.val_only`: evaluate once, and do nothing else.
-        """
+        """Train, and write the policy as a Hugging Face folder; with `trainer.val_only` evaluate once."""
         super().fit(agent_loop_manager)
         if self.config.save_model and not self.config.trainer.val_only:
             with console.busy("Writing the trained model"):

@@ -47,11 +47,7 @@ def trajectory_metrics(stored: FewFields) -> dict[str, float]:
 
 
 def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Sums of the counts over trajectories, and the mean number of calls of a trajectory, `tool_use/calls/mean`.
-
-    Args:
-        counts: per trajectory the agent loop's `extra_fields["tool_use"]`; None without tools.
-    """
+    """Sums of the counts over trajectories (None: one without tools), and the mean number of calls of a trajectory."""
     used = [count for count in counts if count]
     if not used:
         return {}
@@ -60,10 +56,6 @@ def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
 
 
 def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """The number of rewards that exceeded a limit; nothing where no reward returns `over_limit`.
-
-    Args:
-        infos: per trajectory the values that the reward returned beside the score.
-    """
+    """The number of rewards that exceeded a limit; nothing where no reward returns `over_limit` beside the score."""
     exceeded = [info[OVER_LIMIT] for info in infos if info and OVER_LIMIT in info]
     return {f"reward/{OVER_LIMIT}": sum(exceeded)} if exceeded else {}

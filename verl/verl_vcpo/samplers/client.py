@@ -26,6 +26,7 @@ at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=No
 """The seconds that an agent loop's requests take, with the wait for their turn."""
 
 _ABORTED = ("abort", "aborted")
+_LIMITS = ("max_tokens", "max_new_tokens")
 _RETRY_S = 0.5
 _PROBE_S = 60.0
 MAX_SERVER_FAILURES = 4
@@ -88,9 +89,8 @@ class ResumingLLMClient(LLMServerClient):
     ) -> TokenOutput:
         """Return a whole response: tokens, each with the log-prob under the policy that sampled the token.
 
-        Returns:
-            verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
-            policy version that sampled one of the tokens.
+        In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest policy version that
+        sampled one of the tokens.
 
         Raises:
             RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on the request.
@@ -106,11 +106,13 @@ class ResumingLLMClient(LLMServerClient):
     async def _whole_response(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> TokenOutput:
-        budget = self._budget(sampling_params)
+        given = [sampling_params[name] for name in _LIMITS if sampling_params.get(name)]
+        budget = given[0] if given else self.config.actor_rollout_ref.rollout.response_length
+        others = {name: value for name, value in sampling_params.items() if name not in _LIMITS}
         whole: TokenOutput | None = None
         while True:
             done = [] if whole is None else whole.token_ids
-            limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
+            limited = {**others, "max_tokens": budget - len(done)}
             part = await self._part(request_id, prompt_ids + done, limited, kwargs)
             whole = part if whole is None else _joined(whole, part)
             if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
@@ -156,23 +158,18 @@ class ResumingLLMClient(LLMServerClient):
                 if request_id in self._server_of and not await self._answers(self._server_of[request_id][1]):
                     raise TimeoutError
         finally:
-            if not call.done():
+            if not call.done():  # nobody waits any more: end the request at the server too, which frees a place
                 call.cancel()
-                self._drop(request_id)
+                held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
+                if held and engine_request:
+                    held[1].drop_request.remote(engine_request)
 
     async def _answers(self, server: Any) -> bool:
-        """Return True if the server's engine answers a probe."""
         try:
             await asyncio.wait_for(server.probe.remote(), min(self.config["async"].sampler_timeout_s, _PROBE_S))
         except (RayActorError, RayTaskError, TimeoutError):
             return False
         return True
-
-    def _drop(self, request_id: str) -> None:
-        """Have the server end a request that nobody waits for any more, which frees a place in the engine."""
-        held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
-        if held and engine_request:
-            held[1].drop_request.remote(engine_request)
 
     def _vllm_request_id(self, request_id: str) -> str:
         self._engine_request[request_id] = super()._vllm_request_id(request_id)
@@ -196,16 +193,6 @@ class ResumingLLMClient(LLMServerClient):
         self._engine_request.pop(request_id, None)
         if held is not None:
             super()._release_server(held[0], request_id)
-
-    def _budget(self, sampling_params: dict[str, Any]) -> int:
-        for name in ("max_tokens", "max_new_tokens"):
-            if sampling_params.get(name):
-                return sampling_params[name]
-        return self.config.actor_rollout_ref.rollout.response_length
-
-    @staticmethod
-    def _without_limit(sampling_params: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in sampling_params.items() if name not in ("max_tokens", "max_new_tokens")}
 
 
 def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:

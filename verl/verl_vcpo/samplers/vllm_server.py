@@ -36,13 +36,10 @@ def keeps_kv_cache(rollout_config: Any) -> bool:
 
 
 def answered_or_dead(engine: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call`, a control call to vLLM's engine, with an end when the engine's process dies.
+    """Return `call`, a control call to vLLM's engine, which raises EngineDeadError when the engine's process dies.
 
     vLLM fails the requests of an engine that dies, but not the control calls: the weight update in which the engine
     died would wait for ever.
-
-    Raises:
-        EngineDeadError: the engine's process is dead.
     """
 
     async def bounded(*args: Any) -> Any:
@@ -162,7 +159,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        """Call verl's `generate`, and put the policy version of the response's start into `min_global_steps`."""
+        """Put the policy version of the response's start into `min_global_steps` of verl's output."""
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
