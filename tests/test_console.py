@@ -24,14 +24,14 @@ from tests.loop.test_run_log import step_metrics
 folder = sys.argv[1]
 logging.basicConfig()  # a logger with the terminal
 with open(folder + "/others.log", "w") as others, console.owned(others):
-    console.stage("Starting the trainer")
+    console.screen().stage("Starting the trainer")
     os.system("echo a child process"); logging.warning("a logger"); print("a library")
     time.sleep(0.6)  # the moving line is drawn
-    console.stage("Starting the samplers")
+    console.screen().stage("Starting the samplers")
     log = RunLog(folder)
-    with console.busy("Measuring"):
+    with console.screen().busy("Measuring"):
         log.write(0, {"val-core/countdown/acc/mean@1": 0.25})
-    console.training(3, 0)
+    console.screen().training(3, 0)
     for step in (1, 2, 3):
         time.sleep(0.6)
         print("verl's own bar", file=sys.stderr)

@@ -20,35 +20,7 @@ _ESTIMATE_S = 1800.0  # the time left is estimated from the steps of so many sec
 
 def print_line(text: str) -> None:
     """Print above the moving line, on the terminal even while the output of other code goes to a file."""
-    _current().line(text)
-
-
-def stage(what: str) -> None:
-    """Finish the current part of the start-up or the end, and begin the next; the moving line names the part."""
-    _current().stage(what)
-
-
-def training(total: int, done: int) -> None:
-    """Begin the progress bar; earlier processes of the run made `done` of `total` steps."""
-    _current().training(total, done)
-
-
-def step_done() -> None:
-    """Advance the progress bar by one step; without effect before `training`."""
-    _current().step_done()
-
-
-@contextlib.contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Name what the run does in the block: in the progress bar or, before `training`, as a stage."""
-    _current().begin(what)
-    yield
-    _current().finish()  # not where the block raises: `ending` says what was not finished
-
-
-def ending() -> None:
-    """Say that the run's processes are being ended, and that unfinished work failed or was interrupted."""
-    _current().ending()
+    screen().line(text)
 
 
 @contextlib.contextmanager
@@ -102,6 +74,7 @@ class Screen:
             print(text, file=self._stream, flush=True)
 
     def stage(self, what: str) -> None:
+        """Finish the current part of the start-up or the end, and begin the next; the moving line names the part."""
         self._trains = False
         self.begin(what)
 
@@ -115,6 +88,13 @@ class Screen:
         else:
             self.line(f"{what} ...")
 
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Name what the run does in the block: in the progress bar or, before `training`, as a stage."""
+        self.begin(what)
+        yield
+        self.finish()  # not where the block raises: `ending` says what was not finished
+
     def finish(self) -> None:
         if self._doing and not self._trains:
             self.line(f"{self._doing[0]}: {duration(self._clock() - self._doing[1])}")
@@ -125,6 +105,7 @@ class Screen:
             self._hide()
 
     def ending(self) -> None:
+        """Say that the run's processes are being ended, and that unfinished work failed or was interrupted."""
         if self._doing and self._doing[0] == _ENDING:
             return
         if self._doing:
@@ -134,6 +115,7 @@ class Screen:
         self.stage(_ENDING)
 
     def training(self, total: int, done: int) -> None:
+        """Begin the progress bar; earlier processes of the run made `done` of `total` steps."""
         self.finish()
         self._trains = True
         self._move("", total, done)
@@ -157,7 +139,8 @@ class Screen:
 
     def _fit(self) -> None:
         """Take over the width of the terminal, whose window may have changed."""
-        self._console.width = os.get_terminal_size(self._stream.fileno()).columns or 80
+        with contextlib.suppress(OSError):
+            self._console.width = os.get_terminal_size(self._stream.fileno()).columns or 80
 
     def _move(self, what: str, total: int | None = None, done: int = 0) -> None:
         """Show another moving line on a terminal: a stage or, with `total`, the progress bar."""
@@ -200,5 +183,6 @@ def duration(seconds: float) -> str:
 _screen: Screen | None = None
 
 
-def _current() -> Screen:
+def screen() -> Screen:
+    """Return the screen of the innermost `owned`; outside of all, another one on standard output."""
     return _screen or Screen(sys.__stdout__ or sys.stdout)

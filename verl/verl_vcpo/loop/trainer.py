@@ -115,7 +115,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
-        console.stage("Starting the trainer (Megatron) and the samplers (vLLM)")
+        console.screen().stage("Starting the trainer (Megatron) and the samplers (vLLM)")
 
     def _setup(self) -> None:
         with kept_port(), early_start(self.config, self._has_devices) as samplers:
@@ -162,7 +162,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
         self.start_agent_loops()
-        console.stage("Waiting for the samplers (vLLM)")
+        console.screen().stage("Waiting for the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
         """End verl's load balancer for samplers on the trainer's devices: a lag-k run has no samplers there."""
@@ -189,7 +189,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
 
     def _validate(self) -> dict[str, float]:
-        with console.busy("Measuring the held-out accuracy"):
+        with console.screen().busy("Measuring the held-out accuracy"):
             metrics = super()._validate()
         metrics[ANSWERS] = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         if self.config.trainer.val_only:
@@ -204,7 +204,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return Overview(self.logger)  # verl makes the loggers in `fit`
 
     def on_train_begin(self) -> None:
-        console.training(self.total_training_steps, self.global_steps - 1)
+        console.screen().training(self.total_training_steps, self.global_steps - 1)
         self._add_async_warmup_batches(self.config["async"].lag)
 
     # Each step, in order, and what follows the last one.
@@ -267,7 +267,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
 
     def _save_checkpoint(self) -> None:
         with (
-            console.busy("Writing a checkpoint"),
+            console.screen().busy("Writing a checkpoint"),
             checkpoint.written_whole(self.config.trainer, self.global_steps, run_in(self.config.run_dir)) as folder,
         ):
             super()._save_checkpoint()
@@ -343,7 +343,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         """Train, and write the policy as a Hugging Face folder; with `trainer.val_only` evaluate once."""
         super().fit(agent_loop_manager)
         if self.config.save_model and not self.config.trainer.val_only:
-            with console.busy("Writing the trained model"):
+            with console.screen().busy("Writing the trained model"):
                 self._save_hugging_face(MODEL_FOLDER)
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a

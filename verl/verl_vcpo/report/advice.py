@@ -25,11 +25,7 @@ class Advisor:
         self._given: set[str] = set()
 
     def look_at(self, line: dict[str, Any]) -> str | None:
-        """Take in one step. Returns a line of advice, or None.
-
-        Args:
-            line: has `trainer_idle_share`, `sampler_idle_share`, `step_s`, `lag_max` and `vcpo/async/deadline_wait_s`.
-        """
+        """Take in a line of `metrics.jsonl`. Returns a line of advice, or None."""
         self._lines.append(line)
         if len(self._lines) < _WINDOW:
             return None
@@ -87,11 +83,7 @@ class CollapseWarner:
         self._scales = scales_step_size
 
     def look_at(self, line: dict[str, Any]) -> tuple[list[str], str | None]:
-        """Take in one step. Returns the signs that appeared at this step, and the text of a warning, or None.
-
-        Args:
-            line: has `ess_ratio`, `grad_norm` and `kl`; None means not measured.
-        """
+        """Take in a line of `metrics.jsonl`. Returns the signs that appeared, and the text of a warning, or None."""
         values = (math.nan if line[name] is None else float(line[name]) for name in ("ess_ratio", "grad_norm", "kl"))
         signs = self._alarm.update(*values)
         if not signs:

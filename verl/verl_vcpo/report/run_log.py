@@ -162,7 +162,7 @@ class RunLog:
             if said:
                 console.print_line(f"{kind}: {said}")
         if trained:
-            console.step_done()
+            console.screen().step_done()
         return warning
 
 
