@@ -130,9 +130,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._poll_s = self.clock() - start
 
     def _take_over(self, partition: str, prompts: dict[str, Tag], trajectories: dict[str, Tag]) -> None:
-        for status in ("pending", "running", "finished", "failure"):
-            found = {uid for uid, tag in prompts.items() if tag["status"] == status}
-            getattr(self, f"{status}_keys")[partition] = found
+        keys = self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys
+        for of_status, status in zip(keys, ("pending", "running", "finished", "failure"), strict=True):
+            of_status[partition] = {uid for uid, tag in prompts.items() if tag["status"] == status}
         self.prompt_global_steps[partition] = {uid: tag["global_steps"] for uid, tag in prompts.items()}
         self.partitions[partition] = trajectories
 
