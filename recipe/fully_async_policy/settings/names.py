@@ -15,6 +15,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from yaml import YAMLError
 
 from recipe.fully_async_policy.settings.errors import (
     SettingError,
@@ -98,8 +99,13 @@ def refused(
         folder: --config-dir.
         base: composes the package's own configuration for the presets that the overrides choose.
     """
+    if isinstance(error, YAMLError):
+        return SettingError(_no_yaml(error))
     if isinstance(error, MissingConfigException):
-        return SettingError(_no_choice(str(error.missing_cfg_file), sorted(map(str, error.options or ())), folder))
+        missing, of_file = str(error.missing_cfg_file), re.match("In '(.*?)'", str(error))
+        if folder and of_file and (folder / f"{of_file[1]}.yaml").is_file():
+            return SettingError(f"{folder}/{of_file[1]}.yaml: {_no_default(missing, folder)}")
+        return SettingError(_no_choice(missing, sorted(map(str, error.options or ())), folder))
     if isinstance(error, OverrideParseException):
         return SettingError(_unreadable(str(error.override)))
     if found := re.match(r"Ambiguous value for argument '((.*?)=(.*?))'\n", str(error)):
@@ -120,6 +126,8 @@ def refused(
             return SettingError(f"{name}: two presets choose one, `/{name}: ...` of their defaults; leave one out")
         return SettingError(f"{given}: {name} is chosen already; leave it out, or give {given.lstrip('+')}")
     reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
+    if "'@" in reason:
+        return SettingError(f"{reason}: Hydra reads a comment with @ as an order; leave the @ out")
     found = re.search(r"override \+*([\w.]+)=", str(error))
     given = f"{_override(found[1], overrides)}: " if found else ""
     return SettingError(f"{given}{reason} (see --print-config for all settings)")
@@ -278,6 +286,24 @@ def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
         yield f"{above}{name}"
         if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(section, name):
             yield from all_names(value, f"{above}{name}.")
+
+
+def _no_yaml(error: YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"no YAML: {' '.join(str(error).split())}"
+    problem = str(getattr(error, "problem", None))
+    why = "a tab; YAML indents with spaces" if "'\\t'" in problem else f"no YAML: {problem}; mend the line"
+    return f"{mark.name}:{mark.line + 1}: {why}"
+
+
+def _no_default(missing: str, folder: Path) -> str:
+    """That a file of the user's own has a preset among its defaults which is not there."""
+    group, _, name = missing.rpartition("/")
+    there = [file.stem for known in (folder, CONFIG_DIR) for file in (known / group).glob("*.yaml")]
+    near = closest(name, there)
+    fix = f"did you mean {near}?" if near else f"it would be {folder}/{missing}.yaml"
+    return f"there is no {missing}.yaml among the presets; {fix}"
 
 
 def _no_choice(missing: str, options: list[str], folder: Path | None) -> str:
