@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipe.fully_async_policy.launch.next_steps import after_interruption
-from scripts.report.samples import read_samples as samples_of_report
+from scripts.report.payload import read_samples as samples_of_report
 from tests.recipe.test_interrupted import config
 from verl_vcpo.common import step_lines
 from verl_vcpo.report.metrics_file import METRICS_FILE, read_metrics
@@ -58,7 +58,7 @@ def test_samples_go_on_without_it(tmp_path: Path, spoilt: bytes, place: int) -> 
     file = tmp_path / SAMPLES_FILE
     write(file, spoilt, place)
     report = samples_of_report(tmp_path)
-    assert report is not None and [row["step"] for row in report.rows] == [1, 2, 3, 4] and report.of == 4
+    assert report is not None and [row["step"] for row in report["rows"]] == [1, 2, 3, 4] and report["of"] == 4
     SampleLog(tmp_path, 1).resume(3)
     assert [line["step"] for line in read_samples(tmp_path)] == [1, 2, 3]
     assert Path(f"{file}.spoilt").read_bytes() == spoilt
