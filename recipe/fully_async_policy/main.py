@@ -24,8 +24,6 @@ from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError
 from verl_vcpo.common import start_up
 
-CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
-
 
 def main(argv: list[str] | None = None) -> int:
     """Compose the configuration, check it, train. Returns the exit code: 2 where a setting is wrong."""
@@ -73,7 +71,7 @@ def _checked(args: argparse.Namespace) -> DictConfig | None:
     if args.forecast:
         from recipe.fully_async_policy.plan.step_time import forecast
 
-        print(forecast(config, args.forecast).in_words(config.trainer.total_training_steps))
+        print(forecast(config, args.forecast))
     return None
 
 
@@ -196,12 +194,12 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     def of_the_package() -> DictConfig:
         return compose_unchecked([given for given in overrides if own_files.chooses_a_file(given)])
 
-    _check_folder(config_dir)
-    own = own_files.written(overrides, config_dir)
+    own_files.check_folder(config_dir)
     try:
         config = compose_unchecked(overrides, config_dir)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise names.refused(error, overrides, config_dir, of_the_package) from None
+    own = own_files.written(overrides, config_dir)
     with own_files.located(overrides, config_dir):
         names.check_known(config, overrides, config_dir, own, of_the_package)
         check_overrides(config, overrides, own)
@@ -210,7 +208,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     ray_access.without_own_nodes(config.ray_kwargs.ray_init, given_settings(overrides))
     rollout = config.actor_rollout_ref.rollout
     if rollout.router_config_path is None:
-        rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
+        rollout.router_config_path = str(own_files.CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
     rollout.agent.agent_loop_config_path = packaged_file(rollout.agent.agent_loop_config_path)
     for section, name in ((config.reward.custom_reward_function, "path"), (rollout.multi_turn, "function_tool_path")):
         if section[name] and Path(section[name]).is_file():
@@ -222,30 +220,11 @@ def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> D
     """Hydra's configuration for these overrides. Raises HydraException and OmegaConfBaseException."""
     import hydra
 
+    from recipe.fully_async_policy.settings.own_files import CONFIG_DIR, CONFIG_NAME, search_path
+
     with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         ordered = sorted(overrides, key=lambda given: given.startswith("+gpus="))  # a task's sizes give way to it
-        return hydra.compose(CONFIG_NAME, [*ordered, *_search_path(config_dir)])
-
-
-def _check_folder(config_dir: Path | None) -> None:
-    """Refuse a folder that is none, or whose presets would hide one of the package's."""
-    if config_dir is None:
-        return
-    if not config_dir.is_dir():
-        raise SettingError(f"--config-dir {config_dir}: no such folder")
-    names = sorted(file.relative_to(config_dir) for file in config_dir.rglob("*.yaml"))
-    if hidden := next((name for name in names if (CONFIG_DIR / name).is_file()), None):
-        raise SettingError(f"--config-dir {config_dir}: {hidden} has the name of a preset of ours; rename it")
-
-
-def _search_path(config_dir: Path | None) -> list[str]:
-    """The override with which Hydra looks for presets in `config_dir` too, after the package's own and verl's."""
-    if config_dir is None:
-        return []
-    usual = OmegaConf.load(CONFIG_DIR / f"{CONFIG_NAME}.yaml").hydra.searchpath
-    folder = str(config_dir.resolve()).replace("'", "\\'")
-    quoted = f"'file://{folder}'"
-    return [f"hydra.searchpath=[{','.join([*usual, quoted])}]"]
+        return hydra.compose(CONFIG_NAME, [*ordered, *search_path(config_dir)])
 
 
 def packaged_file(path: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """What a launch would do, without starting it.
 
-Which GPU does what, what fills its memory (gpu_memory.py), how long a step takes (step_time.py), what is not here.
+Which GPU does what, what fills its memory (gpu_memory.py), what is not here.
 """
 
 from pathlib import Path
@@ -20,7 +20,6 @@ from recipe.fully_async_policy.plan.gpu_memory import (
 )
 from recipe.fully_async_policy.plan.model_shape import ModelShape, read_shape
 from recipe.fully_async_policy.plan.norms_plan import norms_line
-from recipe.fully_async_policy.plan.step_time import guess
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.method import description
 from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
@@ -149,7 +148,6 @@ def print_plan(config: DictConfig) -> None:
     else:
         check_shape(layout, shape)
         _print_memory(console, config, layout, shape)
-        console.print(guess(config, shape).in_words(config.trainer.total_training_steps))
     _print_end(console, config)
 
 
