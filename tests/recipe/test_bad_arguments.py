@@ -38,7 +38,7 @@ WRONG = [
     ("tests.reliability.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
     # files and folders
     ("recipe.warm_start.train", [*ROWS, "--out", "{rows}/model"], "/model cannot be written (File exists)"),
-    ("recipe.warm_start.train", ["--learning-rate", "inf", *ROWS], "learning_rate=inf is out of range"),
+    ("recipe.warm_start.train", ["--learning-rate", "inf", *ROWS], "learning_rate=inf: Input should be less"),
 ]
 
 
