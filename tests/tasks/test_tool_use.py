@@ -13,10 +13,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 from code_sandbox.client import SandboxClient, SandboxUnavailable
 from code_sandbox.protocol import CommandResult
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.values import check_types
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.tasks.tool_use import agent_loop
 from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
-from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
 from tests.kit.sandbox_server import served
@@ -299,9 +301,13 @@ def test_where_a_block_begins_and_ends() -> None:
     ("setting", "value"),
     [
         *(("sandbox_url", "localhost:8080"), ("max_turns", 0), ("max_turns", True), ("call_timeout_s", 0)),
-        *(("drop_void_turns", "no"), ("answer_pattern", "("), ("max_observation_tokens", 3), ("nonsense", 1)),
+        *(("drop_void_turns", "no"), ("answer_pattern", "("), ("max_observation_tokens", 3)),
     ],
 )
-def test_wrong_settings(setting: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"tool_use\.{setting}"):
-        ToolUseSettings.of({setting: value})
+def test_wrong_settings(setting: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
+    config = main.compose(["+task=tool_use"])
+    config.tool_use[setting] = value
+    with pytest.raises(SettingError) as refused:
+        check_types(config)
+    assert any(line.startswith(f"tool_use.{setting}=") for line in refused.value.lines)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+import regex
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
@@ -48,6 +49,14 @@ def _one_of(*allowed: Any, why: str = "", unless: Callable[[str], bool] | None =
         raise PydanticCustomError("setting", "{words}", {"words": words})
 
     return Annotated[Any, AfterValidator(check)], Field()
+
+
+def _a_pattern(text: str) -> str:
+    try:
+        regex.compile(text)
+    except regex.error as error:
+        raise PydanticCustomError("setting", "no regular expression ({why})", {"why": str(error)}) from None
+    return text
 
 
 _FLAG = _a(bool, "give true or false")
@@ -149,6 +158,15 @@ TYPES: dict[str, Any] = {
     **_each(_or_null(_COUNT), f"{_ROLLOUT}.multi_turn", "max_assistant_turns max_user_turns"),
     f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": _one_of("left", "middle", "right"),
     f"{_ROLLOUT}.multi_turn.format": _one_of(*TOOL_FORMATS),
+    # tool use: only +agent=simpletir has these
+    "tool_use.sandbox_url": _a(str, "give a URL, like http://127.0.0.1:8080", default=None, pattern="^https?://"),
+    "tool_use.sandbox_token_file": _a(str | None, "give a path", default=None),
+    "tool_use.max_turns": _a(int, "give a whole number of at least 1", default=None, ge=1),
+    "tool_use.max_observation_tokens": _a(int, "give a whole number of at least 16", default=None, ge=16),
+    "tool_use.max_time_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
+    "tool_use.call_timeout_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
+    "tool_use.drop_void_turns": _a(bool, "give true or false", default=None),
+    "tool_use.answer_pattern": (Annotated[str, AfterValidator(_a_pattern)], Field(default=None)),
     # the reward
     "reward.num_workers": _COUNT,
     "reward.reward_model.enable": _one_of(False, why="the lag-k trainer has no devices for a reward model"),

@@ -94,7 +94,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.settings = ToolUseSettings.of(self.config.tool_use)
+        self.settings = ToolUseSettings(**self.config.tool_use)
         self.sandbox = SandboxClient(self.settings.sandbox_url, token=self.settings.sandbox_token())
         self.response_length = self.rollout_config.response_length
 
