@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.tasks import gsm8k, hendrycks_math, own_rows, sort_digits
-from recipe.tasks.countdown import rows as countdown
-from recipe.tasks.prompt_lengths import prompt_lengths
-from recipe.tasks.rows import Prepared, Row
+from recipe.tasks.countdown import problems as countdown
+from recipe.tasks.rows import Prepared, Row, prompt_lengths
 from recipe.tasks.tool_use import problems as tool_use
 
 if TYPE_CHECKING:

@@ -116,11 +116,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def launch(config: DictConfig, run_id: str, given: list[str]) -> int:
-    """Train with a checked configuration, and say on the terminal how that went. Returns the exit code.
-
-    Args:
-        given: the arguments that the configuration was made of, for the run's record.
-    """
+    """Train with a checked configuration, composed from `given`, and say how that went. Returns the exit code."""
     from recipe.fully_async_policy.launch import next_steps
     from recipe.fully_async_policy.settings.method import description
 
@@ -176,12 +172,7 @@ def composed_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
-    """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect.
-
-    Args:
-        overrides: Hydra's.
-        config_dir: a folder of presets besides the package's.
-    """
+    """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -273,12 +264,7 @@ def check(config: DictConfig, files: bool = True) -> None:
 
 
 def train(config: DictConfig, run_id: str, given: list[str]) -> str:
-    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words.
-
-    Args:
-        config: composed from `given`.
-        given: arguments of this command.
-    """
+    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
     from recipe.fully_async_policy.launch.next_steps import after_death
     from verl_vcpo.report.run_log import in_words, write_command, write_summary
 

@@ -12,7 +12,7 @@ from transformers import Qwen3MoeConfig
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape, step_time
 from recipe.fully_async_policy.plan.gpu_memory import Layout
-from recipe.fully_async_policy.plan.norms_plan import norms_line
+from recipe.fully_async_policy.plan.gpu_plan import norms_line
 
 MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
 ACTOR_SEQUENCES = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"

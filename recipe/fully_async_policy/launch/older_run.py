@@ -25,9 +25,7 @@ _WANDB = "wandb"
 def take_over(config: DictConfig, launch: str) -> str:
     """Make the folders those of this run, which goes on with the run in them or begins anew. The caller holds them.
 
-    Args:
-        config: the run's.
-        launch: the id of this launch, which a run that begins anew gets.
+    `launch`: the id of this launch, which a run that begins anew gets.
 
     Returns:
         What was moved aside, in one line; '' where nothing was.
@@ -135,10 +133,7 @@ def _later_set_aside(config: DictConfig, chosen: Path) -> str:
 def _moved(config: DictConfig, found: list[Path], copied: Sequence[Path] = ()) -> dict[str, Path]:
     """Move files in `run_dir`, or in the folder of checkpoints, to folders with the names of these and the ending .N.
 
-    Args:
-        config: the run's.
-        found: what is there, and is to be moved.
-        copied: what is copied into each of the new folders, as far as it is there.
+    `copied` files that are there are copied into each of the new folders.
 
     Returns:
         Where the files are now, by the folder that they were in, as its setting names it.

@@ -1,4 +1,8 @@
-"""Every name that a user writes is one that somebody reads, wherever it is written: refused are the others."""
+"""Every name that a user writes is one that somebody reads, wherever it is written: refused are the others.
+
+`overrides` are Hydra's, and `folder` is --config-dir; `base` composes the package's own configuration for the presets
+that the overrides choose.
+"""
 
 import dataclasses
 import difflib
@@ -92,13 +96,7 @@ _WORDS = {
 def refused(
     error: Exception, overrides: list[str], folder: Path | None, base: Callable[[], DictConfig]
 ) -> SettingError:
-    """What Hydra says of the overrides, in one line that names the setting and the fix.
-
-    Args:
-        error: Hydra's or OmegaConf's.
-        folder: --config-dir.
-        base: composes the package's own configuration for the presets that the overrides choose.
-    """
+    """What Hydra or OmegaConf says of the overrides, in one line that names the setting and the fix."""
     if isinstance(error, YAMLError):
         return SettingError(_no_yaml(error))
     if isinstance(error, MissingConfigException):
@@ -144,10 +142,7 @@ def check_known(
 
     Args:
         config: composed from the overrides and the user's own files.
-        overrides: Hydra's.
-        folder: --config-dir.
         files: what the user's own files set.
-        base: composes the package's own configuration for the presets that the overrides choose.
     """
     given = {one.name: one.name for one in files}  # full name -> as the user wrote it
     added = list(given)  # those that a configuration may not have without the user

@@ -1,4 +1,7 @@
-"""The files of a user's own, in --config-dir: those that a run uses, what they set and in which line."""
+"""The files of a user's own, in --config-dir: those that a run uses, what they set and in which line.
+
+`overrides` are Hydra's, and `folder` is --config-dir; None: there are no such files.
+"""
 
 import importlib.util
 import re
@@ -58,12 +61,7 @@ def search_path(folder: Path | None) -> list[str]:
 
 
 def written(overrides: list[str], folder: Path | None) -> list[Written]:
-    """What the user's own files set of a configuration that Hydra can compose.
-
-    Args:
-        overrides: Hydra's.
-        folder: --config-dir; None: there are no such files.
-    """
+    """What the user's own files set of a configuration that Hydra can compose."""
     if folder is None:
         return []
     with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
@@ -77,9 +75,7 @@ def written(overrides: list[str], folder: Path | None) -> list[Written]:
 def located(overrides: list[str], folder: Path | None) -> Iterator[None]:
     """Errors of the block say in which file and line of the user's own the setting is that they name.
 
-    Args:
-        overrides: Hydra's; what the command line gives as well is not the file's.
-        folder: --config-dir.
+    What the command line gives as well is not the file's.
     """
     try:
         yield
