@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.command_line import OneLineParser, positive_number, run_command
+from recipe.command_line import OneLineParser, run_command
 from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError
@@ -65,8 +65,6 @@ def _checked(args: argparse.Namespace) -> DictConfig | None:
         return config
     from recipe.fully_async_policy.plan import gpu_plan
 
-    if args.gpu_memory is not None:
-        config.gpu_memory_gib = args.gpu_memory
     gpu_plan.print_plan(config)
     if args.forecast:
         from recipe.fully_async_policy.plan.step_time import forecast
@@ -100,18 +98,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
     )
     parser.add_argument(
-        "--gpu-memory",
-        type=positive_number,
-        metavar="GIB",
-        help="take GPUs of this memory in --dry-run: gpu_memory_gib",
-    )
-    parser.add_argument(
         "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"
     )
     add_config_dir(parser)
     args = parser.parse_intermixed_args(argv)
-    if not args.dry_run and (args.gpu_memory is not None or args.forecast):
-        parser.error("--gpu-memory and --forecast are of the plan that --dry-run prints: add --dry-run")
+    if args.forecast and not args.dry_run:
+        parser.error("--forecast is of the plan that --dry-run prints: add --dry-run")
     return args
 
 

@@ -26,11 +26,6 @@ WRONG = [
     ("tests.reliability.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
     # arguments without effect
     ("recipe.fully_async_policy.main", ["--forecast", "RUN"], "of the plan that --dry-run prints: add --dry-run"),
-    (
-        "recipe.fully_async_policy.main",
-        ["--gpu-memory", "-5", "--dry-run"],
-        "--gpu-memory: -5: give a number above 0",
-    ),
     ("scripts.report.__main__", ["{tmp}", "--port", "80"], "--port: is for --live"),
     # values
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "-1"], "--port: -1: give a whole number, 0 or more"),

@@ -164,7 +164,7 @@ def test_a_layout_that_cannot_start(
 
 def test_more_memory_makes_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one_gpu = {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"}
-    assert dry_run(tmp_path, one_gpu, "--gpu-memory", "250") == 0
+    assert dry_run(tmp_path, {**one_gpu, "gpu_memory_gib": "250"}) == 0
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("Qwen2-1.5B", 1_543_714_304), ("Qwen2.5-7B", 7_615_616_512)])

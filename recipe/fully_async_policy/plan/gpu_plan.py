@@ -193,7 +193,7 @@ def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape:
     console.print(memory)
     length = config.data.max_prompt_length + config.data.max_response_length
     console.print(
-        f"For {gpu_gib:.1f} GiB on each GPU (--gpu-memory) and {shape.parameters / 1e9:.2f} billion parameters.\n"
+        f"For {gpu_gib:.1f} GiB on each GPU (gpu_memory_gib) and {shape.parameters / 1e9:.2f} billion parameters.\n"
         f"A sampler's KV cache holds {tokens} tokens: {tokens // length} sequences of full length at once. It runs "
         f"{slots_of_sampler(config.actor_rollout_ref.rollout)} (actor_rollout_ref.rollout.max_num_seqs)."
     )
