@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.tasks.countdown.problems import Difficulty, ProblemKey, problem_key, random_expression, random_problem
-from recipe.tasks.countdown.reward import compute_score, is_well_formed
+from recipe.tasks.countdown.reward import compute_score
 from recipe.warm_start.model import build_model, respond
 from recipe.warm_start.progress import Progress
 from recipe.warm_start.rows import AnsweredRows, Chat, load_answered_rows
@@ -236,10 +236,6 @@ def evaluate(
         solved = torch.tensor([data.solved(i // samples, text) for i, text in enumerate(responses)]).view(-1, samples)
         report["sampled_accuracy"] = solved.mean().item()
         report[f"pass_at_{samples}"] = solved.amax(dim=1).mean().item()
-        if isinstance(data, HeldOut):
-            numbers = [truth["numbers"] for truth in data.truths for _ in range(samples)]
-            well_formed = [is_well_formed(text, given) for text, given in zip(responses, numbers, strict=True)]
-            report["well_formed"] = sum(well_formed) / len(well_formed)
     return report
 
 

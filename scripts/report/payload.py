@@ -20,7 +20,7 @@ from verl_vcpo.report.step_table import MEANINGS
 
 _SERIES = (
     *("reward", "ess_ratio", "kl", "grad_norm", "lag_min", "lag_mean", "lag_max"),
-    *("tokens_per_s", "trainer_idle_share", "sampler_idle_share", "weight_sync_share"),
+    *("tokens_per_s", "trainer_idle_share", "sampler_idle_share"),
 )
 _NEWEST, _HEAVIEST = 500, 500
 """Samples that the page holds: the newest, and those of the largest weight."""
