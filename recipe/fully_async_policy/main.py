@@ -85,10 +85,7 @@ def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneLineParser(
-        prog="python -m recipe.fully_async_policy.main",
-        description=__doc__,
-    )
+    parser = OneLineParser(prog="python -m recipe.fully_async_policy.main", description=__doc__)
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
     parser.add_argument(

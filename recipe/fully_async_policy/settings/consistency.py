@@ -146,12 +146,10 @@ def _estimator(config: DictConfig) -> Found:
 
     import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
-    setting, estimator, actor = (
-        "algorithm.adv_estimator",
-        config.algorithm.adv_estimator,
-        config.actor_rollout_ref.actor,
+    setting, estimator = "algorithm.adv_estimator", config.algorithm.adv_estimator
+    measured = (
+        config.actor_rollout_ref.actor.calculate_sum_pi_squared and not config.algorithm.rollout_correction.bypass_mode
     )
-    measured = actor.calculate_sum_pi_squared and not config.algorithm.rollout_correction.bypass_mode
     if estimator not in ADV_ESTIMATOR_REGISTRY:
         yield setting, choices(estimator, ADV_ESTIMATOR_REGISTRY)
     if estimator in _AFTER_THE_FORWARD and not measured:
