@@ -40,7 +40,7 @@ class Estimate:
     """The result for one mini-batch, of B sequences on all data-parallel ranks, that an optimizer step needs."""
 
     coefficient: Tensor
-    """[B] float64: multiplies g_i in the update; 0 for a sequence that is not usable."""
+    """[B] float64: multiplies g_i in the update; 0 for a sequence that is masked or not usable."""
     baseline: Tensor
     """[B] float64: b of the sequence."""
     weight: Tensor
@@ -62,6 +62,7 @@ def estimate(
     squared_norm: Tensor | None = None,
     length: Tensor | None = None,
     base_ess_ratio: float | None = None,
+    masked: Tensor | None = None,
 ) -> Estimate:
     """Compute the VCPO update of one global mini-batch.
 
@@ -74,6 +75,8 @@ def estimate(
         length: [B] numbers of response tokens; needed by `baseline=length`.
         base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
             this batch is the freshest there is and earns the full learning rate.
+        masked: [B] bool: sequences without a gradient in the update. They count in B, and in baselines as if they had
+            their gradient; rho, which says how few sequences are the update, leaves them out.
 
     Raises:
         ValueError: the baseline's `squared_norm` or `length` is missing, or a reward is not finite.
@@ -85,11 +88,13 @@ def estimate(
 
     coefficient, baseline, weight = (torch.zeros_like(log_weight, dtype=torch.float64) for _ in range(3))
     log_w = log_weight[usable].double()
-    rho = ess_ratio(_ess_weights(config, log_w))
+    rho = ess_ratio(_ess_weights(config, log_w if masked is None else log_w[~masked[usable]]))
     if usable.any():
         rows = (x if x is None else x[usable] for x in (squared_norm, length))
         parts = _coefficients(config, log_w, reward[usable].double(), group[usable], *rows)
         coefficient[usable], baseline[usable], weight[usable] = parts
+    if masked is not None:
+        coefficient[masked] = 0.0
     base = (base_ess_ratio or rho or 1.0) if config.base_ess_ratio == AUTO else float(config.base_ess_ratio)
     multiplier = step_size_multiplier(rho, config.step_size_rule, base, config.min_step_size_multiplier)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)

@@ -21,8 +21,10 @@ from lab.simulator.task import Task
 from lab.simulator.update import LossMethod, Update, VCPOMethod
 from recipe.fully_async_policy.settings.reward import reward_of
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.truncated import Truncated, soft_length_penalty
 from verl_vcpo.loop.shares import InShares
 from verl_vcpo.report.run_log import mean_accuracy
+from verl_vcpo.report.trajectory_metrics import of_truncated
 
 Row = dict[str, float]
 """One step, under the names of metrics.jsonl."""
@@ -77,7 +79,13 @@ class Simulator:
         """A batch for the queue, drawn by the policy as it is, which has `version`."""
         prompts, rollout = self.task.train.take(self.next_prompts()), self._config.actor_rollout_ref.rollout
         longest = self._config.data.max_response_length
-        self.queue.append(roll_out(self.policy, self.task, prompts, rollout.n, longest, version, self.generator))
+        batch = roll_out(self.policy, self.task, prompts, rollout.n, longest, version, self.generator)
+        settings = self._config["async"]
+        if settings.truncated == Truncated.PENALTY:
+            buffer = settings.overlong_buffer
+            for row, length in enumerate(batch.mask.sum(dim=1).tolist()):
+                batch.reward[row] += soft_length_penalty(length, longest, buffer.len, buffer.penalty_factor)
+        self.queue.append(batch)
 
     def accuracies(self) -> dict[str, float]:
         """Share of responses to each data source's held-out problems that solve them: `val_kwargs.n` per problem."""
@@ -156,15 +164,20 @@ class Simulator:
             "lag_max": float(lag),
             "response_length": batch.mask.sum(dim=-1).double().mean().item(),
             "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
+            **of_truncated(batch.truncated.tolist(), batch.reward.tolist()),
+            **{
+                f"actor/{name}": mean([update.parts[name] for update, _ in updates if name in update.parts])
+                for name in dict.fromkeys(name for update, _ in updates for name in update.parts)
+            },
         }
 
 
 def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:
     """The method that the configuration asks for; `policy` is the first one."""
-    settings = config.actor_rollout_ref.actor
+    settings, treatment = config.actor_rollout_ref.actor, Truncated(config["async"].truncated)
     if config.vcpo.enable:
         vcpo = VCPOSettings.of(config.vcpo)
-        return VCPOMethod(vcpo, settings)
+        return VCPOMethod(vcpo, settings, treatment)
     from verl.utils.config import omega_conf_to_dataclass
 
     actor = omega_conf_to_dataclass(settings)
@@ -174,4 +187,4 @@ def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod 
         from lab.simulator.actor_critic import ActorCritic
 
         return ActorCritic(actor, config, policy)
-    return LossMethod(actor, config.algorithm)
+    return LossMethod(actor, config.algorithm, treatment)

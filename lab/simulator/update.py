@@ -6,7 +6,7 @@ registries, called as verl's trainer calls them, among them those of `vcpo.stabi
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
+from verl_vcpo.common.truncated import Truncated, parts_of_update
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Update:
     squared_norm: Tensor | None = None
     """[B] ||g_i||^2, where they were needed."""
     estimate: Estimate | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    """Of truncated and of finished responses, under the names of metrics.jsonl."""
 
 
 _WORTH_A_PASS = 0.7
@@ -103,8 +106,8 @@ sum_i c_i g_i of [B] coefficients c."""
 class VCPOMethod:
     """As the patched Megatron actor does it: measure, estimate, step."""
 
-    def __init__(self, vcpo: VCPOConfig, actor: Any) -> None:
-        self._vcpo = vcpo
+    def __init__(self, vcpo: VCPOConfig, actor: Any, treatment: Truncated = Truncated.TRAIN) -> None:
+        self._vcpo, self._treatment = vcpo, treatment
         self._mode, self._factor = actor.loss_agg_mode, actor.loss_scale_factor
         self._freshest = FreshestEssRatio()
 
@@ -115,19 +118,22 @@ class VCPOMethod:
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
         measure = self._with_norms if self._vcpo.needs_gradient_norms else self._without_norms
         log_prob, norm, weighted = measure(policy, batch)
+        log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
+        masked = batch.truncated & (self._treatment is Truncated.MASK)
         step = estimate(
             self._vcpo,
-            sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask),
+            log_weight.masked_fill(batch.truncated & (self._treatment is Truncated.DROP), math.nan),
             batch.reward,
             batch.group,
             squared_norm=norm,
             length=batch.mask.sum(dim=-1),
             base_ess_ratio=self._freshest.value,
+            masked=masked,
         )
         self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
         return Update(
-            gradient=weighted(-step.coefficient) if usable else None,
+            gradient=weighted(-step.coefficient) if (step.usable & ~masked).any() else None,
             lr_multiplier=step.step_size_multiplier,
             log_prob=log_prob,
             ess_ratio=step.ess_ratio,
@@ -135,6 +141,7 @@ class VCPOMethod:
             kl=kl(log_prob, batch),
             squared_norm=norm,
             estimate=step,
+            parts=parts_of_update(step, batch.truncated, norm),
         )
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
@@ -188,34 +195,37 @@ class LossMethod:
     Args:
         actor: verl's ActorConfig.
         algorithm: the `algorithm` settings.
+        treatment: of truncated responses.
     """
 
-    def __init__(self, actor: Any, algorithm: DictConfig) -> None:
+    def __init__(self, actor: Any, algorithm: DictConfig, treatment: Truncated = Truncated.TRAIN) -> None:
         from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
         import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
-        self._actor, self._algorithm = actor, algorithm
+        self._actor, self._algorithm, self._treatment = actor, algorithm, treatment
         self._loss = get_policy_loss_fn(actor.policy_loss.loss_mode)
         self._advantages = get_adv_estimator_fn(algorithm.adv_estimator)
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """What verl's trainer computes before the mini-batches: `old_log_probs`, `advantages`, maybe weights."""
         correction = self._algorithm.rollout_correction
-        fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": batch.mask}
+        left_out, compared = batch.left_out(self._treatment)
+        mask = batch.mask & ~left_out[:, None]
+        fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": mask, "left_out": left_out}
         extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
                 every = node_log_probs(policy, batch.tree)
             fields["old_log_probs"] = of_tokens(every, batch.tree, batch.response)
-            fields |= self._correct(fields["old_log_probs"], batch)
+            fields |= self._correct(fields["old_log_probs"], batch, mask)
             if self._actor.calculate_sum_pi_squared:
                 extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)[batch.tree.parent[0]]  # [B, T]
                 extra["rollout_is_weights"] = fields.get("rollout_is_weights")
         fields["advantages"] = self._advantages(
             token_level_rewards=token_rewards(batch),
-            response_mask=batch.mask.float(),
-            index=np.array([str(group) for group in batch.group.tolist()]),
+            response_mask=mask.float(),
+            index=np.array(compared),
             **self._estimator_arguments(fields["old_log_probs"], extra),
         )[0].float()
         return fields
@@ -225,7 +235,7 @@ class LossMethod:
             return {"norm_adv_by_std_in_grpo": self._algorithm.norm_adv_by_std_in_grpo}
         return {"old_log_probs": old_log_prob, **extra} if extra else {}
 
-    def _correct(self, old_log_prob: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def _correct(self, old_log_prob: Tensor, batch: Batch, response_mask: Tensor) -> dict[str, Tensor]:
         """verl's correction between sampler and `old_log_prob` (its decoupled mode)."""
         from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
@@ -234,7 +244,7 @@ class LossMethod:
         weights, mask, _ = compute_rollout_correction_and_rejection_mask(
             old_log_prob=old_log_prob,
             rollout_log_prob=batch.rollout_log_prob,
-            response_mask=batch.mask,
+            response_mask=response_mask,
             rollout_rs=settings["rollout_rs"],
             rollout_rs_threshold=settings["rollout_rs_threshold"],
             **{name: settings[name] for name in names},
@@ -246,28 +256,30 @@ class LossMethod:
         rows = torch.ones(len(batch), dtype=torch.bool)
         if self._actor.policy_loss.loss_mode not in _REGRESSIONS:
             rows = fields["advantages"].any(dim=-1)
-        log_prob = log_probs_of(policy, batch, rows)
+        log_prob, trained = log_probs_of(policy, batch, rows), ~fields["left_out"]
         self._actor.global_batch_info.update(
             dp_size=1,
-            batch_num_tokens=batch.mask.sum().item(),
+            batch_num_tokens=batch.mask[trained].sum().item(),
             global_batch_size=len(batch),
             loss_scale_factor=self._actor.loss_scale_factor,
         )
-        loss, _ = self._loss(
-            old_log_prob=fields["old_log_probs"],
-            log_prob=log_prob,
-            advantages=fields["advantages"],
-            response_mask=fields["response_mask"],
-            loss_agg_mode=self._actor.loss_agg_mode,
-            config=self._actor,
-            rollout_is_weights=fields.get("rollout_is_weights"),
-        )
+        loss = torch.zeros(())
+        if trained.any():  # verl's losses refuse a batch without a token
+            loss, _ = self._loss(
+                old_log_prob=fields["old_log_probs"],
+                log_prob=log_prob,
+                advantages=fields["advantages"],
+                response_mask=fields["response_mask"],
+                loss_agg_mode=self._actor.loss_agg_mode,
+                config=self._actor,
+                rollout_is_weights=fields.get("rollout_is_weights"),
+            )
         gradient, log_prob = _gradient(loss, policy), log_prob.detach()
         return Update(
             gradient=gradient,
             lr_multiplier=1.0,
             log_prob=log_prob,
-            ess_ratio=ess_ratio(sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)),
+            ess_ratio=ess_ratio(sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)[trained]),
             baseline=math.nan,
             kl=kl(log_prob, batch),
         )

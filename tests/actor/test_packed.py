@@ -308,6 +308,7 @@ def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[
             tokens=ones.double(),
             length=ones.long() * length,
             usable=ones.bool(),
+            masked=~ones.bool(),
             rank=torch.tensor(rank_of_row),
             mine=slice(rank * size, (rank + 1) * size),
         )

@@ -28,6 +28,7 @@ def groups(number: int, size: int, shortest: int, longest: int, across: bool = F
         tokens=ones.double(),
         length=torch.randint(shortest, longest + 1, (n,), generator=torch.Generator().manual_seed(0)),
         usable=ones.bool(),
+        masked=~ones.bool(),
         rank=torch.arange(n) // (n // ranks),
         mine=slice(0, n // ranks),
     )

@@ -19,6 +19,7 @@ from verl.utils import tensordict_utils as tu
 from tests.reliability.memory_queue import MemoryQueue
 from verl_vcpo.common import stored_tags
 from verl_vcpo.common.data_rows import row_number
+from verl_vcpo.common.truncated import soft_length_penalty
 from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.samplers import agent_loop
 from verl_vcpo.samplers.admission import AdmissionGate
@@ -33,7 +34,8 @@ def worker_of(places: int, samples: int = 1) -> LagKAgentLoopWorker:
     worker = object.__new__(LagKAgentLoopWorker)
     rollout = SimpleNamespace(n=samples, val_kwargs=SimpleNamespace(n=1))
     worker.config = DictConfig(
-        {"async": {"deterministic": False, "trajectory_timeout_s": 3600}}, flags={"allow_objects": True}
+        {"async": {"deterministic": False, "trajectory_timeout_s": 3600, "truncated": "train"}},
+        flags={"allow_objects": True},
     )
     worker.config.actor_rollout_ref = {"rollout": rollout}
     worker._loops, worker._held, worker._stopped, worker.background_tasks = AdmissionGate(places), {}, {}, set()
@@ -86,6 +88,54 @@ def test_a_reward_of_no_function_is_finite_too(
     for said in reasons:
         assert f"the reward of this run returned {reason}, on row 7 of 'toy'" in said
         assert "starts with 'token [2]'" in said and "(the prompt: '1 + 1?')" in said
+
+
+@pytest.mark.parametrize(
+    ("response", "own", "truncated"),
+    [
+        *[([5, 9], None, False), ([5] * 8, None, True), ([*[5] * 7, 9], None, False), ([*[5] * 7, 4], None, False)],
+        *[([5, 9], True, True), ([5] * 8, False, True)],
+    ],
+)
+@pytest.mark.parametrize("treatment", ["train", "mask", "drop", "penalty"])
+def test_truncated_responses_are_marked_and_long_ones_lose_reward(
+    monkeypatch: pytest.MonkeyPatch, treatment: str, response: list[int], own: bool | None, truncated: bool
+) -> None:
+    """At most 8 tokens, of which the last 4 cost; 9 and 4 are end tokens."""
+    stored: list[dict[str, Any]] = []
+    tags: dict[str, Any] = {}
+
+    async def put(keys: list[str], partition_id: str, tags: list[dict[str, Any]], into: Any = tags) -> None:
+        into.update(zip(keys, tags, strict=True))
+
+    async def store(self: Any, outputs: list[AgentLoopOutput], validate: bool, **kwargs: Any) -> None:
+        await self._compute_score(outputs, kwargs)
+        stored.append(outputs[-1].extra_fields | {"score": outputs[-1].reward_score})
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put)
+    monkeypatch.setattr(VERLS_WORKER, "_agent_loop_postprocess", store)
+    worker = worker_of(1)
+    worker.config["async"].update(truncated=treatment, overlong_buffer={"len": 4, "penalty_factor": 2.0})
+    worker.reward_loop_worker_handles = None
+    worker.tokenizer, worker.rollout_config = SimpleNamespace(eos_token_id=9), SimpleNamespace(response_length=8)
+    worker.model_config = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[9, 4]))
+    for validate in (False, True):
+        extra = {} if own is None else {"truncated": own}
+        output = AgentLoopOutput(
+            prompt_ids=[1], response_ids=response, response_mask=[1] * len(response), reward_score=1.0,
+            metrics=AgentLoopMetrics(), extra_fields=extra,
+        )  # fmt: skip
+        asyncio.run(worker._agent_loop_postprocess([output], validate, uid="u", session_id=3))
+    penalty = 2.0 if treatment == "penalty" and len(response) == 8 else 0.0
+    assert [(of["truncated"], of["score"]) for of in stored] == [(truncated, 1.0 - penalty), (None, 1.0)]
+    assert stored[0][agent_loop.RAW_REWARD] == 1.0 - penalty
+    assert tags == ({"u_3_0": {"truncated": treatment}} if truncated and treatment in ("mask", "drop") else {})
+
+
+def test_the_penalty_is_daposs_line() -> None:
+    """Equation (13) of arXiv 2503.14476."""
+    penalties = [soft_length_penalty(length, 20, 8, 1.0) for length in (1, 12, 13, 16, 20)]
+    assert penalties == [0, 0, -1 / 8, -4 / 8, -1]
 
 
 @pytest.mark.usefixtures("stored")

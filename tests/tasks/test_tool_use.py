@@ -227,17 +227,19 @@ def test_an_answer_ends_the_trajectory(runner: Runner) -> None:
     output = runner.run(("\\boxed{42}\n" + CODE, 1))
     counts = output.extra_fields["tool_use"]
     assert (counts["calls"], counts["void_trajectories"]) == (0, 0)
+    assert output.extra_fields["truncated"] is False
 
 
 def test_limits(tokenizer: Any, sandbox_url: str) -> None:
     output = Runner(tokenizer, sandbox_url, max_turns=2).run((CODE, 1), (CODE, 1))
     assert output.extra_fields["tool_use"]["calls"] == 1, "nobody would read the last turn's result"
-    assert output.response_mask[-1] == 1
+    assert output.response_mask[-1] == 1 and output.extra_fields["truncated"]
     output = Runner(tokenizer, sandbox_url, max_time_s=1e-9).run((CODE, 1))
-    assert output.extra_fields["tool_use"]["calls"] == 0
+    assert output.extra_fields["tool_use"]["calls"] == 0 and output.extra_fields["truncated"]
     length = len(tokenizer.encode(CODE)) + 3
     output = Runner(tokenizer, sandbox_url, response_length=length).run((CODE, 1))
     assert len(output.response_ids) <= length and all(output.response_mask), "the observation does not fit"
+    assert output.extra_fields["truncated"]
     output = Runner(tokenizer, sandbox_url, response_length=4).run((CODE, 1))
     assert output.extra_fields["tool_use"]["void_trajectories"] == 1, "cut before the block was complete"
 

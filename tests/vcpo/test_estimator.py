@@ -126,6 +126,22 @@ def test_nothing_usable_gives_zero_coefficients_and_the_smallest_step() -> None:
     assert result.step_size_multiplier == 0.0
 
 
+@pytest.mark.parametrize("form", [{}, {"opob_scope": "minibatch"}, {"baseline": "mean"}], ids=str)
+def test_masked_sequences_count_in_baselines_and_in_b_but_neither_in_the_update_nor_in_rho(form: dict) -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    masked = torch.arange(len(reward)) % 3 == 1
+    config = VCPOConfig(**form)
+    every = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm, masked=masked)
+    assert result.baseline.equal(every.baseline) and result.weight.equal(every.weight) and result.usable.all()
+    assert result.coefficient.equal(torch.where(masked, 0.0, every.coefficient)) and every.coefficient[masked].any()
+    w = log_weight[~masked].exp()
+    assert result.ess_ratio == pytest.approx((w.sum().square() / w.square().sum() / len(w)).item())
+    assert result.step_size_multiplier == pytest.approx(result.ess_ratio**0.5)
+    nothing = estimate(config, log_weight, reward, group, squared_norm=squared_norm, masked=masked | True)
+    assert not nothing.coefficient.any() and nothing.ess_ratio == nothing.step_size_multiplier == 0
+
+
 def test_equal_rewards_and_zero_norms_give_finite_zeros() -> None:
     group = torch.tensor([0, 0, 1, 1])
     reward = torch.tensor([1.0, 1.0, 0.0, 1.0])

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.settings.effects import vcpo_of
 from recipe.fully_async_policy.settings.errors import all_that_is_wrong, choices, wrong
+from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.checkpoint import NAME
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -78,6 +79,17 @@ def _vcpos_update(config: DictConfig) -> Found:
         yield f"{_ROLLOUT}.n", f"{words}; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         yield "algorithm.use_kl_in_reward", "VCPO's update uses raw rewards; set it to false, or another method"
+
+
+def _truncated(config: DictConfig) -> Found:
+    """A treatment of truncated responses that lacks a setting, or that the method's critic cannot have."""
+    treatment, buffer = Truncated(config["async"].truncated), config["async"].overlong_buffer.len
+    longest = config.data.max_response_length
+    if treatment is Truncated.PENALTY and not 0 < (buffer or 0) <= longest:
+        words = f"needs async.overlong_buffer.len, a number of tokens up to data.max_response_length={longest}"
+        yield "async.truncated", words
+    if treatment.leaves_out and config.critic.enable:
+        yield "async.truncated", "a critic's loss divides by the tokens left, which may be none; use train or penalty"
 
 
 def _samplers(config: DictConfig) -> Found:
@@ -209,4 +221,4 @@ def _batches(config: DictConfig, ranks: int) -> Found:
         yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{words} pipeline_model_parallel_size={stages}"
 
 
-_CHECKS = (_shares, _samplers, _vcpos_update, lengths, _schedule, _attention, _estimator, _layout)
+_CHECKS = (_shares, _truncated, _samplers, _vcpos_update, lengths, _schedule, _attention, _estimator, _layout)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.truncated import Truncated
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
@@ -149,6 +150,11 @@ RULES: tuple[Rule, ...] = (
         ("critic",),
         lambda config: _updates_by_loss(config) and config.critic.enable and config.algorithm.adv_estimator == "gae",
         "this method has no critic; method=a2c has one",
+    ),
+    Rule(
+        ("async.overlong_buffer",),
+        lambda config: config["async"].truncated == Truncated.PENALTY,
+        "only async.truncated=penalty reads it",
     ),
     Rule(
         ("vcpo.norms.tokens",),

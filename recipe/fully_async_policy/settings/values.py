@@ -17,6 +17,7 @@ from recipe.fully_async_policy.settings.errors import (
     wrong,
 )
 from verl_vcpo.actor.own_loss import is_own
+from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
 
@@ -99,6 +100,9 @@ TYPES: dict[str, Any] = {
     # the lag-k trainer
     "async.lag": _a(float, "give a number of policy updates, 0 (synchronous) or more", ge=0),
     "async.on_deadline": _one_of(*OnDeadline),
+    "async.truncated": _one_of(*Truncated),
+    "async.overlong_buffer.len": _or_null(_COUNT),
+    "async.overlong_buffer.penalty_factor": _NOT_NEGATIVE,
     "async.kv_cache": _one_of(*KVCache),
     **_each(_SECONDS, "async", "sampler_timeout_s weight_update_timeout_s reward_timeout_s"),
     **_each(_SECONDS, "async", "tool_timeout_s trajectory_timeout_s"),

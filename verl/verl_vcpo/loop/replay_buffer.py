@@ -14,8 +14,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.data_rows import DataRow, data_row, in_order
 from verl_vcpo.common.stored_tags import Failure, PromptTags, Tag, prompt_of, sessions_of, trajectories_of
+from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import withheld_prompts
 from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
+from verl_vcpo.loop.left_out import groups_without_signal
 
 _POLL_S = 0.05  # the shortest time between two looks for finished prompts
 _REST = 4  # after a poll that took t seconds, wait at least 4 t
@@ -231,6 +233,18 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self._reissued.update(late)
             self._counts["reissued_prompts"] += len(late)
             self.reissue_fn(late, partition_id)
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """Filter groups as verl does, without the rewards of dropped samples; also those with nothing to train on."""
+        tags, finished = self.partitions[partition_id], self.finished_keys[partition_id]
+        nothing = groups_without_signal(tags) & finished
+        self.partitions[partition_id] = {key: tag for key, tag in tags.items() if tag.get(TRUNCATED) != Truncated.DROP}
+        self.finished_keys[partition_id] = finished - nothing
+        try:
+            filtered, counts = super()._dapo_filtered_keys(partition_id)
+        finally:
+            self.partitions[partition_id], self.finished_keys[partition_id] = tags, finished
+        return filtered | nothing, counts
 
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str

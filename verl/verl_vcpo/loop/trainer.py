@@ -37,9 +37,11 @@ from verl_vcpo.actor.norms.settings import in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common import console
 from verl_vcpo.common.run_id import run_in
+from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import checkpoint, withheld_prompts
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.long_work import tell_of_long_work, telling
 from verl_vcpo.loop.prompt_groups import keep_groups_whole
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
@@ -248,6 +250,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         keep_groups_whole(batch, actor.ppo_mini_batch_size * rollout.n, ranks)
+        # VCPO's engine itself leaves the masked ones out: their weights and norms are parts of baselines.
+        treatment, by_verl = self.config["async"].truncated, not self.config.vcpo.enable
+        if treatment == Truncated.DROP or (treatment == Truncated.MASK and by_verl):
+            leave_out(batch, by_verl)
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -268,6 +274,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))
         # With vcpo.base_ess_ratio=auto the engine takes the base ratio from the batches with the smallest lag.
         batch.extra_info["lag"] = self.global_steps - 1 - oldest
+        batch.extra_info[TRUNCATED] = self.config["async"].truncated
         return super()._update_actor(batch, metrics)
 
     def _save_checkpoint(self) -> None:
@@ -341,7 +348,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         """Add our metrics to `metrics`; return them with the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
-        metrics |= trajectory_metrics(stored)
+        metrics |= trajectory_metrics(stored, self.config["async"].truncated)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
 

@@ -20,6 +20,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.common.data_rows import row_number
 from verl_vcpo.common.stored_tags import Failure, clear_trajectories, sessions_of, tags_of
+from verl_vcpo.common.truncated import TRUNCATED, Truncated, soft_length_penalty
 from verl_vcpo.report.trajectory_metrics import RAW_REWARD
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.samplers.agent_loop_class import make_without_copies
@@ -130,9 +131,34 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         finally:
             _places.get().give_back()
 
+    async def _agent_loop_postprocess(
+        self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
+    ) -> None:
+        """Store what an agent loop returned, marked if one of its responses is truncated; a validation has no marks."""
+        outputs = output if isinstance(output, list) else [output]
+        truncated = any(one.extra_fields.get(TRUNCATED) or self._fills_limit(one) for one in outputs)
+        for one in outputs:
+            one.extra_fields[TRUNCATED] = None if validate else truncated
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+        treatment = Truncated(self.config["async"].truncated)
+        if truncated and not validate and treatment.leaves_out:
+            keys = [f"{kwargs['uid']}_{kwargs['session_id']}_{index}" for index in range(len(outputs))]
+            await tq.async_kv_batch_put(
+                keys=keys, partition_id="train", tags=[{TRUNCATED: str(treatment)} for _ in keys]
+            )
+
+    def _fills_limit(self, output: AgentLoopOutput) -> bool:
+        """Return True for a response as long as the limit whose last token is no end token."""
+        tokens, of_model = output.response_ids, getattr(self.model_config.generation_config, "eos_token_id", None)
+        ends = of_model if isinstance(of_model, list) else [of_model]
+        return len(tokens) >= self.rollout_config.response_length and (
+            tokens[-1] not in [self.tokenizer.eos_token_id, *ends]
+        )
+
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
         await super()._compute_score(outputs, kwargs)
         self._check_score(outputs[-1], kwargs)
+        self._penalize_length(outputs[-1])
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
             output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
@@ -146,6 +172,13 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         except UserCodeError as error:
             response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
+
+    def _penalize_length(self, output: AgentLoopOutput) -> None:
+        settings, in_training = self.config["async"], output.extra_fields.get(TRUNCATED) is not None
+        if settings.truncated == Truncated.PENALTY and in_training and output.reward_score is not None:
+            limit, buffer = self.rollout_config.response_length, settings.overlong_buffer
+            length = len(output.response_ids)
+            output.reward_score += soft_length_penalty(length, limit, buffer.len, buffer.penalty_factor)
 
     async def answer(self) -> None:
         """Return nothing: an answer at all says that no tool and no agent loop blocks the worker."""
