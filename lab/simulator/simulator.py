@@ -82,9 +82,9 @@ class Simulator:
         batch = roll_out(self.policy, self.task, prompts, rollout.n, longest, version, self.generator)
         settings = self._config["async"]
         if settings.truncated == Truncated.PENALTY:
-            buffer = settings.overlong_buffer
+            penalty = longest, settings.overlong_buffer_len, settings.overlong_penalty_factor
             for row, length in enumerate(batch.mask.sum(dim=1).tolist()):
-                batch.reward[row] += soft_length_penalty(length, longest, buffer.len, buffer.penalty_factor)
+                batch.reward[row] += soft_length_penalty(length, *penalty)
         self.queue.append(batch)
 
     def accuracies(self) -> dict[str, float]:

@@ -115,7 +115,7 @@ def test_truncated_responses_are_marked_and_long_ones_lose_reward(
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put)
     monkeypatch.setattr(VERLS_WORKER, "_agent_loop_postprocess", store)
     worker = worker_of(1)
-    worker.config["async"].update(truncated=treatment, overlong_buffer={"len": 4, "penalty_factor": 2.0})
+    worker.config["async"].update(truncated=treatment, overlong_buffer_len=4, overlong_penalty_factor=2.0)
     worker.reward_loop_worker_handles = None
     worker.tokenizer, worker.rollout_config = SimpleNamespace(eos_token_id=9), SimpleNamespace(response_length=8)
     worker.model_config = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[9, 4]))

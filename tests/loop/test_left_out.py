@@ -12,7 +12,6 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl.utils import tensordict_utils as tu
 
-from tests.reliability.memory_queue import MemoryQueue
 from verl_vcpo.loop.left_out import groups_without_signal, leave_out
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
 
@@ -34,30 +33,26 @@ def tags_of(treatment: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def stored(treatment: str) -> tuple[KVBatchMeta, MemoryQueue]:
+Rows = dict[str, dict[str, Any]]
+
+
+def stored(treatment: str) -> tuple[KVBatchMeta, Rows]:
+    """A batch, and the fields of its trajectories in TransferQueue."""
     tags = tags_of(treatment)
     tags["pad0_0_0"] = {"response_len": 1, "truncated": treatment, "is_padding": True}  # verl copies a real one's tag
-    ones = [torch.ones(tag["response_len"], dtype=torch.int64) for tag in tags.values()]
-    data = TensorDict(
-        {name: tu.nested_tensor_from_tensor_list(ones) for name in ("response_mask", "loss_mask")},
-        batch_size=len(tags),
-    )
-    tu.assign_non_tensor_stack(data, "uid", [key.split("_")[0] for key in tags])
-    queue = MemoryQueue()
-    for i, (key, tag) in enumerate(tags.items()):
-        queue.kv_batch_put([key], "train", tu.index_select_tensor_dict(data, [i]), [tag])
-    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id="train"), queue
+    rows: Rows = {}
+    for key, tag in tags.items():
+        ones = torch.ones(tag["response_len"], dtype=torch.int64)
+        rows[key] = {"uid": key.split("_")[0], "response_mask": ones, "loss_mask": ones}
+    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id="train"), rows
 
 
-def put_over(queue: MemoryQueue, keys: list[str], partition_id: str, fields: TensorDict) -> None:
+def put_over(rows: Rows, keys: list[str], partition_id: str, fields: TensorDict) -> None:
     """As TransferQueue, which keeps the fields that are not given."""
+    columns = {name: tu.get(fields, name) for name in fields.keys()}  # noqa: SIM118  # of a TensorDict
     for i, key in enumerate(keys):
-        row = queue.kv_batch_get([key], partition_id)
-        mask = [fields[name].unbind()[i] for name in ("response_mask", "loss_mask")]
-        row["response_mask"], row["loss_mask"] = (tu.nested_tensor_from_tensor_list([m]) for m in mask)
-        if "uid" in fields:
-            tu.assign_non_tensor_stack(row, "uid", [str(tu.get(fields, "uid")[i])])
-        queue.kv_batch_put([key], partition_id, row)
+        for name, column in columns.items():
+            rows[key][name] = str(column[i]) if name == "uid" else column.unbind()[i]
 
 
 def grpo(rewards: list[float]) -> list[float]:
@@ -67,17 +62,17 @@ def grpo(rewards: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("treatment", ["mask", "drop"])
 def test_grpos_advantages_are_those_of_the_samples_that_count(monkeypatch: pytest.MonkeyPatch, treatment: str) -> None:
-    batch, queue = stored(treatment)
-    monkeypatch.setattr(tq, "kv_batch_put", partial(put_over, queue))
+    batch, stored_rows = stored(treatment)
+    monkeypatch.setattr(tq, "kv_batch_put", partial(put_over, stored_rows))
     leave_out(batch, by_verl=True)
-    data = queue.kv_batch_get(batch.keys, "train")
-    mask = data["response_mask"].to_padded_tensor(0)
-    assert mask.equal(data["loss_mask"].to_padded_tensor(0)) and mask[-1, 0] == 1, "padding is verl's"
+    *rows, padding = stored_rows.values()
+    mask = torch.stack([row["response_mask"] for row in rows])
+    assert mask.equal(torch.stack([row["loss_mask"] for row in rows])) and padding["response_mask"].all()
     rewards = [reward for of_prompt, _ in GROUPS.values() for reward in of_prompt]
     scores = torch.zeros(len(rewards), LENGTH)
     scores[:, -1] = torch.tensor(rewards)
-    uids = np.array(list(map(str, tu.get(data, "uid"))))[:-1]
-    advantage = compute_grpo_outcome_advantage(scores, mask[:-1].float(), uids)[0][:, 0]
+    uids = np.array([row["uid"] for row in rows])
+    advantage = compute_grpo_outcome_advantage(scores, mask.float(), uids)[0][:, 0]
 
     expected: list[float] = []
     for of_prompt, truncated in GROUPS.values():
@@ -86,7 +81,7 @@ def test_grpos_advantages_are_those_of_the_samples_that_count(monkeypatch: pytes
         values = dict(zip(compared, grpo([of_prompt[i] for i in compared]) if compared else [], strict=True))
         expected += [values.get(i, 0.0) if i in left else 0.0 for i in range(4)]
     assert advantage.tolist() == pytest.approx(expected, abs=1e-6)
-    masked = [i for i, row in enumerate(mask[:-1]) if not row.any()]
+    masked = [i for i, row in enumerate(mask) if not row.any()]
     alone = [4] if treatment == "drop" else []  # with verl's estimator its advantage would be its reward
     assert masked == sorted([3, 5, 6, 7, 12, 13, 14, 15, *alone])
 

@@ -11,7 +11,7 @@ from lab.simulator.simulator import Simulator
 from lab.simulator.update import LossMethod
 from verl_vcpo.common.truncated import Truncated
 
-PENALTY = ("async.truncated=penalty", "async.overlong_buffer.len=3", "async.overlong_buffer.penalty_factor=2")
+PENALTY = ("async.truncated=penalty", "async.overlong_buffer_len=3", "async.overlong_penalty_factor=2")
 
 
 def rows(overrides: list[str], *more: str) -> list[dict[str, float]]:

@@ -83,10 +83,10 @@ def _vcpos_update(config: DictConfig) -> Found:
 
 def _truncated(config: DictConfig) -> Found:
     """A treatment of truncated responses that lacks a setting, or that the method's critic cannot have."""
-    treatment, buffer = Truncated(config["async"].truncated), config["async"].overlong_buffer.len
+    treatment, buffer = Truncated(config["async"].truncated), config["async"].overlong_buffer_len
     longest = config.data.max_response_length
     if treatment is Truncated.PENALTY and not 0 < (buffer or 0) <= longest:
-        words = f"needs async.overlong_buffer.len, a number of tokens up to data.max_response_length={longest}"
+        words = f"needs async.overlong_buffer_len, a number of tokens up to data.max_response_length={longest}"
         yield "async.truncated", words
     if treatment.leaves_out and config.critic.enable:
         yield "async.truncated", "a critic's loss divides by the tokens left, which may be none; use train or penalty"

@@ -152,7 +152,7 @@ RULES: tuple[Rule, ...] = (
         "this method has no critic; method=a2c has one",
     ),
     Rule(
-        ("async.overlong_buffer",),
+        ("async.overlong_buffer_len", "async.overlong_penalty_factor"),
         lambda config: config["async"].truncated == Truncated.PENALTY,
         "only async.truncated=penalty reads it",
     ),

@@ -15,16 +15,13 @@ SHARE = "vcpo/truncated/share"
 
 
 class Truncated(StrEnum):
-    """The treatment of truncated responses."""
+    """The treatment of truncated responses: that of all others; no part in the loss; nor in their prompt's baseline; a
+    penalty in the rewards of all long responses."""
 
     TRAIN = "train"
-    """That of all others."""
     MASK = "mask"
-    """No part in the loss, but in the baseline of their prompt."""
     DROP = "drop"
-    """No part in the loss, nor in the baseline."""
     PENALTY = "penalty"
-    """A part in both; the rewards of long responses, truncated or not, have a penalty."""
 
     @property
     def leaves_out(self) -> bool:

@@ -176,9 +176,10 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     def _penalize_length(self, output: AgentLoopOutput) -> None:
         settings, in_training = self.config["async"], output.extra_fields.get(TRUNCATED) is not None
         if settings.truncated == Truncated.PENALTY and in_training and output.reward_score is not None:
-            limit, buffer = self.rollout_config.response_length, settings.overlong_buffer
-            length = len(output.response_ids)
-            output.reward_score += soft_length_penalty(length, limit, buffer.len, buffer.penalty_factor)
+            penalty = settings.overlong_buffer_len, settings.overlong_penalty_factor
+            output.reward_score += soft_length_penalty(
+                len(output.response_ids), self.rollout_config.response_length, *penalty
+            )
 
     async def answer(self) -> None:
         """Return nothing: an answer at all says that no tool and no agent loop blocks the worker."""
