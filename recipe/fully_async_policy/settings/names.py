@@ -266,6 +266,8 @@ def unknown(name: str, base: DictConfig) -> str:
     lasts: dict[str, list[str]] = {}
     for known in names:
         lasts.setdefault(known.rpartition(".")[2], []).append(known)
+    beside = closest(last, [known.rpartition(".")[2] for known in names if known.rpartition(".")[0] == above], 0.75)
+    below += [f"{above}.{beside}".lstrip(".")] if beside else []
     last = closest(wanted.rpartition(".")[2], lasts, 0.8) or ""  # the section is wrong, or the last part misspelt
     near = next(iter(below), None) or closest(wanted, lasts.get(last, []), 0.0) or closest(wanted, names)
     fix = f"did you mean {near}?" if near else "--print-config prints all settings"
