@@ -44,8 +44,8 @@ def parts_of_update(step: Estimate, truncated: Tensor, squared_norm: Tensor | No
         truncated: [B] bool.
         squared_norm: [B] ||g_i||^2, or None.
     """
-    kinds = {"truncated": step.usable & truncated, "finished": step.usable & ~truncated}
-    parts = {f"vcpo/{kind}/weight": step.weight[rows].mean().item() for kind, rows in kinds.items() if rows.any()}
+    kinds = {"vcpo/truncated/weight": step.usable & truncated, "vcpo/finished/weight": step.usable & ~truncated}
+    parts = {name: step.weight[rows].mean().item() for name, rows in kinds.items() if rows.any()}
     if squared_norm is not None:
         size = torch.where(step.usable, step.coefficient.abs() * squared_norm.sqrt(), 0.0)
         parts["vcpo/truncated/gradient_share"] = (size[truncated].sum() / (size.sum() or 1.0)).item()

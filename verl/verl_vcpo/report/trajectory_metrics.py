@@ -59,10 +59,10 @@ def of_truncated(marks: Sequence[bool], rewards: Sequence[float | None]) -> dict
         rewards: the reward of each; None where it is not known.
     """
     metrics = {SHARE: sum(marks) / len(marks)} if marks else {}
-    for kind, wanted in (("truncated", True), ("finished", False)):
+    for name, wanted in (("vcpo/truncated/reward", True), ("vcpo/finished/reward", False)):
         known = [r for r, mark in zip(rewards, marks, strict=True) if r is not None and mark is wanted]
         if known:
-            metrics[f"vcpo/{kind}/reward"] = sum(known) / len(known)
+            metrics[name] = sum(known) / len(known)
     return metrics
 
 
