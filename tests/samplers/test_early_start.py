@@ -1,6 +1,7 @@
 """Samplers that start in a thread: when, and what verl's trainer gets of them."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -113,7 +114,8 @@ async def _two_that_end_later() -> None:
         try:
             await asyncio.sleep(3600)
         finally:
-            await asyncio.sleep(0.01)
+            with contextlib.suppress(asyncio.CancelledError):  # the end of the event loop cancels again
+                await asyncio.sleep(0.01)
             if fails:
                 raise ValueError("the sampler has gone")
 
