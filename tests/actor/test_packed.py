@@ -339,6 +339,8 @@ def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"gradients"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
     assert passes == [[[[0, 2], [0, 1]], [[1, 3], [2, 3]]]] * 2, "both ranks know both ranks' rows"
+    of_three = prompts([0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2])
+    assert {what_to_keep(config, p, interleaved=False) for p in of_three} == {"gradients"}
 
 
 def test_groups_that_share_a_pass_of_gradients() -> None:

@@ -12,7 +12,7 @@ from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
 from verl_vcpo.actor.norms.plan import Experts, Parts, choose
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsKeep
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 SMALL = Parts(trained=10_000_000)
@@ -70,10 +70,14 @@ def test_passes_of_several_groups() -> None:
     seen = groups(16, 4, 64, 256)
     lengths = [sum(seen.length[rows].tolist()) for (rows,) in chosen(seen)[1]]
     assert 2048 < max(lengths) <= 4096
+    assert max(sum(seen.length[rows].tolist()) for (rows,) in chosen(seen, norms=dict(tokens=2000))[1]) <= 2000
     numbers = SECOND_BUFFERS_BYTES // 4 // 3
     large = Parts(trained=numbers)
     assert (large.second_buffers, Parts(trained=4 * numbers).second_buffers) == (3, 1)
     assert max(len(rows) for (rows,) in chosen(seen, large)[1]) <= 3 * 4
+    of_experts = VCPOSettings(norms=NormsConfig(keep=NormsKeep.GRADIENTS))
+    _, passes = choose(of_experts, seen, False, 8192, Experts.OWN, SMALL)
+    assert {len(rows) for (rows,) in passes} == {4}
 
 
 def test_the_parts_of_an_engine(make_engine: Callable[..., Any]) -> None:

@@ -81,23 +81,23 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
         unknown = {j: LOST / (norm[j] ** 2 + LOST) * abs(float(values[1][j] - step.baseline[j])) for j in mine}
         of_baseline = sum(share[j] * unknown[j] for j in mine) / sum(share.values())
         doubt += of_baseline * float(scale[i]) * (norm[i] ** 2 + LOST) ** 0.5
-    assert found.cancellation == pytest.approx((errors / left) ** 0.5, rel=1e-9)
-    assert found.underflow == pytest.approx(doubt / left**0.5, rel=1e-9)
+    assert found.cancellation == pytest.approx((errors / left) ** 0.5, rel=1e-9, abs=0)
+    assert found.underflow == pytest.approx(doubt / left**0.5, rel=1e-9, abs=0)
     assert (found.underflow > 1e-3) == (log_weight < 0)
 
 
 def test_what_has_no_prediction() -> None:
-    """Without norms, or without a usable sequence, nothing is lost; where nothing is left, everything."""
-    config, two = VCPOSettings(), torch.zeros(2, dtype=torch.float64)
+    """Without norms, a usable sequence or a scale nothing is lost; where nothing is left, everything."""
+    config, two = VCPOSettings(opob_scope="minibatch"), torch.zeros(2, dtype=torch.float64)  # type: ignore[arg-type]  # a string is one
 
-    def of(reward: list[float], norm: float | None, log_weight: float = 0.0) -> tuple[float, float]:
+    def of(reward: list[float], norm: float | None, log_weight: float = 0.0, scale: float = 1.0) -> tuple[float, float]:
         squared = None if norm is None else two + norm
         rewards = torch.tensor(reward, dtype=torch.float64)
         batch = MiniBatch(two + log_weight, rewards, two.long(), two, two, two.bool(), two.bool(), squared, slice(0, 2))
         step = estimate(config, two + log_weight, rewards, two.long(), squared_norm=two + (norm or 0.0))
-        found = predicted_rounding(config, batch, step, two + 0.5, two + 1, TwoSums(SINGLE, SINGLE))
+        found = predicted_rounding(config, batch, step, two + 0.5, two + scale, TwoSums(SINGLE, SINGLE))
         return found.cancellation, found.underflow
 
-    assert of([0.0, 1.0], None) == of([0.0, 1.0], 1.0, math.nan) == (0.0, 0.0)
+    assert of([0.0, 1.0], None) == of([0.0, 1.0], 1.0, math.nan) == of([0.0, 1.0], 1.0, scale=0.0) == (0.0, 0.0)
     assert of([0.5, 0.5], 1.0) == (0.0, 0.0), "all sums are 0"
     assert of([1.0, 1.0], 1.0)[0] == math.inf
