@@ -9,7 +9,6 @@ In both cases no prefix that old weights have computed is reused for another req
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from verl_vcpo.common.run_folder import socket_folder
 from verl_vcpo.samplers.admission import most_calls
 from verl_vcpo.samplers.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -68,7 +66,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         self._on_their_way: set[str] = set()
         self._without_token: set[str] = set()
         self._meter = SamplerMeter()
-        os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # for the sockets between vLLM's processes
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
         self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
