@@ -404,6 +404,18 @@ def test_micro_batches_by_tokens_need_sequences_on_every_rank() -> None:
     assert passes(20) == everything, "three micro-batches, and one sequence on a rank"
     assert passes(None, Experts.OWN) == passes(None)
     assert passes(None, Experts.SHARED) == everything, "ranks whose experts are shared need as many micro-batches"
+    (alike, _) = prompts([0] * 2 + [1] * 2, [0, 1, 0, 1])
+    one_by_one = plan_passes(config, NormsKeep.ACTIVATIONS, alike, False, None, Experts.SHARED)
+    assert one_by_one == [[[0], [0]], [[1], [1]]]
+
+    # in the middle two groups on one rank each, then the last on one rank
+    alone = (
+        prompts([0] * 4 + [1] * 4, [0, 1, 1, 3, 0, 2, 2, 3]),
+        prompts([0] * 6 + [1] * 6, [0, 0, 1, 1, 2, 2, 0, 1, 2, 3, 3, 3]),
+    )
+    middle, last = (plan_passes(config, NormsKeep.ACTIVATIONS, of_ranks[0], False) for of_ranks in alone)
+    assert middle == [[[0], [0]], [[1, 2], [1, 2]], [[3], [3]]]
+    assert last == [[[0, 1], [0]], [[2, 3], [1]], [[4, 5], [2, 3, 4, 5]]]
 
     uneven = prompts([0] * 4 + [1] * 4, [0, 0, 0, 1, 2, 3, 3, 3])
     kept = {most: {what_to_keep(VCPOSettings(), p, False, most) for p in uneven} for most in (None, 30, 20)}
