@@ -42,7 +42,7 @@ class Chunk(torch.nn.Module):
         self.weight, self.bias = parameter(torch.zeros(2, 2)), parameter(torch.zeros(1))
         self.expert = parameter(torch.zeros(1), allreduce=False)
         self.config = SimpleNamespace(**SETTINGS, **{EXPERT_BIAS: True})
-        self.buffers = [SimpleNamespace(grad_data="dense")]  # type: ignore[assignment]  # as Megatron's chunks
+        self.buffers = [SimpleNamespace(grad_data="dense")]
         self.expert_parallel_buffers = [SimpleNamespace(grad_data="expert")]
         self.in_block = False
 

@@ -65,12 +65,12 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
     errors, left, doubt = 0.0, 0.0, 0.0
     for i in step.usable.nonzero().flatten().tolist():
         mine = [j for j in range(B) if step.usable[j] and (minibatch or group[j] == group[i])]
-        norm = [float(batch.squared_norm[j]) ** 0.5 * math.exp(used[j]) for j in range(B)]  # type: ignore[index]  # given
+        norm = [float(batch.squared_norm[j]) ** 0.5 * math.exp(used[j]) for j in range(B)]
         in_second = (len(mine) / 4) ** 0.5
         in_main = (3 * len(mine) / 4) ** 0.5
         of_main, of_second = abs(values[1][i] - common[i]), abs(step.baseline[i] - common[i])
         errors += (EPS[SINGLE] * float(scale[i]) * norm[i] * float(in_main * of_main + in_second * of_second)) ** 2
-        left += float(step.coefficient[i]) ** 2 * float(batch.squared_norm[i])  # type: ignore[index]  # given
+        left += float(step.coefficient[i]) ** 2 * float(batch.squared_norm[i])
         share = {}
         for j in mine:
             share[j] = norm[j] ** 2 + LOST
@@ -88,7 +88,7 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
 
 def test_what_has_no_prediction() -> None:
     """Without norms, a usable sequence or a scale nothing is lost; where nothing is left, everything."""
-    config, two = VCPOSettings(opob_scope="minibatch"), torch.zeros(2, dtype=torch.float64)  # type: ignore[arg-type]  # a string is one
+    config, two = VCPOSettings(opob_scope="minibatch"), torch.zeros(2, dtype=torch.float64)
 
     def of(reward: list[float], norm: float | None, log_weight: float = 0.0, scale: float = 1.0) -> tuple[float, float]:
         squared = None if norm is None else two + norm
