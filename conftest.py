@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from verl_vcpo.common import start_up
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.cpu import environment
 
 REHEARSAL = "VCPO_FAKE_CUDA" in os.environ
@@ -78,6 +79,14 @@ def no_attention_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron writes NVTE_*_ATTN wherever a model is built; the launcher would take them for the user's."""
     for name in [name for name in os.environ if name.startswith("NVTE_") and name.endswith("_ATTN")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher makes its process one of a run's. Ray's workers of a later test would make that run's folder again."""
+    if RUN_ID_VARIABLE not in os.environ:
+        monkeypatch.setenv(RUN_ID_VARIABLE, "")
+        monkeypatch.delenv(RUN_ID_VARIABLE)
 
 
 @pytest.fixture(scope="session")

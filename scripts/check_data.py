@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from recipe.fully_async_policy.settings.data_file import DataFile
 
 _AT_A_TIME = 64
+_FORMS = ("\\boxed{%s}", "#### %s", "<answer>%s</answer>", "%s")
+"""How responses give answers: a reward should score the ground truth highly in one of them."""
 _Row = TypeVar("_Row")
 
 
@@ -33,7 +35,7 @@ class Scores(NamedTuple):
     place: str
     data_source: Any
     gold: float | None
-    """The best of the known answer's forms; None: the answer cannot be told from the row."""
+    """The best of the ground truth's forms; None: the ground truth is no answer, as Countdown's."""
     made_up: float
 
 
@@ -96,7 +98,6 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     from recipe.fully_async_policy.settings.data import all_samples
     from recipe.fully_async_policy.settings.errors import SettingError
     from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, reward_of
-    from recipe.tasks.gold import gold_responses
     from verl_vcpo.user_code.errors import UserCodeError
     from verl_vcpo.user_code.killable import Pool
     from verl_vcpo.user_code.reward_function import score_of
@@ -105,8 +106,9 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
 
     async def score(sample: "Sample") -> Scores:
         try:
-            responses = [MADE_UP, *gold_responses(sample.data_source, sample.ground_truth)]
-            given = [score_of(await pool.call(arguments(sample, text))) for text in responses]
+            truth = sample.ground_truth
+            known = [form % truth for form in _FORMS] if isinstance(truth, str | int | float) else []
+            given = [score_of(await pool.call(arguments(sample, text))) for text in [MADE_UP, *known]]
         except (UserCodeError, ValueError) as error:
             raise SettingError(f"{sample.place}: the reward {error}") from None
         return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])

@@ -91,6 +91,7 @@ if ((te)); then
   MAX_JOBS=${MAX_JOBS:-8} install "the extras $extras, compiled" --no-build-isolation --constraint "$LOCK" -e . -e "verl[$extras]"
 fi
 # Megatron-Bridge asks for packages that its conversions do without, and pins versions that vLLM does not take.
+# shellcheck disable=SC2016 # $0 is of that bash
 phase "the versions agree" bash -c '! "$0" -m pip check | grep -v "^megatron-bridge \|^No broken"' "$VENV/bin/python"
 modules="torch vllm verl megatron.core megatron.bridge ray transfer_queue cupy verl_vcpo.plugin"
 if ((te)); then modules+=" transformer_engine.pytorch"; fi

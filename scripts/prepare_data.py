@@ -6,8 +6,8 @@ wrong.
 """
 
 import argparse
+import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.tasks import gsm8k, hendrycks_math, own_rows, sort_digits
-from recipe.tasks.countdown import rows as countdown
-from recipe.tasks.prompt_lengths import prompt_lengths
-from recipe.tasks.rows import Prepared, Row
+from recipe.tasks.countdown import problems as countdown
+from recipe.tasks.rows import Prepared, Row, prompt_lengths
 from recipe.tasks.tool_use import problems as tool_use
+from verl_vcpo.common.whole_file import whole_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -113,24 +113,17 @@ def lengths_of(tokenizer: "PreTrainedTokenizerBase", rows: list[Row]) -> list[in
 
 
 def write_dataset(out: Path, task: str, prepared: Prepared) -> None:
-    """Write the three files under temporary names, then rename them: a reader never sees half a file.
-
-    meta.json comes last. Raises OSError if `out` cannot be written.
-    """
+    """Write the three files, or none: meta.json comes last. Raises OSError if `out` cannot be written."""
     out.mkdir(parents=True, exist_ok=True)
     meta = {"task": task, **prepared.settings, "rows": {"train": len(prepared.train), "val": len(prepared.val)}}
     if prepared.removed:
         meta["removed"] = prepared.removed
-    staged = {name: out / f".{name}.{os.getpid()}.tmp" for name in ("train.parquet", "val.parquet", "meta.json")}
-    try:
-        pd.DataFrame(prepared.train).to_parquet(staged["train.parquet"], index=False)
-        pd.DataFrame(prepared.val).to_parquet(staged["val.parquet"], index=False)
-        staged["meta.json"].write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-        for name, temporary in staged.items():
-            os.replace(temporary, out / name)
-    finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
+    names = ("meta.json", "train.parquet", "val.parquet")
+    with contextlib.ExitStack() as files:  # the last to be entered takes its name first
+        meta_file, train_file, val_file = (files.enter_context(whole_file(out / name)) for name in names)
+        pd.DataFrame(prepared.train).to_parquet(train_file, index=False)
+        pd.DataFrame(prepared.val).to_parquet(val_file, index=False)
+        meta_file.write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
 def describe(removed: dict[str, int]) -> str:

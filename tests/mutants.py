@@ -25,7 +25,12 @@ from verl_vcpo.cpu import environment
 _ACTOR, _LOOP = "verl/verl_vcpo/actor", "verl/verl_vcpo/loop"
 _ALGORITHM = [f"tests/vcpo/test_{name}.py" for name in ("weights", "estimator", "collapse_alarm")]
 _GRADNORM = ["tests/vcpo/test_gradnorm.py", "tests/vcpo/test_cost.py"]
-_NORMS = [f"tests/actor/test_{name}.py" for name in ("passes", "packed", "vcpo_engine", "extreme_weights")]
+_LAYOUTS = "MoE EP2 x CP2", "TP2 SP x PP2, tied", "PP2, 2 virtual stages"
+_NORMS = [
+    *(f"tests/actor/test_{name}.py" for name in ("per_trajectory", "rounding", "passes", "packed", "vcpo_engine")),
+    "tests/actor/test_extreme_weights.py",
+    *(f"tests/actor/test_layouts.py::test_equals_one_process[{name}]" for name in _LAYOUTS),
+]
 _BATCHES = ["tests/actor/test_losses.py"]
 _BUFFER = ["tests/loop/test_replay_buffer.py", "tests/loop/test_schedules.py::test_some_schedules"]
 TESTS: dict[str, list[str]] = {
@@ -38,8 +43,10 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/mini_batch.py": _BATCHES,
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
     f"{_ACTOR}/norms/*.py": _NORMS,
+    f"{_ACTOR}/norms/te_*.py": ["tests/actor/test_transformer_engine.py"],
 }
-"""Files -> the tests that run with a mistake in one of them, the quick ones first."""
+"""Files -> the tests that run with a mistake in one of them, the quick ones first. The last pattern of a file
+counts: the code for Transformer Engine runs in `test_transformer_engine.py` only."""
 HARMLESS = "tests/kit/harmless_mutants.txt"
 
 

@@ -79,8 +79,9 @@ def pip_calls(machine: dict[str, str]) -> list[str]:
     return [call.split("pip-version-check ")[1] for call in calls if "-m pip install " in call]
 
 
-def test_a_machine_without_a_c_compiler_is_refused(machine: dict[str, str]) -> None:
-    machine["PYTHON"] = sys.executable
+def test_a_machine_without_a_c_compiler_is_refused(machine: dict[str, str], tmp_path: Path) -> None:
+    of_the_right_version = f'#!/usr/bin/env bash\n[[ $1 == -c ]] || exec {sys.executable} "$@"\n'
+    machine["PYTHON"] = str(program(tmp_path / "python", of_the_right_version))
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     line = refused(machine)
     assert line.startswith("install_gpu: no C compiler (gcc, clang, or CC), and Triton compiles during a run")

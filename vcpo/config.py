@@ -46,8 +46,8 @@ class OpobWeights(StrEnum):
 
     ESTIMATOR = "estimator"
     """The weights that multiply the gradients in the update: min(w, truncation)."""
-    PAPER = "paper"
-    """The untruncated weights w, as published."""
+    PUBLISHED = "published"
+    """w min(w, truncation) times the number of response tokens: what the authors' code computes."""
 
 
 class OpobScope(StrEnum):
@@ -155,11 +155,6 @@ class VCPOConfig:
                     raise ValueError(f"vcpo.{name}={value}: has no effect with vcpo.step_size_rule=none; leave it out")
         if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:
             raise ValueError("vcpo.ess_weights=truncated: nothing is truncated; set vcpo.truncation, or `untruncated`")
-        if self.truncation is None and self.opob_weights is OpobWeights.PAPER:
-            raise ValueError(
-                "vcpo.opob_weights=paper: without truncation the estimator's weights are the paper's; set "
-                "vcpo.truncation, or vcpo.opob_weights=estimator"
-            )
         for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):
             if self.baseline is not Baseline.OPOB and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(

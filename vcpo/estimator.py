@@ -40,7 +40,7 @@ class Estimate:
     """The result for one mini-batch, of B sequences on all data-parallel ranks, that an optimizer step needs."""
 
     coefficient: Tensor
-    """[B] float64: multiplies g_i in the update; 0 for a sequence that is not usable."""
+    """[B] float64: multiplies g_i in the update; 0 for a sequence that is masked or not usable."""
     baseline: Tensor
     """[B] float64: b of the sequence."""
     weight: Tensor
@@ -62,6 +62,7 @@ def estimate(
     squared_norm: Tensor | None = None,
     length: Tensor | None = None,
     base_ess_ratio: float | None = None,
+    masked: Tensor | None = None,
 ) -> Estimate:
     """Compute the VCPO update of one global mini-batch.
 
@@ -71,9 +72,11 @@ def estimate(
         reward: [B] raw sequence rewards R_i.
         group: [B] integers, equal for the sequences of one prompt.
         squared_norm: [B] ||g_i||^2; needed by `baseline=opob`.
-        length: [B] numbers of response tokens; needed by `baseline=length`.
+        length: [B] numbers of response tokens; needed by `baseline=length` and `opob_weights=published`.
         base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
             this batch is the freshest there is and earns the full learning rate.
+        masked: [B] bool: sequences without a gradient in the update. They count in B, and in baselines as if they had
+            their gradient; rho, which says how few sequences are the update, leaves them out.
 
     Raises:
         ValueError: the baseline's `squared_norm` or `length` is missing, or a reward is not finite.
@@ -85,11 +88,13 @@ def estimate(
 
     coefficient, baseline, weight = (torch.zeros_like(log_weight, dtype=torch.float64) for _ in range(3))
     log_w = log_weight[usable].double()
-    rho = ess_ratio(_ess_weights(config, log_w))
+    rho = ess_ratio(_ess_weights(config, log_w if masked is None else log_w[~masked[usable]]))
     if usable.any():
         rows = (x if x is None else x[usable] for x in (squared_norm, length))
         parts = _coefficients(config, log_w, reward[usable].double(), group[usable], *rows)
         coefficient[usable], baseline[usable], weight[usable] = parts
+    if masked is not None:
+        coefficient[masked] = 0.0
     base = (base_ess_ratio or rho or 1.0) if config.base_ess_ratio == AUTO else float(config.base_ess_ratio)
     multiplier = step_size_multiplier(rho, config.step_size_rule, base, config.min_step_size_multiplier)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
@@ -98,8 +103,9 @@ def estimate(
 def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, length: Tensor | None) -> None:
     if config.needs_gradient_norms and squared_norm is None:
         raise ValueError(f"vcpo.baseline={config.baseline} needs the gradient norm of every sequence")
-    if config.baseline is Baseline.LENGTH and length is None:
-        raise ValueError("vcpo.baseline=length needs the length of every sequence")
+    if length is None and (config.baseline is Baseline.LENGTH or config.opob_weights is OpobWeights.PUBLISHED):
+        needing = "baseline=length" if config.baseline is Baseline.LENGTH else "opob_weights=published"
+        raise ValueError(f"vcpo.{needing} needs the length of every sequence")
     if not torch.isfinite(reward).all():
         raise ValueError("a reward is NaN or infinite: the reward function must return finite numbers")
 
@@ -120,6 +126,14 @@ def log_used_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
 def log_packed_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
     """Return [B] log of the weights in the loss of a packed backward; norms are divided by the weights afterwards."""
     return log_used_weights(config, log_weight).clamp(min=_SMALLEST_LOG_WEIGHT)
+
+
+def log_opob_weights(config: VCPOConfig, log_weight: Tensor, log_used: Tensor, length: Tensor | None) -> Tensor:
+    """Return [B] log of the weights that OPOB squares, from those of the data and those that multiply the gradients."""
+    if config.opob_weights is OpobWeights.ESTIMATOR:
+        return log_used
+    assert length is not None
+    return log_weight + log_used + length.double().log()
 
 
 def _ess_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
@@ -143,7 +157,7 @@ def _coefficients(
     log_scale = log_reward_scale(config, reward, group)
     if config.baseline is Baseline.OPOB:
         assert squared_norm is not None
-        log_a = log_weight if config.opob_weights is OpobWeights.PAPER else log_used
+        log_a = log_opob_weights(config, log_weight, log_used, length)
         baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:
         baseline = _mean_reward(config.baseline, reward, group, length)

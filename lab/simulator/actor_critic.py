@@ -45,6 +45,7 @@ class ActorCritic(LossMethod):
             "response_mask": batch.mask,
             "advantages": advantages,
             "returns": returns,
+            "left_out": torch.zeros(len(batch), dtype=torch.bool),
             "values": values,
         }
 

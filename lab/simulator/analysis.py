@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 COLLAPSE_STEPS = 20
+LAST = ("last_accuracy", "last_greedy", "last_pass", "last_entropy")
+"""The columns of a run's last row, which are about its last policy."""
 LAST_SAMPLES = 8
 """Responses per held-out problem, for the accuracy of a run's last policy."""
 
@@ -18,8 +20,10 @@ class RunOutcome:
     """Mean of all evaluations after step `lag`: what methods are compared by."""
     final_accuracy: float
     """Mean of the evaluations in the last tenth of the steps."""
-    last_accuracy: float
-    """Of the last policy, with `LAST_SAMPLES` responses per problem; NaN where a run was not evaluated so."""
+    last: dict[str, float]
+    """Those of `LAST` that were measured, with `LAST_SAMPLES` responses per problem."""
+    shift: float
+    """The baseline less the mean reward, a mean over the steps; NaN where they were not recorded."""
     collapse_step: int | None
     """The first step of the collapse, None where there was none."""
 
@@ -38,7 +42,8 @@ def outcome(curve: pd.DataFrame, total_steps: int, lag: int) -> RunOutcome:
     return RunOutcome(
         accuracy=accuracy_after(curve, lag, total_steps),
         final_accuracy=accuracy_after(curve, int(0.9 * total_steps), total_steps),
-        last_accuracy=_last_accuracy(curve),
+        last={name: float(curve[name].max()) for name in LAST if name in curve and curve[name].notna().any()},
+        shift=float(curve["shift"].max()) if "shift" in curve else float(shift(curve).mean()),
         collapse_step=collapse_step(curve),
     )
 
@@ -61,10 +66,10 @@ def accuracy_after(curve: pd.DataFrame, step: int, total_steps: int) -> float:
     return float(seen.sum() / (len(seen) + missed))
 
 
-def _last_accuracy(curve: pd.DataFrame) -> float:
-    if "last_accuracy" not in curve:
-        return math.nan
-    return float(curve["last_accuracy"].max())
+def shift(curve: pd.DataFrame) -> "pd.Series[float]":
+    """The baseline less the mean reward at each step."""
+    known = {"baseline", "reward"} <= set(curve.columns)
+    return curve["baseline"] - curve["reward"] if known else pd.Series(math.nan, curve.index)
 
 
 def collapse_step(curve: pd.DataFrame) -> int | None:

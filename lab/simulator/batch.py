@@ -10,6 +10,8 @@ from lab.simulator.policy import Policy
 from lab.simulator.sampling import sample
 from lab.simulator.task import Task, TokenizedPrompts
 from lab.simulator.tree import TokenTree
+from vcpo.baseline import group_sum
+from verl_vcpo.common.truncated import Truncated
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Batch:
     """[B] integers, equal for the sequences of one prompt."""
     version: Tensor
     """[B] the policy version that drew the sequence."""
+    truncated: Tensor
+    """[B] true where the longest response's length ended the sequence, not the end token."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -63,6 +67,20 @@ class Batch:
                 first.append(row)
         return torch.tensor(first), torch.tensor(which)
 
+    def left_out(self, treatment: Truncated) -> tuple[Tensor, list[str]]:
+        """[B] true where `treatment` leaves a sequence out of the loss, and the group that it is compared within.
+
+        As `verl_vcpo.loop.left_out` has it for verl's estimators: a dropped one is a group of its own, and so is one
+        that is left alone.
+        """
+        gone = self.truncated & treatment.leaves_out
+        if treatment is not Truncated.DROP:
+            return gone, list(map(str, self.group.tolist()))
+        group = self.group.unique(return_inverse=True)[1]
+        left, all_of_it = group_sum((~gone).double(), group), group_sum(torch.ones_like(self.reward), group)
+        gone |= (left == 1) & (all_of_it > 1)
+        return gone, [f"row {i}" if out else str(g) for i, (g, out) in enumerate(zip(group, gone, strict=True))]
+
     def rows(self, rows: slice | Tensor) -> "Batch":
         """Some of the sequences."""
         return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
@@ -79,6 +97,7 @@ def roll_out(
 ) -> Batch:
     """Draw `samples` responses per prompt from the policy, which is `version`, and score them."""
     response, log_prob, mask = sample(policy, prompts, samples, max_tokens, generator)
+    length = mask.sum(dim=1, keepdim=True)
     return Batch(
         prompt=prompts.tokens.repeat_interleave(samples, 0),
         prompt_mask=prompts.mask.repeat_interleave(samples, 0),
@@ -88,4 +107,5 @@ def roll_out(
         reward=task.score(response, prompts.problems).reward,
         group=torch.arange(len(prompts)).repeat_interleave(samples),
         version=torch.full((len(response),), version),
+        truncated=((length == max_tokens) & (response.gather(1, length - 1) != policy.shape.end_token))[:, 0],
     )

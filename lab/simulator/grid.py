@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,21 @@ def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridR
 def _make(run: GridRun, folder: Folder) -> None:
     import torch
 
+    from lab.simulator.level import BASES, MEAN_WITH_LEVEL, RECORDED_FROM, Intervened, moved
     from lab.simulator.simulator import Simulator
+    from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
     torch.set_num_threads(1)
-    folder.write(run, pd.DataFrame(Simulator(config_of(run, folder)).run()))
+    config = config_of(replace(run, method=BASES.get(run.method, run.method)), folder)
+    simulator = Simulator(config)
+    if run.method in BASES:
+        of = folder.file(replace(run, method=RECORDED_FROM))
+        recorded = pd.read_parquet(of).set_index("step")["level"].iloc[1:].to_dict() if of.is_file() else {}
+        if not recorded and run.method == MEAN_WITH_LEVEL:
+            raise ValueError(f"{run.name}: needs the levels of {of}; make the runs of method {RECORDED_FROM} first")
+        actor = config.actor_rollout_ref.actor
+        simulator.method = Intervened(VCPOSettings.of(config.vcpo), actor, moved(run.method, recorded))
+    folder.write(run, pd.DataFrame(simulator.run()))
 
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:

@@ -94,13 +94,16 @@ def check(config: "DictConfig") -> None:
     """
     from recipe.fully_async_policy.settings.validate import SettingError
     from recipe.tasks.rows import SINGLE_TURN
+    from verl_vcpo.common.truncated import Truncated
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
     tba = actor.policy_loss.loss_mode == "tba"  # whose loss has the penalty in it
+    treatment = Truncated(config["async"].truncated)
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
         (EXACT_LAG, config["async"].exact_lag, True),
+        ("async.truncated", treatment, Truncated.TRAIN if tba and treatment.leaves_out else treatment),
         ("trainer.val_only", config.trainer.val_only, False),
         ("trainer.resume_mode", config.trainer.resume_mode, "disable"),
         ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),

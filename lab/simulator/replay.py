@@ -39,11 +39,13 @@ class TrajectoryBalance:
             reference = sampled_log_probs(self._reference, mixed)
         loss = tba(log_prob, reference, mixed.reward, mixed.group, mixed.mask, beta=self._beta).mean()
         log_prob = log_prob.detach()
+        log_weight = sequence_log_weights(log_prob, mixed.rollout_log_prob, mixed.mask)
         return Update(
             gradient=torch.autograd.grad(loss, policy.flat)[0],
             lr_multiplier=1.0,
             log_prob=log_prob,
-            ess_ratio=ess_ratio(sequence_log_weights(log_prob, mixed.rollout_log_prob, mixed.mask)),
+            log_weight=log_weight,
+            ess_ratio=ess_ratio(log_weight),
             baseline=float("nan"),
             kl=kl(log_prob, mixed),
         )

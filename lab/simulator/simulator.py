@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
-from lab.simulator.analysis import LAST_SAMPLES
+from lab.simulator.analysis import LAST, LAST_SAMPLES
 from lab.simulator.batch import Batch, roll_out
 from lab.simulator.memory import keep_freed_memory
 from lab.simulator.optimizer import Optimizer
@@ -21,8 +22,10 @@ from lab.simulator.task import Task
 from lab.simulator.update import LossMethod, Update, VCPOMethod
 from recipe.fully_async_policy.settings.reward import reward_of
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.truncated import Truncated, soft_length_penalty
 from verl_vcpo.loop.shares import InShares
 from verl_vcpo.report.run_log import mean_accuracy
+from verl_vcpo.report.trajectory_metrics import of_truncated
 
 Row = dict[str, float]
 """One step, under the names of metrics.jsonl."""
@@ -77,7 +80,13 @@ class Simulator:
         """A batch for the queue, drawn by the policy as it is, which has `version`."""
         prompts, rollout = self.task.train.take(self.next_prompts()), self._config.actor_rollout_ref.rollout
         longest = self._config.data.max_response_length
-        self.queue.append(roll_out(self.policy, self.task, prompts, rollout.n, longest, version, self.generator))
+        batch = roll_out(self.policy, self.task, prompts, rollout.n, longest, version, self.generator)
+        settings = self._config["async"]
+        if settings.truncated == Truncated.PENALTY:
+            penalty = longest, settings.overlong_buffer_len, settings.overlong_penalty_factor
+            for row, length in enumerate(batch.mask.sum(dim=1).tolist()):
+                batch.reward[row] += soft_length_penalty(length, *penalty)
+        self.queue.append(batch)
 
     def accuracies(self) -> dict[str, float]:
         """Share of responses to each data source's held-out problems that solve them: `val_kwargs.n` per problem."""
@@ -91,10 +100,24 @@ class Simulator:
         return {"val_accuracy": mean_accuracy(each), **of_each}
 
     def _accuracies(self, samples: int, generator: torch.Generator | None) -> dict[str, float]:
-        """Of `samples` responses per held-out problem; without a generator, the most likely ones."""
+        return self.task.accuracies(self._held_out(samples, generator)[0], self.task.held_out.problems)
+
+    def _held_out(self, samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """[N samples] accuracies and [tokens] log-probs of `samples` responses per held-out problem.
+
+        Without a generator they are the most likely ones.
+        """
         held_out, longest = self.task.held_out, self._config.data.max_response_length
-        response, _, _ = sample(self.policy, held_out, samples, longest, generator)
-        return self.task.accuracies(response, held_out.problems)
+        response, log_prob, mask = sample(self.policy, held_out, samples, longest, generator)
+        return self.task.score(response, held_out.problems).accuracy, log_prob[mask]
+
+    def last(self) -> Row:
+        """Measure what `LAST` names of the policy as it is: drawn, greedy, one of 8 right, and nats per token."""
+        drawn = torch.Generator().manual_seed(self._config.data.seed)
+        accuracy, log_prob = self._held_out(LAST_SAMPLES, drawn)
+        solved = accuracy.unflatten(0, (-1, LAST_SAMPLES)).amax(dim=1).mean().item()
+        each = self.task.accuracies(accuracy, self.task.held_out.problems), self._accuracies(1, None)
+        return dict(zip(LAST, (*map(mean_accuracy, each), solved, -log_prob.mean().item()), strict=True))
 
     def next_prompts(self) -> list[int]:
         """The training problems of the next batch."""
@@ -110,8 +133,7 @@ class Simulator:
         elif (test_freq > 0 and step % test_freq == 0) or step == self._steps:
             row |= self._evaluated()
         if step == self._steps or not row["finite"]:
-            drawn = torch.Generator().manual_seed(self._config.data.seed)
-            row["last_accuracy"] = mean_accuracy(self._accuracies(LAST_SAMPLES, drawn)) if row["finite"] else 0.0
+            row |= self.last() if row["finite"] else dict.fromkeys(LAST, 0.0)
         return row
 
     def _epochs(self) -> Iterator[list[int]]:
@@ -151,20 +173,28 @@ class Simulator:
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),
             "baseline": mean([update.baseline for update, _ in updates]),
+            "level": mean([update.level for update, _ in updates]),
+            "log_weight_max": max(update.log_weight.max().item() for update, _ in updates),
+            "largest_share": max(update.log_weight.softmax(dim=0).max().item() for update, _ in updates),
             "grad_norm": mean([norm for _, norm in updates]),
             "kl": mean([update.kl for update, _ in updates]),
             "lag_max": float(lag),
             "response_length": batch.mask.sum(dim=-1).double().mean().item(),
             "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
+            **of_truncated(batch.truncated.tolist(), batch.reward.tolist()),
+            **{
+                f"actor/{name}": mean([update.parts[name] for update, _ in updates if name in update.parts])
+                for name in dict.fromkeys(name for update, _ in updates for name in update.parts)
+            },
         }
 
 
 def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:
     """The method that the configuration asks for; `policy` is the first one."""
-    settings = config.actor_rollout_ref.actor
+    settings, treatment = config.actor_rollout_ref.actor, Truncated(config["async"].truncated)
     if config.vcpo.enable:
         vcpo = VCPOSettings.of(config.vcpo)
-        return VCPOMethod(vcpo, settings)
+        return VCPOMethod(vcpo, settings, treatment)
     from verl.utils.config import omega_conf_to_dataclass
 
     actor = omega_conf_to_dataclass(settings)
@@ -174,4 +204,4 @@ def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod 
         from lab.simulator.actor_critic import ActorCritic
 
         return ActorCritic(actor, config, policy)
-    return LossMethod(actor, config.algorithm)
+    return LossMethod(actor, config.algorithm, treatment)

@@ -154,9 +154,8 @@ class Task:
         reward, accuracy = zip(*results, strict=True)
         return Scores(torch.tensor(reward, dtype=torch.float64), torch.tensor(accuracy, dtype=torch.float64))
 
-    def accuracies(self, response: Tensor, problems: list[Problem]) -> dict[str, float]:
-        """The mean accuracy on each data source; arguments as of `score`."""
-        accuracy = self.score(response, problems).accuracy
+    def accuracies(self, accuracy: Tensor, problems: list[Problem]) -> dict[str, float]:
+        """The mean of [B] accuracies on each data source; `problems` as of `score`."""
         samples = len(accuracy) // len(problems)
         sources = [problem.data_source for problem in problems for _ in range(samples)]
         return {one: accuracy[[of == one for of in sources]].mean().item() for one in dict.fromkeys(sources)}

@@ -6,7 +6,7 @@ registries, called as verl's trainer calls them, among them those of `vcpo.stabi
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from lab.simulator.norms import block_gradients, squared_norms, weighted_gradien
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
 from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
-from vcpo.baseline import group_std
+from vcpo.baseline import group_mean, group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
+from verl_vcpo.common.truncated import Truncated, parts_of_update
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,20 @@ class Update:
     lr_multiplier: float
     log_prob: Tensor
     """[B, T] of the sampled tokens, before the step."""
+    log_weight: Tensor
+    """[B] of the sequences that were trained on."""
     ess_ratio: float
     baseline: float
     """Mean over the batch; NaN where the method has none per sequence."""
+    level: float = field(default=math.nan, kw_only=True)
+    """The baseline less the mean reward of the group, a mean over the sequences whose group has a signal."""
     kl: float
     """k3 estimate of KL(rollout || policy) per token, nats."""
     squared_norm: Tensor | None = None
     """[B] ||g_i||^2, where they were needed."""
     estimate: Estimate | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    """Of truncated and of finished responses, under the names of metrics.jsonl."""
 
 
 _WORTH_A_PASS = 0.7
@@ -100,11 +107,18 @@ Measured = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 sum_i c_i g_i of [B] coefficients c."""
 
 
+def level(step: Estimate, batch: Batch) -> float:
+    """The baseline less the mean reward of the group, a mean over the sequences with a signal; 0 without one."""
+    group = batch.group.unique(return_inverse=True)[1]
+    rows = step.usable & (group_std(batch.reward, group) > 0)
+    return (step.baseline - group_mean(batch.reward, group))[rows].mean().item() if rows.any() else 0.0
+
+
 class VCPOMethod:
     """As the patched Megatron actor does it: measure, estimate, step."""
 
-    def __init__(self, vcpo: VCPOConfig, actor: Any) -> None:
-        self._vcpo = vcpo
+    def __init__(self, vcpo: VCPOConfig, actor: Any, treatment: Truncated = Truncated.TRAIN) -> None:
+        self._vcpo, self._treatment = vcpo, treatment
         self._mode, self._factor = actor.loss_agg_mode, actor.loss_scale_factor
         self._freshest = FreshestEssRatio()
 
@@ -115,26 +129,36 @@ class VCPOMethod:
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
         measure = self._with_norms if self._vcpo.needs_gradient_norms else self._without_norms
         log_prob, norm, weighted = measure(policy, batch)
-        step = estimate(
+        log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
+        dropped = batch.truncated & (self._treatment is Truncated.DROP)
+        masked = batch.truncated & (self._treatment is Truncated.MASK)
+        step = self._estimate(batch, log_weight.masked_fill(dropped, math.nan), norm, masked)
+        self._freshest.update(step.ess_ratio, lag)
+        usable = step.usable.any()
+        return Update(
+            gradient=weighted(-step.coefficient) if (step.usable & ~masked).any() else None,
+            lr_multiplier=step.step_size_multiplier,
+            log_prob=log_prob,
+            log_weight=log_weight,
+            ess_ratio=step.ess_ratio,
+            baseline=step.baseline[step.usable].mean().item() if usable else math.nan,
+            level=level(step, batch),
+            kl=kl(log_prob, batch),
+            squared_norm=norm,
+            estimate=step,
+            parts=parts_of_update(step, batch.truncated, norm),
+        )
+
+    def _estimate(self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor) -> Estimate:
+        return estimate(
             self._vcpo,
-            sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask),
+            log_weight,
             batch.reward,
             batch.group,
             squared_norm=norm,
             length=batch.mask.sum(dim=-1),
             base_ess_ratio=self._freshest.value,
-        )
-        self._freshest.update(step.ess_ratio, lag)
-        usable = step.usable.any()
-        return Update(
-            gradient=weighted(-step.coefficient) if usable else None,
-            lr_multiplier=step.step_size_multiplier,
-            log_prob=log_prob,
-            ess_ratio=step.ess_ratio,
-            baseline=step.baseline[step.usable].mean().item() if usable else math.nan,
-            kl=kl(log_prob, batch),
-            squared_norm=norm,
-            estimate=step,
+            masked=masked,
         )
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
@@ -188,34 +212,37 @@ class LossMethod:
     Args:
         actor: verl's ActorConfig.
         algorithm: the `algorithm` settings.
+        treatment: of truncated responses.
     """
 
-    def __init__(self, actor: Any, algorithm: DictConfig) -> None:
+    def __init__(self, actor: Any, algorithm: DictConfig, treatment: Truncated = Truncated.TRAIN) -> None:
         from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
         import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
-        self._actor, self._algorithm = actor, algorithm
+        self._actor, self._algorithm, self._treatment = actor, algorithm, treatment
         self._loss = get_policy_loss_fn(actor.policy_loss.loss_mode)
         self._advantages = get_adv_estimator_fn(algorithm.adv_estimator)
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """What verl's trainer computes before the mini-batches: `old_log_probs`, `advantages`, maybe weights."""
         correction = self._algorithm.rollout_correction
-        fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": batch.mask}
+        left_out, compared = batch.left_out(self._treatment)
+        mask = batch.mask & ~left_out[:, None]
+        fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": mask, "left_out": left_out}
         extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
                 every = node_log_probs(policy, batch.tree)
             fields["old_log_probs"] = of_tokens(every, batch.tree, batch.response)
-            fields |= self._correct(fields["old_log_probs"], batch)
+            fields |= self._correct(fields["old_log_probs"], batch, mask)
             if self._actor.calculate_sum_pi_squared:
                 extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)[batch.tree.parent[0]]  # [B, T]
                 extra["rollout_is_weights"] = fields.get("rollout_is_weights")
         fields["advantages"] = self._advantages(
             token_level_rewards=token_rewards(batch),
-            response_mask=batch.mask.float(),
-            index=np.array([str(group) for group in batch.group.tolist()]),
+            response_mask=mask.float(),
+            index=np.array(compared),
             **self._estimator_arguments(fields["old_log_probs"], extra),
         )[0].float()
         return fields
@@ -225,7 +252,7 @@ class LossMethod:
             return {"norm_adv_by_std_in_grpo": self._algorithm.norm_adv_by_std_in_grpo}
         return {"old_log_probs": old_log_prob, **extra} if extra else {}
 
-    def _correct(self, old_log_prob: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def _correct(self, old_log_prob: Tensor, batch: Batch, response_mask: Tensor) -> dict[str, Tensor]:
         """verl's correction between sampler and `old_log_prob` (its decoupled mode)."""
         from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
@@ -234,7 +261,7 @@ class LossMethod:
         weights, mask, _ = compute_rollout_correction_and_rejection_mask(
             old_log_prob=old_log_prob,
             rollout_log_prob=batch.rollout_log_prob,
-            response_mask=batch.mask,
+            response_mask=response_mask,
             rollout_rs=settings["rollout_rs"],
             rollout_rs_threshold=settings["rollout_rs_threshold"],
             **{name: settings[name] for name in names},
@@ -246,28 +273,32 @@ class LossMethod:
         rows = torch.ones(len(batch), dtype=torch.bool)
         if self._actor.policy_loss.loss_mode not in _REGRESSIONS:
             rows = fields["advantages"].any(dim=-1)
-        log_prob = log_probs_of(policy, batch, rows)
+        log_prob, trained = log_probs_of(policy, batch, rows), ~fields["left_out"]
         self._actor.global_batch_info.update(
             dp_size=1,
-            batch_num_tokens=batch.mask.sum().item(),
+            batch_num_tokens=batch.mask[trained].sum().item(),
             global_batch_size=len(batch),
             loss_scale_factor=self._actor.loss_scale_factor,
         )
-        loss, _ = self._loss(
-            old_log_prob=fields["old_log_probs"],
-            log_prob=log_prob,
-            advantages=fields["advantages"],
-            response_mask=fields["response_mask"],
-            loss_agg_mode=self._actor.loss_agg_mode,
-            config=self._actor,
-            rollout_is_weights=fields.get("rollout_is_weights"),
-        )
+        loss = torch.zeros(())
+        if trained.any():  # verl's losses refuse a batch without a token
+            loss, _ = self._loss(
+                old_log_prob=fields["old_log_probs"],
+                log_prob=log_prob,
+                advantages=fields["advantages"],
+                response_mask=fields["response_mask"],
+                loss_agg_mode=self._actor.loss_agg_mode,
+                config=self._actor,
+                rollout_is_weights=fields.get("rollout_is_weights"),
+            )
         gradient, log_prob = _gradient(loss, policy), log_prob.detach()
+        log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
         return Update(
             gradient=gradient,
             lr_multiplier=1.0,
             log_prob=log_prob,
-            ess_ratio=ess_ratio(sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)),
+            log_weight=log_weight,
+            ess_ratio=ess_ratio(log_weight[trained]),
             baseline=math.nan,
             kl=kl(log_prob, batch),
         )

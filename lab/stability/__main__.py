@@ -15,9 +15,10 @@ import pandas as pd
 from tqdm import tqdm
 
 from lab.simulator.grid import Folder, GridRun, run_all
+from lab.simulator.level import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
-from lab.stability.report import make_report, numbers, show_tables, write
+from lab.stability.report import make_report, numbers, of_tasks, show_tables, write
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         help="finished runs: curves.parquet of an --out",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
-    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write tables.csv")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write the tables")
     parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")
     parser.add_argument(
         "--new-policy",
@@ -84,8 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out = Path(
             "outputs/stability" if arguments.task == "countdown" else f"outputs/stability-{arguments.task}"
         )
-    if unknown := set(methods) - set(METHODS):
-        parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
+    if unknown := set(methods) - {*METHODS, *BASES}:
+        parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join((*METHODS, *BASES))}")
     if max(lags) >= steps:
         parser.error(f"--lags {max(lags)}: a run of {steps} steps has no evaluation after that step; give more --steps")
 
@@ -125,7 +126,7 @@ def run_and_report(
     curves = make(runs, folder, arguments.workers)
     publish({task.preset: curves}, arguments.out / "curves.parquet")
     reports = {task.preset: make_report(curves, steps)}
-    show_tables([reports[task.preset].table])
+    show_tables(of_tasks(reports))
     for file in write(reports, arguments.figures) if arguments.figures else ():
         print(file)
     if arguments.json:

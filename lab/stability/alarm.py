@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
+from scipy.stats import rankdata
 
 from lab.simulator.analysis import collapse_step
 from lab.stability.cells import RUN
@@ -21,8 +22,8 @@ VANISHED = "vanished"
 STEPS = (5, 10, 20)
 ESS_LEVELS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
 KL_LEVELS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
-_BEFORE = 10
-"""Steps over which the ESS ratio and KL are averaged to look at them."""
+_AVERAGED, _SOON = 10, 30
+"""Steps over which ESS ratio and KL are averaged, and within which a collapse is near."""
 
 Reached = Callable[[np.ndarray], np.ndarray]
 """[windows, steps] of measured values to [windows] whether a window is a sign."""
@@ -83,10 +84,12 @@ class AlarmScore:
 
 
 def alarm_runs(curves: pd.DataFrame) -> list[AlarmRun]:
-    """The runs of these curves, which are published ones."""
+    """Those runs of published curves of which every step is kept."""
     runs = []
     for (_, lag, _, seed), curve in curves.groupby(RUN, sort=False):
-        steps, told = curve[curve["step"] > 0], curve.loc[curve[VANISHED], "step"]
+        steps, told = curve[curve["step"] > 0], curve.loc[curve[VANISHED] == True, "step"]  # noqa: E712  # or missing
+        if steps["ess_ratio"].isna().all():
+            continue
         ess, kl = (steps[name].to_numpy(dtype=float) for name in ("ess_ratio", "kl"))
         first = float(told.iloc[0]) if len(told) else math.inf
         runs.append(AlarmRun(int(seed), int(lag), collapse_step(curve), ess, kl, first))
@@ -226,25 +229,35 @@ def definitions_table(runs: Sequence[AlarmRun]) -> Table:
     return Table(f"The ESS ratio alone, over {len(runs)} runs of which {collapsed} collapsed", ["below", *rules], lines)
 
 
-def before_collapse_table(runs: Sequence[AlarmRun]) -> Table:
-    """Means of ten steps: ESS ratio and KL before a collapse, the lowest ESS ratio of runs that did not collapse."""
-    collapsed = [(run, run.collapse) for run in runs if run.collapse is not None]
-    last = [(run, slice(max(0, at - _BEFORE), at)) for run, at in collapsed]
-    earlier = [(run, slice(max(0, at - 2 * _BEFORE), at - _BEFORE)) for run, at in collapsed if at > _BEFORE]
-    groups = {
-        "ESS ratio, 20 to 10 steps before a collapse": [run.ess_ratio[steps].mean() for run, steps in earlier],
-        "ESS ratio, the last 10 steps before a collapse": [run.ess_ratio[steps].mean() for run, steps in last],
-        "KL per token, nats, the last 10 steps before a collapse": [run.kl[steps].mean() for run, steps in last],
-    }
-    for lag in sorted({run.lag for run in runs if run.lag}):
-        healthy = [run.ess_ratio for run in runs if run.lag == lag and run.collapse is None]
-        lowest = [sliding_window_view(ess, _BEFORE).mean(axis=1).min() for ess in healthy if len(ess) >= _BEFORE]
-        groups[f"ESS ratio, lowest in a run without a collapse, k = {lag}"] = lowest
-    quantiles = [0.05, 0.25, 0.5, 0.75, 0.95]
-    lines = [
-        [name, str(len(values)), *(f"{value:.2f}" for value in np.quantile(values, quantiles))]
-        for name, values in groups.items()
-        if values
-    ]
-    columns = ["a mean of 10 steps", "runs", "5 %", "a quarter", "median", "three quarters", "95 %"]
-    return Table("Before a collapse", columns, lines)
+def ranking_table(of_tasks: Mapping[str, Sequence[AlarmRun]]) -> Table:
+    """How well ESS ratio and KL, means of ten steps, tell a run that collapses within 30 steps from one that does not.
+
+    By the area under the curve (AUC): the chance that the sign is stronger in the first than in the second.
+    """
+    runs = [run for of in of_tasks.values() for run in of if run.lag]
+    some = {"all": runs} | {task: [run for run in of if run.lag] for task, of in of_tasks.items()}
+    some |= {f"k = {lag}": [run for run in runs if run.lag == lag] for lag in sorted({run.lag for run in runs})}
+    lines = []
+    for name, of in some.items():
+        rows = np.array([row for run in of for row in _moments(run)])
+        soon = rows[:, 2] > 0
+        areas = [f"{_auc(strength, soon):.2f}" for strength in (-rows[:, 0], rows[:, 1])]
+        lines.append([name, f"{len(rows)}, {soon.sum()}", *areas])
+    return Table("Which sign ranks better", ["runs", "moments, before a collapse", "low ESS ratio", "high KL"], lines)
+
+
+def _moments(run: AlarmRun) -> list[tuple[float, float, bool]]:
+    """(ESS ratio, KL, whether the run collapses within 30 steps), every ten steps until the run collapses."""
+    collapse, end = run.collapse, len(run.ess_ratio) - _SOON + 1
+    found = []
+    for at in range(2 * _AVERAGED, end if collapse is None else collapse, _AVERAGED):
+        ess, kl = (values[at - _AVERAGED : at].mean() for values in (run.ess_ratio, run.kl))
+        found.append((ess, kl, collapse is not None and collapse <= at + _SOON))
+    return found
+
+
+def _auc(strength: np.ndarray, positive: np.ndarray) -> float:
+    hits = int(positive.sum())
+    if not 0 < hits < len(positive):
+        return math.nan
+    return float((rankdata(strength)[positive].sum() - hits * (hits + 1) / 2) / (hits * (len(positive) - hits)))

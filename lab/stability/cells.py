@@ -33,10 +33,14 @@ class Cell:
         """Mean over the seeds."""
         return statistics.mean(self.accuracies)
 
+    def lasts(self, name: str) -> list[float]:
+        """Return what was measured of the last policies under a name of `LAST`."""
+        return [run.last[name] for run in self.runs.values() if name in run.last]
+
     @property
-    def lasts(self) -> list[float]:
-        """The accuracy of the last policy of each run that was evaluated with several samples per problem."""
-        return [run.last_accuracy for run in self.runs.values() if not math.isnan(run.last_accuracy)]
+    def shift(self) -> float:
+        """OPOB's baseline less the mean reward, over all steps and runs; NaN for a method without such a baseline."""
+        return statistics.mean(run.shift for run in self.runs.values())
 
     @property
     def collapse_steps(self) -> list[int]:

@@ -1,38 +1,56 @@
-"""Each method against one reference, `vcpo_ess`: one planned difference per method, corrected for their number."""
+"""Methods against `vcpo_ess`, and some against each other: paired by seed, p corrected for the number of contrasts."""
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy import stats
 
 from lab.stability.cells import Cell, by_method, over
-from lab.stability.inference import LEVEL, Difference, holm, welch
+from lab.stability.inference import LEVEL, Difference, holm, paired, visible_difference
 
 LARGE_LAG = 64
-"""There are two planned contrasts: one over the lags from here on, one over the smaller ones."""
+"""Lags are compared in two groups: those from here on, and the smaller ones."""
 REFERENCES = ("vcpo_ess", "vcpo")
 """What methods are compared with: the first one that was run."""
+PAIRS = (("vcpo_minibatch", "vcpo"), ("topr", "vcpo_minibatch"))
+"""Methods that are compared with each other, too."""
 SAME = "cannot be told apart"
+BEST, RATES, COLLAPSED = "accuracy at the best rate", "accuracy over the rates with new seeds", "collapsed runs"
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """A method against the reference."""
+class Standing:
+    """A method at a group of lags, at the rate chosen for each."""
 
     method: str
     by_seed: dict[int, float]
-    """Accuracy, a mean over the cells that are compared."""
+    """Accuracy, a mean over the lags."""
     runs: int
     collapsed: int
-    """Of the runs in these cells."""
-    difference: Difference
-    """To the reference; 0 for the reference itself."""
-    corrected: float
-    """p after Holm's correction; NaN where there was no test."""
 
     @property
     def accuracy(self) -> float:
         return statistics.mean(self.by_seed.values())
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A method less another."""
+
+    compared: str
+    """`BEST`, `RATES` or `COLLAPSED`."""
+    lags: Sequence[int]
+    method: str
+    against: str
+    seeds: int
+    """Those that both were run with."""
+    difference: Difference
+    visible: float
+    """The difference that one test on so many seeds sees with a power of 80 %; NaN where there is no power to state."""
+    corrected: float = math.nan
+    """p after Holm's correction over all contrasts of a report; NaN where there was no test."""
 
     @property
     def verdict(self) -> str:
@@ -40,18 +58,7 @@ class Contrast:
             return "-"
         if self.corrected >= 1 - LEVEL:
             return SAME
-        return "better" if self.difference.mean > 0 else "worse"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All methods at one group of lags."""
-
-    lags: Sequence[int]
-    contrasts: list[Contrast]
-    """Each method at the rate chosen for its lag."""
-    robustness: list[Contrast]
-    """The mean over the rates; nothing where there is one."""
+        return "better" if (self.difference.mean > 0) != (self.compared == COLLAPSED) else "worse"
 
 
 def reference(cells: Sequence[Cell]) -> str | None:
@@ -67,67 +74,81 @@ def lag_groups(cells: Sequence[Cell]) -> list[list[int]]:
     return [group for group in groups if group]
 
 
-def comparisons(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Comparison]:
-    """The large lags first.
+def standings(chosen: Sequence[Cell], lags: Sequence[int]) -> list[Standing]:
+    """The methods that were run at all of these lags, the best first; `chosen` is one cell per method and lag."""
+    found = []
+    for method, at in by_method(chosen).items():
+        cells = [at[lag] for lag in lags if lag in at]
+        if len(cells) == len(lags) and (accuracies := over(cells)):
+            collapsed = sum(len(cell.collapse_steps) for cell in cells)
+            found.append(Standing(method, accuracies, sum(len(cell.runs) for cell in cells), collapsed))
+    return sorted(found, key=lambda row: row.accuracy, reverse=True)
+
+
+def contrasts(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Contrast]:
+    """Each pair of one task at each group of lags: at the best rates, and over the rates that have more seeds.
 
     Args:
         cells: at all rates.
         chosen: one cell per method and lag.
     """
-    return [Comparison(lags, planned(chosen, lags), over_rates(cells, lags)) for lags in lag_groups(chosen)]
+    found = []
+    for lags in lag_groups(chosen):
+        best = {row.method: row.by_seed for row in standings(chosen, lags)}
+        for compared, samples in ((BEST, best), (RATES, over_rates(cells, lags))):
+            for method, against in pairs(samples):
+                if seeds := sorted(set(samples[method]) & set(samples[against])):
+                    of = [[samples[name][seed] for seed in seeds] for name in (method, against)]
+                    found.append(Contrast(compared, lags, method, against, len(seeds), paired(*of), _visible(*of)))
+    return found
 
 
-def planned(chosen: Sequence[Cell], lags: Sequence[int]) -> list[Contrast]:
-    """The planned contrasts: a run's accuracy at the method's rate for its lag, per seed the mean over these lags.
-
-    Args:
-        chosen: one cell per method and lag.
-        lags: a group of `lag_groups`.
-    """
-    compared = {
-        method: [at[lag] for lag in lags] for method, at in by_method(chosen).items() if all(lag in at for lag in lags)
-    }
-    return _contrasts(compared, reference(chosen))
-
-
-def over_rates(cells: Sequence[Cell], lags: Sequence[int]) -> list[Contrast]:
-    """Robustness to the learning rate: per seed the mean over all rates, at those lags where the reference has several.
-
-    Methods that were not run in all of the reference's cells are left out.
-    """
+def over_rates(cells: Sequence[Cell], lags: Sequence[int]) -> dict[str, dict[int, float]]:
+    """The mean over the cells with more seeds than others, by method and seed, of methods that have all those seeds."""
     of: dict[str, dict[tuple[int, float], Cell]] = {}
     for cell in cells:
         if cell.lag in lags:
             of.setdefault(cell.method, {})[cell.lag, cell.lr] = cell
-    against = reference(cells)
-    each = [lag for lag, _ in of.get(against or "", {})]
-    places = [place for place in of.get(against or "", {}) if each.count(place[0]) > 1]
-    compared = {
-        method: [at[place] for place in places] for method, at in of.items() if all(place in at for place in places)
-    }
-    return _contrasts(compared, against) if places else []
+    at_all = of.get(reference(cells) or "", {})
+    most = max((len(cell.runs) for cell in at_all.values()), default=0)
+    places = {place for place, cell in at_all.items() if len(cell.runs) == most}
+    if len(places) == len(at_all):
+        return {}
+    found = {method: over(at[place] for place in places) for method, at in of.items() if places <= set(at)}
+    return {method: accuracies for method, accuracies in found.items() if len(accuracies) == most}
 
 
-def _contrasts(compared: dict[str, list[Cell]], against: str | None) -> list[Contrast]:
-    """The best first."""
-    samples = {method: found for method, cells in compared.items() if (found := over(cells))}
-    if against not in samples:
-        return []
-    yardstick = list(samples[against].values())
-    differences = {
-        method: welch(list(sample.values()), yardstick) for method, sample in samples.items() if method != against
-    }
-    corrected = dict(zip(differences, holm([found.p for found in differences.values()]), strict=True))
-    nothing = Difference(0.0, math.nan, math.nan, math.nan)
-    rows = [
-        Contrast(
-            method=method,
-            by_seed=sample,
-            runs=sum(len(cell.runs) for cell in compared[method]),
-            collapsed=sum(len(cell.collapse_steps) for cell in compared[method]),
-            difference=differences.get(method, nothing),
-            corrected=corrected.get(method, math.nan),
-        )
-        for method, sample in samples.items()
-    ]
-    return sorted(rows, key=lambda row: row.accuracy, reverse=True)
+def collapses(of_tasks: Sequence[Sequence[Cell]]) -> list[Contrast]:
+    """The shares of collapsed runs over all lags above 0 and rates, of methods run on all tasks: Fisher's test."""
+    everywhere = set[str].intersection(*({cell.method for cell in cells if cell.lag} for cells in of_tasks))
+    cells = [cell for cells in of_tasks for cell in cells if cell.lag and cell.method in everywhere]
+    counts: dict[str, tuple[int, int]] = {}
+    for cell in cells:
+        collapsed, runs = counts.get(cell.method, (0, 0))
+        counts[cell.method] = collapsed + len(cell.collapse_steps), runs + len(cell.runs)
+    lags, found = sorted({cell.lag for cell in cells}), []
+    for method, against in pairs(counts):
+        (hits, runs), (other, others) = counts[method], counts[against]
+        p = float(stats.fisher_exact([[hits, runs - hits], [other, others - other]]).pvalue)
+        difference = Difference(hits / runs - other / others, math.nan, math.nan, p)
+        found.append(Contrast(COLLAPSED, lags, method, against, 0, difference, math.nan))
+    return found
+
+
+def pairs(methods: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return the pairs (method, against) that are compared among these methods."""
+    against = next((name for name in REFERENCES if name in methods), None)
+    with_reference = [(method, against) for method in methods if against and method != against]
+    return with_reference + [(a, b) for a, b in PAIRS if b != against and {a, b} <= set(methods)]
+
+
+def corrected(found: Sequence[Contrast]) -> list[Contrast]:
+    """The same with Holm's correction for their number."""
+    return [replace(one, corrected=p) for one, p in zip(found, holm([c.difference.p for c in found]), strict=True)]
+
+
+def _visible(sample: Sequence[float], against: Sequence[float]) -> float:
+    differences = [value - other for value, other in zip(sample, against, strict=True)]
+    if len(differences) < 2 or not (deviation := statistics.stdev(differences)):
+        return math.nan
+    return visible_difference(deviation, len(differences))

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.stability.cells import by_method, summarise
+from lab.stability.cells import Cell, by_method, summarise
 from lab.stability.contrasts import REFERENCES
-from lab.stability.inference import welch
-from lab.stability.tables import short
+from lab.stability.inference import Difference, paired
+from lab.stability.tables import SHIFTED, short
 
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
@@ -28,31 +28,30 @@ class _Line(NamedTuple):
     color: str
 
 
-SYNCHRONOUS = _Line("none", "synchronous", "0.35")
 LINES = (
-    _Line("vcpo_ess", "VCPO, step size only", "C2"),
     _Line("tis_seq", "truncated weights (TIS)", "C0"),
     _Line("vcpo", "VCPO", "C1"),
     _Line("vcpo_minibatch", "VCPO, mini-batch baseline", "C5"),
     _Line("topr", "TOPR", "C6"),
-    _Line("ppo", "PPO", "C4"),
-    _Line("none", "no correction", "C3"),
 )
-"""What the first figure shows of the largest lag."""
+"""The methods that the figures show, where they were run."""
 
 
-def draw_all(curves: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
+def draw_all(curves: Mapping[str, pd.DataFrame], shifts: pd.DataFrame, folder: Path) -> list[Path]:
     """Draw what the curves have data for; the files written.
 
     Args:
         curves: by task, steps of runs at one learning rate per method and lag, one below the other.
+        shifts: of `tables.shifts`.
         folder: where to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     first = next(iter(curves.values()))
-    files = [_save(methods(curves), folder / "methods.png"), _save(predictors(first), folder / "predictors.png")]
+    files = [_save(predictors(first), folder / "predictors.png")]
     if all(len(_lags(of)) > 1 for of in curves.values()):
         files.append(_save(by_lag(curves), folder / "lags.png"))
+    if len(shifts):
+        files.append(_save(by_shift(shifts), folder / "shift.png"))
     return files
 
 
@@ -81,7 +80,7 @@ def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
     shown = [line for line in LINES if line.method in compared]
     for number, line in enumerate(shown):
         at = [lag for lag in lags if lag in cells[line.method]]
-        found = [welch(cells[line.method][lag].accuracies, cells[REFERENCES[0]][lag].accuracies) for lag in at]
+        found = [_ahead(cells[line.method][lag], cells[REFERENCES[0]][lag]) for lag in at]
         places = [lags.index(lag) + 0.08 * (number - (len(shown) - 1) / 2) for lag in at]
         means = [100 * difference.mean for difference in found]
         reach = [100 * (difference.high - difference.mean) for difference in found]
@@ -92,39 +91,29 @@ def _by_lag(axis: Any, curves: pd.DataFrame) -> None:
     _name_lines(axis, ends, len(lags) - 0.6)
 
 
-def methods(curves: Mapping[str, pd.DataFrame]) -> Any:
-    """A panel per task: accuracy over the steps at the largest lag, and of synchronous training (means over seeds)."""
-    figure, axes = _figure(1, len(curves), figsize=(5.5 * len(curves), 4.5))
-    for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
-        _methods(axis, of, with_note=axis is axes[0, 0])
-        axis.set_title(short(task), loc="left")
-    lag = max(int(of["lag"].max()) for of in curves.values())
-    axes[0, 0].set_ylabel("held-out problems solved (%)")
-    figure.suptitle(f"Training on answers of a policy {lag} updates old", x=0.01, ha="left")
+def _ahead(cell: Cell, reference: Cell) -> Difference:
+    seeds = sorted(set(cell.runs) & set(reference.runs))
+    return paired(*([of.runs[seed].accuracy for seed in seeds] for of in (cell, reference)))
+
+
+def by_shift(shifts: pd.DataFrame) -> Any:
+    """A point per cell: OPOB's baseline less the mean reward, and points ahead of VCPO's step size alone."""
+    figure, axes = _figure(1, 2, figsize=(12, 4.6))
+    for axis, (high, title) in zip(axes[0], ((False, "learning rates 3e-5 and 1e-4"), (True, "3e-4")), strict=True):
+        for line, marker in zip((line for line in LINES if line.method in SHIFTED), "o^", strict=True):
+            for color, (task, of) in enumerate(shifts[shifts["method"] == line.method].groupby("task", sort=False)):
+                at = of[(of["lr"] > 2e-4) == high]
+                label = f"{task}, {line.label}"
+                axis.plot(at["shift"], at["gain"], marker, color=f"C{color}", alpha=0.75, label=label)
+        axis.axhline(0, color="0.4", linewidth=1)
+        axis.axvline(0, color="0.4", linewidth=1)
+        axis.set_title(title, loc="left")
+        axis.set_xlabel("OPOB's baseline less the mean reward")
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0, 0].set_ylabel("points ahead of VCPO's step size alone")
+    axes[0, 0].legend(frameon=False, fontsize="small", loc="lower left")
     return figure
-
-
-def _methods(axis: Any, curves: pd.DataFrame, with_note: bool) -> None:
-    lag, last = int(curves["lag"].max()), int(curves["step"].max())
-    ends: list[tuple[float, _Line]] = []
-    for line, k in [(SYNCHRONOUS, 0), *((line, lag) for line in LINES)]:
-        runs = curves[(curves["method"] == line.method) & (curves["lag"] == k)].dropna(subset="val_accuracy")
-        if runs.empty:
-            continue
-        table = 100 * runs.pivot_table(index="step", columns="seed", values="val_accuracy")
-        mean = table.mean(axis=1)
-        axis.plot(table.index, mean, "--" if line is SYNCHRONOUS else "-", color=line.color, linewidth=2)
-        ends.append((float(mean.tail(5).mean()), line))
-    start = 100 * curves.loc[curves["step"] == 0, "val_accuracy"].mean()
-    axis.axhline(start, color="0.5", linestyle=":", linewidth=1)
-    axis.annotate("before training", (0.99 * last, start), ha="right", va="bottom", color="0.4")
-    if 0 < lag < last:
-        axis.axvline(lag, color="0.8", linewidth=1)
-        if with_note:
-            note = f" before: answers of the first policy only\n from step {lag + 2} on: of trained policies"
-            axis.annotate(note, (lag, 1), color="0.4", va="bottom", fontsize="small")
-    axis.set(xlim=(0, last), ylim=(0, None), xlabel="policy updates")
-    _name_lines(axis, ends, last)
 
 
 def _name_lines(axis: Any, ends: Sequence[tuple[float, _Line]], right: float) -> None:

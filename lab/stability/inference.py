@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Literal
 
 from scipy import stats
@@ -55,6 +54,16 @@ def welch(sample: Sequence[float], reference: Sequence[float]) -> Difference:
     return Difference(mean, float(low), float(high), float(result.pvalue))
 
 
+def paired(sample: Sequence[float], reference: Sequence[float]) -> Difference:
+    """Student's t-test of the differences of pairs: runs that share a seed share prompts and first answers."""
+    differences = [value - other for value, other in zip(sample, reference, strict=True)]
+    mean = statistics.mean(differences)
+    if len(differences) < 2 or not statistics.stdev(differences):
+        return Difference(mean, math.nan, math.nan, math.nan)
+    half = interval(differences)
+    return Difference(mean, mean - half, mean + half, float(stats.ttest_1samp(differences, 0.0).pvalue))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values corrected for their number (Holm, 1979): below 0.05, the family's chance of one false finding is at most
     5 %. NaN, where there was no test, stays and does not count."""
@@ -67,26 +76,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def power(difference: float, deviation: float, seeds: int, level: float = 1 - LEVEL) -> float:
-    """The chance that a two-sided t-test with `seeds` runs per method tells methods apart whose means differ so.
+    """The chance that a two-sided paired t-test on `seeds` seeds tells methods apart whose means differ so.
 
     Args:
         difference: of the means.
-        deviation: standard deviation of a run, the same for both methods.
-        seeds: per method, at least 2.
+        deviation: standard deviation of the differences of pairs.
+        seeds: at least 2.
         level: the chance of telling equal methods apart.
     """
-    freedom, shift = 2 * (seeds - 1), difference / deviation * math.sqrt(seeds / 2)
+    freedom, shift = seeds - 1, difference / deviation * math.sqrt(seeds)
     limit = stats.f.ppf(1 - level, 1, freedom)  # t squared is F
     return 1 - float(stats.ncf.cdf(limit, 1, freedom, shift**2))
 
 
-def seeds_needed(difference: float, deviation: float, level: float = 1 - LEVEL) -> int:
-    """The smallest number of seeds per method for a power of 80 %; arguments as of `power`."""
-    return next(seeds for seeds in count(2) if power(difference, deviation, seeds, level) >= POWER)
-
-
 def visible_difference(deviation: float, seeds: int, level: float = 1 - LEVEL) -> float:
-    """The difference that `seeds` runs per method tell with a power of 80 %; arguments as of `power`."""
+    """The difference that `seeds` seeds tell with a power of 80 %; arguments as of `power`."""
     lacking, enough = 0.0, deviation
     while power(enough, deviation, seeds, level) < POWER:
         lacking, enough = enough, 2 * enough

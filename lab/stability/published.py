@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.simulator.analysis import LAST, shift
 from lab.simulator.grid import Folder, GridRun, difference
 from lab.stability.alarm import VANISHED, vanished
 from lab.stability.cells import RUN
 from verl_vcpo.common.whole_file import whole_file
 
 PUBLISHED = Path("docs/measurements/runs")
-_MEASURED = ("ess_ratio", "kl", "grad_norm")
 _ESS_STEPS, _KL_STEPS = 1600, 500
 """The ESS ratio is kept to 1/1600, the middle of its interval, and KL to 1/500: as coarse as leaves every number of
 docs/measurements/alarm.md what it is with whole numbers."""
@@ -37,8 +37,10 @@ def publish(curves: Mapping[str, pd.DataFrame], file: Path, accuracies_only: boo
 def _small(curves: pd.DataFrame, accuracies_only: bool) -> pd.DataFrame:
     table = curves[[*RUN, "step"]].astype({"lag": "int16", "seed": "int16", "step": "int16"})
     table[["finite", "val_accuracy"]] = curves[["finite", "val_accuracy"]].astype("float32")
-    if "last_accuracy" in curves:
-        table["last_accuracy"] = curves["last_accuracy"].astype("float32")
+    for name in (name for name in LAST if name in curves):
+        table[name] = curves[name].astype("float32")
+    if "shift" in curves or {"baseline", "reward"} <= set(curves.columns):
+        table["shift"] = _shift(curves).astype("float32")
     if accuracies_only or "ess_ratio" not in curves:
         return table[table["val_accuracy"].notna()]
     ess = (np.floor(_ESS_STEPS * curves["ess_ratio"] + 1e-9) + 0.5) / _ESS_STEPS
@@ -50,6 +52,15 @@ def _small(curves: pd.DataFrame, accuracies_only: bool) -> pd.DataFrame:
     drawn = largest | ((curves["method"] == "none") & (curves["lag"] == 0))  # of others no gradient norm is shown
     table["grad_norm"] = curves["grad_norm"].where(drawn).astype("float16").astype("float32")
     return table
+
+
+def _shift(curves: pd.DataFrame) -> "pd.Series[float]":
+    """The mean over a run's steps of its baseline less the mean reward, in the run's last row."""
+    if "shift" in curves:
+        return curves["shift"]
+    run = [curves[name] for name in RUN]
+    mean = shift(curves).groupby(run, sort=False).transform("mean")
+    return mean.where(curves["step"] == curves["step"].groupby(run, sort=False).transform("max"))
 
 
 def settings(curves: pd.DataFrame) -> dict[str, Any]:
@@ -110,12 +121,11 @@ def _joined(parts: Sequence[tuple[Path, pd.DataFrame]]) -> pd.DataFrame:
     for file, curves in parts[1:]:
         if different := difference(settings(curves), settings(first)):
             raise ValueError(f"{file}: holds runs of {different}; {first_file} is another comparison: name one of them")
-    whole = [set(_MEASURED) <= set(curves.columns) for _, curves in parts]
     joined = pd.concat([curves for _, curves in parts], ignore_index=True)
     joined.attrs = first.attrs
     if joined.duplicated([*RUN, "step"]).any():
         raise ValueError("the files have the same run twice: name each once")
-    return joined if all(whole) else joined.drop(columns=[name for name in _MEASURED if name in joined])
+    return joined
 
 
 def _at_lags(curves: pd.DataFrame, lags: Sequence[int]) -> pd.DataFrame:

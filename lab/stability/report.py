@@ -1,12 +1,12 @@
 """Tables and figures from runs that are there: `python -m lab.stability.report FILE... [--out DIR]`.
 
-Makes no run. Without files: the published ones, docs/measurements/runs/stability.parquet. Runs of several tasks are
-compared task by task. --out gets
+Makes no run. Without files: those of docs/measurements/stability.md. --out gets
 
-methods.png      accuracy over the steps at the largest lag, a panel per task
 lags.png         points ahead of `vcpo_ess` by lag, a panel per task
+shift.png        OPOB's baseline less the mean reward, and points ahead of `vcpo_ess`: one point per cell
 predictors.png   accuracy, ESS ratio, KL and gradient norm of the first task: synchronous, TIS and VCPO at the largest
                  lag (the paper's)
+contrasts.csv    every contrast, in points: paired by seed, Holm's correction over all of them, and its power
 tables.csv       every cell: accuracies and share of collapsed runs in %, each with its 95 % interval
 """
 
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.stability import alarm, tables
+from lab.simulator.analysis import LAST
+from lab.stability import alarm, contrasts, tables
 from lab.stability.cells import Cell, summarise
-from lab.stability.contrasts import Comparison, comparisons
+from lab.stability.contrasts import Contrast
 from lab.stability.inference import interval, share_interval
 from lab.stability.published import PUBLISHED, publish, read_curves
 from lab.stability.tables import Table
@@ -28,7 +29,8 @@ from lab.stability.tuning import chosen_cells
 from recipe.command_line import OneLineParser, run_command, whole_number
 from verl_vcpo.common.whole_file import write_whole
 
-TABLES_FILE = "tables.csv"
+TABLES_FILE, CONTRASTS_FILE = "tables.csv", "contrasts.csv"
+SHOWN = ("stability.parquet", "new-seeds.parquet")
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,10 @@ class Report:
     cells: list[Cell]
     chosen: list[Cell]
     """One per method and lag: of the learning rate chosen there."""
-    comparisons: list[Comparison]
-    """By group of lags, the large ones first."""
     curves: pd.DataFrame
     """Steps of all runs, one below the other."""
-    table: Table
-    """Accuracy after step k, and the contrasts."""
+    steps: int
+    """The steps that each run was meant to make."""
 
     @property
     def of_chosen_rates(self) -> pd.DataFrame:
@@ -61,29 +61,40 @@ def make_report(curves: pd.DataFrame, steps: int) -> Report:
         steps: what each run was meant to make.
     """
     cells = summarise(curves, steps)
-    chosen = chosen_cells(cells)
-    compared = comparisons(cells, chosen)
-    table = tables.headline(chosen, compared, tables.synchronous_accuracy(curves, chosen, steps))
-    return Report(cells, chosen, compared, curves, table)
+    return Report(cells, chosen_cells(cells), curves, steps)
 
 
-def of_all_tasks(reports: Mapping[str, Report]) -> list[Table]:
-    """By group of lags planned contrasts, the same over the rates and power; nothing for one task."""
-    if len(reports) < 2:
-        return []
-    groups: dict[str, dict[str, Comparison]] = {}
+ALL = "all tasks"
+_LAST = dict(zip(LAST, ("last policy", "last policy, greedy", "last policy, pass@8", "last policy, nats"), strict=True))
+
+
+def contrasts_of(reports: Mapping[str, Report]) -> dict[str, list[Contrast]]:
+    """The contrasts by task, and those of all tasks together; p is corrected for the number of all."""
+    found = {task: contrasts.contrasts(report.cells, report.chosen) for task, report in reports.items()}
+    found[ALL] = contrasts.collapses([report.cells for report in reports.values()])
+    rest = iter(contrasts.corrected([one for of_task in found.values() for one in of_task]))
+    return {task: [next(rest) for _ in of_task] for task, of_task in found.items()}
+
+
+def of_tasks(reports: Mapping[str, Report]) -> list[Table]:
+    """Accuracy after step k and contrasts of each task; an overview of several tasks; what the level of OPOB does."""
+    found = contrasts_of(reports)
+    shown = []
     for task, report in reports.items():
-        for of in report.comparisons:
-            groups.setdefault(tables.at_lags(of.lags), {})[task] = of
-    found = [tables.overview(groups)]
-    for at, by_task in groups.items():
-        planned = {task: of.contrasts for task, of in by_task.items()}
-        robust = {task: of.robustness for task, of in by_task.items() if of.robustness}
-        found.append(tables.across(f"The planned contrast at {at}", planned))
-        if robust:
-            found.append(tables.across(f"The mean over the learning rates at {at}", robust))
-        found.append(tables.power_across(f"Power of the planned contrast at {at}, in points of accuracy", planned))
-    return found
+        synchronous = tables.synchronous_accuracy(report.curves, report.chosen, report.steps)
+        table = tables.headline(report.chosen, found[task], synchronous)
+        shown.append(replace(table, title=f"{task}: {table.title}"))
+    if len(reports) > 1:
+        chosen, cells = ({task: getattr(of, name) for task, of in reports.items()} for name in ("chosen", "cells"))
+        shown.append(tables.overview(chosen, cells, found))
+    if len(of := shifts_of(reports)):
+        shown.append(tables.shift_table(of))
+    return shown
+
+
+def shifts_of(reports: Mapping[str, Report]) -> pd.DataFrame:
+    """The points of the figure shift.png."""
+    return tables.shifts({task: report.cells for task, report in reports.items()})
 
 
 def of_the_alarm(reports: Mapping[str, Report]) -> list[Table]:
@@ -98,8 +109,8 @@ def of_the_alarm(reports: Mapping[str, Report]) -> list[Table]:
     ess, kl = f"{found.ess_ratio:g} for {found.ess_steps} steps", f"{found.kl:g} for {found.kl_steps} steps"
     scores = alarm.scores_table(sets)
     chosen = f"{scores.title} (of the largest F1 on the odd seeds: ESS ratio below {ess}, KL above {kl})"
-    others = (alarm.definitions_table(every), alarm.before_collapse_table(every))
-    return [replace(scores, title=chosen), *others]
+    of_task = {tables.short(task): alarm.alarm_runs(report.curves) for task, report in reports.items()}
+    return [replace(scores, title=chosen), alarm.ranking_table(of_task), alarm.definitions_table(every)]
 
 
 def alarm_halves(reports: Mapping[str, Report]) -> tuple[list[alarm.AlarmRun], dict[str, list[alarm.AlarmRun]]]:
@@ -114,7 +125,7 @@ def numbers(reports: Mapping[str, Report]) -> pd.DataFrame:
     for task, report in reports.items():
         for cell in sorted(report.cells, key=lambda cell: (cell.lag, cell.method, cell.lr)):
             collapsed, runs = len(cell.collapse_steps), len(cell.runs)
-            of = {"after step k": cell.accuracies, "last policy": cell.lasts}
+            of = {"after step k": cell.accuracies} | {shown: cell.lasts(name) for name, shown in _LAST.items()}
             found = {name: _mean(values) for name, values in of.items() if values}
             found["collapsed"] = (collapsed / runs, *share_interval(collapsed, runs, "exact"))
             at = (tables.short(task), cell.method, cell.lag, cell.lr, int(cell in report.chosen), runs)
@@ -143,7 +154,7 @@ def show_tables(tables: Iterable[Table]) -> None:
 
 
 def write(reports: Mapping[str, Report], folder: Path) -> list[Path]:
-    """The figures, and every number.
+    """The figures, every contrast, and every number.
 
     Args:
         reports: by task.
@@ -151,33 +162,36 @@ def write(reports: Mapping[str, Report], folder: Path) -> list[Path]:
     """
     from lab.stability.figures import draw_all
 
-    files = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, folder)
-    write_whole(folder / TABLES_FILE, numbers(reports).to_csv(index=False, lineterminator="\n"))
-    return [*files, folder / TABLES_FILE]
+    files = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, shifts_of(reports), folder)
+    every = {CONTRASTS_FILE: tables.all_contrasts(contrasts_of(reports)), TABLES_FILE: numbers(reports)}
+    for name, table in every.items():
+        write_whole(folder / name, table.to_csv(index=False, lineterminator="\n"))
+    return [*files, *(folder / name for name in every)]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m lab.stability.report", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="*.parquet, by lab.stability")
     parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help="only these (default: all)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables.csv there")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables there")
     parser.add_argument("--join", type=Path, metavar="FILE", help="write the runs of all files into this one")
     parser.add_argument("--accuracies", action="store_true", help="--join without ESS ratio, KL and gradient norm")
+    parser.add_argument("--json", action="store_true", help="print what contrasts.csv has as one JSON line, last")
     arguments = parser.parse_args(argv)
-    files = arguments.files or [PUBLISHED / "stability.parquet"]
+    files = arguments.files or [PUBLISHED / name for name in SHOWN]
     try:
         curves = read_curves(files, arguments.lags)
     except ValueError as error:
         print(f"stability.report: {error}", file=sys.stderr)
         return 2
     reports = {task: make_report(of, int(of["step"].max())) for task, of in curves.items()}
-    for task, report in reports.items():
-        show_tables([replace(report.table, title=f"{task}: {report.table.title}")])
-    show_tables([*of_all_tasks(reports), *of_the_alarm(reports)])
+    show_tables([*of_tasks(reports), *of_the_alarm(reports)])
     if arguments.join:
         publish(curves, arguments.join, arguments.accuracies)
     for file in write(reports, arguments.out) if arguments.out else ():
         print(file)
+    if arguments.json:
+        print(tables.all_contrasts(contrasts_of(reports)).to_json(orient="records"))
     return 0
 
 

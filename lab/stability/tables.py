@@ -2,27 +2,20 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+from scipy import stats
 
 from lab.simulator.analysis import accuracy_after
-from lab.stability.cells import Cell, by_method, pooled_deviation
-from lab.stability.contrasts import SAME, Comparison, Contrast, reference
-from lab.stability.inference import (
-    LEVEL,
-    Difference,
-    interval,
-    seeds_needed,
-    share_interval,
-    visible_difference,
-    welch,
-)
+from lab.stability.cells import Cell, by_method
+from lab.stability.contrasts import BEST, SAME, Contrast, Standing, lag_groups, reference, standings
+from lab.stability.inference import Difference, interval, share_interval, welch
 
+Found = Mapping[str, Sequence[Contrast]]
+"""Contrasts by task."""
 SYNCHRONOUS = "synchronous, same steps"
-_POINTS = (1, 2, 4)
-"""Differences, in points of accuracy, that the table of power is about."""
 
 
 @dataclass(frozen=True)
@@ -39,84 +32,83 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", r"\*")
 
 
-def headline(chosen: Sequence[Cell], compared: Sequence[Comparison], synchronous: dict[int, list[float]]) -> Table:
-    """A line per method, the best at the large lags first: accuracy by lag, and the planned contrasts.
+def headline(chosen: Sequence[Cell], found: Sequence[Contrast], synchronous: dict[int, list[float]]) -> Table:
+    """A line per method, the best at the large lags first: accuracy by lag, and the contrasts with the reference.
 
     Args:
         chosen: one cell per method and lag.
-        compared: by group of lags, the large ones first.
+        found: the contrasts of the task.
         synchronous: by lag, the accuracies of synchronous runs over the steps that a run at this lag is judged by.
     """
-    by_themselves = {group.lags[0] for group in compared if len(group.lags) == 1}  # the contrast has their accuracy
-    of, lags = by_method(chosen), sorted({cell.lag for cell in chosen} - by_themselves)
-    judged = [{row.method: row for row in group.contrasts} for group in compared]
+    groups, against = lag_groups(chosen), reference(chosen)
+    alone = {group[0] for group in groups if len(group) == 1}  # the group has their accuracy
+    of, lags = by_method(chosen), sorted({cell.lag for cell in chosen} - alone)
+    judged = [{row.method: row for row in standings(chosen, group)} for group in groups]
+    tested = [of_group(found, group, against) for group in groups]
     lines = []
-    if synchronous and compared:
+    if synchronous and groups:
         each = [percent(statistics.mean(synchronous[lag])) for lag in lags]
-        groups = (_synchronous(group, synchronous, reference(chosen)) for group in compared)
-        lines.append([SYNCHRONOUS, *each, *(text for group in groups for text in group)])
+        rows = (
+            _synchronous(group, synchronous, at.get(against or "")) for group, at in zip(groups, judged, strict=True)
+        )
+        lines.append([SYNCHRONOUS, *each, *(text for row in rows for text in row)])
 
     def best(method: str) -> list[float]:
         return [rows[method].accuracy if method in rows else -1.0 for rows in judged]
 
     for method in sorted(of, key=best, reverse=True):
         cells = [percent(of[method][lag].accuracy) if lag in of[method] else "-" for lag in lags]
-        found = (_contrast(rows[method]) if method in rows else ["-"] * 5 for rows in judged)
-        lines.append([f"`{method}`", *cells, *(text for group in found for text in group)])
+        both = zip(judged, tested, strict=True)
+        rows = (_against(at.get(method), tests.get(method)) for at, tests in both)
+        lines.append([f"`{method}`", *cells, *(text for row in rows for text in row)])
     columns = ["method", *(f"k = {lag}" for lag in lags)]
-    for group in compared:
-        name = at_lags(group.lags)
-        columns += [name, f"less `{reference(chosen)}`", "p (Holm)", "verdict", f"collapsed, {name}"]
+    for group in groups:
+        columns += [at_lags(group), f"less `{against}`", "p (Holm)", f"collapsed, {at_lags(group)}"]
     return Table("Accuracy after step k", columns, lines)
 
 
-def _synchronous(group: Comparison, synchronous: dict[int, list[float]], against: str | None) -> list[str]:
+def of_group(found: Sequence[Contrast], lags: Sequence[int], against: str | None) -> dict[str, Contrast]:
+    """The contrasts at best rates with one method at a group of lags, by method."""
+    at = [one for one in found if one.compared == BEST and list(one.lags) == list(lags)]
+    return {one.method: one for one in at if one.against == against}
+
+
+def _synchronous(lags: Sequence[int], synchronous: dict[int, list[float]], against: Standing | None) -> list[str]:
     """The accuracy of synchronous runs over the steps that a group of lags is judged by, and less the reference's."""
-    of_seeds = [statistics.mean(at) for at in zip(*(synchronous[lag] for lag in group.lags), strict=True)]
+    of_seeds = [statistics.mean(at) for at in zip(*(synchronous[lag] for lag in lags), strict=True)]
     ahead = "-"
-    found = next((row for row in group.contrasts if row.method == against), None)
-    if found and len(of_seeds) > 1 < len(found.by_seed):
-        ahead = points(welch(of_seeds, list(found.by_seed.values())))
-    return [percent(statistics.mean(of_seeds)), ahead, "-", "-", "-"]
+    if against and len(of_seeds) > 1 < len(against.by_seed):
+        ahead = points(welch(of_seeds, list(against.by_seed.values())))
+    return [percent(statistics.mean(of_seeds)), ahead, "-", "-"]
 
 
-def across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
-    """A line per method, in the order of the first task: its accuracy and contrast on each task, and all collapses.
-
-    Args:
-        title: what the contrasts are over.
-        contrasts: by task.
-    """
-    of = {task: {row.method: row for row in rows} for task, rows in contrasts.items()}
-    order = dict.fromkeys(row.method for rows in contrasts.values() for row in rows)
-    against = next((row.method for rows in contrasts.values() for row in rows if math.isnan(row.corrected)), "")
-    lines = []
-    for method in order:
-        found = [rows[method] for rows in of.values() if method in rows]
-        cells = [_on_a_task(rows.get(method)) for rows in of.values()]
-        collapsed = share(sum(row.collapsed for row in found), sum(row.runs for row in found))
-        lines.append([f"`{method}`", *(text for cell in cells for text in cell), collapsed])
-    columns = [text for task in of for text in (short(task), f"less `{against}`", "p (Holm)")]
-    return Table(title, ["method", *columns, "collapsed"], lines)
+def _against(row: Standing | None, test: Contrast | None) -> list[str]:
+    if row is None:
+        return ["-"] * 4
+    tested = ["-", "-"] if test is None else [points(test.difference), p_value(test.corrected)]
+    return [percent(row.accuracy), *tested, share(row.collapsed, row.runs)]
 
 
-def overview(groups: Mapping[str, Mapping[str, Comparison]]) -> Table:
+def overview(chosen: Mapping[str, Sequence[Cell]], cells: Mapping[str, Sequence[Cell]], found: Found) -> Table:
     """A line per method: points ahead of the reference on each task and group of lags, and all collapses at all rates.
 
     Args:
-        groups: by the lags in words and by task.
+        chosen: by task, one cell per method and lag.
+        cells: by task, at all rates.
+        found: the contrasts by task.
     """
-    tasks = list(dict.fromkeys(task for by_task in groups.values() for task in by_task))
-    places = [(task, at) for task in tasks for at in reversed(list(groups)) if task in groups[at]]
-    of = {(task, at): {row.method: row for row in groups[at][task].contrasts} for task, at in places}
-    tried = [row for by_task in groups.values() for compared in by_task.values() for row in compared.robustness]
+    places = [(task, group) for task, of in chosen.items() for group in reversed(lag_groups(of))]
+    against = {task: reference(of) for task, of in chosen.items()}
+    tested = [of_group(found[task], group, against[task]) for task, group in places]
+    order = dict.fromkeys(row.method for task, group in places for row in standings(chosen[task], group))
     lines = []
-    for method in dict.fromkeys(method for rows in of.values() for method in rows):
-        every = [row for row in tried if row.method == method]
-        runs = sum(row.runs for row in every)
-        collapsed = f"{sum(row.collapsed for row in every)} of {runs}" if runs else "-"
-        lines.append([f"`{method}`", *(_ahead(of[place].get(method)) for place in places), collapsed])
-    columns = [f"{short(task)}, {at}" for task, at in places]
+    for method in order:
+        of_method = [cell for of in cells.values() for cell in of if cell.method == method and cell.lag]
+        collapsed = f"{sum(len(c.collapse_steps) for c in of_method)} of {sum(len(c.runs) for c in of_method)}"
+        ahead = ("0" if method == against[task] else "-" for task, _ in places)
+        line = [_ahead(at[method]) if method in at else none for at, none in zip(tested, ahead, strict=True)]
+        lines.append([f"`{method}`", *line, collapsed])
+    columns = [f"{short(task)}, {at_lags(group)}" for task, group in places]
     return Table(
         "Points ahead, at the method's best rates (in brackets: cannot be told apart)",
         ["method", *columns, "collapsed, all rates"],
@@ -124,52 +116,54 @@ def overview(groups: Mapping[str, Mapping[str, Comparison]]) -> Table:
     )
 
 
-def _ahead(row: Contrast | None) -> str:
+def _ahead(test: Contrast) -> str:
     """In brackets where the corrected test finds no difference."""
-    if row is None or math.isnan(row.corrected):
-        return "-" if row is None else "0"
-    points_ahead = f"{100 * row.difference.mean:+.1f}"
-    return f"({points_ahead})" if row.verdict == SAME else points_ahead
+    points_ahead = f"{100 * test.difference.mean:+.1f}"
+    return f"({points_ahead})" if test.verdict in (SAME, "-") else points_ahead
 
 
-def _on_a_task(row: Contrast | None) -> list[str]:
-    if row is None:
-        return ["-"] * 3
-    accuracy, difference, p, *_ = _contrast(row)
-    return [accuracy, difference, p]
+def all_contrasts(found: Found) -> pd.DataFrame:
+    """A row for each contrast, in points, with its 95 % interval, p before and after Holm's correction, and power."""
+    rows = []
+    for task, of_task in found.items():
+        for one in of_task:
+            values = (one.difference.mean, one.difference.low, one.difference.high, one.visible)
+            mean, low, high, visible = (round(100 * value, 2) for value in values)
+            at = (short(task), one.compared, " ".join(map(str, one.lags)), one.method, one.against, one.seeds or None)
+            tests = (float(f"{p:.2g}") for p in (one.difference.p, one.corrected))
+            rows.append((*at, mean, low, high, *tests, visible, one.verdict))
+    columns = ["task", "compared", "lags", "method", "less", "seeds", "points", "low", "high", "p", "p_holm"]
+    return pd.DataFrame(rows, columns=[*columns, "seen_at_power_80", "verdict"]).astype({"seeds": "Int64"})
 
 
-def power_across(title: str, contrasts: Mapping[str, Sequence[Contrast]]) -> Table:
-    """The power of the planned contrast: a line per task. All tasks have as many seeds as the first."""
-    lines = [[short(task), *(_power(_of_the_contrast(rows), rows) or ["-"])] for task, rows in contrasts.items()]
-    columns = _power_columns("task", next(iter(contrasts.values())))
-    return Table(title, columns, lines)
+SHIFTED = ("vcpo", "vcpo_minibatch")
+"""Methods whose baseline is OPOB."""
 
 
-def _of_the_contrast(contrasts: Sequence[Contrast]) -> list[list[float]]:
-    return [list(row.by_seed.values()) for row in contrasts if not row.collapsed]
+def shifts(cells: Mapping[str, Sequence[Cell]]) -> pd.DataFrame:
+    """A row per task, lag, rate and method with OPOB: baseline less mean reward, and points ahead of `vcpo_ess`."""
+    rows = []
+    for task, of in cells.items():
+        plain = {(cell.lag, cell.lr): cell.runs for cell in of if cell.method == "vcpo_ess" and cell.lag}
+        for cell in of:
+            if cell.method in SHIFTED and (cell.lag, cell.lr) in plain and not math.isnan(cell.shift):
+                other = plain[cell.lag, cell.lr]
+                gains = [run.accuracy - other[seed].accuracy for seed, run in cell.runs.items() if seed in other]
+                rows.append((short(task), cell.method, cell.lag, cell.lr, cell.shift, 100 * statistics.mean(gains)))
+    return pd.DataFrame(rows, columns=["task", "method", "lag", "lr", "shift", "gain"])
 
 
-def _power_columns(first: str, contrasts: Sequence[Contrast]) -> list[str]:
-    seen = f"{_seeds(contrasts)} seeds see"
-    needed = (f"seeds for {size}" for size in _POINTS)
-    return [first, "standard deviation of a run", *needed, seen, f"{seen}, the strictest of Holm's tests"]
-
-
-def _seeds(contrasts: Sequence[Contrast]) -> int:
-    """Of a method."""
-    return max(len(row.by_seed) for row in contrasts)
-
-
-def _power(samples: Iterable[list[float]], contrasts: Sequence[Contrast]) -> list[str]:
-    """What the spread within the samples lets the contrasts see; nothing where there is one seed each."""
-    deviation = 100 * pooled_deviation(samples)
-    if not deviation > 0:
-        return []
-    strict = (1 - LEVEL) / max(sum(not math.isnan(row.corrected) for row in contrasts), 1)
-    seen = [visible_difference(deviation, _seeds(contrasts), level) for level in (1 - LEVEL, strict)]
-    needed = [str(seeds_needed(size, deviation)) for size in _POINTS]
-    return [f"{deviation:.2f}", *needed, *(f"{size:.1f}" for size in seen)]
+def shift_table(points: pd.DataFrame) -> Table:
+    """How the level of OPOB goes with its gain, over some of the rows of `shifts`."""
+    low, countdown = points["lr"] < 3e-4, points["task"] != "sort_digits"
+    some = {"all": points, "rates up to 1e-4": points[low], "those, both Countdowns": points[low & countdown]}
+    lines = []
+    for name, of in some.items():
+        signs = [of.loc[of["shift"] > 0, "gain"], of.loc[of["shift"] <= 0, "gain"]]
+        gains = [f"{len(g)}: {g.mean():+.1f}, positive in {(g > 0).sum()}" if len(g) else "0" for g in signs]
+        lines.append([name, str(len(of)), f"{stats.spearmanr(of['shift'], of['gain']).statistic:.2f}", *gains])
+    columns = ["cells", "number", "Spearman", "baseline above the mean: gain", "at or below it: gain"]
+    return Table("OPOB's baseline less the mean reward, and points ahead of `vcpo_ess`", columns, lines)
 
 
 def synchronous_accuracy(curves: pd.DataFrame, chosen: Sequence[Cell], steps: int) -> dict[int, list[float]]:
@@ -204,11 +198,8 @@ def share(hits: int, runs: int) -> str:
     return f"{hits} of {runs} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
-def _contrast(row: Contrast) -> list[str]:
-    if math.isnan(row.corrected):
-        return [percent(row.accuracy), "-", "-", "-", share(row.collapsed, row.runs)]
-    p = "< 0.001" if row.corrected < 0.001 else f"{row.corrected:.3f}"
-    return [percent(row.accuracy), points(row.difference), p, row.verdict, share(row.collapsed, row.runs)]
+def p_value(p: float) -> str:
+    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def points(found: Difference) -> str:

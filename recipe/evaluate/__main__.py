@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipe.command_line import OneLineParser, run_command
-from recipe.evaluate.estimates import Interval, interval, pass_at, powers_of_two
-from recipe.evaluate.scored import Answer
+from recipe.evaluate.estimates import Answer, Interval, interval, pass_at, powers_of_two
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
 from recipe.fully_async_policy.launch.next_steps import one_line
@@ -116,14 +115,7 @@ def composed(
 
 
 def check(config: "DictConfig", json_file: Path | None) -> None:
-    """Refuse settings with which an evaluation would fail after its start.
-
-    Args:
-        json_file: the file that --json names.
-
-    Raises:
-        SettingError: a wrong setting, file or row, a reward that scores nothing, or a model that cannot be sampled.
-    """
+    """Refuse settings, files, rewards and models with which an evaluation would fail after its start."""
     from recipe.fully_async_policy.settings.consistency import check_consistency, lengths
     from recipe.fully_async_policy.settings.data import check_rows
     from recipe.fully_async_policy.settings.model import check_model

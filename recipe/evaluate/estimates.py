@@ -1,10 +1,22 @@
-"""Estimates of pass@k, with an interval, from samples of each problem."""
+"""Scored answers, and estimates of pass@k, with an interval, from samples of each problem."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _Z = 1.959963984540054  # two-sided 95 %
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response to one problem."""
+
+    problem: int
+    data_source: str
+    response: str
+    score: float
+    correct: float
+    """The reward's `acc`; the score if the reward has no `acc`."""
 
 
 @dataclass(frozen=True)

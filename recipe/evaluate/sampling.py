@@ -24,7 +24,7 @@ from verl.utils import hf_tokenizer
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 from vllm import LLM, SamplingParams
 
-from recipe.evaluate.scored import Answer
+from recipe.evaluate.estimates import Answer
 from verl_vcpo.loop.dataset import keep_files_apart
 from verl_vcpo.user_code.reward import bound_custom_reward
 

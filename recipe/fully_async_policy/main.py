@@ -18,13 +18,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.command_line import OneLineParser, positive_number, run_command
+from recipe.command_line import OneLineParser, run_command
 from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError
 from verl_vcpo.common import start_up
-
-CONFIG_DIR, CONFIG_NAME = Path(__file__).resolve().parent / "config", "vcpo_trainer"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,13 +65,11 @@ def _checked(args: argparse.Namespace) -> DictConfig | None:
         return config
     from recipe.fully_async_policy.plan import gpu_plan
 
-    if args.gpu_memory is not None:
-        config.gpu_memory_gib = args.gpu_memory
     gpu_plan.print_plan(config)
     if args.forecast:
         from recipe.fully_async_policy.plan.step_time import forecast
 
-        print(forecast(config, args.forecast).in_words(config.trainer.total_training_steps))
+        print(forecast(config, args.forecast))
     return None
 
 
@@ -89,10 +85,7 @@ def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneLineParser(
-        prog="python -m recipe.fully_async_policy.main",
-        description=__doc__,
-    )
+    parser = OneLineParser(prog="python -m recipe.fully_async_policy.main", description=__doc__)
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
     parser.add_argument(
@@ -102,27 +95,17 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="check the settings, print those that matter and the GPU plan, and stop (also: DRY_RUN=1)",
     )
     parser.add_argument(
-        "--gpu-memory",
-        type=positive_number,
-        metavar="GIB",
-        help="take GPUs of this memory in --dry-run: gpu_memory_gib",
-    )
-    parser.add_argument(
         "--forecast", type=Path, metavar="RUN", help="with --dry-run: what a step would take, by the rates of this run"
     )
     add_config_dir(parser)
     args = parser.parse_intermixed_args(argv)
-    if not args.dry_run and (args.gpu_memory is not None or args.forecast):
-        parser.error("--gpu-memory and --forecast are of the plan that --dry-run prints: add --dry-run")
+    if args.forecast and not args.dry_run:
+        parser.error("--forecast is of the plan that --dry-run prints: add --dry-run")
     return args
 
 
 def launch(config: DictConfig, run_id: str, given: list[str]) -> int:
-    """Train with a checked configuration, and say on the terminal how that went. Returns the exit code.
-
-    Args:
-        given: the arguments that the configuration was made of, for the run's record.
-    """
+    """Train with a checked configuration, composed from `given`, and say how that went. Returns the exit code."""
     from recipe.fully_async_policy.launch import next_steps
     from recipe.fully_async_policy.settings.method import description
 
@@ -178,12 +161,7 @@ def composed_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
-    """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect.
-
-    Args:
-        overrides: Hydra's.
-        config_dir: a folder of presets besides the package's.
-    """
+    """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -196,12 +174,12 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     def of_the_package() -> DictConfig:
         return compose_unchecked([given for given in overrides if own_files.chooses_a_file(given)])
 
-    _check_folder(config_dir)
-    own = own_files.written(overrides, config_dir)
+    own_files.check_folder(config_dir)
     try:
         config = compose_unchecked(overrides, config_dir)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise names.refused(error, overrides, config_dir, of_the_package) from None
+    own = own_files.written(overrides, config_dir)
     with own_files.located(overrides, config_dir):
         names.check_known(config, overrides, config_dir, own, of_the_package)
         check_overrides(config, overrides, own)
@@ -210,7 +188,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     ray_access.without_own_nodes(config.ray_kwargs.ray_init, given_settings(overrides))
     rollout = config.actor_rollout_ref.rollout
     if rollout.router_config_path is None:
-        rollout.router_config_path = str(CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
+        rollout.router_config_path = str(own_files.CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
     rollout.agent.agent_loop_config_path = packaged_file(rollout.agent.agent_loop_config_path)
     for section, name in ((config.reward.custom_reward_function, "path"), (rollout.multi_turn, "function_tool_path")):
         if section[name] and Path(section[name]).is_file():
@@ -222,30 +200,11 @@ def compose_unchecked(overrides: list[str], config_dir: Path | None = None) -> D
     """Hydra's configuration for these overrides. Raises HydraException and OmegaConfBaseException."""
     import hydra
 
+    from recipe.fully_async_policy.settings.own_files import CONFIG_DIR, CONFIG_NAME, search_path
+
     with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         ordered = sorted(overrides, key=lambda given: given.startswith("+gpus="))  # a task's sizes give way to it
-        return hydra.compose(CONFIG_NAME, [*ordered, *_search_path(config_dir)])
-
-
-def _check_folder(config_dir: Path | None) -> None:
-    """Refuse a folder that is none, or whose presets would hide one of the package's."""
-    if config_dir is None:
-        return
-    if not config_dir.is_dir():
-        raise SettingError(f"--config-dir {config_dir}: no such folder")
-    names = sorted(file.relative_to(config_dir) for file in config_dir.rglob("*.yaml"))
-    if hidden := next((name for name in names if (CONFIG_DIR / name).is_file()), None):
-        raise SettingError(f"--config-dir {config_dir}: {hidden} has the name of a preset of ours; rename it")
-
-
-def _search_path(config_dir: Path | None) -> list[str]:
-    """The override with which Hydra looks for presets in `config_dir` too, after the package's own and verl's."""
-    if config_dir is None:
-        return []
-    usual = OmegaConf.load(CONFIG_DIR / f"{CONFIG_NAME}.yaml").hydra.searchpath
-    folder = str(config_dir.resolve()).replace("'", "\\'")
-    quoted = f"'file://{folder}'"
-    return [f"hydra.searchpath=[{','.join([*usual, quoted])}]"]
+        return hydra.compose(CONFIG_NAME, [*ordered, *search_path(config_dir)])
 
 
 def packaged_file(path: str | None) -> str | None:
@@ -294,12 +253,7 @@ def check(config: DictConfig, files: bool = True) -> None:
 
 
 def train(config: DictConfig, run_id: str, given: list[str]) -> str:
-    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words.
-
-    Args:
-        config: composed from `given`.
-        given: arguments of this command.
-    """
+    """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
     from recipe.fully_async_policy.launch.next_steps import after_death
     from verl_vcpo.report.run_log import in_words, write_command, write_summary
 

@@ -5,10 +5,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Row = dict[str, Any]
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -107,3 +110,11 @@ def text_of(row: Row, file: Path, *names: str) -> str:
                 return str(value).strip()
             raise ValueError(f"{file}: column {name!r} holds {value!r} where text is expected")
     raise ValueError(f"{file}: column {names[0]!r} is missing; the row has {', '.join(map(repr, row)) or 'nothing'}")
+
+
+def prompt_lengths(tokenizer: "PreTrainedTokenizerBase", chats: list[Any], **template: Any) -> list[int]:
+    """Tokens of each prompt in the model's chat template, with its arguments `template`, as the sampler gets it."""
+    if not chats:
+        return []
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **template)
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

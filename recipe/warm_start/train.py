@@ -13,34 +13,34 @@ is to write it. --until ends the lesson at an accuracy, with --steps as the most
 
 import hashlib
 import json
-import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 import torch
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.tasks.countdown.problems import Difficulty, ProblemKey, problem_key, random_expression, random_problem
-from recipe.tasks.countdown.reward import compute_score, is_well_formed
+from recipe.tasks.countdown.reward import compute_score
 from recipe.warm_start.model import build_model, respond
 from recipe.warm_start.progress import Progress
-from recipe.warm_start.rows import Chat, load_answered_rows
+from recipe.warm_start.rows import AnsweredRows, Chat, load_answered_rows
 from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
+from verl_vcpo.common.whole_file import whole_folder
 
 RECORD = "warm_start.json"
 # Raise the version when a change of the code makes old checkpoints differ from new ones of the same settings.
 RECIPE_VERSION = 1
 THREADS = 2
-_HELP = {"until": "stop when this fraction of drawn responses is right, as 0.3; --steps is then the most"}
+_UNTIL = "stop when this fraction of drawn responses is right, as 0.3; --steps is then the most"
 IGNORED = -100  # the label of positions without loss
 CHECKED_ROWS = 128
 """The most held-out rows that the accuracy is measured on between steps, with one drawn response each."""
@@ -51,9 +51,8 @@ Example = tuple[str | Chat, str]
 """A pair of the user's only message, or a chat, and the response."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the warm start. Raises ValueError naming a setting that is out of range.
+class Settings(BaseModel):
+    """The settings of the warm start. Raises ValidationError for one that is out of range.
 
     steps, batch_size: optimizer steps, and sequences in each step.
     learning_rate: AdamW's peak, after a linear warm-up over a twentieth of the steps; then a cosine down to a tenth.
@@ -64,67 +63,29 @@ class Settings:
     layers, heads: the model's size. A head is 32 wide; heads come in pairs.
     """
 
-    steps: int = 600
-    batch_size: int = 64
-    learning_rate: float = 3e-3
-    correct_fraction: float = 0.2
-    samples: int = 16
+    steps: int = Field(600, ge=1)
+    batch_size: int = Field(64, ge=1)
+    learning_rate: float = Field(3e-3, gt=0, le=1)
+    correct_fraction: float = Field(0.2, ge=0, le=1)
+    samples: int = Field(16, ge=0)
     seed: int = 0
-    layers: int = 4
-    heads: int = 4
-    until: float | None = None
+    layers: int = Field(4, ge=1)
+    heads: int = Field(4, ge=2, multiple_of=2)
+    until: float | None = Field(None, gt=0, le=1, description=_UNTIL)
 
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("samples", 0), ("layers", 1), ("heads", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} is out of range: use {least} or more")
-        if self.heads % 2:
-            raise ValueError(f"heads={self.heads}: use an even number, two share keys and values")
-        if not 0 < self.learning_rate <= 1:
-            raise ValueError(f"learning_rate={self.learning_rate} is out of range: use more than 0, at most 1")
-        if not 0 <= self.correct_fraction <= 1:
-            raise ValueError(f"correct_fraction={self.correct_fraction} is out of range: use 0 to 1")
-        if self.until is not None and not 0 < self.until <= 1:
-            raise ValueError(f"until={self.until} is out of range: use more than 0, at most 1")
+    @model_validator(mode="after")
+    def _reachable(self) -> "Settings":
         if self.until is not None and self.until > self.correct_fraction:
             raise ValueError(
                 f"until={self.until}: no more than correct_fraction={self.correct_fraction} of the answers taught are "
                 "right; add --correct-fraction 1"
             )
+        return self
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """The settings that change the model."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-class Lesson(Protocol):
-    """The taught rows, and the held-out rows that the model is tested on."""
-
-    @property
-    def prompts(self) -> Sequence[str | Chat]:
-        """The prompts of the held-out rows."""
-        ...
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of a response to a held-out row; None: `respond`'s default."""
-        ...
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """The facts about the lesson that change the model."""
-        ...
-
-    def tokenizer(self, seed: int) -> PreTrainedTokenizerBase: ...
-
-    def examples(self, correct_fraction: float, rng: random.Random) -> Iterator[Example]:
-        """Yield examples without end; a response is right with this probability."""
-        ...
-
-    def solved(self, row: int, response: str) -> float:
-        """Return 1 if the response to a held-out row is right, else 0."""
-        ...
+        return self.model_dump(exclude_none=True)
 
 
 @dataclass(frozen=True)
@@ -141,14 +102,10 @@ class HeldOut:
         return {problem_key(truth["numbers"], truth["target"]) for truth in self.truths}
 
     @property
-    def digest(self) -> str:
-        """A fingerprint of the validation prompts."""
-        return hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()[:16]
-
-    @property
     def fingerprint(self) -> dict[str, Any]:
         """The facts about the data that change the model."""
-        return {"difficulty": asdict(self.difficulty), "held_out": self.digest}
+        digest = hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()[:16]
+        return {"difficulty": asdict(self.difficulty), "held_out": digest}
 
     def tokenizer(self, seed: int) -> PreTrainedTokenizerBase:
         """Train a tokenizer on problems of the difficulty."""
@@ -161,6 +118,10 @@ class HeldOut:
     def solved(self, row: int, response: str) -> float:
         """Return 1 if the response solves the validation problem, else 0."""
         return compute_score("countdown", response, self.truths[row])["acc"]
+
+
+Lesson = HeldOut | AnsweredRows
+"""The taught rows, and the held-out rows that the model is tested on."""
 
 
 def load_held_out(data: Path) -> HeldOut:
@@ -275,26 +236,16 @@ def evaluate(
         solved = torch.tensor([data.solved(i // samples, text) for i, text in enumerate(responses)]).view(-1, samples)
         report["sampled_accuracy"] = solved.mean().item()
         report[f"pass_at_{samples}"] = solved.amax(dim=1).mean().item()
-        if isinstance(data, HeldOut):
-            numbers = [truth["numbers"] for truth in data.truths for _ in range(samples)]
-            well_formed = [is_well_formed(text, given) for text, given in zip(responses, numbers, strict=True)]
-            report["well_formed"] = sum(well_formed) / len(well_formed)
     return report
 
 
 def save(out: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any]) -> None:
-    """Write the checkpoint beside `out`, then rename it: `out` is whole or absent. Replaces an earlier warm start."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        fresh = Path(scratch) / "new"
-        transformers_logging.disable_progress_bar()
-        model.save_pretrained(fresh)
-        tokenizer.save_pretrained(fresh)
-        (fresh / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        if out.exists():
-            # A folder cannot be renamed onto one that is not empty; the old one goes with the scratch folder.
-            os.replace(out, Path(scratch) / "old")
-        os.replace(fresh, out)
+    """Write the checkpoint: `out` is whole or as it was. Replaces an earlier warm start."""
+    transformers_logging.disable_progress_bar()
+    with whole_folder(out) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -312,15 +263,6 @@ def cached_record(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return record if record.get("settings") == settings else None
 
 
-def _make_parent(out: Path) -> None:
-    """Raise ValueError if the checkpoint cannot be written: before the training, not after it."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryDirectory(dir=out.parent).cleanup()
-    except OSError as error:
-        raise ValueError(f"out={out} cannot be written ({error.strerror}): choose another --out") from None
-
-
 def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     """Make the checkpoint, or reuse an equal one. Raises ValueError for a wrong setting."""
     started = time.perf_counter()
@@ -329,7 +271,10 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     if record is not None:
         print(f"Reusing {out}: it was made with the same settings.")
     else:
-        _make_parent(out)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"out={out} cannot be written ({error.strerror}): choose another --out") from None
         torch.set_num_threads(min(THREADS, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         torch.manual_seed(settings.seed)
         tokenizer = lesson.tokenizer(settings.seed)
@@ -373,18 +318,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, help="checkpoint folder (default: models/FOLDER-tiny, after that of --data)"
     )
-    for field in fields(Settings):
-        option = "--" + field.name.replace("_", "-")
+    for name, field in Settings.model_fields.items():
         kind = float if field.default is None else type(field.default)
-        parser.add_argument(
-            option, type=kind, default=field.default, help=_HELP.get(field.name, "default: %(default)s")
-        )
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=kind, default=field.default, help=field.description or "default: %(default)s")
     args = vars(parser.parse_args(argv))
     data, answers, out = args.pop("data"), args.pop("answers"), args.pop("out")
     folder: Path = data.parent if answers else data
     try:
         lesson: Lesson = load_answered_rows(data, answers) if answers else load_held_out(data)
         run(lesson, out or Path("models") / f"{folder.resolve().name}-tiny", Settings(**args))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = f"{wrong['loc'][0]}={wrong['input']}: " if wrong["loc"] else ""
+        print(f"warm_start: {name}{wrong['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(f"warm_start: {error}", file=sys.stderr)
         return 2

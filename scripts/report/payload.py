@@ -1,6 +1,8 @@
-"""What the page shows of runs, as JSON."""
+"""The content of the page, as JSON."""
 
+import heapq
 import math
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,31 +11,20 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.fully_async_policy.settings.method import description
 from scripts.report.outcome import error_of, outcome
 from scripts.report.runs import ReportedRun, labels
-from scripts.report.samples import read_samples
 from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
+from verl_vcpo.common.step_lines import read_lines
 from verl_vcpo.report.learning_signal import EQUAL_GROUPS, IN_A_ROW
+from verl_vcpo.report.run_log import SAMPLES_FILE
 from verl_vcpo.report.step_table import MEANINGS
 
-_SERIES = {
-    "reward": "reward",
-    "equal_groups": EQUAL_GROUPS,
-    **{
-        name: name
-        for name in (
-            "ess_ratio",
-            "kl",
-            "grad_norm",
-            "lag_min",
-            "lag_mean",
-            "lag_max",
-            "tokens_per_s",
-            "trainer_idle_share",
-            "sampler_idle_share",
-            "weight_sync_share",
-        )
-    },
-}
+_SERIES = (
+    *("reward", "ess_ratio", "kl", "grad_norm", "lag_min", "lag_mean", "lag_max"),
+    *("tokens_per_s", "trainer_idle_share", "sampler_idle_share"),
+)
+_NEWEST, _HEAVIEST = 500, 500
+"""Samples that the page holds: the newest, and those of the largest weight."""
+_OF_SAMPLE = ("step", "reward", "lag", "weight", "log_weight", "prompt", "response")
 _SETTINGS = {
     "model": "actor_rollout_ref.model.path",
     "training data": "data.train_files",
@@ -91,8 +82,7 @@ def make(runs: list[ReportedRun], waiting: tuple[str, ...] = ()) -> dict[str, An
 
 
 def _run(run: ReportedRun, label: str) -> dict[str, Any]:
-    steps = run.series("reward")[0]
-    samples = read_samples(run.folder)
+    series = {name: run.series(name)[1] for name in _SERIES} | {"equal_groups": run.series(EQUAL_GROUPS)[1]}
     return {
         "label": label,
         "folder": str(run.folder),
@@ -101,8 +91,8 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "lag": run.lag,
         "finished": run.finished,
         "planned": run.planned,
-        "steps": steps,
-        "series": {name: [_rounded(value) for value in run.series(metric)[1]] for name, metric in _SERIES.items()},
+        "steps": run.series("reward")[0],
+        "series": {name: [_rounded(value) for value in values] for name, values in series.items()},
         "validations": [
             [step, _rounded(accuracy), _rounded(error_of(run, accuracy))] for step, accuracy in run.accuracies
         ],
@@ -114,8 +104,32 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "command": run.command,
         "settings": _settings(run.config),
         "config": OmegaConf.to_yaml(run.config),
-        "samples": samples and {"of": samples.of, "rows": samples.rows},
+        "samples": read_samples(run.folder),
     }
+
+
+def read_samples(folder: Path) -> dict[str, Any] | None:
+    """The run's samples: `of`, how many it recorded, and `rows`; None where it recorded none.
+
+    A row has what the run recorded, and `group`: the prompt's number, in the order of the file.
+    """
+    if not (folder / SAMPLES_FILE).is_file():
+        return None
+    groups: dict[str, int] = {}
+    rows: list[dict[str, Any]] = []
+    for line in read_lines(folder / SAMPLES_FILE):
+        uid = line.get("uid")
+        group = None if uid is None else groups.setdefault(uid, len(groups) + 1)
+        rows.append({name: line.get(name) for name in _OF_SAMPLE} | {"group": group})
+    heaviest = heapq.nlargest(_HEAVIEST, range(len(rows)), key=lambda number: _weight(rows[number]))
+    kept = {*heaviest, *range(len(rows))[-_NEWEST:]}
+    return {"of": len(rows), "rows": [rows[number] for number in sorted(kept)]}
+
+
+def _weight(sample: dict[str, Any]) -> tuple[float, float]:
+    """The order of samples by weight: truncation makes the largest weights equal, and not their logarithms."""
+    log_weight = sample["log_weight"]
+    return sample["weight"] or 0.0, -math.inf if log_weight is None else log_weight
 
 
 def _rounded(value: float | None) -> float | None:

@@ -61,7 +61,7 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
     "settings",
     [
         dict(opob_scope="minibatch", norms=dict(keep="gradients")),
-        dict(opob_weights="paper", norm_by_std=False, norms=dict(keep="gradients")),
+        dict(opob_weights="published", norm_by_std=False, norms=dict(keep="gradients")),
         dict(opob_leave_one_out=True),
         dict(truncation=None, norms=dict(keep="activations", tokens=1)),
         dict(opob_scope="minibatch", norms=dict(keep="activations")),
@@ -308,6 +308,7 @@ def prompts(rank_of_row: list[int], group: list[int], length: int = 10) -> list[
             tokens=ones.double(),
             length=ones.long() * length,
             usable=ones.bool(),
+            masked=~ones.bool(),
             rank=torch.tensor(rank_of_row),
             mine=slice(rank * size, (rank + 1) * size),
         )
@@ -339,6 +340,8 @@ def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
     assert {what_to_keep(config, p, interleaved=False) for p in seen} == {"gradients"}
     passes = [plan_passes(config, what_to_keep(config, p, False), p, False) for p in seen]
     assert passes == [[[[0, 2], [0, 1]], [[1, 3], [2, 3]]]] * 2, "both ranks know both ranks' rows"
+    of_three = prompts([0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2])
+    assert {what_to_keep(config, p, interleaved=False) for p in of_three} == {"gradients"}
 
 
 def test_groups_that_share_a_pass_of_gradients() -> None:
@@ -402,6 +405,18 @@ def test_micro_batches_by_tokens_need_sequences_on_every_rank() -> None:
     assert passes(20) == everything, "three micro-batches, and one sequence on a rank"
     assert passes(None, Experts.OWN) == passes(None)
     assert passes(None, Experts.SHARED) == everything, "ranks whose experts are shared need as many micro-batches"
+    (alike, _) = prompts([0] * 2 + [1] * 2, [0, 1, 0, 1])
+    one_by_one = plan_passes(config, NormsKeep.ACTIVATIONS, alike, False, None, Experts.SHARED)
+    assert one_by_one == [[[0], [0]], [[1], [1]]]
+
+    # in the middle two groups on one rank each, then the last on one rank
+    alone = (
+        prompts([0] * 4 + [1] * 4, [0, 1, 1, 3, 0, 2, 2, 3]),
+        prompts([0] * 6 + [1] * 6, [0, 0, 1, 1, 2, 2, 0, 1, 2, 3, 3, 3]),
+    )
+    middle, last = (plan_passes(config, NormsKeep.ACTIVATIONS, of_ranks[0], False) for of_ranks in alone)
+    assert middle == [[[0], [0]], [[1, 2], [1, 2]], [[3], [3]]]
+    assert last == [[[0, 1], [0]], [[2, 3], [1]], [[4, 5], [2, 3, 4, 5]]]
 
     uneven = prompts([0] * 4 + [1] * 4, [0, 0, 0, 1, 2, 3, 3, 3])
     kept = {most: {what_to_keep(VCPOSettings(), p, False, most) for p in uneven} for most in (None, 30, 20)}
@@ -417,16 +432,6 @@ def test_dynamic_micro_batches_of_prompts_that_straddle_ranks(checkpoints: Calla
     wanted = run_layout(ParallelLayout("one process"), checkpoints(), [PER_TRAJECTORY])[PER_TRAJECTORY.name]
     torch.testing.assert_close(got.squared_norm, wanted.squared_norm, rtol=1e-5, atol=0)
     torch.testing.assert_close(got.baseline, wanted.baseline, rtol=1e-5, atol=0)
-
-
-def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
-    (seen,) = prompts([0] * 8, [0, 0, 1, 1, 2, 2, 3, 3])
-    sizes = {
-        most: len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=most)), "activations", seen, False))
-        for most in (1, 40, 80)
-    }
-    assert sizes == {1: 4, 40: 2, 80: 1}
-    assert len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=1)), "activations", seen, interleaved=True)) == 1
 
 
 def test_recompute(make_engine: Callable[..., Any]) -> None:

@@ -11,8 +11,8 @@ from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
-from verl_vcpo.actor.norms.plan import Experts, Parts, choose
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep
+from verl_vcpo.actor.norms.plan import Experts, Parts, choose, plan_passes
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsKeep
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 SMALL = Parts(trained=10_000_000)
@@ -28,6 +28,7 @@ def groups(number: int, size: int, shortest: int, longest: int, across: bool = F
         tokens=ones.double(),
         length=torch.randint(shortest, longest + 1, (n,), generator=torch.Generator().manual_seed(0)),
         usable=ones.bool(),
+        masked=~ones.bool(),
         rank=torch.arange(n) // (n // ranks),
         mine=slice(0, n // ranks),
     )
@@ -70,10 +71,14 @@ def test_passes_of_several_groups() -> None:
     seen = groups(16, 4, 64, 256)
     lengths = [sum(seen.length[rows].tolist()) for (rows,) in chosen(seen)[1]]
     assert 2048 < max(lengths) <= 4096
+    assert max(sum(seen.length[rows].tolist()) for (rows,) in chosen(seen, norms=dict(tokens=2000))[1]) <= 2000
     numbers = SECOND_BUFFERS_BYTES // 4 // 3
     large = Parts(trained=numbers)
     assert (large.second_buffers, Parts(trained=4 * numbers).second_buffers) == (3, 1)
     assert max(len(rows) for (rows,) in chosen(seen, large)[1]) <= 3 * 4
+    of_experts = VCPOSettings(norms=NormsConfig(keep=NormsKeep.GRADIENTS))
+    _, passes = choose(of_experts, seen, False, 8192, Experts.OWN, SMALL)
+    assert {len(rows) for (rows,) in passes} == {4}
 
 
 def test_the_parts_of_an_engine(make_engine: Callable[..., Any]) -> None:
@@ -88,3 +93,13 @@ def test_an_update_says_what_it_kept(make_engine: Callable[..., Any]) -> None:
         for keep in ("auto", "activations", "gradients")
     }
     assert kept == {"auto": [0], "activations": [1], "gradients": [0]}
+
+
+def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
+    seen = groups(4, 2, 10, 10)
+    sizes = {
+        most: len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=most)), "activations", seen, False))
+        for most in (1, 40, 80)
+    }
+    assert sizes == {1: 4, 40: 2, 80: 1}
+    assert len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=1)), "activations", seen, interleaved=True)) == 1

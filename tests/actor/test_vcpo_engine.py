@@ -50,7 +50,11 @@ def reference_scores(model: torch.nn.Module, batch: TensorDict, mode: str) -> tu
 
 
 def reference_update(
-    checkpoint: Path, batch: TensorDict, vcpo: VCPOSettings, mode: str = "seq-mean-token-mean"
+    checkpoint: Path,
+    batch: TensorDict,
+    vcpo: VCPOSettings,
+    mode: str = "seq-mean-token-mean",
+    masked: torch.Tensor | None = None,
 ) -> tuple[Any, dict, torch.Tensor]:
     """(estimate, weights after one SGD step, squared norms) computed with transformers and torch.autograd."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
@@ -63,7 +67,7 @@ def reference_update(
     reward = torch.stack([r.sum() for r in batch["rm_scores"].unbind()])
     group = torch.tensor([int(uid, 16) for uid in batch["uid"]])
     length = torch.stack([mask.sum() for mask in batch["response_mask"].unbind()])
-    step = estimate(vcpo, log_weights, reward, group, squared_norm=norms, length=length)
+    step = estimate(vcpo, log_weights, reward, group, squared_norm=norms, length=length, masked=masked)
     rate = LEARNING_RATE * step.step_size_multiplier
     weights = {
         name: p.detach() + rate * sum(c * g[i] for c, g in zip(step.coefficient.float(), gradients, strict=True))

@@ -8,7 +8,7 @@ import pytest
 
 import vcpo
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings import names
+from recipe.fully_async_policy.settings import names, own_files
 from tests.docs.test_commands import PAGES, ROOT, text_of
 
 # A change says what the settings were called before; the reference of other packages has their names.
@@ -56,7 +56,7 @@ def test_every_choice_is_there(page: Path) -> None:
     """Or the page makes it, as the guide to a task of one's own does."""
     code = code_of(page)
     chosen = {f"{group}/{name}.yaml" for group, name in CHOICE.findall(code)}
-    assert not {file for file in chosen if not (main.CONFIG_DIR / file).is_file() and f"/{file} <<" not in code}
+    assert not {file for file in chosen if not (own_files.CONFIG_DIR / file).is_file() and f"/{file} <<" not in code}
 
 
 def test_settings_are_found(known: set[str]) -> None:

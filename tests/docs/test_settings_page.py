@@ -2,8 +2,7 @@
 
 from omegaconf import OmegaConf
 
-from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings import method
+from recipe.fully_async_policy.settings import method, own_files
 from scripts import settings_page
 
 
@@ -14,7 +13,7 @@ def test_the_page_is_what_the_command_writes() -> None:
 def test_no_setting_is_left_out() -> None:
     """Also none whose line in the yaml lost its comment."""
     text = settings_page.page()
-    trainer = OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml")
+    trainer = OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml")
     wanted = ["run_dir", "samples_every", "save_model", "vcpo.norms.how"]
     wanted += [f"async.{name}" for name in trainer["async"]]
     wanted += [f"vcpo.{name}" for name in trainer.vcpo if name not in ("_target_", "norms")] + list(method.names())

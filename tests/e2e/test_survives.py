@@ -1,4 +1,4 @@
-"""A run goes on where a reward hangs, dies and is NaN, and where a sampler is killed; nothing is lost of it."""
+"""A run goes on where a reward hangs, dies and is NaN, a tool hangs, and a sampler is killed; nothing is lost of it."""
 
 import dataclasses
 from pathlib import Path
@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.calls_a_tool import CallsATool
 from tests.kit.own_method import written
 from tests.reliability.injected_faults import FAULTS, FaultVerdict, try_fault
 from verl_vcpo.report.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e
+
+TOOL = "the tool wait"
 
 
 @dataclasses.dataclass
@@ -18,21 +21,24 @@ class Survivor:
     """A run that had all of these faults."""
 
     verdict: FaultVerdict
-    failed: set[str]
-    """What the reward did."""
+    marks: set[str]
+    """What the reward and the tool did."""
     output: str
     lines: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def survivor(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Survivor:
-    """Its reward fails in the validation before step 1 and in step 1; the sampler is killed after step 3.
+    """Its reward fails in the validation before step 1 and in step 1; a tool hangs for a prompt submitted at step 3;
+    the sampler is killed after step 3.
 
-    Its method and its loss are the user's own.
+    Its method, its loss, its agent loop and its tool are the user's own.
     """
     folder = tmp_path_factory.mktemp("survivor")
     marks = folder / "marks"
     marks.mkdir()
+    loops = folder / "loops.yaml"
+    loops.write_text(f"- name: mine\n  _target_: {CallsATool.__module__}.CallsATool\n  marks: {marks}\n")
     loss = f"actor_rollout_ref.actor.policy_loss.loss_mode={folder}/mine/loss.py:truncated"
     settings = [
         *written(folder),
@@ -40,6 +46,10 @@ def survivor(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Survivor
         "reward.custom_reward_function.name=fails_thrice",
         f"+reward.custom_reward_function.reward_kwargs.marks={marks}",
         "async.reward_timeout_s=5",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=mine",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={Path(__file__).with_name('waiting_tool.py')}",
+        "async.tool_timeout_s=5",
         "trainer.val_before_train=true",
     ]
     (kill_engine,) = (fault for fault in FAULTS if fault.name == "kill -9 of a vLLM engine")
@@ -51,16 +61,28 @@ def survivor(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Survivor
 def test_nothing_is_lost(survivor: Survivor) -> None:
     assert survivor.verdict.ok, survivor.verdict
     assert "1 sampler(s) restarted" in survivor.output
-    assert survivor.failed == {f"{when}-{what}" for when in ("val", "train") for what in ("hang", "die", "nan")}
+    failed = {f"{when}-{what}" for when in ("val", "train") for what in ("hang", "die", "nan")}
+    assert survivor.marks == failed | {"tool-returned"}
 
 
 def test_the_trainer_called_the_loss_of_the_users_own(survivor: Survivor) -> None:
     assert all(0 <= line["actor/mine/truncated"] <= 1 for line in survivor.lines if line["step"])
 
 
+def sampled_again(survivor: Survivor) -> list[str]:
+    return [line for line in survivor.output.splitlines() if "sampled again" in line]
+
+
+def test_the_prompt_of_a_tool_that_hangs_is_sampled_again_by_the_same_worker(survivor: Survivor) -> None:
+    """The mark shows that the worker goes on: its next call of the tool has returned."""
+    (said,) = (line for line in sampled_again(survivor) if TOOL in line)
+    assert "took longer than 5 s; raise async.tool_timeout_s" in said and "(the prompt: " in said
+    assert "tool-returned" in survivor.marks
+
+
 def test_prompts_whose_reward_failed_are_sampled_again(survivor: Survivor) -> None:
-    said = [line for line in survivor.output.splitlines() if "sampled again" in line]
-    retried = int(sum(line["vcpo/async/retried_prompts"] for line in survivor.lines if line["step"]))
+    said = [line for line in sampled_again(survivor) if TOOL not in line]
+    retried = int(sum(line["vcpo/async/retried_prompts"] for line in survivor.lines if line["step"])) - 1
     assert retried in (1, 2, 3), "the calls may be of the same prompt, of which only the last reason is said"
     assert len(said) in range(retried + 1, retried + 4), "those of the validation come first"
     in_training = said[-retried:]

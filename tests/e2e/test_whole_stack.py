@@ -260,6 +260,10 @@ def test_what_the_run_logs(stack: Stack) -> None:
         assert line["kl"] >= 0 and math.isfinite(line["grad_norm"])
         assert 0 <= line["lag_min"] <= line["lag_mean"] <= line["lag_max"]
         assert line["tokens_per_s"] > 0 and line["weight_sync_s"] > 0
+        share = line["vcpo/truncated/share"]
+        kinds = [(share, "truncated"), (1 - share, "finished")]
+        rewards = sum(part * line[f"vcpo/{kind}/reward"] for part, kind in kinds if part > 1e-9)
+        assert rewards == pytest.approx(line["reward"], abs=1e-6)
         assert 0 <= line["trainer_idle_share"] <= 1 and 0 <= line["sampler_idle_share"] <= 1
     assert list((stack.run_dir / "tensorboard").iterdir())
     in_wandb = offline_run(stack.run_dir).history

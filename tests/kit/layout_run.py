@@ -62,6 +62,8 @@ class Method:
     """True, with `whole_groups`: two prompts have a sample on another rank."""
     dominance: float = 0.0
     """The increase of the log-weight of one sequence of a mini-batch."""
+    truncated: str | None = None
+    """The treatment of every third response, as if a limit had ended it."""
 
     @property
     def scope(self) -> str:

@@ -43,10 +43,12 @@ def make_batch(
     dominance: float = 0.0,
     straddling: bool = False,
     holes: bool = True,
+    truncated: str | None = None,
 ) -> TensorDict:
     """Make data-parallel rank `rank`'s part of a batch that depends on `seed`, `dominance` and `holes` only.
 
-    With `holes` two of three responses have one or two tokens of a tool's output, with mask 0 and log-prob 0.
+    With `holes` two of three responses have one or two tokens of a tool's output, with mask 0 and log-prob 0. With
+    `truncated` every third one is marked, to be treated so.
     """
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []
@@ -65,6 +67,7 @@ def make_batch(
         rows.append(
             {
                 "uid": f"{i % GROUPS:032x}",
+                "extra_fields": {"truncated": i % 3 == 1},
                 "prompts": prompt,
                 "responses": response,
                 "input_ids": torch.cat([prompt, response]),
@@ -84,8 +87,10 @@ def make_batch(
     tensors: dict[str, Any] = {
         name: torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
         for name in rows[0]
-        if name != "uid"
+        if name not in ("uid", "extra_fields")
     }
+    if truncated:
+        tensors["extra_fields"] = [row["extra_fields"] for row in rows]
     tensors["uid"] = [row["uid"] for row in rows]
     micro_batches = (
         {"use_dynamic_bsz": True, "max_token_len_per_gpu": 40}
@@ -99,6 +104,7 @@ def make_batch(
             "use_remove_padding": layout.packed,
             "global_batch_size": GROUPS * GROUP_SIZE,
             "lag": 0,
+            **({"truncated": truncated} if truncated else {}),
             **micro_batches,
         },
     )
@@ -122,7 +128,8 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     canonical = torch.tensor(order_of_rows(method.whole_groups, method.straddling)).argsort()
     for step in range(STEPS):
         rank = engine.get_data_parallel_rank()
-        batch = make_batch(layout, step, rank, layout.dp, method.whole_groups, method.dominance, method.straddling)
+        of_method = method.whole_groups, method.dominance, method.straddling
+        batch = make_batch(layout, step, rank, layout.dp, *of_method, truncated=method.truncated)
         start = time.perf_counter()
         with engine.train_mode():
             engine.train_batch(batch, loss)

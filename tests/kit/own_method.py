@@ -1,4 +1,4 @@
-"""The method file and the loss of docs/guide/choose-a-method.md, which are those of method=tis_token."""
+"""The method file and the loss of docs/reference/methods.md, which are those of method=tis_token."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kit import ROOT
 
-PAGE = ROOT / "docs" / "guide" / "choose-a-method.md"
+PAGE = ROOT / "docs" / "reference" / "methods.md"
 
 
 def written(folder: Path) -> list[str]:

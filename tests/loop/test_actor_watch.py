@@ -11,9 +11,7 @@ from verl_vcpo.loop.actor_watch import ActorWatch
 LIMIT_S = 20.0
 
 
-def test_it_goes_on_after_failed_looks_and_tells_of_them(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_goes_on_after_failed_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     killed: list[int] = []
 
@@ -26,7 +24,6 @@ def test_it_goes_on_after_failed_looks_and_tells_of_them(
 
     monkeypatch.setattr(actor_watch, "_actors", actors)
     monkeypatch.setattr(actor_watch, "_INTERVAL_S", 0.001)
-    monkeypatch.setattr(actor_watch, "_TELL_S", 0.0)
     monkeypatch.setattr(actor_watch.os, "kill", lambda pid, signal: killed.append(pid))
     watch = ActorWatch()
     watch.start()
@@ -35,5 +32,3 @@ def test_it_goes_on_after_failed_looks_and_tells_of_them(
         time.sleep(0.01)
     watch.stop()
     assert watch.reason == "LagKAgentLoopWorker (process 7) died"
-    said = capfd.readouterr().out.splitlines()
-    assert len(said) == 4 and "Ray has not said for 0 s which processes are alive (RuntimeError)" in said[0]

@@ -23,6 +23,15 @@ def test_it_names_the_side_and_what_to_change(line: dict[str, float], words: str
     assert words in said(10, **line)[0]
 
 
+def test_truncated_responses_that_become_more_are_said_once() -> None:
+    advisor = Advisor(8, shares_cores=True)
+    line = {"trainer_idle_share": 0.1, "sampler_idle_share": 0.1, "step_s": 10.0, "vcpo/async/deadline_wait_s": 0.0}
+    shares = [0.3] * 10 + [0.1] * 10 + [0.15] * 30 + [0.3] * 30  # what falls at first, and rises a little, is no alarm
+    said = [advisor.look_at(line | {"vcpo/truncated/share": share}) for share in shares]
+    assert [i for i, text in enumerate(said) if text] == [53]
+    assert said[53].startswith("truncated responses have risen from 10% to 21% of the batch: read some")
+
+
 def test_it_waits_until_it_lasts_and_says_it_once() -> None:
     assert not said(9, trainer_idle_share=0.9)
     assert len(said(100, trainer_idle_share=0.9)) == 1

@@ -1,7 +1,6 @@
 """Agent loops begin as the samplers have room for them, those with the earliest deadline first."""
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
-from transfer_queue import BatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils import tensordict_utils as tu
@@ -19,10 +17,11 @@ from verl.utils import tensordict_utils as tu
 from tests.reliability.memory_queue import MemoryQueue
 from verl_vcpo.common import stored_tags
 from verl_vcpo.common.data_rows import row_number
+from verl_vcpo.common.truncated import soft_length_penalty
 from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.samplers import agent_loop
 from verl_vcpo.samplers.admission import AdmissionGate
-from verl_vcpo.samplers.agent_loop import HeldPrompt, LagKAgentLoopManager, LagKAgentLoopWorker
+from verl_vcpo.samplers.agent_loop import LagKAgentLoopManager, LagKAgentLoopWorker
 
 VERLS_WORKER = LagKAgentLoopWorker.__mro__[1]
 """verl's worker, which the tests' workers extend."""
@@ -33,10 +32,11 @@ def worker_of(places: int, samples: int = 1) -> LagKAgentLoopWorker:
     worker = object.__new__(LagKAgentLoopWorker)
     rollout = SimpleNamespace(n=samples, val_kwargs=SimpleNamespace(n=1))
     worker.config = DictConfig(
-        {"async": {"deterministic": False, "trajectory_timeout_s": 3600}}, flags={"allow_objects": True}
+        {"async": {"deterministic": False, "trajectory_timeout_s": 3600, "truncated": "train"}},
+        flags={"allow_objects": True},
     )
     worker.config.actor_rollout_ref = {"rollout": rollout}
-    worker._loops, worker._held, worker._stopped, worker.background_tasks = AdmissionGate(places), {}, {}, set()
+    worker._loops, worker._held, worker.background_tasks = AdmissionGate(places), {}, set()
     return worker
 
 
@@ -86,6 +86,54 @@ def test_a_reward_of_no_function_is_finite_too(
     for said in reasons:
         assert f"the reward of this run returned {reason}, on row 7 of 'toy'" in said
         assert "starts with 'token [2]'" in said and "(the prompt: '1 + 1?')" in said
+
+
+@pytest.mark.parametrize(
+    ("response", "own", "truncated"),
+    [
+        *[([5, 9], None, False), ([5] * 8, None, True), ([*[5] * 7, 9], None, False), ([*[5] * 7, 4], None, False)],
+        *[([5, 9], True, True), ([5] * 8, False, True)],
+    ],
+)
+@pytest.mark.parametrize("treatment", ["train", "mask", "drop", "penalty"])
+def test_truncated_responses_are_marked_and_long_ones_lose_reward(
+    monkeypatch: pytest.MonkeyPatch, treatment: str, response: list[int], own: bool | None, truncated: bool
+) -> None:
+    """At most 8 tokens, of which the last 4 cost; 9 and 4 are end tokens."""
+    stored: list[dict[str, Any]] = []
+    tags: dict[str, Any] = {}
+
+    async def put(keys: list[str], partition_id: str, tags: list[dict[str, Any]], into: Any = tags) -> None:
+        into.update(zip(keys, tags, strict=True))
+
+    async def store(self: Any, outputs: list[AgentLoopOutput], validate: bool, **kwargs: Any) -> None:
+        await self._compute_score(outputs, kwargs)
+        stored.append(outputs[-1].extra_fields | {"score": outputs[-1].reward_score})
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put)
+    monkeypatch.setattr(VERLS_WORKER, "_agent_loop_postprocess", store)
+    worker = worker_of(1)
+    worker.config["async"].update(truncated=treatment, overlong_buffer_len=4, overlong_penalty_factor=2.0)
+    worker.reward_loop_worker_handles = None
+    worker.tokenizer, worker.rollout_config = SimpleNamespace(eos_token_id=9), SimpleNamespace(response_length=8)
+    worker.model_config = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[9, 4]))
+    for validate in (False, True):
+        extra = {} if own is None else {"truncated": own}
+        output = AgentLoopOutput(
+            prompt_ids=[1], response_ids=response, response_mask=[1] * len(response), reward_score=1.0,
+            metrics=AgentLoopMetrics(), extra_fields=extra,
+        )  # fmt: skip
+        asyncio.run(worker._agent_loop_postprocess([output], validate, uid="u", session_id=3))
+    penalty = 2.0 if treatment == "penalty" and len(response) == 8 else 0.0
+    assert [(of["truncated"], of["score"]) for of in stored] == [(truncated, 1.0 - penalty), (None, 1.0)]
+    assert stored[0][agent_loop.RAW_REWARD] == 1.0 - penalty
+    assert tags == ({"u_3_0": {"truncated": treatment}} if truncated and treatment in ("mask", "drop") else {})
+
+
+def test_the_penalty_is_daposs_line() -> None:
+    """Equation (13) of arXiv 2503.14476."""
+    penalties = [soft_length_penalty(length, 20, 8, 1.0) for length in (1, 12, 13, 16, 20)]
+    assert penalties == [0, 0, -1 / 8, -4 / 8, -1]
 
 
 @pytest.mark.usefixtures("stored")
@@ -172,92 +220,22 @@ def test_a_row_of_the_data_may_have_a_name() -> None:
     assert isinstance(row_number(None), int)
 
 
-def test_no_other_loop_begins_while_prompts_are_stopped() -> None:
-    log: list[str] = []
-    worker = worker_of(2)
-
-    async def loop(name: str) -> None:
-        async with worker._loops.admitted(()):
-            log.append(f"{name} begins")
-            await asyncio.sleep(3600)
-
-    async def scenario() -> None:
-        for name in ("late", "late too", "waits"):
-            worker._held[name] = HeldPrompt(asyncio.create_task(loop(name)), {}, {}, {}, {}, sessions=1)
-        await asyncio.sleep(0)
-        assert await worker.stop(["late", "late too", "another worker's"]) == ["late", "late too"]
-        await asyncio.sleep(0)
-        log.append("stopped, and the reply is sent")
-        await asyncio.sleep(2 * agent_loop._REPLY_S)
-        await worker.stop(["waits"])
-        await asyncio.sleep(2 * agent_loop._REPLY_S)
-        assert worker._loops._free == 2, "every place is given back"
-
-    asyncio.run(scenario())
-    assert log == ["late begins", "late too begins", "stopped, and the reply is sent", "waits begins"]
-
-
-class SlowQueue(MemoryQueue):
-    """TransferQueue, which takes a while to remove keys."""
-
-    asked: list[str]
-
-    def kv_clear(self, keys: list[str], partition_id: str) -> None:
-        time.sleep(0.02)
-        super().kv_clear(keys, partition_id)
-
-    def kv_retrieve_meta(self, keys: list[str], partition_id: str, create: bool) -> BatchMeta:
-        self.asked += keys
-        return super().kv_retrieve_meta(keys, partition_id, create)
-
-    async def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.kv_batch_put([key], partition_id, tags=[tag])
-
-
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> SlowQueue:
-    queue = SlowQueue()
-    queue.asked = []
-    for module in (agent_loop, agent_loop_tq, stored_tags):
-        monkeypatch.setattr(module, "tq", queue)
-    return queue
-
-
-def test_a_late_prompt_begins_again_once_the_trajectories_of_its_stopped_attempt_are_removed(
-    monkeypatch: pytest.MonkeyPatch, queue: SlowQueue
-) -> None:
-    worker, stored_before = worker_of(2), []
-    first: list[asyncio.Task[None]] = []
-
-    async def respond(self: Any, params: Any, trajectory: dict[str, Any], uid: str, session_id: int, **_: Any) -> None:
-        stored_before.append([key for key in queue.tags["train"] if "_" in key])
-        if trajectory["step"] == 1 and session_id:
-            await asyncio.sleep(3600)
-        outputs = 2 if trajectory["step"] == 1 else 1
-        for key in [f"{uid}_{session_id}_{index}" for index in range(outputs)]:
-            queue.kv_batch_put([key], "train", tags=[{"global_steps": trajectory["step"]}])
+def test_nothing_is_written_for_a_stopped_prompt(monkeypatch: pytest.MonkeyPatch, stored: list[str]) -> None:
+    async def respond(self: Any, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(3600)
 
     monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    worker = worker_of(1)
 
     async def scenario() -> None:
-        for uid in ("late", "waits"):
-            trajectory = {"validate": False, "step": 1, "sample_index": 0}
-            prompt = {"uid": uid, "global_steps": 1, "__rollout_n__": 3}
-            first.append(asyncio.create_task(worker._run_prompt(prompt, {}, trajectory)))
-        async with asyncio.timeout(60):
-            while "late_0_1" not in queue.tags["train"]:
-                await asyncio.sleep(0.001)
-        assert [key for key in queue.tags["train"] if "_" in key] == ["late_0_0", "late_0_1"]
-        assert await worker.stop(["late", "waits"]) == ["late", "waits"]
-        stored_before.clear()
-        await worker.begin_again(["late", "waits"], "train", step=7)
-        await asyncio.gather(*worker.background_tasks)
+        running = asyncio.ensure_future(run_prompts(worker, [(False, 1), (False, 2)]))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await worker.stop(["0", "1", "another worker's"])
+        await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(scenario())
-    assert stored_before[0] == [], "the new attempt begins without the old one's trajectories"
-    steps = {key: tag["global_steps"] for key, tag in queue.tags["train"].items() if "_" in key}
-    assert steps == {f"{uid}_{session}_0": 7 for uid in ("late", "waits") for session in range(3)}
-    assert not any(key.startswith("waits") for key in queue.asked), "no trajectory of it can be stored"
+    assert stored == ["running"] and worker._held == {} and worker._loops._free == 1
 
 
 class BusyWorker:
@@ -295,40 +273,21 @@ def test_a_prompt_is_with_its_worker_before_it_is_stopped(monkeypatch: pytest.Mo
     assert log == ["sent", "sent", "got taken", "got taken", "stop", "stop", "got stopped", "got stopped"]
 
 
-class HoldingWorker:
-    """Of a Ray actor what the manager calls; it samples the prompts `held`."""
-
-    def __init__(self, held: list[str], log: list[Any], queue: SlowQueue) -> None:
-        def begin(uids: list[str], partition_id: str, step: int) -> str:
-            log.append(("again", uids, [queue.tags[partition_id][uid] for uid in uids]))
-            return "begins again"
-
-        self.stop = SimpleNamespace(remote=lambda uids: [uid for uid in uids if uid in held])
-        self.begin_again = SimpleNamespace(remote=begin)
-        self.generate_sequences = SimpleNamespace(remote=lambda chunk: log.append(("sent", list(chunk["uid"]))))
-
-
-def test_only_prompts_that_no_worker_samples_are_fetched_and_sent(
-    monkeypatch: pytest.MonkeyPatch, queue: SlowQueue
-) -> None:
+def test_a_prompt_begins_again_without_the_trajectories_of_its_stopped_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = MemoryQueue()
+    for module in (agent_loop, stored_tags):
+        monkeypatch.setattr(module, "tq", queue)
+    prompt = TensorDict({"index": torch.zeros(1)}, batch_size=1)
+    tu.assign_non_tensor_stack(prompt, "uid", ["late"])
+    queue.kv_batch_put(["late"], "train", fields=prompt, tags=[{"status": "running", "global_steps": 1}])
+    for index in range(2):
+        queue.kv_batch_put([f"late_0_{index}"], "train", tags=[{"global_steps": 1}])
     log: list[Any] = []
-    uids = ["of the first", "of the second", "failed"]
-    for uid in uids:
-        prompt = TensorDict({"index": torch.zeros(1)}, batch_size=1)
-        tu.assign_non_tensor_stack(prompt, "uid", [uid])
-        fields = prompt if uid == "failed" else None  # another one cannot be fetched
-        queue.kv_batch_put([uid], "train", fields=fields, tags=[{"status": "running", "global_steps": 1}])
-        queue.kv_batch_put([f"{uid}_0_0"], "train", tags=[{"global_steps": 1}])
-    manager = object.__new__(LagKAgentLoopManager)
-    manager.agent_loop_workers = [HoldingWorker([uid], log, queue) for uid in uids[:2]]
-    manager.config, manager._handing_over = DictConfig({"actor_rollout_ref": {"rollout": {"n": 1}}}), []
-    monkeypatch.setattr(agent_loop.ray, "wait", lambda refs, **_: ([], refs))
-    monkeypatch.setattr(agent_loop.ray, "get", lambda refs, timeout=None: refs)
-    manager.resubmit(uids, "train", step=7)
-    tag = {"is_prompt": True, "status": "pending", "global_steps": 7}
-    assert log == [("again", [uid], [tag]) for uid in uids[:2]] + [("sent", ["failed"])]
-    assert manager._handing_over[:2] == ["begins again"] * 2, "what keeps a worker from it is raised"
-    assert "failed_0_0" not in queue.tags["train"] and "of the first_0_0" in queue.tags["train"]
+    manager = manager_of_busy_workers(log, monkeypatch, taken=[])
+    manager.config = DictConfig({"actor_rollout_ref": {"rollout": {"n": 1}}})
+    manager.resubmit(["late"], "train", step=7)
+    assert log == ["stop", "stop", "got stopped", "got stopped", "sent"]
+    assert queue.tags["train"] == {"late": {"is_prompt": True, "status": "pending", "global_steps": 7}}
 
 
 def test_what_keeps_a_worker_from_taking_prompts_is_raised_while_their_samples_are_waited_for(

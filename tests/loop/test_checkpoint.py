@@ -1,6 +1,5 @@
 """A checkpoint is whole or it is not there, and it is of one run."""
 
-import json
 import os
 import shutil
 import threading
@@ -97,13 +96,6 @@ def test_without_a_manifest_it_is_not_whole(tmp_path: Path, text: str) -> None:
     (folder / checkpoint.MANIFEST).write_text(text)
     assert checkpoint.newest_whole(tmp_path) == (None, {folder: "manifest.json is missing or unreadable"})
     assert checkpoint.written_by(folder) is None
-
-
-def test_a_manifest_of_version_0_1_has_no_run(tmp_path: Path) -> None:
-    folder = save(tmp_path, 5, "a run")
-    manifest = folder / checkpoint.MANIFEST
-    manifest.write_text(json.dumps(json.loads(manifest.read_text())["files"]))
-    assert checkpoint.damage(folder) is None and checkpoint.written_by(folder) is None
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import ray_access
 from verl_vcpo.actor.sequence_weights import SequenceWeight
 from verl_vcpo.common.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
+from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.tba_replay import PARTITION, TBAReplay
 from verl_vcpo.report.batch_totals import RAW_REWARD
 from verl_vcpo.report.sample_log import SAMPLES, samples_of
@@ -251,3 +252,27 @@ def test_samples_for_the_record(queue: None) -> None:
                 "data_source": "letters",
             }
     assert seen == set(range(12)), "any of them, and never padding"
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("treatment", ["mask", "drop"])
+def test_truncated_trajectories_are_left_out_where_they_are_stored(treatment: str) -> None:
+    keys, lengths = [f"{treatment}_{i}_0" for i in range(3)], [2, 3, 1]
+    ones = [torch.ones(length, dtype=torch.int64) for length in lengths]
+    data = TensorDict(
+        {name: tu.nested_tensor_from_tensor_list(ones) for name in ("response_mask", "loss_mask", "responses")},
+        batch_size=3,
+    )
+    tu.assign_non_tensor_stack(data, "uid", [treatment] * 3)
+    tags: list[dict[str, Any]] = [{"status": "success", "response_len": length} for length in lengths]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=data, tags=tags)
+    tq.kv_batch_put(keys=keys[:1], partition_id="train", tags=[{"truncated": treatment}])  # as the agent-loop worker
+    stored = tags_of(keys, "train")
+    assert stored[keys[0]] == tags[0] | {"truncated": treatment} and stored[keys[1]] == tags[1]
+    leave_out(KVBatchMeta(keys=keys, tags=list(stored.values()), partition_id="train"), by_verl=True)
+    left = tq.kv_batch_get(keys=keys, partition_id="train")
+    for name in ("response_mask", "loss_mask"):
+        assert [row.tolist() for row in left[name].unbind()] == [[0, 0], [1, 1, 1], [1]]
+    assert all(row.all() for row in left["responses"].unbind())
+    assert list(map(str, tu.get(left, "uid"))) == [keys[0] if treatment == "drop" else treatment, treatment, treatment]
+    tq.kv_clear(keys=keys, partition_id="train")

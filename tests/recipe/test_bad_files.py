@@ -135,7 +135,7 @@ def test_globs_several_files_json_and_any_index(good: dict[str, str], tmp_path: 
         ),
         ("exits", "gave no result: its process ended with exit code 3, for .*; mend the function"),
         ("hangs", "took longer than 1 s, for .*; raise async.reward_timeout_s"),
-        ("of_another_library", "cannot be called with .*: missing a required argument: 'completions'; give it these"),
+        ("of_another_library", r"raises TypeError: of_another_library\(\) .* argument"),
         ("no_function", "does not load: there is no function no_function, but .*raises, .*; name the function"),
     ],
 )

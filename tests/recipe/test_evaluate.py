@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipe.evaluate import __main__ as evaluate
-from recipe.evaluate.estimates import interval, pass_at, powers_of_two
-from recipe.evaluate.scored import Answer
+from recipe.evaluate.estimates import Answer, interval, pass_at, powers_of_two
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_correct_sample() -> None:

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings import method
+from recipe.fully_async_policy.settings import method, own_files
 from recipe.fully_async_policy.settings.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
 from recipe.fully_async_policy.settings.validate import SettingError
 from recipe.tasks.tool_use.settings import ToolUseSettings
@@ -36,7 +36,7 @@ def of_method(*overrides: str) -> DictConfig:
 def test_the_default_is_vcpo(good: dict[str, str]) -> None:
     both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=vcpo",))]
     assert both[0] == both[1]
-    plain = OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml").vcpo
+    plain = OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo
     assert composed(good).vcpo == plain, "it changes nothing"
 
 
@@ -277,11 +277,11 @@ def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
 
 def test_a_default_stands_once() -> None:
     """vcpo_trainer.yaml says what the dataclasses say, and config/agent/simpletir.yaml too."""
-    plain = OmegaConf.to_container(OmegaConf.load(main.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)
+    plain = OmegaConf.to_container(OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)
     assert isinstance(plain, dict)
     defaults = asdict(VCPOSettings())
     assert {name: value for name, value in plain.items() if name != "_target_"} == defaults
-    assert OmegaConf.load(main.CONFIG_DIR / "agent/simpletir.yaml").tool_use == asdict(ToolUseSettings())
+    assert OmegaConf.load(own_files.CONFIG_DIR / "agent/simpletir.yaml").tool_use == asdict(ToolUseSettings())
 
 
 def test_a_setting_of_another_stabilizer_is_refused(good: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.plan.norms_plan import norms_line
+from recipe.fully_async_policy.plan.gpu_plan import norms_line
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from tests.recipe.refused import MODEL, run

@@ -97,29 +97,16 @@ class SimulatedSamplers:
     def raise_blocked(self) -> None:
         """Do nothing: nothing blocks a worker."""
 
-    # The real methods, over `stop`, `_begin_again` and `generate_sequences` of this class.
-    resubmit, _take_back = LagKAgentLoopManager.resubmit, LagKAgentLoopManager._take_back
+    resubmit = LagKAgentLoopManager.resubmit
+    """The real method, over `stop` and `generate_sequences` of this class."""
 
-    def stop(self, uids: list[str]) -> list[list[str]]:
-        """Stop prompts, and return the stopped ones, as one worker does."""
+    def stop(self, uids: list[str]) -> None:
+        """Stop prompts, as workers do."""
         stopped = [uid for uid in uids if uid in self._running or uid in self._waiting]
         for uid in stopped:
             self._running.pop(uid, None)
         self._waiting = [uid for uid in self._waiting if uid not in stopped]
         self._start()
-        return [stopped]
-
-    def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
-        """Begin prompts again after a while, until which the old trajectories are stored, as the workers do."""
-        uids = stopped[0]
-
-        def begin() -> None:
-            stored_tags.clear_trajectories(dict.fromkeys(uids, self._schedule.samples), partition_id)
-            self._waiting += uids
-            self._start()
-
-        if uids:
-            self.clock.after(self._rng.expovariate(1.0), begin)
 
     def update_weights(self, version: int) -> dict[str, float]:
         """Pause all running prompts, which go on with the new weights and keep the version that they started with."""

@@ -13,9 +13,8 @@ import pytest
 from scripts.report.__main__ import main
 from scripts.report.live import Server, serve
 from scripts.report.page import write
-from scripts.report.payload import make
+from scripts.report.payload import make, read_samples
 from scripts.report.runs import read_run
-from scripts.report.samples import read_samples
 from tests.kit import browser
 from tests.report.test_report import config, with_two_sets, write_run
 from verl_vcpo.report.learning_signal import IN_A_ROW
@@ -216,7 +215,7 @@ def test_the_newest_and_the_heaviest_samples_are_kept(tmp_path: Path) -> None:
             file.write(json.dumps(sample) + "\n")
         file.write('{"step": 2000, "resp')
     samples = read_samples(tmp_path)
-    assert samples is not None and samples.of == 2000
-    assert [row["step"] for row in samples.rows] == [*range(500), *range(1500, 2000)]
-    assert [row["group"] for row in samples.rows[::999]] == [1, 2000] and samples.rows[0]["prompt"] is None
+    assert samples is not None and samples["of"] == 2000
+    assert [row["step"] for row in samples["rows"]] == [*range(500), *range(1500, 2000)]
+    assert [row["group"] for row in samples["rows"][::999]] == [1, 2000] and samples["rows"][0]["prompt"] is None
     assert read_samples(tmp_path / "none") is None

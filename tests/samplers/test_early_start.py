@@ -1,6 +1,7 @@
 """Samplers that start in a thread: when, and what verl's trainer gets of them."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -12,8 +13,9 @@ import pytest
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from verl_vcpo.samplers import early_start
-from verl_vcpo.samplers.early_start import EarlyStart, has_devices
+from verl_vcpo.loop.trainer import LagKTrainer
+from verl_vcpo.samplers import early_start as module
+from verl_vcpo.samplers.early_start import early_start
 
 LIMIT_S = 20.0
 
@@ -37,7 +39,7 @@ class Samplers:
 
 @pytest.fixture(autouse=True)
 def samplers(monkeypatch: pytest.MonkeyPatch) -> type[Samplers]:
-    monkeypatch.setattr(early_start, "BalancerFirst", Samplers)
+    monkeypatch.setattr(module, "BalancerFirst", Samplers)
     monkeypatch.setattr(Samplers, "how", lambda: asyncio.sleep(0), raising=False)
     return Samplers
 
@@ -49,14 +51,15 @@ def created(config: Any) -> Any:
 
 def thread_ends() -> None:
     deadline = time.monotonic() + LIMIT_S
-    while early_start.THREAD in [thread.name for thread in threading.enumerate()]:
+    while module.THREAD in [thread.name for thread in threading.enumerate()]:
         assert time.monotonic() < deadline, "the thread goes on"
         time.sleep(0.01)
 
 
 def test_they_start_once_the_trainer_has_its_devices() -> None:
     pools = {"trainer": SimpleNamespace(pgs=None)}
-    with EarlyStart({"lag": 1}, lambda: has_devices(pools)) as manager:
+    trainer = SimpleNamespace(resource_pool_manager=SimpleNamespace(resource_pool_dict=pools))
+    with early_start({"lag": 1}, lambda: LagKTrainer._has_devices(trainer)) as manager:
         assert not manager.began.wait(0.2)
         pools["trainer"].pgs = ["a placement group"]
         assert manager.began.wait(LIMIT_S), "before the trainer asks for them"
@@ -66,11 +69,11 @@ def test_they_start_once_the_trainer_has_its_devices() -> None:
 
 
 def test_a_pool_that_verl_has_not_made_yet_has_no_devices() -> None:
-    assert not has_devices({})
+    assert not LagKTrainer._has_devices(SimpleNamespace())
 
 
 def test_they_start_at_the_latest_when_the_trainer_asks_for_them() -> None:
-    with EarlyStart({}, lambda: False) as manager:
+    with early_start({}, lambda: False) as manager:
         assert created({}) is manager
         assert manager.began.is_set()
 
@@ -82,14 +85,14 @@ def test_what_keeps_them_from_starting_is_raised_in_the_trainer(
         raise ValueError("no such model")
 
     monkeypatch.setattr(samplers, "how", fail)
-    with pytest.raises(ValueError, match="no such model"), EarlyStart({}, lambda: True):
+    with pytest.raises(ValueError, match="no such model"), early_start({}, lambda: True):
         created({})
     assert trainer_separate_async.LLMServerManager is LLMServerManager
 
 
 def test_where_the_trainer_fails_they_stop(samplers: type[Samplers], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "how", lambda: asyncio.sleep(3600))
-    with pytest.raises(KeyboardInterrupt), EarlyStart({}, lambda: True) as manager:
+    with pytest.raises(KeyboardInterrupt), early_start({}, lambda: True) as manager:
         assert manager.began.wait(LIMIT_S)
         raise KeyboardInterrupt
     assert manager.cancelled.wait(LIMIT_S)
@@ -98,9 +101,9 @@ def test_where_the_trainer_fails_they_stop(samplers: type[Samplers], monkeypatch
 
 def test_a_start_that_never_ends_has_a_limit(samplers: type[Samplers], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "how", lambda: asyncio.sleep(3600))
-    monkeypatch.setattr(early_start, "START_S", 0.05)
+    monkeypatch.setattr(module, "START_S", 0.05)
     late = pytest.raises(RuntimeError, match="the samplers were not up 0 s after the trainer was")
-    with late, EarlyStart({}, lambda: True) as manager:
+    with late, early_start({}, lambda: True) as manager:
         created({})
     assert manager.cancelled.wait(LIMIT_S)
     thread_ends()
@@ -113,7 +116,8 @@ async def _two_that_end_later() -> None:
         try:
             await asyncio.sleep(3600)
         finally:
-            await asyncio.sleep(0.01)
+            with contextlib.suppress(asyncio.CancelledError):  # the end of the event loop cancels again
+                await asyncio.sleep(0.01)
             if fails:
                 raise ValueError("the sampler has gone")
 
@@ -124,7 +128,7 @@ def test_a_start_that_is_given_up_says_nothing(
     samplers: type[Samplers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(samplers, "how", _two_that_end_later)
-    with pytest.raises(KeyboardInterrupt), EarlyStart({}, lambda: True) as manager:
+    with pytest.raises(KeyboardInterrupt), early_start({}, lambda: True) as manager:
         assert manager.began.wait(LIMIT_S)
         raise KeyboardInterrupt
     thread_ends()

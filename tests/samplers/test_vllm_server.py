@@ -9,7 +9,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.kit.counting_engine import TokenCountingEngine
 from verl_vcpo.samplers.kv_cache import KVCache
-from verl_vcpo.samplers.meter import SamplerMeter
 from verl_vcpo.samplers.vllm_server import LagKvLLMHttpServer, answered_or_dead
 
 TOKENS = 100_000  # of a response; at a tenth of a second each, none ends while a test runs
@@ -44,7 +43,6 @@ def server_with(slots: int, kv_cache: KVCache = KVCache.RECOMPUTE) -> LagKvLLMHt
     server._disaggregation_role = "null"
     server.node_rank, server.replica_rank, server.global_steps = 0, 0, 3
     server._submission_paused, server._rejecting, server._resume_event = False, False, asyncio.Event()
-    server._meter = SamplerMeter()
     server._on_their_way, server._without_token, server._admitted_with, server._dropped = set(), set(), {}, {}
     engine = PausingEngine if kv_cache == KVCache.KEEP else TokenCountingEngine
     server.engine = engine(slots, token_s=0.1, mean_tokens=TOKENS, seed=1)

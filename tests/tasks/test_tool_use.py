@@ -13,10 +13,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 from code_sandbox.client import SandboxClient, SandboxUnavailable
 from code_sandbox.protocol import CommandResult
+from recipe.fully_async_policy import main
+from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.values import check_types
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.tasks.tool_use import agent_loop
 from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
-from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
 from tests.kit.sandbox_server import served
@@ -227,17 +229,19 @@ def test_an_answer_ends_the_trajectory(runner: Runner) -> None:
     output = runner.run(("\\boxed{42}\n" + CODE, 1))
     counts = output.extra_fields["tool_use"]
     assert (counts["calls"], counts["void_trajectories"]) == (0, 0)
+    assert output.extra_fields["truncated"] is False
 
 
 def test_limits(tokenizer: Any, sandbox_url: str) -> None:
     output = Runner(tokenizer, sandbox_url, max_turns=2).run((CODE, 1), (CODE, 1))
     assert output.extra_fields["tool_use"]["calls"] == 1, "nobody would read the last turn's result"
-    assert output.response_mask[-1] == 1
+    assert output.response_mask[-1] == 1 and output.extra_fields["truncated"]
     output = Runner(tokenizer, sandbox_url, max_time_s=1e-9).run((CODE, 1))
-    assert output.extra_fields["tool_use"]["calls"] == 0
+    assert output.extra_fields["tool_use"]["calls"] == 0 and output.extra_fields["truncated"]
     length = len(tokenizer.encode(CODE)) + 3
     output = Runner(tokenizer, sandbox_url, response_length=length).run((CODE, 1))
     assert len(output.response_ids) <= length and all(output.response_mask), "the observation does not fit"
+    assert output.extra_fields["truncated"]
     output = Runner(tokenizer, sandbox_url, response_length=4).run((CODE, 1))
     assert output.extra_fields["tool_use"]["void_trajectories"] == 1, "cut before the block was complete"
 
@@ -299,9 +303,13 @@ def test_where_a_block_begins_and_ends() -> None:
     ("setting", "value"),
     [
         *(("sandbox_url", "localhost:8080"), ("max_turns", 0), ("max_turns", True), ("call_timeout_s", 0)),
-        *(("drop_void_turns", "no"), ("answer_pattern", "("), ("max_observation_tokens", 3), ("nonsense", 1)),
+        *(("drop_void_turns", "no"), ("answer_pattern", "("), ("max_observation_tokens", 3)),
     ],
 )
-def test_wrong_settings(setting: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"tool_use\.{setting}"):
-        ToolUseSettings.of({setting: value})
+def test_wrong_settings(setting: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
+    config = main.compose(["+task=tool_use"])
+    config.tool_use[setting] = value
+    with pytest.raises(SettingError) as refused:
+        check_types(config)
+    assert any(line.startswith(f"tool_use.{setting}=") for line in refused.value.lines)

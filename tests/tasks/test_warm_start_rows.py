@@ -157,8 +157,8 @@ def test_measuring_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--until", "0"], "until=0.0 is out of range: use more than 0, at most 1"),
-        (["--until", "30"], "until=30.0 is out of range"),
+        (["--until", "0"], "until=0.0: Input should be greater than 0"),
+        (["--until", "30"], "until=30.0: Input should be less than or equal to 1"),
         (["--until", "0.3"], "until=0.3: no more than correct_fraction=0.2 of the answers taught are right; add"),
     ],
 )

@@ -10,11 +10,8 @@ import time
 from typing import Any
 
 
-class Own:
-    """Known in this module only."""
-
-    def __float__(self) -> float:
-        return 1.0
+class Own(float):
+    """A number that is known in this module only."""
 
 
 def sync(
@@ -43,7 +40,7 @@ def sync(
         case "nan":
             return float("nan")
         case "own class":
-            return {"score": 1.0, "own": Own()}
+            return {"score": 1.0, "own": Own(1.0)}
         case "child":
             subprocess.run(["sleep", "86399"])
     number = int(solution_str.split()[-1]) if solution_str.startswith("text") else 0

@@ -4,7 +4,6 @@ import asyncio
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,8 @@ def test_scores_are_those_of_the_function(name: str) -> None:
     ("text", "complaint"),
     [
         ("sleep", "took longer than"),
-        ("loop", "took longer than|did not return"),
-        ("regex", "took longer than|did not return"),  # holds the interpreter's lock: no thread could end it
+        ("loop", "took longer than"),
+        ("regex", "took longer than"),  # holds the interpreter's lock: no thread could end it
         ("os._exit", "its process ended with exit code 3"),
         ("segfault", "its process ended with SIGSEGV"),
         ("sys.exit", "raises SystemExit: bye"),
@@ -86,11 +85,7 @@ def test_scores_are_those_of_the_function(name: str) -> None:
         ("own class", "returned what cannot be sent"),
     ],
 )
-def test_a_failure_names_the_reward_and_its_prompt(
-    name: str, text: str, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(killable, "_GRACE_S", 0.5)  # a loop in a coroutine takes processor time until then
-
+def test_a_failure_names_the_reward_and_its_prompt(name: str, text: str, complaint: str) -> None:
     async def work(scored: Any) -> Any:
         with pytest.raises(UserCodeError) as raised:
             await scored(text, row=7)
@@ -125,17 +120,6 @@ def test_a_call_that_hangs_takes_no_other_with_it() -> None:
     bad, good = (results := run(work, limit_s=5 * SHORT_S))[:3], results[3:]
     assert all(isinstance(result, UserCodeError) for result in bad)
     assert all(result["score"] == 1.0 for result in good)
-
-
-def test_coroutines_wait_side_by_side() -> None:
-    async def work(scored: Any) -> int:
-        results = await asyncio.gather(*[scored("sleep", i) for i in range(50)], return_exceptions=True)
-        assert all("took longer than 1 s" in str(result) for result in results), results[0]
-        return len(processes())
-
-    start = time.monotonic()
-    assert run(work, "coroutine", SHORT_S) == 1
-    assert time.monotonic() - start < 25, "one after the other they would take 50 s"
 
 
 def test_a_fast_reward_has_one_process_and_a_waiting_one_has_several() -> None:

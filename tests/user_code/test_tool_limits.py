@@ -22,7 +22,6 @@ from tests.loop.test_agent_loop import VERLS_WORKER, worker_of
 from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.samplers import agent_loop
 from verl_vcpo.samplers.client import Seconds
-from verl_vcpo.user_code import tool_limits as limits
 from verl_vcpo.user_code.tool_limits import LimitedFunctionTool, ToolFailure, limited
 
 LIMIT_S, SHORT_S = 60.0, 1.0
@@ -64,11 +63,9 @@ class State(BaseTool):
     lock = threading.Lock()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> tuple[ToolResponse, float, dict]:
-        if parameters["how"] == "block":
-            time.sleep(20)
         if parameters["how"] == "wait":
             await asyncio.sleep(3600)
-        return ToolResponse(text=threading.current_thread().name), 0.5, {}
+        return ToolResponse(text="state"), 0.5, {}
 
 
 SCHEMA = {
@@ -110,11 +107,9 @@ async def and_close(work: Coroutine[Any, Any, None], tools: list[Any]) -> None:
                 tool.pool.close()
 
 
-def test_calls_that_hang_fail_and_later_ones_run(tools: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_ANSWER_S", 0.2)
-
+def test_calls_that_hang_fail_and_later_ones_run(tools: list[Any]) -> None:
     async def scenario() -> None:
-        for name, how in (("work", "hang"), ("later", "hang"), ("state", "block"), ("state", "wait")):
+        for name, how in (("work", "hang"), ("later", "hang"), ("state", "wait")):
             with pytest.raises(ToolFailure) as failed:
                 await called(tools, name, how)
             said = str(failed.value.error)
@@ -125,7 +120,7 @@ def test_calls_that_hang_fail_and_later_ones_run(tools: list[Any], monkeypatch: 
         results = await asyncio.gather(*hung, return_exceptions=True)
         assert all(isinstance(result, ToolFailure) for result in results)
         response, reward, _ = await called(tools, "state", "now")
-        assert (response.text, reward) == ("tools", 0.5), "in another thread than the blocked one"
+        assert (response.text, reward) == ("state", 0.5)
         for name in ("work", "later"):
             response, _, _ = await called(tools, name, "now")
             assert response.text.isdigit(), "in a process of its own"
@@ -243,23 +238,3 @@ def test_two_requests_at_a_time_count_once() -> None:
     with spent.counted():
         assert spent.total >= total >= 0.05
     assert spent._ended < 2 * total, "not one after the other"
-
-
-def test_a_stopped_prompt_begins_again_though_all_threads_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_loop, "clear_trajectories", lambda *_: None)
-    goes_on = threading.Event()
-    worker = worker_of(1)
-
-    async def scenario() -> None:
-        hung = [asyncio.ensure_future(asyncio.to_thread(goes_on.wait, LIMIT_S)) for _ in range(64)]
-        await asyncio.sleep(0)
-        task = asyncio.ensure_future(asyncio.sleep(0))
-        worker._stopped["u"] = agent_loop.HeldPrompt(task, {"uid": "u"}, {}, {"validate": False}, {}, 1, begun=True)
-        monkeypatch.setattr(agent_loop.LagKAgentLoopWorker, "_run_prompt", lambda *_, **__: asyncio.sleep(0))
-        try:
-            await asyncio.wait_for(worker.begin_again(["u"], "train", 2), LIMIT_S / 6)
-        finally:
-            goes_on.set()
-            await asyncio.gather(*hung)
-
-    asyncio.run(scenario())

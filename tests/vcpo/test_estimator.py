@@ -60,14 +60,15 @@ def test_step_size_rules() -> None:
     assert step_size_multiplier(1e-9, StepSizeRule.SQRT, 1.0, 0.1) == 0.1
 
 
-@pytest.mark.parametrize("opob_weights", ["estimator", "paper"])
+@pytest.mark.parametrize("opob_weights", ["estimator", "published"])
 def test_opob_is_the_definition_per_group(opob_weights: str) -> None:
     log_weight, reward, group, squared_norm = _batch()
     config = VCPOConfig(truncation=2.0, norm_by_std=False, opob_weights=opob_weights)
-    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    length = torch.arange(1, 33)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm, length=length)
     w = log_weight.exp()
     used = w.clamp(max=2.0)
-    a = used if opob_weights == "estimator" else w
+    a = used if opob_weights == "estimator" else w * used * length
     for g in range(4):
         i = group == g
         b = (a[i] ** 2 * squared_norm[i] * reward[i]).sum() / (a[i] ** 2 * squared_norm[i]).sum()
@@ -126,6 +127,22 @@ def test_nothing_usable_gives_zero_coefficients_and_the_smallest_step() -> None:
     assert result.step_size_multiplier == 0.0
 
 
+@pytest.mark.parametrize("form", [{}, {"opob_scope": "minibatch"}, {"baseline": "mean"}], ids=str)
+def test_masked_sequences_count_in_baselines_and_in_b_but_neither_in_the_update_nor_in_rho(form: dict) -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    masked = torch.arange(len(reward)) % 3 == 1
+    config = VCPOConfig(**form)
+    every = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm, masked=masked)
+    assert result.baseline.equal(every.baseline) and result.weight.equal(every.weight) and result.usable.all()
+    assert result.coefficient.equal(torch.where(masked, 0.0, every.coefficient)) and every.coefficient[masked].any()
+    w = log_weight[~masked].exp()
+    assert result.ess_ratio == pytest.approx((w.sum().square() / w.square().sum() / len(w)).item())
+    assert result.step_size_multiplier == pytest.approx(result.ess_ratio**0.5)
+    nothing = estimate(config, log_weight, reward, group, squared_norm=squared_norm, masked=masked | True)
+    assert not nothing.coefficient.any() and nothing.ess_ratio == nothing.step_size_multiplier == 0
+
+
 def test_equal_rewards_and_zero_norms_give_finite_zeros() -> None:
     group = torch.tensor([0, 0, 1, 1])
     reward = torch.tensor([1.0, 1.0, 0.0, 1.0])
@@ -151,7 +168,6 @@ def test_non_finite_reward_is_an_error() -> None:
         ({"step_size_rule": "none", "base_ess_ratio": "auto"}, "vcpo.base_ess_ratio=auto: has no effect"),
         ({"step_size_rule": "none", "min_step_size_multiplier": 0.1}, "min_step_size_multiplier=0.1: has no effect"),
         ({"truncation": None, "ess_weights": "truncated"}, "vcpo.ess_weights=truncated: nothing is truncated"),
-        ({"truncation": None, "opob_weights": "paper"}, "vcpo.opob_weights=paper: without truncation"),
         (
             {"baseline": "mean", "opob_scope": "minibatch"},
             "opob_scope=minibatch: has no effect with vcpo.baseline=mean",
@@ -164,17 +180,18 @@ def test_bad_settings_name_the_setting_and_the_fix(setting: dict, message: str) 
         VCPOConfig(**setting)
 
 
-@pytest.mark.parametrize("opob_weights", ["estimator", "paper"])
+@pytest.mark.parametrize("opob_weights", ["estimator", "published"])
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_opob_of_the_mini_batch_is_one_constant(norm_by_std: bool, opob_weights: str) -> None:
     log_weight, reward, group, squared_norm = _batch()
     config = VCPOConfig(opob_scope="minibatch", norm_by_std=norm_by_std, opob_weights=opob_weights)
-    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm, length=torch.ones(32))
     a = log_weight.exp().clamp(max=8.0)
     if norm_by_std:
         std = torch.stack([reward[group == g].std(unbiased=False) for g in range(4)])[group]
         a = torch.where(std > 0, a / std, 0.0)
-    influence = (log_weight.exp() if opob_weights == "paper" else a) ** 2 * squared_norm
+    published = log_weight.exp() * log_weight.exp().clamp(max=8.0)
+    influence = (published if opob_weights == "published" else a) ** 2 * squared_norm
     b = (influence * reward).sum() / influence.sum()
     torch.testing.assert_close(result.baseline, b.expand(32))
     torch.testing.assert_close(result.coefficient, a * (reward - b) / 32)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vcpo import AUTO, Baseline, FreshestEssRatio, OpobScope, StepSizeRule, VCPOConfig, estimate
+from vcpo import AUTO, Baseline, FreshestEssRatio, OpobScope, OpobWeights, StepSizeRule, VCPOConfig, estimate
 from vcpo.baseline import group_mean, group_std, group_sum, leave_one_out, length_weighted, optimal_off_policy
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
@@ -47,8 +47,7 @@ def every_config() -> list[VCPOConfig]:
         if baseline is Baseline.OPOB:
             forms = [
                 {"opob_scope": scope, "opob_weights": weights, "opob_leave_one_out": others}
-                for scope, weights, others in itertools.product(OpobScope, ("estimator", "paper"), (False, True))
-                if truncation is not None or weights == "estimator"
+                for scope, weights, others in itertools.product(OpobScope, OpobWeights, (False, True))
             ]
         for form in forms:
             settings.append(

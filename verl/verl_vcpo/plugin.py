@@ -6,12 +6,17 @@ elsewhere (`verl_vcpo.loop.trainer`). With VERL_PLATFORM=cpu the module makes ve
 process and in every process that inherits the variable.
 """
 
+import importlib.util
 import os
+import sys
 
-from verl_vcpo.common import distributed, skipped_imports
+from verl_vcpo.common import distributed
 
 distributed.keep_stores_on_loopback()
-skipped_imports.skip_engine_of_npus()
+if importlib.util.find_spec("torch_npu") is None:
+    # None is Python's sign for "do not import". verl's checkpoint engine for NPUs imports vLLM, for two seconds of
+    # processor time, before it looks for an NPU; verl goes on where the import fails.
+    sys.modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)  # type: ignore[arg-type]
 
 CPU_REQUESTED = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 

@@ -1,4 +1,4 @@
-"""The method file and the loss of docs/guide/choose-a-method.md, which are those of method=tis_token."""
+"""The method file and the loss of docs/reference/methods.md, which are those of method=tis_token."""
 
 from pathlib import Path
 

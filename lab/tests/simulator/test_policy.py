@@ -40,7 +40,7 @@ def drawn(policy: Policy, prompts: TokenizedPrompts, samples: int = 3) -> Batch:
     reward = torch.zeros(len(response), dtype=torch.float64)
     group = torch.arange(len(prompts)).repeat_interleave(samples)
     tokens, prompt_mask = (of.repeat_interleave(samples, 0) for of in (prompts.tokens, prompts.mask))
-    return Batch(tokens, prompt_mask, response, mask, log_prob, reward, group, torch.zeros_like(group))
+    return Batch(tokens, prompt_mask, response, mask, log_prob, reward, group, torch.zeros_like(group), group < 0)
 
 
 def branching(batch: Batch) -> Batch:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab.simulator import main, simulator, update
-from lab.simulator.analysis import LAST_SAMPLES
+from lab.simulator.analysis import LAST, LAST_SAMPLES
 from lab.simulator.grid import Folder, GridRun, run_all
 from lab.simulator.policy import Policy
 from lab.simulator.sampling import sample
@@ -66,9 +66,11 @@ def test_the_last_policy_is_evaluated_with_several_samples(
 
     monkeypatch.setattr(simulator, "sample", counted)
     steps = rows(overrides, "trainer.total_training_steps=2", "trainer.test_freq=1")
-    assert evaluated == [1, 1, 1, LAST_SAMPLES]
+    assert evaluated == [1, 1, 1, LAST_SAMPLES, 1], "and the most likely ones"
     assert ["last_accuracy" in row for row in steps] == [False, False, True]
-    assert 0 <= steps[-1]["last_accuracy"] <= 1
+    drawn, greedy, one_of_eight, nats = (steps[-1][name] for name in LAST)
+    assert 0 <= drawn <= one_of_eight <= 1 and 0 <= greedy <= 1 and nats > 0
+    assert 1 / 8 <= steps[-1]["largest_share"] <= 1 and steps[-1]["log_weight_max"] >= 0
 
 
 @pytest.mark.parametrize("method", METHODS)

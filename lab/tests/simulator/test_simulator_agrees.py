@@ -20,10 +20,11 @@ from lab.stability.preset import METHODS
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.settings.method import decided_by
 from tests.actor.conftest import LEARNING_RATE, ONE_PROCESS
-from tests.actor.test_vcpo_engine import exported, train
+from tests.actor.test_vcpo_engine import exported, train, with_response_mask
 from tests.kit.actor import adamw, loss_function
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.truncated import Truncated
 
 # VCPO's updates are compared above; two others get weights from a pass of log-probs before the update
 THE_ACTORS = [name for name in METHODS if not decided_by(name)["vcpo.enable"] and name not in ("otb", "decoupled_ppo")]
@@ -41,6 +42,7 @@ def as_simulated(data: TensorDict) -> Batch:
         reward=torch.stack([reward.sum() for reward in data["rm_scores"].unbind()]).double(),
         group=torch.tensor([int(uid, 16) for uid in data["uid"]]),
         version=torch.zeros(len(data), dtype=torch.int64),
+        truncated=torch.tensor([bool(of.get("truncated")) for of in tu.get(data, "extra_fields", [{}] * len(data))]),
     )
 
 
@@ -84,6 +86,25 @@ def test_ratios_norms_baselines_and_step(
     check_step(engine, checkpoints(), policy, update)
 
 
+@pytest.mark.parametrize("treatment", ["mask", "drop"])
+def test_truncated_responses_are_left_out_alike(
+    make_engine: Callable[..., Any], checkpoints: Callable[..., Path], treatment: str
+) -> None:
+    vcpo, engine, data = VCPOSettings(), make_engine(), make_batch(ONE_PROCESS, holes=False, truncated=treatment)
+    batch = as_simulated(data)
+    if treatment == "drop":
+        for row in batch.truncated.nonzero().flatten().tolist():
+            with_response_mask(data, row)
+    train(engine, data, vcpo)
+    real_step, policy = engine.last_update[1], Policy.load(checkpoints())
+    method = VCPOMethod(vcpo, loss_function(vcpo).keywords["config"], Truncated(treatment))
+    update = method.update(policy, batch, {}, lag=0)
+    assert update.ess_ratio == pytest.approx(real_step.ess_ratio, rel=1e-5)
+    torch.testing.assert_close(update.estimate.baseline, real_step.baseline, rtol=2e-5, atol=0)
+    assert (update.estimate.coefficient[1::3] == 0).all() and update.parts["vcpo/truncated/gradient_share"] == 0
+    check_step(engine, checkpoints(), policy, update)
+
+
 def configured(name: str) -> DictConfig:
     """All settings of the real stack with `method=NAME`."""
     main.prepare_environment(["hardware=cpu"])
@@ -110,6 +131,7 @@ def test_every_method_makes_the_same_step(
         "old_log_probs": batch.rollout_log_prob,
         "advantages": data["advantages"].to_padded_tensor(0.0),
         "response_mask": batch.mask,
+        "left_out": batch.truncated,
     }
     torch.manual_seed(0)
     update = method.update(policy, batch, fields, lag=0)

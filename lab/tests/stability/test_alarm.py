@@ -10,7 +10,6 @@ from lab.stability.alarm import (
     VANISHED,
     AlarmRun,
     alarm_runs,
-    before_collapse_table,
     choose_levels,
     definitions_table,
     first_step,
@@ -18,6 +17,7 @@ from lab.stability.alarm import (
     high,
     low,
     low_on_average,
+    ranking_table,
     score,
     score_alarm,
     scores_table,
@@ -98,10 +98,13 @@ def test_the_first_step_of_a_sign() -> None:
 def test_the_tables_on_the_ess_ratio(runs: list[AlarmRun]) -> None:
     (first, *_) = definitions_table(runs).rows
     assert list(first) == ["0.1", *["1 in time; 2 of 3 right"] * 4]
-    rows = {row[0]: row[1:] for row in before_collapse_table(runs).rows}
-    assert rows["ESS ratio, the last 10 steps before a collapse"][0] == "3"
-    assert rows["ESS ratio, lowest in a run without a collapse, k = 32"][0] == "2"
-    assert rows["KL per token, nats, the last 10 steps before a collapse"][1:] == ["0.00"] * 5
+
+
+def test_the_ranking_of_signs() -> None:
+    """All moments before the collapse have a lower ratio than the others, and the same KL."""
+    table = ranking_table({"one": [made(1, 0.2, 40), made(3, 0.3, None)], "other": [made(5, 0.4, None)]})
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["all"] == rows["k = 32"] == ["6, 2", "1.00", "0.50"] and rows["other"] == ["2, 0", "nan", "nan"]
 
 
 def test_the_step_at_which_the_gradient_has_vanished() -> None:

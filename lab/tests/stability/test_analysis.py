@@ -1,7 +1,5 @@
 """Accuracy after step k and collapse of a run, on curves made by hand."""
 
-import math
-
 import pytest
 
 from lab.simulator.analysis import accuracy_after, collapse_step, outcome
@@ -32,9 +30,9 @@ def test_the_outcome_of_a_run() -> None:
 
 def test_the_last_policy_of_a_run_that_was_evaluated_with_several_samples() -> None:
     known = curve([0.2, 0.3, 0.5])
-    assert math.isnan(outcome(known, 20, lag=0).last_accuracy)
+    assert outcome(known, 20, lag=0).last == {}
     known.loc[known.index[-1], "last_accuracy"] = 0.45
-    assert outcome(known, 20, lag=0).last_accuracy == 0.45
+    assert outcome(known, 20, lag=0).last == {"last_accuracy": 0.45}
 
 
 def test_evaluations_that_a_broken_run_did_not_see_are_zero() -> None:

@@ -7,8 +7,18 @@ import pandas as pd
 import pytest
 
 from lab.stability.cells import Cell, by_method, over, pooled_deviation, summarise
-from lab.stability.contrasts import SAME, lag_groups, over_rates, planned
-from lab.stability.inference import holm, welch
+from lab.stability.contrasts import (
+    BEST,
+    COLLAPSED,
+    RATES,
+    SAME,
+    collapses,
+    contrasts,
+    corrected,
+    lag_groups,
+    standings,
+)
+from lab.stability.inference import holm, paired
 from lab.stability.tuning import choose, chosen_cells
 from lab.tests.stability.curves import curve
 
@@ -60,32 +70,46 @@ def test_a_contrast_is_of_the_mean_over_a_group_of_lags() -> None:
         *at("tis_seq", 128, 1e-4, 0.44, 0.41, 0.43),
         *at("ppo", 64, 1e-4, 0.3, 0.3, 0.3),  # not run at lag 128
     ]
-    found = {row.method: row for row in planned(cells(runs), [64, 128])}
-    assert list(found) == ["tis_seq", "vcpo_ess", "none"], "the best first"
+    made = cells(runs)
+    rows = {row.method: row for row in standings(made, [64, 128])}
+    assert list(rows) == ["tis_seq", "vcpo_ess", "none"], "the best first"
     reference, none = [0.42, 0.42, 0.435], [0.075, 0.08, 0.04]
-    assert list(found["vcpo_ess"].by_seed.values()) == pytest.approx(reference)
-    assert list(found["none"].by_seed.values()) == pytest.approx(none), "seed 4 was not run at lag 128"
-    assert found["none"].difference.p == pytest.approx(welch(none, reference).p)
+    assert list(rows["vcpo_ess"].by_seed.values()) == pytest.approx(reference)
+    assert list(rows["none"].by_seed.values()) == pytest.approx(none), "seed 4 was not run at lag 128"
+    found = {one.method: one for one in corrected(contrasts(made, made)) if list(one.lags) == [64, 128]}
+    assert set(found) == {"tis_seq", "none"} and {one.seeds for one in found.values()} == {3}
+    assert vars(found["none"].difference) == pytest.approx(vars(paired(none, reference)))
     p = [found[method].difference.p for method in ("none", "tis_seq")]
     assert [found[method].corrected for method in ("none", "tis_seq")] == pytest.approx(holm(p))
-    verdicts = {method: row.verdict for method, row in found.items()}
-    assert verdicts == {"none": "worse", "tis_seq": SAME, "vcpo_ess": "-"}
-    assert (found["none"].collapsed, found["none"].runs, found["tis_seq"].collapsed) == (4, 7, 0)
-    assert planned(cells(at("ppo", 64, 1e-4, 0.3, 0.4)), [64]) == [], "nothing to compare with"
+    assert {method: one.verdict for method, one in found.items()} == {"none": "worse", "tis_seq": SAME}
+    assert 0 < found["none"].visible < 0.1 and found["none"].compared == BEST
 
 
-def test_robustness_is_the_mean_over_the_rates() -> None:
-    runs = [
-        *at("vcpo_ess", 32, 1e-4, 0.40, 0.42, 0.5),
-        *at("vcpo_ess", 32, 3e-4, 0.44, 0.44),
-        *at("vcpo_ess", 64, 1e-4, 0.9, 0.9),  # one rate
-        *at("tis_seq", 32, 1e-4, 0.40, 0.42),
-        *at("tis_seq", 32, 3e-4, 0.10, 0.14),
-        *at("ppo", 32, 1e-4, 0.4, 0.4),
-    ]
-    found = {row.method: list(row.by_seed.values()) for row in over_rates(cells(runs), [32, 64])}
-    assert found == {"vcpo_ess": pytest.approx([0.42, 0.43]), "tis_seq": pytest.approx([0.25, 0.28])}
-    assert over_rates(cells(at("vcpo_ess", 64, 1e-4, 0.3, 0.4)), [64]) == []
+def test_some_methods_are_compared_with_each_other() -> None:
+    made = cells(run for name in ("vcpo_ess", "vcpo", "vcpo_minibatch") for run in at(name, 8, 1e-4, 0.4, 0.5))
+    pairs = {(one.method, one.against) for one in contrasts(made, made)}
+    assert pairs == {("vcpo", "vcpo_ess"), ("vcpo_minibatch", "vcpo_ess"), ("vcpo_minibatch", "vcpo")}
+
+
+def test_rates_with_more_seeds_are_compared_by_themselves() -> None:
+    """Methods that have all those seeds, over all those rates."""
+    more = {"vcpo_ess": (0.4, 0.42, 0.44, 0.46), "topr": (0.41, 0.44, 0.46, 0.47)}
+    runs = [run for name, of in more.items() for lr in (1e-4, 3e-4) for run in at(name, 64, lr, *of)]
+    runs += [run for name in (*more, "vcpo") for run in at(name, 64, 3e-5, 0.4, 0.41)]
+    runs += [run for lr in (1e-4, 3e-4) for run in at("vcpo", 64, lr, 0.4, 0.41)]
+    made = cells(runs)
+    (found,) = (one for one in contrasts(made, chosen_cells(made)) if one.compared == RATES)
+    assert (found.method, found.against, found.seeds) == ("topr", "vcpo_ess", 4)
+    assert found.difference.mean == pytest.approx(0.015)
+
+
+def test_collapses_are_compared_over_all_tasks() -> None:
+    one = cells([*at("vcpo_ess", 8, 1e-4, *[0.4] * 6), *at("none", 8, 1e-4, *[0.0] * 6), *at("oapl", 8, 1e-4, 0.0)])
+    other = cells([*at("vcpo_ess", 8, 1e-4, 0.4), *at("none", 8, 1e-4, 0.4)])
+    (found,) = collapses([one, other])
+    assert (found.method, found.compared) == ("none", COLLAPSED), "oapl was run on one task only"
+    assert found.difference.mean == pytest.approx(6 / 7)
+    assert corrected([found])[0].verdict == "worse", "more of them is worse"
 
 
 def test_the_mean_over_cells_is_of_whole_seeds() -> None:

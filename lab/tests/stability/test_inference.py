@@ -8,8 +8,8 @@ from scipy import stats
 from lab.stability.inference import (
     holm,
     interval,
+    paired,
     power,
-    seeds_needed,
     share_interval,
     visible_difference,
     welch,
@@ -32,6 +32,15 @@ def test_the_difference_is_welchs() -> None:
     assert math.isnan(welch([1.0], [3.0, 5.0]).p) and welch([1.0], [3.0, 5.0]).mean == -3
 
 
+def test_the_difference_of_pairs_is_students() -> None:
+    found = paired([3.0, 5.0, 7.0], [1.0, 2.0, 3.0])
+    error = 1 / math.sqrt(3)  # differences 2, 3 and 4
+    assert found.mean == 3 and found.p == pytest.approx(2 * stats.t.sf(3 / error, 2))
+    half = stats.t.ppf(0.975, 2) * error
+    assert (found.low, found.high) == pytest.approx((3 - half, 3 + half))
+    assert math.isnan(paired([3.0], [1.0]).p) and math.isnan(paired([3.0, 4.0], [1.0, 2.0]).p), "no spread"
+
+
 def test_holms_correction() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02]), "Holm 1979, by hand"
     assert holm([0.6, 0.9]) == [1.0, 1.0], "at most 1"
@@ -50,17 +59,17 @@ def test_the_interval_of_a_share() -> None:
     assert share_interval(0, 0, "wilson") == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("effect", "seeds"), [(0.5, 64), (0.8, 26), (1.0, 17), (1.2, 12)])
+@pytest.mark.parametrize(("effect", "seeds"), [(0.2, 199), (0.5, 34), (0.8, 15)])
 def test_the_seeds_that_a_difference_needs(effect: float, seeds: int) -> None:
-    """Cohen, Statistical Power Analysis, 1988: two-sided 5 %, power 80 %."""
-    assert seeds_needed(effect, 1.0) == seeds_needed(10 * effect, 10.0) == seeds
+    """G*Power's tables for pairs: two-sided 5 %, power 80 %."""
+    assert power(10 * effect, 10.0, seeds) >= 0.8 > power(effect, 1.0, seeds - 1)
 
 
 def test_power() -> None:
-    freedom, shift = 8, 2 * math.sqrt(5 / 2)
+    freedom, shift = 4, 2 * math.sqrt(5)
     limit = stats.t.ppf(0.975, freedom)
     assert power(2.0, 1.0, 5) == pytest.approx(stats.nct.sf(limit, freedom, shift), abs=1e-6)
     assert power(0.0, 1.0, 5) == pytest.approx(0.05), "equal methods are told apart as often as the level says"
     assert power(visible_difference(1.5, 5), 1.5, 5) == pytest.approx(0.8)
-    assert visible_difference(1.0, 17) < 1.0 < visible_difference(1.0, 16)
+    assert visible_difference(1.0, 10) < 1.0 < visible_difference(1.0, 9)
     assert visible_difference(1.0, 5, level=0.05 / 26) > visible_difference(1.0, 5), "corrected for 26 tests"

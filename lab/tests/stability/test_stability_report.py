@@ -1,5 +1,6 @@
 """What the comparison prints and draws, on runs made by hand."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -11,17 +12,22 @@ from lab.stability import report as stability_report
 from lab.stability.figures import beside
 from lab.stability.published import publish, read_curves
 from lab.stability.real_stack import outcomes, table
-from lab.stability.report import make_report, of_all_tasks, of_the_alarm, write
-from lab.stability.tables import SYNCHRONOUS, across
+from lab.stability.report import ALL, contrasts_of, make_report, of_tasks, of_the_alarm, shifts_of, write
+from lab.stability.tables import SYNCHRONOUS, Table, all_contrasts, shift_table
 from lab.tests.stability.curves import curve
 
 STEPS = 80
 
 
+_OF_SEEDS = {"vcpo": (2, 1, 3), "ppo": (1, 3, 2), "none": (3, 2, 1)}
+"""Points that each seed adds, in another order for each method: (1, 2, 3) for others."""
+
+
 @pytest.fixture(scope="module")
 def curves() -> pd.DataFrame:
     def run(method: str, lag: int, seed: int, end: float, lr: float = 1e-3) -> pd.DataFrame:
-        return curve([0.2, 0.3, 0.3, 0.3, *[end + 0.01 * seed] * 5], method=method, lag=lag, seed=seed, lr=lr)
+        end += 0.01 * _OF_SEEDS.get(method, (1, 2, 3))[seed - 1]
+        return curve([0.2, 0.3, 0.3, 0.3, *[end] * 5], method=method, lag=lag, seed=seed, lr=lr)
 
     ends = {("none", 0): 0.5, ("none", 32): 0.0, ("vcpo_ess", 32): 0.45, ("vcpo", 32): 0.44, ("ppo", 32): 0.40}
     runs = [run(method, lag, seed, end) for (method, lag), end in ends.items() for seed in (1, 2, 3)]
@@ -32,19 +38,20 @@ def curves() -> pd.DataFrame:
 
 
 def test_the_table(curves: pd.DataFrame) -> None:
-    table = make_report(curves, STEPS).table
+    (table,) = of_tasks({"countdown_lag": make_report(curves, STEPS)})
     synchronous, *methods = [list(row) for row in table.rows]
     assert table.columns[:4] == ["method", "k = 0", "k = 32", "less `vcpo_ess`"], "no lag twice"
     assert synchronous[:4] == [SYNCHRONOUS, "43.8 %", "52.0 %", "+5.0 (+2.7 to +7.3)"]
     assert [row[0] for row in methods] == ["`vcpo_ess`", "`vcpo`", "`ppo`", "`none`"], "the best first"
-    assert methods[1][2:6] == ["46.0 %", "-1.0 (-3.3 to +1.3)", "0.288", "cannot be told apart"]
-    assert methods[2][4:6] == ["0.007", "worse"] and methods[3][5:] == ["worse", "3 of 3 (29 to 100 %)"]
+    # six tests: of three methods the accuracy, paired by seed, and the collapses
+    assert methods[1][2:] == ["46.0 %", "-1.0 (-3.5 to +1.5)", "0.676", "0 of 3 (0 to 71 %)"]
+    assert methods[2][4] == "0.060" and methods[3][4:] == ["0.004", "3 of 3 (29 to 100 %)"]
 
 
 def test_the_numbers_and_the_figures(curves: pd.DataFrame, tmp_path: Path) -> None:
     files = write({"countdown_lag": make_report(curves, STEPS)}, tmp_path)
-    assert [file.name for file in files] == ["methods.png", "predictors.png", "tables.csv"]
-    assert all(file.stat().st_size > 10_000 for file in files[:-1])
+    assert [file.name for file in files] == ["predictors.png", "contrasts.csv", "tables.csv"]
+    assert files[0].stat().st_size > 10_000
     rows = pd.read_csv(files[-1]).set_index(["method", "lag", "lr", "number"])
     assert set(rows["task"]) == {"countdown"} and set(rows["runs"]) == {3}
     of = ["chosen", "value", "low", "high"]
@@ -59,31 +66,45 @@ def test_tasks_are_compared_one_by_one(
     files = [published(curves, tmp_path / f"{task}.parquet", task=task) for task in ("countdown_lag", "sort_lag")]
     assert stability_report.main([*map(str, files), "--out", str(tmp_path / "out")]) == 0
     page = capsys.readouterr().out
-    assert "The planned contrast at k = 32" in page and "countdown_lag: Accuracy after step k" in page
+    assert "Points ahead" in page and "countdown_lag: Accuracy after step k" in page
     reports = {task: make_report(of, STEPS) for task, of in read_curves(files).items()}
-    (power,) = (table for table in of_all_tasks(reports) if table.title.startswith("Power"))
-    assert power.rows[1][:5] == ["sort", "1.00", "17", "6", "3"], "seeds 1, 2 and 3 are a point apart"
     joined, small = tmp_path / "joined.parquet", tmp_path / "small.parquet"
     assert stability_report.main([*map(str, files), "--join", str(joined)]) == 0
     assert stability_report.main([str(joined), "--join", str(small), "--accuracies"]) == 0
     for file in (joined, small):
         again = {task: make_report(of, STEPS) for task, of in read_curves([file]).items()}
-        assert of_all_tasks(again) == of_all_tasks(reports)
+        assert of_tasks(again) == of_tasks(reports)
         assert of_the_alarm(again) == ([] if file is small else of_the_alarm(reports))
-    table = across(
-        "both", {task: make_report(curves, STEPS).comparisons[0].contrasts for task in ("countdown_lag", "sort_lag")}
-    )
-    assert table.columns == ["method", *("countdown", "less `vcpo_ess`", "p (Holm)"), "sort", *table.columns[5:]]
-    ahead = {
-        row[0]: row[1:]
-        for row in of_all_tasks({"a": make_report(curves, STEPS), "b": make_report(curves, STEPS)})[0].rows
-    }
+    *_, overview = of_tasks(reports)
+    ahead = {row[0]: row[1:] for row in overview.rows}
     assert ahead["`vcpo_ess`"] == ["0", "0", "0 of 12"] and ahead["`vcpo`"] == ["(-1.0)", "(-1.0)", "0 of 12"]
-    assert ahead["`none`"][:2] == ["-45.0", "-45.0"] and ahead["`none`"][2] == "-", "no run at another rate"
-    rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["`vcpo_ess`"] == ["47.0 %", "-", "-"] * 2 + ["0 of 6 (0 to 46 %)"]
-    assert rows["`vcpo`"] == ["46.0 %", "-1.0 (-3.3 to +1.3)", "0.288"] * 2 + ["0 of 6 (0 to 46 %)"]
-    assert rows["`none`"][-1].startswith("6 of 6")
+    assert ahead["`none`"] == ["-45.0", "-45.0", "6 of 6"]
+
+
+def test_every_contrast_has_its_power(curves: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = all_contrasts(contrasts_of({"countdown_lag": make_report(curves, STEPS)})).set_index(["compared", "method"])
+    vcpo = rows.loc[("accuracy at the best rate", "vcpo")]
+    assert list(vcpo[["task", "lags", "less", "seeds", "points"]]) == ["countdown", "32", "vcpo_ess", 3, -1.0]
+    assert vcpo["seen_at_power_80"] == pytest.approx(3.3, abs=0.1) and vcpo["verdict"] == "cannot be told apart"
+    assert list(rows.loc[("collapsed runs", "none"), ["task", "points", "p"]]) == [ALL, 100.0, 0.012]
+    file = published(curves, tmp_path / "curves.parquet", task="countdown_lag")
+    assert stability_report.main([str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["task"] == "countdown"
+
+
+def test_the_level_of_a_baseline_and_its_gain(curves: pd.DataFrame, tmp_path: Path) -> None:
+    """From the steps of new runs, and from the one number that is published of each run."""
+    level = curves["lag"].map({0: 0.0, 32: 0.1}) - 0.01 * curves["seed"]
+    measured = curves.assign(reward=0.5, baseline=0.5 + level)
+    file = published(measured, tmp_path / "curves.parquet", task="countdown_lag")
+    for made in (measured, read_curves([file])["countdown_lag"]):
+        points = shifts_of({"countdown_lag": make_report(made, STEPS)})
+        assert list(points["method"]) == ["vcpo", "vcpo"] and list(points["lag"]) == [32, 32]
+        assert list(points["shift"]) == pytest.approx([0.08, 0.08])
+        assert list(points["gain"]) == pytest.approx([-1.0, -20.0])
+        assert isinstance(shift_table(points), Table)
+    files = write({"countdown_lag": make_report(measured, STEPS)}, tmp_path)
+    assert tmp_path / "shift.png" in files and (tmp_path / "shift.png").stat().st_size > 10_000
 
 
 def test_runs_that_cannot_be_compared_are_refused(
@@ -126,8 +147,8 @@ def published(curves: pd.DataFrame, file: Path, task: str, **settings: object) -
 def test_one_method_is_reported_too(tmp_path: Path) -> None:
     runs = curve([0.2, 0.3, 0.4], lag=0)
     report = make_report(runs, 20)
-    assert report.comparisons == []
-    assert list(report.table.rows[0]) == ["`tis_seq`", "35.0 %"]
+    (table,) = of_tasks({"countdown_lag": report})
+    assert list(table.rows[0]) == ["`tis_seq`", "35.0 %"]
     assert write({"countdown_lag": report}, tmp_path)
 
 

@@ -1,4 +1,7 @@
-"""What a person can do next: the last lines on the console, however a run ended."""
+"""What a person can do next: the last lines on the console, however a run ended.
+
+`config` is the run's, and `given` are the arguments that it was started with.
+"""
 
 import shlex
 from pathlib import Path
@@ -14,12 +17,7 @@ _RESUMING = ("trainer.resume_mode", "trainer.resume_from_path")
 
 
 def after_training(config: DictConfig, given: list[str]) -> str:
-    """How to talk to the trained model and how to evaluate it; '' where the run has written none.
-
-    Args:
-        config: the run's.
-        given: the arguments that the run was started with: `+task=NAME` among them.
-    """
+    """How to talk to the trained model and how to evaluate it; '' where the run has written none."""
     if not config.save_model or config.trainer.val_only:
         return ""
     model = Path(config.run_dir, MODEL_FOLDER)
@@ -56,12 +54,7 @@ def before_start(given: list[str]) -> str:
 
 
 def after_interruption(config: DictConfig, given: list[str]) -> str:
-    """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint.
-
-    Args:
-        config: the run's.
-        given: the arguments that the run was started with.
-    """
+    """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint."""
     step = last_step(config.run_dir)
     if Path(config.run_dir, SUMMARY_FILE).is_file():
         return f"interrupted after the run's end: {config.run_dir} has all of it"
@@ -75,24 +68,13 @@ def after_interruption(config: DictConfig, given: list[str]) -> str:
 
 
 def after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
-    """What went wrong, where to look, and how the run goes on.
-
-    Args:
-        error: what ended the run.
-        config: the run's.
-        given: the arguments that the run was started with.
-    """
+    """What went wrong, where to look, and how the run goes on."""
     said = f"error: {one_line(error)}. Details: {config.run_dir}/verl.log"
     return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"
 
 
 def after_death(config: "DictConfig", given: list[str]) -> str:
-    """What another process says of a launcher that ended without a word. It is written when the run starts.
-
-    Args:
-        config: the run's.
-        given: the arguments that the run was started with.
-    """
+    """What another process says of a launcher that ended without a word. It is written when the run starts."""
     kept = _without((*_RESUMING, "run_dir"), given)
     again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
     return (
@@ -108,12 +90,7 @@ def one_line(error: BaseException) -> str:
 
 
 def to_go_on(config: DictConfig, given: list[str]) -> str:
-    """The command with which a run that has not ended goes on, for a shell: from its newest checkpoint, if it has one.
-
-    Args:
-        config: the run's.
-        given: the arguments that the run was started with.
-    """
+    """The command with which a run that has not ended goes on: from its newest checkpoint, if it has one."""
     names = set(map(_name, given))
     # The folder's usual name has the time of the start in it.
     more = [] if names & {"run_dir", "trainer.experiment_name"} else [f"run_dir={config.run_dir}"]

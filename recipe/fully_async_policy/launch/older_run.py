@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line
 from verl_vcpo.common.run_id import RUN_ID_FILE, run_in
-from verl_vcpo.common.step_lines import SPOILT
 from verl_vcpo.common.whole_file import write_whole
 from verl_vcpo.loop import checkpoint
 from verl_vcpo.report import run_log
@@ -25,9 +24,7 @@ _WANDB = "wandb"
 def take_over(config: DictConfig, launch: str) -> str:
     """Make the folders those of this run, which goes on with the run in them or begins anew. The caller holds them.
 
-    Args:
-        config: the run's.
-        launch: the id of this launch, which a run that begins anew gets.
+    `launch`: the id of this launch, which a run that begins anew gets.
 
     Returns:
         What was moved aside, in one line; '' where nothing was.
@@ -135,10 +132,7 @@ def _later_set_aside(config: DictConfig, chosen: Path) -> str:
 def _moved(config: DictConfig, found: list[Path], copied: Sequence[Path] = ()) -> dict[str, Path]:
     """Move files in `run_dir`, or in the folder of checkpoints, to folders with the names of these and the ending .N.
 
-    Args:
-        config: the run's.
-        found: what is there, and is to be moved.
-        copied: what is copied into each of the new folders, as far as it is there.
+    `copied` files that are there are copied into each of the new folders.
 
     Returns:
         Where the files are now, by the folder that they were in, as its setting names it.
@@ -182,8 +176,7 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
     metrics = run_dir / METRICS_FILE
     if not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
         return []
-    spoilt = [f"{name}{SPOILT}" for name in (METRICS_FILE, run_log.SAMPLES_FILE)]
-    records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE, *spoilt)
+    records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE)
     weights = (run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
     names = (*records, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]

@@ -57,7 +57,7 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
                 print(f"The processes' own logs are in {here.keep_logs_in}", file=log, flush=True)
             raise
         finally:
-            console.ending()
+            console.screen().ending()
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
     from recipe.fully_async_policy.launch.processes import catch_sigterm, interrupted_afterwards
     from verl_vcpo.common import console
 
-    console.stage("Loading the packages (torch, Ray, Megatron)")
+    console.screen().stage("Loading the packages (torch, Ray, Megatron)")
     with interrupted_afterwards():
         import ray
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -80,7 +80,7 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
         replica.register("verl_vcpo.cpu.vllm_server", "CPUvLLMReplica")
     else:
         replica.register("verl_vcpo.samplers.vllm_server", "LagKvLLMReplica")
-    console.stage("Starting Ray")
+    console.screen().stage("Starting Ray")
     init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     in_each_worker = {"env_vars": environment_of_workers()}
     given = init.pop("runtime_env", None) or {}
@@ -97,7 +97,7 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
                 print(f"The processes' own logs are on each node in {logs}", file=log, flush=True)
             raise
         finally:
-            console.ending()
+            console.screen().ending()
             here.observe()
             run.clean_up_elsewhere()
 

@@ -27,16 +27,17 @@ The activations are those of a micro-batch in which every sequence has the full 
 is set aside for CUDA, NCCL and working memory. tests/recipe/test_gpu_memory.py counts what Megatron keeps.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.plan.model_shape import ModelShape
-from recipe.fully_async_policy.plan.norms_plan import obstacle
 from recipe.fully_async_policy.settings.errors import SettingError
 from vcpo import OpobScope
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep, against_packing, against_packing_experts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 GIB = 2**30
@@ -241,6 +242,18 @@ def _activations(config: DictConfig, layout: Layout, shape: ModelShape, last: bo
     if logits >= recomputed:
         return use | ({"logits": logits} if last else {})
     return use | {"recomputed layers": recomputed}
+
+
+def has_experts(config: DictConfig) -> bool:
+    file = Path(config.actor_rollout_ref.model.path) / "config.json"
+    model = json.loads(file.read_text()) if file.is_file() else {}
+    return bool(model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts"))
+
+
+def obstacle(config: DictConfig) -> str | None:
+    """Why norms cannot be packed, as far as settings and config.json tell; None if nothing is known against it."""
+    settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
+    return against_packing(settings.get) or (against_packing_experts(settings.get) if has_experts(config) else None)
 
 
 def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:

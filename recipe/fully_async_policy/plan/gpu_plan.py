@@ -1,6 +1,6 @@
 """What a launch would do, without starting it.
 
-Which GPU does what, what fills its memory (gpu_memory.py), how long a step takes (step_time.py), what is not here.
+Which GPU does what, what fills its memory (gpu_memory.py), what is not here.
 """
 
 from pathlib import Path
@@ -12,19 +12,21 @@ from recipe.fully_async_policy.launch.ray_access import cluster_address
 from recipe.fully_async_policy.plan.gpu_memory import (
     Layout,
     check_memory,
+    has_experts,
     kv_tokens,
+    obstacle,
     read_layout,
     sampler_memory,
     trainer_memory,
     warning,
 )
 from recipe.fully_async_policy.plan.model_shape import ModelShape, read_shape
-from recipe.fully_async_policy.plan.norms_plan import norms_line
-from recipe.fully_async_policy.plan.step_time import guess
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.method import description
 from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
-from verl_vcpo.actor.models import Install
+from verl_vcpo.actor.models import Install, install_here
+from verl_vcpo.actor.norms.settings import NormsHow, in_words
+from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.samplers.admission import slots_of_sampler
 
 if TYPE_CHECKING:
@@ -69,6 +71,13 @@ SETTINGS = (
     "trainer.test_freq",
     "trainer.total_training_steps",
 )
+
+_LAYERS = {
+    None: "the layers of Transformer Engine, where that is installed, else Megatron's own",
+    Install.GPU: "Megatron's own layers (Transformer Engine is not installed)",
+    Install.TRANSFORMER_ENGINE: "the layers of Transformer Engine",
+}
+"""Of a run on GPUs, by the installation of this machine."""
 
 
 def check_shape(layout: Layout, shape: ModelShape) -> None:
@@ -149,8 +158,23 @@ def print_plan(config: DictConfig) -> None:
     else:
         check_shape(layout, shape)
         _print_memory(console, config, layout, shape)
-        console.print(guess(config, shape).in_words(config.trainer.total_training_steps))
     _print_end(console, config)
+
+
+def norms_line(config: DictConfig) -> str | None:
+    """Which layers and which way of measuring, and why; None for a method that needs no gradient norms."""
+    vcpo = VCPOSettings.of(config.vcpo)
+    if not vcpo.needs_gradient_norms:
+        return None
+    settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
+    asked, install = settings.get("transformer_impl") == "local", install_here("cuda")
+    own = asked or install is Install.GPU
+    layers = "Megatron's own layers (transformer_impl=local)" if asked else _LAYERS[install]
+    experts, reason = has_experts(config), obstacle(config)
+    line = in_words(vcpo.norms.how, layers, reason, vcpo.kept_with_experts if experts else None, vcpo.norms.keep)
+    checked = vcpo.norms.how is NormsHow.PACKED and not reason and (experts or not own)
+    what = "its experts' settings and layers" if experts else "the installed version"
+    return line + (f" The trainer checks {what} when it starts." if checked else "")
 
 
 def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape: ModelShape) -> None:
@@ -169,7 +193,7 @@ def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape:
     console.print(memory)
     length = config.data.max_prompt_length + config.data.max_response_length
     console.print(
-        f"For {gpu_gib:.1f} GiB on each GPU (--gpu-memory) and {shape.parameters / 1e9:.2f} billion parameters.\n"
+        f"For {gpu_gib:.1f} GiB on each GPU (gpu_memory_gib) and {shape.parameters / 1e9:.2f} billion parameters.\n"
         f"A sampler's KV cache holds {tokens} tokens: {tokens // length} sequences of full length at once. It runs "
         f"{slots_of_sampler(config.actor_rollout_ref.rollout)} (actor_rollout_ref.rollout.max_num_seqs)."
     )

@@ -86,12 +86,6 @@ class ModelShape:
         return self.layers * self.per_layer + self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
-    def used_parameters(self) -> float:
-        """Parameters that one token uses."""
-        unused = 1 - self.experts.per_token / self.experts.number if self.experts else 0.0
-        return self.parameters - self.layers * self.expert_parameters * unused
-
-    @property
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: of the embedding, or of an MLP's first layer."""
         return max(self.embedding, 0 if self.experts else 2 * self.intermediate * self.hidden)

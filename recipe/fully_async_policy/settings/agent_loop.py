@@ -65,19 +65,19 @@ def _check_tools(config: DictConfig) -> None:
 
 
 def _check_tool_use(config: DictConfig, files: bool) -> None:
+    settings = ToolUseSettings(**config.tool_use)
     try:
-        settings = ToolUseSettings.of(config.tool_use)
+        token = settings.sandbox_token()
     except ValueError as error:
         raise SettingError(str(error)) from None
     if settings.drop_void_turns and not config.vcpo.enable:
         words = f"the update of method={config.method} would count the rewards of void trajectories in its baseline"
         raise wrong(config, "tool_use.drop_void_turns", f"{words}; set it to false")
     if files:
-        _check_sandbox(config, settings)
+        _check_sandbox(config, settings.sandbox_url, token)
 
 
-def _check_sandbox(config: DictConfig, settings: ToolUseSettings) -> None:
-    url, token = settings.sandbox_url, settings.sandbox_token()
+def _check_sandbox(config: DictConfig, url: str, token: str | None) -> None:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         requests.get(f"{url.rstrip('/')}/v1/ping", timeout=10).raise_for_status()

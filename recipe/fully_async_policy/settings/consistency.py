@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.settings.effects import vcpo_of
 from recipe.fully_async_policy.settings.errors import all_that_is_wrong, choices, wrong
+from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.checkpoint import NAME
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -80,6 +81,17 @@ def _vcpos_update(config: DictConfig) -> Found:
         yield "algorithm.use_kl_in_reward", "VCPO's update uses raw rewards; set it to false, or another method"
 
 
+def _truncated(config: DictConfig) -> Found:
+    """A treatment of truncated responses that lacks a setting, or that the method's critic cannot have."""
+    treatment, buffer = Truncated(config["async"].truncated), config["async"].overlong_buffer_len
+    longest = config.data.max_response_length
+    if treatment is Truncated.PENALTY and not 0 < (buffer or 0) <= longest:
+        words = f"needs async.overlong_buffer_len, a number of tokens up to data.max_response_length={longest}"
+        yield "async.truncated", words
+    if treatment.leaves_out and config.critic.enable:
+        yield "async.truncated", "a critic's loss divides by the tokens left, which may be none; use train or penalty"
+
+
 def _samplers(config: DictConfig) -> Found:
     """What the samplers, their rewards, or the way of weights to them cannot be."""
     lagged, rollout = config["async"], config.actor_rollout_ref.rollout
@@ -146,12 +158,10 @@ def _estimator(config: DictConfig) -> Found:
 
     import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
-    setting, estimator, actor = (
-        "algorithm.adv_estimator",
-        config.algorithm.adv_estimator,
-        config.actor_rollout_ref.actor,
+    setting, estimator = "algorithm.adv_estimator", config.algorithm.adv_estimator
+    measured = (
+        config.actor_rollout_ref.actor.calculate_sum_pi_squared and not config.algorithm.rollout_correction.bypass_mode
     )
-    measured = actor.calculate_sum_pi_squared and not config.algorithm.rollout_correction.bypass_mode
     if estimator not in ADV_ESTIMATOR_REGISTRY:
         yield setting, choices(estimator, ADV_ESTIMATOR_REGISTRY)
     if estimator in _AFTER_THE_FORWARD and not measured:
@@ -209,4 +219,4 @@ def _batches(config: DictConfig, ranks: int) -> Found:
         yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{words} pipeline_model_parallel_size={stages}"
 
 
-_CHECKS = (_shares, _samplers, _vcpos_update, lengths, _schedule, _attention, _estimator, _layout)
+_CHECKS = (_shares, _truncated, _samplers, _vcpos_update, lengths, _schedule, _attention, _estimator, _layout)

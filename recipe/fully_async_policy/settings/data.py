@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig
 from recipe.fully_async_policy.settings.data_file import DataFile
 from recipe.fully_async_policy.settings.errors import SettingError, choices, wrong
 from recipe.fully_async_policy.settings.model import read_tokenizer
-from recipe.tasks.prompt_lengths import prompt_lengths
+from recipe.tasks.rows import prompt_lengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,13 +3,12 @@
 import glob
 import json
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.json
-import pyarrow.parquet as pq
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line
 
@@ -43,36 +42,27 @@ class DataFile:
             raise SettingError(f"{self.name}: is a folder; name its files, such as '{path.rstrip('/')}/*.parquet'")
         if Path(path).suffix not in SUFFIXES:
             raise SettingError(f"{self.name}: verl reads files named {', '.join(SUFFIXES)}; rename it, or convert it")
-        self._path = Path(path)
         try:
-            self.count, self.columns = self._size()
+            self._data = _dataset(Path(path))
+            self.count, self.columns = self._data.count_rows(), self._data.schema.names
         except (pa.ArrowException, OSError, ValueError) as error:
-            kind = self._path.suffix.removeprefix(".")
+            kind = Path(path).suffix.removeprefix(".")
             raise SettingError(f"{self.name}: not a readable {kind} file ({first_line(error)}); {_PREPARE}") from None
         if self.count == 0:
             raise SettingError(f"{self.name}: holds no rows; {_PREPARE}")
 
-    def _size(self) -> tuple[int, list[str]]:
-        if self._path.suffix == ".parquet":
-            parquet = pq.ParquetFile(self._path)
-            return parquet.metadata.num_rows, parquet.schema_arrow.names
-        return self._table.num_rows, self._table.schema.names
-
-    @cached_property
-    def _table(self) -> pa.Table:
-        """The rows of a JSON file."""
-        try:
-            return pyarrow.json.read_json(self._path)
-        except pa.ArrowInvalid:
-            rows = json.loads(self._path.read_text())
-            return pa.Table.from_pylist(rows if isinstance(rows, list) else [rows])
-
     def rows(self, *columns: str) -> Iterator[dict[str, Any]]:
         """Every row, with these columns as far as the file has them."""
         wanted = [column for column in columns if column in self.columns]
-        if self._path.suffix == ".parquet":
-            batches = pq.ParquetFile(self._path).iter_batches(_BATCH, columns=wanted)
-        else:
-            batches = iter(self._table.select(wanted).to_batches(_BATCH))
-        for batch in batches:
+        for batch in self._data.to_batches(columns=wanted, batch_size=_BATCH):
             yield from batch.to_pylist()
+
+
+def _dataset(path: Path) -> ds.Dataset:
+    if path.suffix == ".parquet":
+        return ds.dataset(path, format="parquet")
+    try:
+        return ds.dataset(pyarrow.json.read_json(path))
+    except pa.ArrowInvalid:
+        rows = json.loads(path.read_text())
+        return ds.dataset(pa.Table.from_pylist(rows if isinstance(rows, list) else [rows]))

@@ -5,14 +5,17 @@ for each setting, when it has an effect; whatever is given on the command line w
 sets is not: its file is for many methods.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
+from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.truncated import Truncated
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
@@ -65,75 +68,63 @@ class Rule(NamedTuple):
     """Why they have none otherwise, to follow the words "has no effect: "."""
 
 
-def _updates_by_loss(config: DictConfig) -> bool:
-    return not config.vcpo.enable
+def _read_by(table: dict[str, tuple[str, ...]], above: str, chosen: str, what: str) -> Iterator[Rule]:
+    """A rule for each setting of the table, which says what the choice of the setting `chosen` reads below `above`."""
+    for name in dict.fromkeys(chain(*table.values())):
 
+        def reads(config: DictConfig, name: str = name) -> bool:
+            choice = OmegaConf.select(config, chosen)
+            return not config.vcpo.enable and (is_own(str(choice)) or name in table.get(choice, ()))
 
-def _never(config: DictConfig) -> bool:
-    return False
-
-
-def _of_loss(setting: str) -> Rule:
-    def reads(config: DictConfig) -> bool:
-        loss = config.actor_rollout_ref.actor.policy_loss
-        if loss.loss_mode == "bypass_mode" and setting.startswith("clip"):
-            return loss.rollout_correction.loss_type == "ppo_clip" and _updates_by_loss(config)
-        return _updates_by_loss(config) and setting in LOSS_SETTINGS.get(loss.loss_mode, (setting,))
-
-    return Rule((f"{_ACTOR}.{setting}",), reads, "the update of this method does not read it")
-
-
-def _of_estimator(setting: str) -> Rule:
-    def reads(config: DictConfig) -> bool:
-        return _updates_by_loss(config) and setting in ESTIMATOR_SETTINGS.get(config.algorithm.adv_estimator, ())
-
-    return Rule((f"algorithm.{setting}",), reads, "the advantages of this method do not read it")
-
-
-def _all_in(table: dict[str, tuple[str, ...]]) -> list[str]:
-    return list(dict.fromkeys(setting for settings in table.values() for setting in settings))
-
-
-_NEVER = {
-    f"{_CORRECTION}.loss_type": f"the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
-    "algorithm.filter_groups.max_num_gen_batches": "the lag-k trainer has no limit of batches",
-    "algorithm.filter_groups.max_inflight_gen_batches": "async.lag says how many are in flight",
-    "trainer.v1.sampler.max_off_policy_threshold": "async.lag bounds the lag of every trajectory",
-    "trainer.v1.sampler.max_off_policy_strategy": "async.on_deadline says how the lag of a trajectory is bounded",
-    "trainer.v1.sampler.custom_sampler": "the lag-k trainer has a replay buffer of its own",
-    "trainer.v1.sampler.sync_refill_failed_groups": "the lag-k trainer has a replay buffer of its own",
-    "trainer.v1.separate_async.num_warmup_batches": "async.lag says how many batches are ahead",
-    "trainer.v1.colocate_async": "async.lag says how many batches are ahead",
-    "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
-}
-"""Settings that the lag-k trainer does not read, and why."""
-_NEEDS = (
-    # settings, the setting that decides about them, its value with which they have an effect, and why
-    (f"{_ACTOR}.kl_loss_coef {_ACTOR}.kl_loss_type", f"{_ACTOR}.use_kl_loss", True, "no KL loss is computed"),
-    ("algorithm.kl_penalty algorithm.kl_ctrl", "algorithm.use_kl_in_reward", True, "rewards have no KL penalty"),
-    (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _DYNAMIC, False, f"{_ACTOR}.ppo_max_token_len_per_gpu is read"),
-    (f"{_ACTOR}.ppo_max_token_len_per_gpu", _DYNAMIC, True, f"{_ACTOR}.ppo_micro_batch_size_per_gpu is read"),
-    (f"{_ACTOR}.policy_loss", "vcpo.enable", False, "the update has no policy loss"),
-    (f"{_ACTOR}.calculate_entropy", "vcpo.enable", False, "the update does not report it"),
-    ("algorithm.adv_estimator", "vcpo.enable", False, "vcpo.baseline and vcpo.norm_by_std take its place"),
-    (f"{_CORRECTION}.bypass_mode", "vcpo.enable", False, "the update reads the samplers' log-probs"),
-    ("distillation", "vcpo.enable", False, "the update has no distillation loss"),
-    ("vcpo", "vcpo.enable", True, "nothing reads it"),
-)
+        yield Rule((f"{above}.{name}",), reads, f"the {what} of this method does not read it")
 
 
 def _needs(settings: str, decider: str, value: bool, why: str) -> Rule:
+    """The rule of settings that are read where `decider` has this value."""
+
     def effective(config: DictConfig) -> bool:
         return bool(OmegaConf.select(config, decider)) is value
 
     return Rule(tuple(settings.split()), effective, f"with {decider}={shown(not value)} {why}")
 
 
+_SAMPLER, _BUFFER = "trainer.v1.sampler", "the lag-k trainer has a replay buffer of its own"
+_NEVER = {
+    f"{_CORRECTION}.loss_type": f"the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
+    "algorithm.filter_groups.max_num_gen_batches": "the lag-k trainer has no limit of batches",
+    "algorithm.filter_groups.max_inflight_gen_batches": "async.lag says how many are in flight",
+    f"{_SAMPLER}.max_off_policy_threshold": "async.lag bounds the lag of every trajectory",
+    f"{_SAMPLER}.max_off_policy_strategy": "async.on_deadline says how the lag of a trajectory is bounded",
+    f"{_SAMPLER}.custom_sampler": _BUFFER,
+    f"{_SAMPLER}.sync_refill_failed_groups": _BUFFER,
+    "trainer.v1.separate_async.num_warmup_batches": "async.lag says how many batches are ahead",
+    "trainer.v1.colocate_async": "async.lag says how many batches are ahead",
+    "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
+}
+"""Settings that the lag-k trainer does not read, and why."""
+
 RULES: tuple[Rule, ...] = (
-    *(Rule((setting,), _never, why) for setting, why in _NEVER.items()),
-    *map(_of_loss, _all_in(LOSS_SETTINGS)),
-    *map(_of_estimator, _all_in(ESTIMATOR_SETTINGS)),
-    *(_needs(*row) for row in _NEEDS),
+    *(Rule((setting,), lambda config: False, why) for setting, why in _NEVER.items()),
+    *_read_by(LOSS_SETTINGS, _ACTOR, f"{_ACTOR}.policy_loss.loss_mode", "update"),
+    Rule(
+        tuple(f"{_ACTOR}.{name}" for name in (*_CLIP_BOUNDS, "clip_ratio_c")),
+        lambda config: (
+            config.actor_rollout_ref.actor.policy_loss.loss_mode != "bypass_mode"
+            or config.actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type == "ppo_clip"
+        ),
+        "the update of this method does not read it",
+    ),
+    *_read_by(ESTIMATOR_SETTINGS, "algorithm", "algorithm.adv_estimator", "advantages"),
+    _needs(f"{_ACTOR}.kl_loss_coef {_ACTOR}.kl_loss_type", f"{_ACTOR}.use_kl_loss", True, "no KL loss is computed"),
+    _needs("algorithm.kl_penalty algorithm.kl_ctrl", "algorithm.use_kl_in_reward", True, "rewards have no KL penalty"),
+    _needs(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _DYNAMIC, False, f"{_ACTOR}.ppo_max_token_len_per_gpu is read"),
+    _needs(f"{_ACTOR}.ppo_max_token_len_per_gpu", _DYNAMIC, True, f"{_ACTOR}.ppo_micro_batch_size_per_gpu is read"),
+    _needs(f"{_ACTOR}.policy_loss", "vcpo.enable", False, "the update has no policy loss"),
+    _needs(f"{_ACTOR}.calculate_entropy", "vcpo.enable", False, "the update does not report it"),
+    _needs("algorithm.adv_estimator", "vcpo.enable", False, "vcpo.baseline and vcpo.norm_by_std take its place"),
+    _needs(f"{_CORRECTION}.bypass_mode", "vcpo.enable", False, "the update reads the samplers' log-probs"),
+    _needs("distillation", "vcpo.enable", False, "the update has no distillation loss"),
+    _needs("vcpo", "vcpo.enable", True, "nothing reads it"),
     Rule(
         (f"{_ACTOR}.clip_ratio",),
         lambda config: None in (config.actor_rollout_ref.actor[name] for name in _CLIP_BOUNDS),
@@ -141,14 +132,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         (_CORRECTION,),
-        lambda config: _updates_by_loss(config) and not config.algorithm.rollout_correction.bypass_mode,
+        lambda config: not config.vcpo.enable and not config.algorithm.rollout_correction.bypass_mode,
         f"the trainer corrects in decoupled mode only (method=decoupled_ppo); in bypass mode the update reads "
         f"{_ACTOR}.policy_loss.rollout_correction",
     ),
     Rule(
         ("critic",),
-        lambda config: _updates_by_loss(config) and config.critic.enable and config.algorithm.adv_estimator == "gae",
+        lambda config: not config.vcpo.enable and config.critic.enable and config.algorithm.adv_estimator == "gae",
         "this method has no critic; method=a2c has one",
+    ),
+    Rule(
+        ("async.overlong_buffer_len", "async.overlong_penalty_factor"),
+        lambda config: config["async"].truncated == Truncated.PENALTY,
+        "only async.truncated=penalty reads it",
     ),
     Rule(
         ("vcpo.norms.tokens",),

@@ -46,12 +46,7 @@ def decided_by(name: str) -> dict[str, Any]:
 def check_overrides(config: DictConfig, overrides: list[str], files: list[Written]) -> None:
     """Refuse what contradicts the method; of the command line also what has no effect with it.
 
-    A preset is for many methods: not each reads all of it.
-
-    Args:
-        config: composed from `overrides`.
-        overrides: Hydra's.
-        files: what the user's own files set.
+    A preset is for many methods: not each reads all of it. `files`: what the user's own files set.
     """
     decided, given = decided_by(config.method), given_settings(overrides)
     errors = []
@@ -67,11 +62,7 @@ def check_overrides(config: DictConfig, overrides: list[str], files: list[Writte
 
 
 def check_own_loss(actor: DictConfig) -> None:
-    """Try the function of the user's own that `policy_loss.loss_mode` names once; make its file's path absolute.
-
-    Args:
-        actor: the settings `actor_rollout_ref.actor`.
-    """
+    """Try the function of the user's own that `policy_loss.loss_mode` names once; make its file's path absolute."""
     from verl_vcpo.actor import own_loss
 
     if not own_loss.is_own(actor.policy_loss.loss_mode):

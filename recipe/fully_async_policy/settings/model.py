@@ -90,11 +90,7 @@ def _check_positions(config: DictConfig, settings: dict[str, Any]) -> None:
 
 
 def read_tokenizer(model: DictConfig) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model's folder, with the chat template of the run. Refuses a folder that lacks one of them.
-
-    Args:
-        model: the settings `actor_rollout_ref.model`.
-    """
+    """The tokenizer of a model's folder, with the chat template of the run. Refuses a folder that lacks one of them."""
     from transformers import AutoTokenizer
 
     path = Path(model.tokenizer_path or model.path)

@@ -1,4 +1,8 @@
-"""Every name that a user writes is one that somebody reads, wherever it is written: refused are the others."""
+"""Every name that a user writes is one that somebody reads, wherever it is written: refused are the others.
+
+`overrides` are Hydra's, and `folder` is --config-dir; `base` composes the package's own configuration for the presets
+that the overrides choose.
+"""
 
 import dataclasses
 import difflib
@@ -15,6 +19,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from yaml import YAMLError
 
 from recipe.fully_async_policy.settings.errors import (
     SettingError,
@@ -91,15 +96,14 @@ _WORDS = {
 def refused(
     error: Exception, overrides: list[str], folder: Path | None, base: Callable[[], DictConfig]
 ) -> SettingError:
-    """What Hydra says of the overrides, in one line that names the setting and the fix.
-
-    Args:
-        error: Hydra's or OmegaConf's.
-        folder: --config-dir.
-        base: composes the package's own configuration for the presets that the overrides choose.
-    """
+    """What Hydra or OmegaConf says of the overrides, in one line that names the setting and the fix."""
+    if isinstance(error, YAMLError):
+        return SettingError(_no_yaml(error))
     if isinstance(error, MissingConfigException):
-        return SettingError(_no_choice(str(error.missing_cfg_file), sorted(map(str, error.options or ())), folder))
+        missing, of_file = str(error.missing_cfg_file), re.match("In '(.*?)'", str(error))
+        if folder and of_file and (folder / f"{of_file[1]}.yaml").is_file():
+            return SettingError(f"{folder}/{of_file[1]}.yaml: {_no_default(missing, folder)}")
+        return SettingError(_no_choice(missing, sorted(map(str, error.options or ())), folder))
     if isinstance(error, OverrideParseException):
         return SettingError(_unreadable(str(error.override)))
     if found := re.match(r"Ambiguous value for argument '((.*?)=(.*?))'\n", str(error)):
@@ -120,6 +124,8 @@ def refused(
             return SettingError(f"{name}: two presets choose one, `/{name}: ...` of their defaults; leave one out")
         return SettingError(f"{given}: {name} is chosen already; leave it out, or give {given.lstrip('+')}")
     reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
+    if "'@" in reason:
+        return SettingError(f"{reason}: Hydra reads a comment with @ as an order; leave the @ out")
     found = re.search(r"override \+*([\w.]+)=", str(error))
     given = f"{_override(found[1], overrides)}: " if found else ""
     return SettingError(f"{given}{reason} (see --print-config for all settings)")
@@ -136,10 +142,7 @@ def check_known(
 
     Args:
         config: composed from the overrides and the user's own files.
-        overrides: Hydra's.
-        folder: --config-dir.
         files: what the user's own files set.
-        base: composes the package's own configuration for the presets that the overrides choose.
     """
     given = {one.name: one.name for one in files}  # full name -> as the user wrote it
     added = list(given)  # those that a configuration may not have without the user
@@ -266,6 +269,8 @@ def unknown(name: str, base: DictConfig) -> str:
     lasts: dict[str, list[str]] = {}
     for known in names:
         lasts.setdefault(known.rpartition(".")[2], []).append(known)
+    beside = closest(last, [known.rpartition(".")[2] for known in names if known.rpartition(".")[0] == above], 0.75)
+    below += [f"{above}.{beside}".lstrip(".")] if beside else []
     last = closest(wanted.rpartition(".")[2], lasts, 0.8) or ""  # the section is wrong, or the last part misspelt
     near = next(iter(below), None) or closest(wanted, lasts.get(last, []), 0.0) or closest(wanted, names)
     fix = f"did you mean {near}?" if near else "--print-config prints all settings"
@@ -278,6 +283,24 @@ def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
         yield f"{above}{name}"
         if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(section, name):
             yield from all_names(value, f"{above}{name}.")
+
+
+def _no_yaml(error: YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"no YAML: {' '.join(str(error).split())}"
+    problem = str(getattr(error, "problem", None))
+    why = "a tab; YAML indents with spaces" if "'\\t'" in problem else f"no YAML: {problem}; mend the line"
+    return f"{mark.name}:{mark.line + 1}: {why}"
+
+
+def _no_default(missing: str, folder: Path) -> str:
+    """That a file of the user's own has a preset among its defaults which is not there."""
+    group, _, name = missing.rpartition("/")
+    there = [file.stem for known in (folder, CONFIG_DIR) for file in (known / group).glob("*.yaml")]
+    near = closest(name, there)
+    fix = f"did you mean {near}?" if near else f"it would be {folder}/{missing}.yaml"
+    return f"there is no {missing}.yaml among the presets; {fix}"
 
 
 def _no_choice(missing: str, options: list[str], folder: Path | None) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+import regex
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
@@ -17,6 +18,7 @@ from recipe.fully_async_policy.settings.errors import (
     wrong,
 )
 from verl_vcpo.actor.own_loss import is_own
+from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
 
@@ -48,6 +50,14 @@ def _one_of(*allowed: Any, why: str = "", unless: Callable[[str], bool] | None =
         raise PydanticCustomError("setting", "{words}", {"words": words})
 
     return Annotated[Any, AfterValidator(check)], Field()
+
+
+def _a_pattern(text: str) -> str:
+    try:
+        regex.compile(text)
+    except regex.error as error:
+        raise PydanticCustomError("setting", "no regular expression ({why})", {"why": str(error)}) from None
+    return text
 
 
 _FLAG = _a(bool, "give true or false")
@@ -99,6 +109,9 @@ TYPES: dict[str, Any] = {
     # the lag-k trainer
     "async.lag": _a(float, "give a number of policy updates, 0 (synchronous) or more", ge=0),
     "async.on_deadline": _one_of(*OnDeadline),
+    "async.truncated": _one_of(*Truncated),
+    "async.overlong_buffer_len": _or_null(_COUNT),
+    "async.overlong_penalty_factor": _NOT_NEGATIVE,
     "async.kv_cache": _one_of(*KVCache),
     **_each(_SECONDS, "async", "sampler_timeout_s weight_update_timeout_s reward_timeout_s"),
     **_each(_SECONDS, "async", "tool_timeout_s trajectory_timeout_s"),
@@ -149,6 +162,15 @@ TYPES: dict[str, Any] = {
     **_each(_or_null(_COUNT), f"{_ROLLOUT}.multi_turn", "max_assistant_turns max_user_turns"),
     f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": _one_of("left", "middle", "right"),
     f"{_ROLLOUT}.multi_turn.format": _one_of(*TOOL_FORMATS),
+    # tool use: only +agent=simpletir has these
+    "tool_use.sandbox_url": _a(str, "give a URL, like http://127.0.0.1:8080", default=None, pattern="^https?://"),
+    "tool_use.sandbox_token_file": _a(str | None, "give a path", default=None),
+    "tool_use.max_turns": _a(int, "give a whole number of at least 1", default=None, ge=1),
+    "tool_use.max_observation_tokens": _a(int, "give a whole number of at least 16", default=None, ge=16),
+    "tool_use.max_time_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
+    "tool_use.call_timeout_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
+    "tool_use.drop_void_turns": _a(bool, "give true or false", default=None),
+    "tool_use.answer_pattern": (Annotated[str, AfterValidator(_a_pattern)], Field(default=None)),
     # the reward
     "reward.num_workers": _COUNT,
     "reward.reward_model.enable": _one_of(False, why="the lag-k trainer has no devices for a reward model"),

@@ -1,10 +1,14 @@
-"""Seeded, always solvable Countdown problems, and the parquet rows verl trains on."""
+"""Seeded, always solvable Countdown problems, and the parquet rows verl trains on; nothing is downloaded."""
 
+import argparse
 import random
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from recipe.tasks.rows import Prepared
+
+HELP = "reach a target with given numbers"
 DATA_SOURCE = "countdown"
 OPERATORS = "+-*/"
 MAX_NUMBERS = 6
@@ -149,6 +153,28 @@ def to_row(problem: Problem, split: str, index: int) -> dict[str, Any]:
         "reward_model": {"style": "rule", "ground_truth": {"target": problem.target, "numbers": numbers}},
         "extra_info": {"split": split, "index": index, "numbers": numbers, "target": problem.target},
     }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    default = Difficulty()
+    parser.add_argument("--train", type=int, default=4096, help="training problems (default: %(default)s)")
+    parser.add_argument("--val", type=int, default=512, help="held-out problems (default: %(default)s)")
+    parser.add_argument("--numbers", type=int, default=default.numbers, help="per problem (default: %(default)s)")
+    parser.add_argument("--max-number", type=int, default=default.max_number, help="default: %(default)s")
+    parser.add_argument("--max-target", type=int, default=default.max_target, help="default: %(default)s")
+    parser.add_argument(
+        "--operators", default=default.operators, help="what solutions are made of (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def build(args: argparse.Namespace) -> Prepared:
+    """Raises ValueError for bad settings."""
+    difficulty = Difficulty(args.numbers, args.max_number, args.max_target, args.operators)
+    train, val = make_split(difficulty, args.train, args.val, args.seed)
+    train_rows = [to_row(problem, "train", index) for index, problem in enumerate(train)]
+    val_rows = [to_row(problem, "val", index) for index, problem in enumerate(val)]
+    return Prepared(train_rows, val_rows, {"difficulty": asdict(difficulty), "seed": args.seed})
 
 
 def _grow(numbers: tuple[int, ...], operators: str, rng: random.Random, *, exact: bool) -> _Term | None:

@@ -42,18 +42,6 @@ def compute_score(
     return {"score": score, "acc": score}
 
 
-def is_well_formed(solution_str: str, numbers: list[int] | tuple[int, ...]) -> bool:
-    """Whether the response holds an expression that has a value and uses each number exactly once."""
-    answer = extract_answer(solution_str)
-    if answer is None:
-        return False
-    try:
-        _, used = evaluate(answer)
-    except MalformedAnswer:
-        return False
-    return sorted(used) == sorted(numbers)
-
-
 def extract_answer(text: str) -> str | None:
     r"""The last \boxed{...} if its braces close, else the last <answer>...</answer>, else None.
 

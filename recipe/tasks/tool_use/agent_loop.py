@@ -27,6 +27,7 @@ from code_sandbox.client import SandboxClient
 from code_sandbox.protocol import CommandStatus
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, observation, read_turn
+from verl_vcpo.common.truncated import TRUNCATED
 
 _OBSERVATION = "\nCode execution result: {}\n"
 _LEFT_OUT = "\n...\n"
@@ -55,6 +56,8 @@ class _Trajectory:
     failed_calls: int = 0
     timed_out_calls: int = 0
     void: bool = False
+    truncated: bool = False
+    """A limit ended the trajectory after a program: of turns, of time, or of tokens for the program's output."""
     metrics: dict[str, Any] = field(default_factory=dict)
 
     def add_turn(self, tokens: list[int], log_probs: list[float]) -> None:
@@ -94,7 +97,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.settings = ToolUseSettings.of(self.config.tool_use)
+        self.settings = ToolUseSettings(**self.config.tool_use)
         self.sandbox = SandboxClient(self.settings.sandbox_url, token=self.settings.sandbox_token())
         self.response_length = self.rollout_config.response_length
 
@@ -118,6 +121,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             if len(trajectory.tokens) + len(observed) >= self.response_length:
                 break
             trajectory.add_observation(observed)
+        trajectory.truncated = turn.code is not None and not turn.answers
         return self._output(trajectory)
 
     async def _sample_turn(
@@ -193,7 +197,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
     def _output(self, trajectory: _Trajectory) -> AgentLoopOutput:
         dropped = trajectory.void and self.settings.drop_void_turns
         mask = [0] * len(trajectory.mask) if dropped else trajectory.mask
-        extra_fields: dict[str, Any] = {"turn_scores": [], "tool_rewards": []}
+        extra_fields: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], TRUNCATED: trajectory.truncated}
         known = [versions for versions in trajectory.versions if versions]
         if known:
             # verl's tool agent keeps the first turn's oldest; the lag bound needs that of all turns.

@@ -5,8 +5,9 @@ from typing import Any
 
 from verl.workers.config import McoreActorConfig
 
+from vcpo import OpobWeights
 from verl_vcpo.actor import own_loss
-from verl_vcpo.actor.losses import LOSS_AGG_MODES, TOKEN_SUM_NORM
+from verl_vcpo.actor.losses import LOSS_AGG_MODES, TOKEN_MEAN, TOKEN_SUM_NORM
 from verl_vcpo.actor.policy_losses import check_settings
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -44,6 +45,11 @@ class VCPOActorConfig(McoreActorConfig):
             raise ValueError(
                 f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode!r}: VCPO's update has one of "
                 f"{', '.join(LOSS_AGG_MODES)}"
+            )
+        if self.vcpo.opob_weights is OpobWeights.PUBLISHED and self.loss_agg_mode != TOKEN_MEAN:
+            raise ValueError(
+                f"vcpo.opob_weights=published: the authors' weights are of loss_agg_mode={TOKEN_MEAN}, not of "
+                f"{self.loss_agg_mode}; set actor_rollout_ref.actor.loss_agg_mode, or leave vcpo.opob_weights out"
             )
         if self.loss_agg_mode == TOKEN_SUM_NORM and not self.loss_scale_factor:
             raise ValueError(

@@ -1,5 +1,6 @@
 """The loss of a VCPO update, in the signature of verl's engines (verl/workers/utils/losses.py)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +68,18 @@ def aggregated(log_prob: Tensor, mask: Tensor, loss_agg_mode: str, loss_scale_fa
     if loss_agg_mode == TOKEN_SUM_NORM:
         return total / float(loss_scale_factor or 0)  # VCPOActorConfig refuses None
     return total
+
+
+def loss_of_trained(
+    loss: Callable[..., tuple[Tensor, dict[str, Any]]],
+    model_output: dict[str, Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return verl's `loss` of a micro-batch; 0, without metrics, if all its tokens are masked, which verl's refuse."""
+    if data["response_mask"].values().any():
+        return loss(model_output=model_output, data=data, dp_group=dp_group)
+    return model_output["log_probs"].values().sum() * 0.0, {}
 
 
 def weighted_score_loss(

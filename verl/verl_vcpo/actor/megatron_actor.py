@@ -31,7 +31,7 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 
 from vcpo import AUTO, Estimate, FreshestEssRatio, VCPOConfig, estimate
 from verl_vcpo.actor.local_layers import LocalLayers
-from verl_vcpo.actor.losses import note_longest_response, padded_responses, weighted_score_loss
+from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.actor.norms import experts
 from verl_vcpo.actor.norms.per_trajectory import score_gradients
@@ -48,6 +48,7 @@ from verl_vcpo.actor.norms.update import (
 from verl_vcpo.actor.resume import Resumable
 from verl_vcpo.actor.sequence_weights import SequenceWeights
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.truncated import parts_of_update
 from verl_vcpo.common.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         if batch_begins:
             self.sequence_weights.clear()
         if not vcpo.enable:
-            outputs = super().train_batch(data, loss_function)
+            outputs = super().train_batch(data, partial(loss_of_trained, loss_function))
             batch = self._gather(data, outputs)
             log_weight = batch.log_weight[batch.mine]
             self.sequence_weights.note(data, log_weight, log_weight.exp())
@@ -131,7 +132,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
         if batch_begins and lag is not None:  # later mini-batches are stale: the earlier have moved the policy
             self.freshest_ess_ratio.update(step.ess_ratio, lag)
-        if not step.usable.any():
+        if not (step.usable & ~batch.masked).any():
             return self._skipped(batch, step)
         if packed and not packed.rounded:
             outputs = self._outputs(packed.losses)
@@ -253,6 +254,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             squared_norm=batch.squared_norm,
             length=batch.tokens,
             base_ess_ratio=self.freshest_ess_ratio.value,
+            masked=batch.masked,
         )
 
     def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
@@ -280,9 +282,10 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             "vcpo/kl_rollout_policy": (batch.kl[usable].sum() / batch.tokens[usable].sum().clamp(min=1)).item(),
             "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
             "vcpo/dropped_sequences": int(batch.dropped.sum()),
-            "vcpo/skipped_updates": int(not usable.any()),
+            "vcpo/skipped_updates": int(not (usable & ~batch.masked).any()),
             "vcpo/second_backwards": 0,
             **(of_packed or {}),
+            **parts_of_update(step, batch.truncated, batch.squared_norm),
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())

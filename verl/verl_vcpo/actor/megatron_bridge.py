@@ -72,7 +72,7 @@ def _missing(package: str) -> bool:
 
 
 if sys.version_info < (3, 12):
-    typing.override = typing_extensions.override
+    typing.override = typing_extensions.override  # type: ignore[attr-defined]
 
 with _lent(list(filter(_missing, ("transformer_engine", "megatron.energon")))):
     import megatron.bridge.training.config  # noqa: F401  # verl imports it when it builds a model

@@ -11,6 +11,7 @@ from verl.utils import tensordict_utils as tu
 
 from vcpo.diagnostics import kl_k3
 from vcpo.importance import sequence_log_weights
+from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,11 @@ class MiniBatch:
     padding: Tensor
     """[B] bool: rows without a real sequence."""
     dropped: Tensor
-    """[B] bool: sequences that their agent loop excluded, by a response mask of zeros."""
+    """[B] bool: sequences that are excluded by a response mask of zeros."""
+    truncated: Tensor
+    """[B] bool: responses that a limit ended."""
+    masked: Tensor
+    """[B] bool: truncated responses without a gradient in the update (`async.truncated=mask`)."""
     squared_norm: Tensor | None
     """[B] float64 ||g_i||^2; None where norms are not needed."""
     mine: slice
@@ -50,7 +55,9 @@ class SequencesBeforeForward:
     length: Tensor
     """[B] numbers of all tokens."""
     usable: Tensor
-    """[B] bool: false for padding, sequences that an agent loop excluded, and log-probs recorded as not finite."""
+    """[B] bool: false for padding, excluded sequences, and log-probs recorded as not finite."""
+    masked: Tensor
+    """[B] bool: truncated responses without a gradient in the update (`async.truncated=mask`)."""
     rank: Tensor
     """[B] data-parallel ranks."""
     mine: slice
@@ -75,6 +82,7 @@ def gather_sequences(data: TensorDict, data_parallel_rank: int) -> SequencesBefo
         "tokens": mask.sum(dim=-1).tolist(),
         "length": data["input_ids"].offsets().diff().tolist(),
         "usable": [ok and not _is_padding(uid) for ok, uid in zip(usable.tolist(), uids, strict=True)],
+        "truncated": _truncated(data),
     }
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, rows)
@@ -87,6 +95,7 @@ def gather_sequences(data: TensorDict, data_parallel_rank: int) -> SequencesBefo
         tokens=_column(ranks, "tokens", torch.float64),
         length=_column(ranks, "length", torch.int64),
         usable=_column(ranks, "usable", torch.bool),
+        masked=_column(ranks, "truncated", torch.bool) & masks_truncated(data),
         rank=torch.arange(len(ranks)).repeat_interleave(len(data)),
         mine=slice(data_parallel_rank * len(data), (data_parallel_rank + 1) * len(data)),
     )
@@ -139,6 +148,19 @@ def _taken_out(tokens: Tensor, length: Tensor) -> Tensor:
     return (tokens == 0) & (length > 0)
 
 
+def _truncated(data: TensorDict) -> list[bool]:
+    """Return which responses are truncated; padding has the `extra_fields` of another sequence."""
+    if "extra_fields" not in data:
+        return [False] * len(data)
+    fields = zip(tu.get(data, "extra_fields"), map(str, tu.get(data, "uid")), strict=True)
+    return [bool(extra.get(TRUNCATED)) and not _is_padding(uid) for extra, uid in fields]
+
+
+def masks_truncated(data: TensorDict) -> bool:
+    """Return True where truncated responses of an update have no gradient, but a part in baselines."""
+    return tu.get_non_tensor_data(data, key=TRUNCATED, default=None) == Truncated.MASK
+
+
 def gather_mini_batch(
     data: TensorDict,
     data_parallel_rank: int,
@@ -176,6 +198,7 @@ def gather_mini_batch(
     padding = torch.tensor([_is_padding(uid) for uid in uids])
     columns = {name: _column(ranks, name, torch.float64) for name in ("log_weight", "reward", "kl", "tokens", "length")}
     dropped = _taken_out(columns["tokens"], columns["length"]) & ~padding
+    truncated = _column(ranks, "truncated", torch.bool)
     start = sum(sizes[:data_parallel_rank])
     return MiniBatch(
         log_weight=columns["log_weight"].masked_fill(padding | dropped, torch.nan),
@@ -185,6 +208,8 @@ def gather_mini_batch(
         tokens=columns["tokens"],
         padding=padding,
         dropped=dropped,
+        truncated=truncated,
+        masked=truncated & masks_truncated(data),
         squared_norm=squared_norm,
         mine=slice(start, start + sizes[data_parallel_rank]),
     )
@@ -202,4 +227,5 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
         "kl": kl_k3(log_prob, fields["rollout_log_probs"], mask).tolist(),
         "tokens": mask.sum(dim=-1).tolist(),
         "length": data["response_mask"].offsets().diff().tolist(),
+        "truncated": _truncated(data),
     }

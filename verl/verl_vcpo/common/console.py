@@ -8,66 +8,27 @@ import contextlib
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
+    from rich.progress import Progress
 
-_REFRESHES_PER_S = 2
-_STEPS_OF_ESTIMATE = 20
 _ENDING = "Ending the run's processes"
+_ESTIMATE_S = 1800.0  # the time left is estimated from the steps of so many seconds
 
 
 def print_line(text: str) -> None:
     """Print above the moving line, on the terminal even while the output of other code goes to a file."""
-    _current().line(text)
-
-
-def width() -> int | None:
-    """Return the columns of the terminal; None in a pipe or a file."""
-    return _current().width
-
-
-def stage(what: str) -> None:
-    """Finish the current part of the start-up or the end, and begin the next; the moving line names the part."""
-    _current().stage(what)
-
-
-def training(total: int, done: int) -> None:
-    """Begin the progress bar; earlier processes of the run made `done` of `total` steps."""
-    _current().training(total, done)
-
-
-def step_done() -> None:
-    """Advance the progress bar by one step; without effect before `training`."""
-    _current().step_done()
-
-
-@contextlib.contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Name what the run does in the block: in the progress bar or, before `training`, as a stage."""
-    _current().begin(what)
-    yield
-    _current().finish()  # not where the block raises: `ending` says what was not finished
-
-
-def ending() -> None:
-    """Say that the run's processes are being ended, and that unfinished work failed or was interrupted."""
-    _current().ending()
+    screen().line(text)
 
 
 @contextlib.contextmanager
 def owned(log: TextIO) -> Iterator[None]:
-    """Keep the terminal for this module in the block: all else on standard output and error goes to `log`.
+    """Keep the terminal for this module in the block: all else on standard output and error goes to the file `log`.
 
     Both file descriptors are redirected, so this holds for libraries in C, loggers that were set up earlier, and child
     processes.
-
-    Args:
-        log: a file.
     """
     global _screen
     for stream in (sys.stdout, sys.stderr):
@@ -97,40 +58,54 @@ class Screen:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._doing: tuple[str, float] | None = None  # what, since when
-        self._steps: StepTimes | None = None
-        self._live = _moving_line(stream, self._bottom) if stream.isatty() else None
+        self._trains = False
+        self._moving: Progress | None = None
+        self._console: Any = None
+        if stream.isatty():
+            from rich.console import Console
 
-    @property
-    def width(self) -> int | None:
-        """The columns of the terminal; None where `stream` is no terminal."""
-        return self._live.console.width if self._live else None
+            self._console = Console(file=stream, force_terminal=True, highlight=False)
 
     def line(self, text: str) -> None:
-        if self._live:
-            from rich.text import Text
-
-            self._live.console.print(Text(text), soft_wrap=True)
+        if self._console:
+            self._fit()
+            self._console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=self._stream, flush=True)
 
     def stage(self, what: str) -> None:
-        self._steps = None
+        """Finish the current part of the start-up or the end, and begin the next; the moving line names the part."""
+        self._trains = False
         self.begin(what)
 
     def begin(self, what: str) -> None:
         self.finish()
-        if self._live is None and self._steps is None:
-            self.line(f"{what} ...")
         self._doing = what, self._clock()
-        self._refresh()
+        if self._trains:
+            self._say(what)
+        elif self._console:
+            self._move(what)
+        else:
+            self.line(f"{what} ...")
+
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Name what the run does in the block: in the progress bar or, before `training`, as a stage."""
+        self.begin(what)
+        yield
+        self.finish()  # not where the block raises: `ending` says what was not finished
 
     def finish(self) -> None:
-        if self._doing and self._steps is None:
+        if self._doing and not self._trains:
             self.line(f"{self._doing[0]}: {duration(self._clock() - self._doing[1])}")
         self._doing = None
-        self._refresh()
+        if self._trains:
+            self._say("")
+        else:
+            self._hide()
 
     def ending(self) -> None:
+        """Say that the run's processes are being ended, and that unfinished work failed or was interrupted."""
         if self._doing and self._doing[0] == _ENDING:
             return
         if self._doing:
@@ -140,80 +115,59 @@ class Screen:
         self.stage(_ENDING)
 
     def training(self, total: int, done: int) -> None:
+        """Begin the progress bar; earlier processes of the run made `done` of `total` steps."""
         self.finish()
-        self._steps = StepTimes(total, done, self._clock)
-        self._refresh()
+        self._trains = True
+        self._move("", total, done)
 
     def step_done(self) -> None:
-        if self._steps:
-            self._steps.advance()
-            self._refresh()
+        if self._trains and self._moving:
+            self._moving.advance(self._moving.task_ids[0])
 
     def close(self) -> None:
-        self._steps = None
+        self._trains = False
         self.finish()
-        if self._live:
-            self._live.stop()
 
-    def _refresh(self) -> None:
-        if self._live:
-            if self._doing or self._steps:
-                self._live.start()
-            self._live.refresh()
+    def _say(self, what: str) -> None:
+        if self._moving:
+            self._moving.update(self._moving.task_ids[0], description=what)
 
-    def _bottom(self) -> "RenderableType":
-        """Render the moving line."""
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
+    def _hide(self) -> None:
+        if self._moving:
+            self._moving.stop()
+            self._moving = None
 
-        doing, since = self._doing or ("", 0.0)
-        spent = duration(self._clock() - since) if self._doing else ""
-        if self._steps is None:
-            return Text(f"{doing} ... {spent}" if doing else "", no_wrap=True, overflow="ellipsis")
-        steps = self._steps
-        bar = Table.grid(padding=(0, 1), expand=True)
-        for ratio in (None, 1, None):
-            bar.add_column(ratio=ratio, no_wrap=True)
-        now = f"{doing} {spent}" if doing else f"step {steps.done + 1}: {duration(steps.since_last())}"
-        bar.add_row(f"{steps.done}/{steps.total}", ProgressBar(steps.total, steps.done), f"{now}, {steps.left()}")
-        return bar
+    def _fit(self) -> None:
+        """Take over the width of the terminal, whose window may have changed."""
+        with contextlib.suppress(OSError):
+            self._console.width = os.get_terminal_size(self._stream.fileno()).columns or 80
 
+    def _move(self, what: str, total: int | None = None, done: int = 0) -> None:
+        """Show another moving line on a terminal: a stage or, with `total`, the progress bar."""
+        if not self._console:
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-class StepTimes:
-    """The durations of the last steps, and an estimate of the time left.
-
-    The first step of a process is left out of the estimate: samplers and trainer warm up in this step.
-    """
-
-    def __init__(self, total: int, done: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.done = total, done
-        self._clock, self._last = clock, clock()
-        self._first = True
-        self._seconds: deque[float] = deque(maxlen=_STEPS_OF_ESTIMATE)
-
-    def advance(self) -> None:
-        """Count a finished step."""
-        if not self._first:
-            self._seconds.append(self.since_last())
-        self._first, self._last = False, self._clock()
-        self.done += 1
-
-    def since_last(self) -> float:
-        """Return the seconds since the last step was done."""
-        return self._clock() - self._last
-
-    def left_s(self) -> float | None:
-        """Estimate the seconds until the run's last step is done; None before two steps were made."""
-        if not self._seconds:
-            return None
-        each, steps = sum(self._seconds) / len(self._seconds), self.total - self.done
-        return max(each * steps - self.since_last(), each * (steps - 1), 0.0)
-
-    def left(self) -> str:
-        """Return the estimate of the time left in words."""
-        seconds = self.left_s()
-        return "time left: after step 2" if seconds is None else f"{duration(seconds)} left"
+        self._hide()
+        self._fit()
+        bar = (MofNCompleteColumn(), BarColumn(bar_width=None)) if total else ()
+        left = ("left:", TimeRemainingColumn()) if total else ()
+        self._moving = Progress(
+            *bar,
+            "{task.description}",
+            TimeElapsedColumn(),
+            *left,
+            console=self._console,
+            transient=True,
+            expand=True,
+            refresh_per_second=2,
+            speed_estimate_period=_ESTIMATE_S,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._moving.add_task(what, total=total, completed=done)
+        self._moving.start()
+        self._console.show_cursor(True)  # a process that is killed could not bring the cursor back
 
 
 def duration(seconds: float) -> str:
@@ -226,36 +180,9 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-def _moving_line(stream: TextIO, render: "Callable[[], RenderableType]") -> "Live":
-    from rich.console import Console, ConsoleDimensions
-    from rich.live import Live
-
-    class Terminal(Console):
-        @property  # type: ignore[misc]  # nobody sets it
-        def size(self) -> ConsoleDimensions:
-            # rich asks the standard streams, and `owned` has sent two of these into a file
-            if "COLUMNS" not in os.environ:
-                with contextlib.suppress(OSError):
-                    columns, lines = os.get_terminal_size(stream.fileno())
-                    if columns:
-                        return ConsoleDimensions(columns, lines)
-            return super().size
-
-        def show_cursor(self, show: bool = True) -> bool:
-            return False  # the cursor stays: a process that is killed could not bring it back
-
-    return Live(
-        console=Terminal(file=stream, force_terminal=True, highlight=False),
-        get_renderable=render,
-        refresh_per_second=_REFRESHES_PER_S,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-
-
 _screen: Screen | None = None
 
 
-def _current() -> Screen:
+def screen() -> Screen:
+    """Return the screen of the innermost `owned`; outside of all, another one on standard output."""
     return _screen or Screen(sys.__stdout__ or sys.stdout)

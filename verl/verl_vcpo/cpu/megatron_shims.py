@@ -155,7 +155,7 @@ def install() -> None:
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = _no_synchronize
     torch.cuda.Stream = torch.cuda.current_stream = _NoStream  # type: ignore[assignment,misc]
-    torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment,misc]
+    torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
     torch.Tensor.cuda = torch.Tensor.pin_memory = _stay  # type: ignore[assignment,method-assign]
     schedules.torch = rope_utils.torch = _TorchOnCPU()
     moe_utils.te_general_gemm = None  # upstream leaves it undefined without Transformer Engine

@@ -67,6 +67,9 @@ class PlatformCPU(PlatformBase):
     vendor_name = "generic"
     device_module = _device_module()
 
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
+
     def is_available(self) -> bool:
         return True
 
@@ -79,23 +82,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -109,12 +99,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -123,9 +107,6 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False  # verl then moves weights through POSIX shared memory instead of CUDA IPC
-
-    def cudart(self) -> Any:
-        return None
 
 
 def _accept_repeated_gloo() -> None:

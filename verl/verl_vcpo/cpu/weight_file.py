@@ -1,15 +1,14 @@
 """The samplers' weights through a file in shared memory (a verl CheckpointEngine, backend "weight_file").
 
-The trainer's node has the file during one synchronisation. Samplers of that node map the file. On any other node one
-sampler copies the file into shared memory for all samplers there, by Ray's object store (node_file.py). The file's name
-contains the run's id: two runs have different files, and clean-up finds the files of a killed process. Processes of a
-node send each other the file's name, and vLLM's worker maps the file (vllm_worker.py).
+The trainer's node has the file during one synchronisation. Samplers of that node map the file; a sampler of any other
+node copies the file into shared memory there, by Ray's object store (node_file.py). The file's name contains the run's
+id: two runs have different files, and clean-up finds the files of a killed process. Processes of a node send each other
+the file's name, and vLLM's worker maps the file (vllm_worker.py).
 """
 
 import asyncio
-import fcntl
 import os
-import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,9 @@ def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
 
 
 def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """Return the weights of a bucket that verl's sender delivered, in memory that stays valid.
+    """Return the weights of the file whose name `receive_weights` has yielded; the file is mapped.
 
-    `receive_weights` yields the name of the file, which is mapped here. Tensors, which verl's synchronous trainer sends
-    instead, are copied: the sender reuses its buffer.
+    Tensors, which verl's synchronous trainer sends instead, are copied: the sender reuses its buffer.
     """
     if [name for name, _ in sent] != [_FILE_NAME]:
         return [(name, weight.clone()) for name, weight in sent]
@@ -49,7 +47,6 @@ class WeightFileCheckpointEngine(CheckpointEngine):
     Args:
         bucket_size: an argument of all checkpoint engines; unused, the file holds all weights.
         is_master: whether this process is the sender.
-        run_id: a part of the file's name, different in every run.
         timeout_s: the longest that a receiver waits for the file.
         directory: a folder of a file system in memory, of the same name on every node.
     """
@@ -126,29 +123,17 @@ class WeightFileCheckpointEngine(CheckpointEngine):
             TimeoutError: the file did not appear in `timeout_s`, naming what was waited for.
         """
         path = self._file(global_steps)
-        deadline = time.monotonic() + self.timeout_s
-        while not path.exists():
-            if time.monotonic() > deadline:
-                raise self._late(path, global_steps)
+        try:
             if self._sender:
-                try:
-                    await self._fetch(self._sender, path, deadline)
-                except TimeoutError:
-                    raise self._late(path, global_steps) from None
-            await asyncio.sleep(_POLL_S)
-        yield _FILE_NAME, torch.tensor(list(str(path).encode()), dtype=torch.uint8)
-
-    async def _fetch(self, sender: dict[str, str], path: Path, deadline: float) -> None:
-        """Copy the sender's file to this node, unless another process of this node is doing so."""
-        # The system frees the lock of a process that dies.
-        with open(path.with_name(f"{path.name}.lock"), "w", opener=_open_private) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            if not path.exists():
-                content = await node_file.read(sender["node"], path, max(0.0, deadline - time.monotonic()))
+                content = await node_file.read(self._sender["node"], path, self.timeout_s)
+                path = path.with_name(f"{path.name}-{uuid.uuid4().hex[:8]}")
                 _write_whole(path, lambda partial: partial.write_bytes(content))
+            async with asyncio.timeout(self.timeout_s):
+                while not path.exists():
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise self._late(path, global_steps) from None
+        yield _FILE_NAME, torch.tensor(list(str(path).encode()), dtype=torch.uint8)
 
     def _late(self, path: Path, version: int | None) -> TimeoutError:
         where = f"{path} on {self._sender['host']}" if self._sender else str(path)
@@ -165,10 +150,6 @@ def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     # Other users of the machine can enter the folder: from its creation on only this user can open the file.
-    os.close(_open_private(str(partial), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     write(partial)
     os.replace(partial, path)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -7,15 +7,11 @@ actor. `trainer.resume_mode=auto` continues a run from the last checkpoint.
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import ray
 
-from verl_vcpo.common.console import print_line
-
 _INTERVAL_S = 1.0
-_TELL_S = 60.0  # while Ray does not answer, a line says so after every so many seconds
 # The ends of class names of actors that may die: the Ray actors of a sampler, and the cleaner of a node.
 _REPLACEABLE = ("vLLMHttpServer", "CheckpointEngineWorker", "NodeCleaner")
 
@@ -29,7 +25,7 @@ class ActorWatch:
         self._thread = threading.Thread(target=self._run, name="actor-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch the actors that are alive at this moment."""
+        """Watch the actors that are alive now."""
         self._alive = {actor_id for actor_id, actor in _actors().items() if actor["State"] == "ALIVE"}
         self._thread.start()
 
@@ -38,20 +34,11 @@ class ActorWatch:
         self._stop.set()
 
     def _run(self) -> None:
-        seen = told = time.monotonic()
         while not self._stop.wait(_INTERVAL_S):
             try:
                 actors = _actors()
-            except Exception as error:  # a request to Ray's control process, which may be too busy to answer in time
-                now = time.monotonic()
-                if now - told >= _TELL_S:
-                    told = now
-                    print_line(
-                        f"Ray has not said for {now - seen:.0f} s which processes are alive ({type(error).__name__}): "
-                        "the death of one would not be seen."
-                    )
+            except Exception:  # Ray's control process may be too busy to answer in time
                 continue
-            seen = told = time.monotonic()
             for actor_id in self._alive:
                 actor = actors.get(actor_id)
                 if actor is None or actor["State"] != "DEAD" or actor["ActorClassName"].endswith(_REPLACEABLE):

@@ -40,8 +40,7 @@ def choose(trainer: DictConfig) -> None:
     `resume_mode=auto` takes the newest whole checkpoint, and starts from the beginning where there is no checkpoint.
 
     Raises:
-        NoWholeCheckpoint: `resume_mode=auto`, and all checkpoints are damaged.
-        RuntimeError: the checkpoint that `resume_mode=resume_path` names is damaged.
+        RuntimeError: the checkpoint that `resume_mode=resume_path` names is damaged, or all are (NoWholeCheckpoint).
     """
     if trainer.resume_mode == "auto":
         root = Path(trainer.default_local_dir)
@@ -65,14 +64,13 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
 
     Args:
         trainer: the settings `trainer`.
-        step: the number of the step.
         run: the run's id.
 
     Yields:
         the checkpoint's folder while it is being written.
 
     Raises:
-        RuntimeError: saying why the checkpoint was not written.
+        RuntimeError: the checkpoint was not written, and why.
     """
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
     staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
@@ -94,7 +92,8 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
 
     A crash or a power cut at any point leaves either no checkpoint of this step or a whole one.
     """
-    files = {str(file.relative_to(staged)): [file.stat().st_size, _crc(file)] for file in _files(staged)}
+    paths = sorted(path for path in staged.rglob("*") if path.is_file())
+    files = {str(path.relative_to(staged)): [path.stat().st_size, _crc(path)] for path in paths}
     write_whole(staged / MANIFEST, json.dumps({"run": run, "files": files}, indent=1))
     all_on_disk(staged)
     final = root / staged.name
@@ -157,8 +156,7 @@ def none_whole(root: Path, damaged: dict[Path, str]) -> str:
 def damage(folder: Path, contents: bool = True) -> str | None:
     """Return what is wrong with a checkpoint, in a few words; None if it is whole.
 
-    Args:
-        contents: read every file; otherwise compare sizes, which takes no time.
+    Without `contents` files are not read, and their sizes alone are compared.
     """
     try:
         entries = [(str(name), int(size), int(crc)) for name, (size, crc) in _manifest(folder)["files"].items()]
@@ -179,11 +177,7 @@ def damage(folder: Path, contents: bool = True) -> str | None:
 
 
 def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[Path, str]]:
-    """Return the newest whole checkpoint, and what is wrong with each newer one.
-
-    Args:
-        contents: read every file; otherwise compare sizes, which takes no time.
-    """
+    """Return the newest whole checkpoint, and what is wrong with each newer one; `contents`: see `damage`."""
     damaged: dict[Path, str] = {}
     for folder in checkpoints(root):
         wrong = damage(folder, contents)
@@ -194,13 +188,9 @@ def newest_whole(root: Path, contents: bool = True) -> tuple[Path | None, dict[P
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest's `run` and `files`. A manifest of version 0.1 has the files alone."""
-    content = json.loads((folder / MANIFEST).read_text())
-    return content if "files" in content else {"run": None, "files": content}
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """Return the manifest's `run` and `files`."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    return manifest
 
 
 def _crc(file: Path) -> int:

@@ -67,11 +67,7 @@ class FilesDataset(RLHFDataset):
 
 
 def keep_files_apart(data: DictConfig) -> None:
-    """Have verl read `train_files` and `val_files` with `FilesDataset` where one of them is several files.
-
-    Args:
-        data: the settings `data`; a dataset class of the user's own stays.
-    """
+    """Have verl read `train_files` or `val_files` that are several with `FilesDataset`, unless a class is given."""
     lists = [data[name] for name in ("train_files", "val_files")]
     if data.custom_cls.path is None and any(isinstance(files, ListConfig) and len(files) > 1 for files in lists):
         with open_dict(data):
@@ -79,17 +75,8 @@ def keep_files_apart(data: DictConfig) -> None:
 
 
 def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoader:
-    """Return a loader of the training rows that draws by `data.shares`.
-
-    Args:
-        loader: verl's loader, over a FilesDataset.
-        data: the settings `data`.
-
-    Raises:
-        ValueError: a file has no row.
-    """
-    dataset = loader.dataset
-    assert isinstance(dataset, FilesDataset), "the checks before the start refuse data.shares without several files"
+    """Return a loader of the training rows that draws by `data.shares`; `loader` is verl's, over a FilesDataset."""
+    dataset: Any = loader.dataset
     check_sizes(dataset.dataframe.sizes, data)
     return StatefulDataLoader(
         dataset=dataset,

@@ -45,10 +45,7 @@ def resume_prompts(
 
     Args:
         submitted: the step at which each prompt was submitted, in order of submission.
-        finished: the prompts that are sampled completely.
-        step: the first step of the resumed run.
-        lag: the bound of the resumed run: `async.lag`.
-        batch_size: prompts consumed per step in the resumed run.
+        step: the first step of the resumed run, whose settings are `lag` and `batch_size`.
     """
     bound, allowed = math.ceil(lag), in_flight(lag, batch_size)
     taken_over, withheld = list(submitted)[:allowed], list(submitted)[allowed:]
@@ -67,13 +64,11 @@ def resume_prompts(
 def deadlines_without_oldest(
     submitted: Counter[int], finished: Counter[int], *, bound: int, batch_size: int
 ) -> Counter[int]:
-    """Return the number of prompts per deadline that are left when the oldest finished prompts are consumed.
+    """Return the number of prompts per deadline that are left when the `batch_size` oldest finished ones are consumed.
 
     Args:
         submitted: the number of prompts in the buffer, by the step at which they were submitted.
         finished: the number of finished prompts among these; at least `batch_size` in all.
-        bound: the bound of the lag, rounded up.
-        batch_size: the prompts that are consumed.
     """
     remaining, missing = Counter[int](), batch_size
     for step in sorted(submitted):
@@ -86,10 +81,7 @@ def deadlines_without_oldest(
 def deadlines_hold(remaining: Counter[int], step: int, batch_size: int) -> bool:
     """Return True if all `remaining` prompts can still be consumed in time, `batch_size` at each step after `step`.
 
-    Args:
-        remaining: number of prompts per deadline (a step).
-        step: the step being sampled for, which consumes nothing of `remaining`.
-        batch_size: prompts consumed per step.
+    `remaining` has the number of prompts per deadline, which is a step.
     """
     waiting = 0
     for deadline in sorted(remaining):

@@ -1,21 +1,18 @@
-"""A line for each minute that the trainer's processes work on one thing: how long already, and how long usually.
+"""A line for each minute that the trainer's processes work on one thing.
 
 verl's driver waits for these processes without a limit. A process that hangs, because it was stopped or a disk does not
 answer, would otherwise look like a slow step.
 """
 
 import contextlib
-import statistics
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from verl_vcpo.common.console import print_line
 
 _TELL_S = 60.0
-_KEPT = 101  # durations that are kept; the line has their median
 
 WORK = {
     "_compute_old_log_prob": "The trainer's pass for log-probs",
@@ -33,36 +30,17 @@ WORK = {
 def tell_of_long_work(trainer: Any) -> None:
     """Have each method in `WORK` of this trainer print a line after every minute that a call of it takes."""
     for method, what in WORK.items():
-        setattr(trainer, method, _told(getattr(trainer, method), what))
-
-
-def _told(call: Callable[..., Any], what: str) -> Callable[..., Any]:
-    took: deque[float] = deque(maxlen=_KEPT)
-
-    def told(*arguments: Any, **named: Any) -> Any:
-        start = time.monotonic()
-        usually = f"usually {statistics.median(took):.1f} s" if took else "and it is the first of this process"
-        with telling(what, f", {usually}"):
-            result = call(*arguments, **named)
-        took.append(time.monotonic() - start)
-        return result
-
-    return told
+        setattr(trainer, method, telling(what)(getattr(trainer, method)))
 
 
 @contextlib.contextmanager
-def telling(what: str, more: str = "") -> Iterator[None]:
-    """Print a line after every minute that the block takes.
-
-    Args:
-        what: the line's name for the block.
-        more: the end of the line, after the time.
-    """
+def telling(what: str) -> Iterator[None]:
+    """Print a line after every minute that the block, `what`, takes."""
     start, over = time.monotonic(), threading.Event()
 
     def tell() -> None:
         while not over.wait(_TELL_S):
-            print_line(f"{what} has taken {time.monotonic() - start:.0f} s{more}.")
+            print_line(f"{what} has taken {time.monotonic() - start:.0f} s.")
 
     threading.Thread(target=tell, name="long work", daemon=True).start()
     try:

@@ -5,13 +5,11 @@ ordinary traceback, and one process less imports the packages.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
-from verl.workers.rollout.replica import get_rollout_replica_class
 
 import verl_vcpo.loop.trainer  # noqa: F401  # registers the trainer
 from verl_vcpo.loop.actor_watch import ActorWatch
@@ -26,15 +24,13 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
     def run(self, config: DictConfig, observe_processes: Callable[[], object] = lambda: None) -> None:
         """Train until `trainer.total_training_steps`. Ray is initialised; the configuration is validated.
 
-        Args:
-            config: the whole configuration.
-            observe_processes: called when all processes of the run are up, and before a dead sampler is replaced.
+        `observe_processes` is called when all processes of the run are up, and before a dead sampler is replaced.
         """
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         bound_custom_reward(config)
         self.config = config
-        _start_queue(config)
+        tq.init(config.transfer_queue)
         succeeded, watch = False, ActorWatch()
         try:
             self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
@@ -58,11 +54,3 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
                 finish(getattr(self.trainer, "logger", None), exit_code=0 if succeeded else 1)
             finally:
                 end_queue()
-
-
-def _start_queue(config: DictConfig) -> None:
-    """Start TransferQueue's processes, and import vLLM while they start: both take seconds."""
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        queue = beside.submit(tq.init, config.transfer_queue)
-        get_rollout_replica_class(config.actor_rollout_ref.rollout.name)
-        queue.result()

@@ -13,8 +13,7 @@ from verl_vcpo.common.stored_tags import prompt_of
 def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> None:
     """Reorder a batch by `whole_groups_order`; one mini-batch on one rank has all groups whole in any order."""
     if ranks > 1 or len(batch) > mini_batch_size:
-        prompts = [prompt_of(key) for key in batch.keys]
-        lengths = [tag["seq_len"] for tag in batch.tags]
+        prompts, lengths = [prompt_of(key) for key in batch.keys], [tag["seq_len"] for tag in batch.tags]
         batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
 
 

@@ -14,8 +14,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.data_rows import DataRow, data_row, in_order
 from verl_vcpo.common.stored_tags import Failure, PromptTags, Tag, prompt_of, sessions_of, trajectories_of
+from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import withheld_prompts
 from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
+from verl_vcpo.loop.left_out import groups_without_signal
 
 _POLL_S = 0.05  # the shortest time between two looks for finished prompts
 _REST = 4  # after a poll that took t seconds, wait at least 4 t
@@ -78,11 +80,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         """The number of prompts left after the last batch of `sample`, by steps since submission."""
 
     def note_submitted(self, prompts: TensorDict) -> None:
-        """Remember the order of submission, which batches follow, whatever finishes first.
-
-        Args:
-            prompts: with the fields `uid` and `index`, the prompt's row in the data.
-        """
+        """Remember the order of submission, which batches follow, whatever finishes first."""
         self._sessions |= sessions_of(prompts, self.samples)
         self._prompt_tags.add(map(str, prompts["uid"]))
         for uid, row in zip(map(str, prompts["uid"]), prompts["index"], strict=True):
@@ -92,21 +90,17 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def resume(self, step: int, batch_size: int) -> int:
         """Take over the prompts that a checkpoint has brought back into TransferQueue, as far as the bound allows.
 
-        The checkpoint of a step is written before verl removes the step's batch, so `resume` removes its trajectories.
-
-        Args:
-            step: the first step of the resumed run.
-            batch_size: prompts that a step consumes.
-
-        Returns:
-            the number of prompts in flight.
+        `step` is the first of the resumed run. Returns the number of prompts in flight.
         """
         tags = (tq.kv_list("train") or {}).get("train", {})
         submitted = {key: tag["global_steps"] for key, tag in tags.items() if tag.get("is_prompt")}
         submitted = dict(sorted(submitted.items(), key=lambda item: item[1]))  # stable: of one step, as they were put
         finished = {uid for uid in submitted if tags[uid]["status"] == "finished"}
         resumed = resume_prompts(submitted, finished, step=step, lag=self.lag, batch_size=batch_size)
-        self._forget_trajectories(tags, {*resumed.kept})
+        kept = {*resumed.kept}
+        trajectories = [key for key, tag in tags.items() if not tag.get("is_prompt") and prompt_of(key) not in kept]
+        if trajectories:  # also of the batch of the checkpoint's step, which was written before verl removed the batch
+            tq.kv_clear(keys=trajectories, partition_id="train")
         if resumed.withheld:
             withheld_prompts.withhold(tq.kv_batch_get(keys=resumed.withheld, partition_id="train"))
             tq.kv_clear(keys=resumed.withheld, partition_id="train")
@@ -115,20 +109,13 @@ class LagKReplayBuffer(ReplayBufferAsync):
         in_flight = [*resumed.kept, *resumed.again]
         if in_flight:
             self.note_submitted(tq.kv_batch_get(keys=in_flight, partition_id="train"))
-        late = finished - {*resumed.kept, *resumed.withheld}
+        late = finished - kept - {*resumed.withheld}
         if late or resumed.withheld:
             print_line(
                 f"The checkpoint has more prompts than a lag of {self.lag:g} with data.train_batch_size={batch_size} "
                 f"allows: {len(late)} are sampled again, {len(resumed.withheld)} wait for their turn."
             )
         return len(in_flight)
-
-    @staticmethod
-    def _forget_trajectories(tags: dict[str, dict[str, Any]], kept: set[str]) -> None:
-        """Remove all trajectories from TransferQueue except those of the prompts `kept`."""
-        trajectories = [key for key, tag in tags.items() if not tag.get("is_prompt") and prompt_of(key) not in kept]
-        if trajectories:
-            tq.kv_clear(keys=trajectories, partition_id="train")
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         """Read the states of the partition's prompts; upstream's method lists all keys of all partitions.
@@ -145,16 +132,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._poll_s = self.clock() - start
 
     def _take_over(self, partition: str, prompts: dict[str, Tag], trajectories: dict[str, Tag]) -> None:
-        keys = {
-            "pending": self.pending_keys,
-            "running": self.running_keys,
-            "finished": self.finished_keys,
-            "failure": self.failure_keys,
-        }
-        for of_status in keys.values():
-            of_status[partition] = set()
-        for uid, tag in prompts.items():
-            keys[tag["status"]][partition].add(uid)
+        keys = self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys
+        for of_status, status in zip(keys, ("pending", "running", "finished", "failure"), strict=True):
+            of_status[partition] = {uid for uid, tag in prompts.items() if tag["status"] == status}
         self.prompt_global_steps[partition] = {uid: tag["global_steps"] for uid, tag in prompts.items()}
         self.partitions[partition] = trajectories
 
@@ -211,7 +191,6 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), number.get(uid, 0)))[:batch_size]
 
     def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
-        """Return the number of prompts per deadline that are left when the oldest finished prompts are consumed."""
         submitted = self.prompt_global_steps[partition_id]
         finished = Counter(submitted[uid] for uid in sampleable_keys)
         return deadlines_without_oldest(Counter(submitted.values()), finished, bound=self.bound, batch_size=batch_size)
@@ -231,6 +210,18 @@ class LagKReplayBuffer(ReplayBufferAsync):
             self._reissued.update(late)
             self._counts["reissued_prompts"] += len(late)
             self.reissue_fn(late, partition_id)
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """Filter groups as verl does, without the rewards of dropped samples; also those with nothing to train on."""
+        tags, finished = self.partitions[partition_id], self.finished_keys[partition_id]
+        nothing = groups_without_signal(tags) & finished
+        self.partitions[partition_id] = {key: tag for key, tag in tags.items() if tag.get(TRUNCATED) != Truncated.DROP}
+        self.finished_keys[partition_id] = finished - nothing
+        try:
+            filtered, counts = super()._dapo_filtered_keys(partition_id)
+        finally:
+            self.partitions[partition_id], self.finished_keys[partition_id] = tags, finished
+        return filtered | nothing, counts
 
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str
@@ -255,20 +246,16 @@ class LagKReplayBuffer(ReplayBufferAsync):
                     f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
                     f"{hopeless[0]}, {causes[hopeless[0]].reason}"
                 )
-            self._print_failed(causes)
+            for uid, cause in itertools.islice(causes.items(), _MAX_LINES):
+                print_line(f"Prompt {uid} failed, and is sampled again: {cause.reason}")
+            if len(causes) > _MAX_LINES:
+                print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
             self._counts["retried_prompts"] += len(failed)
             self.failure_keys[partition_id] -= failed
             self.pending_keys[partition_id] |= failed
             self.prompt_global_steps[partition_id].update(dict.fromkeys(failed, global_steps))
             self.reissue_fn(sorted(failed), partition_id)
         return stale, filtered, set(), counts
-
-    def _print_failed(self, causes: dict[str, Failure]) -> None:
-        """Print a line for each failed prompt, but at most `_MAX_LINES`, and then the number of other prompts."""
-        for uid, cause in itertools.islice(causes.items(), _MAX_LINES):
-            print_line(f"Prompt {uid} failed, and is sampled again: {cause.reason}")
-        if len(causes) > _MAX_LINES:
-            print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Wait for the next batch of `batch_size` prompts, and return all its trajectories, and metrics."""

@@ -5,6 +5,7 @@ after any number of draws a file is less than one row above its share of the dra
 of their own, and in another order each time that the file begins again.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -15,15 +16,7 @@ from torch.utils.data import Sampler
 
 
 def check_sizes(sizes: Sequence[int], data: Any) -> None:
-    """Refuse a file that has no row left.
-
-    Args:
-        sizes: rows of each of `data.train_files`.
-        data: the settings `data`.
-
-    Raises:
-        ValueError: a file has no row.
-    """
+    """Refuse a file of `data.train_files` that has no row left, by a ValueError; `data` are the settings `data`."""
     for file, size in zip(data.train_files, sizes, strict=True):
         if not size:
             raise ValueError(
@@ -45,7 +38,6 @@ class InShares(Sampler[int]):
         given = [Fraction(str(share)) for share in shares]
         self._shares = [share / sum(given) for share in given]
         self._sizes, self._first, self._seed = sizes, [0, *accumulate(sizes)], seed
-        self._orders: dict[int, tuple[int, Sequence[int]]] = {}
         self.drawn, self.credit = [0] * len(sizes), [Fraction(0)] * len(sizes)
 
     def __len__(self) -> int:
@@ -61,16 +53,15 @@ class InShares(Sampler[int]):
         self.credit[file] -= 1
         times, place = divmod(self.drawn[file], self._sizes[file])
         self.drawn[file] += 1
-        return self._first[file] + int(self._order(file, times)[place])
+        if self._seed is not None:
+            place = int(_order(self._seed, file, times, self._sizes[file])[place])
+        return self._first[file] + place
 
-    def _order(self, file: int, times: int) -> Sequence[int]:
-        """Return the order of a file's rows after the file has been drawn whole so many times."""
-        if self._seed is None:
-            return range(self._sizes[file])
-        if self._orders.get(file, (-1,))[0] != times:
-            order = np.random.default_rng([self._seed, file, times]).permutation(self._sizes[file])
-            self._orders[file] = times, order  # type: ignore[assignment]  # an array is a sequence here
-        return self._orders[file][1]
+
+@functools.lru_cache
+def _order(seed: int, file: int, times: int, size: int) -> Any:
+    """Return the order of a file's rows after the file has been drawn whole so many times."""
+    return np.random.default_rng([seed, file, times]).permutation(size)
 
 
 class _Pass(Iterator[int]):

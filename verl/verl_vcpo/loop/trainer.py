@@ -37,9 +37,11 @@ from verl_vcpo.actor.norms.settings import in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common import console
 from verl_vcpo.common.run_id import run_in
+from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import checkpoint, withheld_prompts
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.long_work import tell_of_long_work, telling
 from verl_vcpo.loop.prompt_groups import keep_groups_whole
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
@@ -48,19 +50,12 @@ from verl_vcpo.loop.worker_group import kept_port
 from verl_vcpo.report import batch_totals
 from verl_vcpo.report.advice import Advisor
 from verl_vcpo.report.overview import Overview
-from verl_vcpo.report.run_log import (
-    ANSWERS,
-    MODEL_FOLDER,
-    WEIGHTS_FOLDER,
-    RunLog,
-    how_answered,
-)
+from verl_vcpo.report.run_log import ANSWERS, MODEL_FOLDER, WEIGHTS_FOLDER, RunLog, how_answered
 from verl_vcpo.report.sample_log import SampleLog, samples_of
 from verl_vcpo.report.trajectory_metrics import FewFields, few_fields, trajectory_metrics
-from verl_vcpo.samplers import meter as sampler_meter
 from verl_vcpo.samplers.agent_loop import failures
 from verl_vcpo.samplers.client import ResumingLLMClient
-from verl_vcpo.samplers.early_start import EarlyStart, has_devices
+from verl_vcpo.samplers.early_start import early_start
 from verl_vcpo.samplers.keeper import SamplerKeeper
 from verl_vcpo.weights.manager import BoundedCheckpointEngineManager
 
@@ -122,10 +117,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.role_worker_mapping[role] = ray.remote(VCPOActorWorker)
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(VCPOCriticWorker)
-        console.stage("Starting the trainer (Megatron) and the samplers (vLLM)")
+        console.screen().stage("Starting the trainer (Megatron) and the samplers (vLLM)")
 
     def _setup(self) -> None:
-        with kept_port(), EarlyStart(self.config, self._has_devices) as samplers:
+        with kept_port(), early_start(self.config, self._has_devices) as samplers:
             self.standalone_server_manager = samplers
             with telling("Starting the trainer and the samplers"):
                 super()._setup()
@@ -148,8 +143,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             self.train_dataloader = with_shares(self.train_dataloader, data)
 
     def _has_devices(self) -> bool:
-        manager = getattr(self, "resource_pool_manager", None)  # verl makes it in `_setup`
-        return manager is not None and has_devices(manager.resource_pool_dict)
+        """Return True if Ray has given each of verl's pools, which verl makes in `_setup`, its devices."""
+        manager = getattr(self, "resource_pool_manager", None)
+        pools = manager.resource_pool_dict.values() if manager else ()
+        return bool(pools) and all(pool.pgs is not None for pool in pools)
 
     def _load_checkpoint(self) -> None:
         self._end_unused_balancer()
@@ -167,7 +164,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
         self.start_agent_loops()
-        console.stage("Waiting for the samplers (vLLM)")
+        console.screen().stage("Waiting for the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
         """End verl's load balancer for samplers on the trainer's devices: a lag-k run has no samplers there."""
@@ -194,7 +191,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
 
     def _validate(self) -> dict[str, float]:
-        with console.busy("Measuring the held-out accuracy"):
+        with console.screen().busy("Measuring the held-out accuracy"):
             metrics = super()._validate()
         metrics[ANSWERS] = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         if self.config.trainer.val_only:
@@ -209,7 +206,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         return Overview(self.logger)  # verl makes the loggers in `fit`
 
     def on_train_begin(self) -> None:
-        console.training(self.total_training_steps, self.global_steps - 1)
+        console.screen().training(self.total_training_steps, self.global_steps - 1)
         self._add_async_warmup_batches(self.config["async"].lag)
 
     # Each step, in order, and what follows the last one.
@@ -248,6 +245,10 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         keep_groups_whole(batch, actor.ppo_mini_batch_size * rollout.n, ranks)
+        # VCPO's engine itself leaves the masked ones out: their weights and norms are parts of baselines.
+        treatment, by_verl = self.config["async"].truncated, not self.config.vcpo.enable
+        if treatment == Truncated.DROP or (treatment == Truncated.MASK and by_verl):
+            leave_out(batch, by_verl)
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -268,11 +269,12 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))
         # With vcpo.base_ess_ratio=auto the engine takes the base ratio from the batches with the smallest lag.
         batch.extra_info["lag"] = self.global_steps - 1 - oldest
+        batch.extra_info[TRUNCATED] = self.config["async"].truncated
         return super()._update_actor(batch, metrics)
 
     def _save_checkpoint(self) -> None:
         with (
-            console.busy("Writing a checkpoint"),
+            console.screen().busy("Writing a checkpoint"),
             checkpoint.written_whole(self.config.trainer, self.global_steps, run_in(self.config.run_dir)) as folder,
         ):
             super()._save_checkpoint()
@@ -322,7 +324,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        metrics |= sampler_meter.metrics(sampler_meter.take_all(self.standalone_server_manager.rollout_replicas))
         self._record(global_steps, metrics, self._with_own_metrics(stored, metrics, timing_raw))
 
     def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:
@@ -341,18 +342,15 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         """Add our metrics to `metrics`; return them with the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
-        metrics |= trajectory_metrics(stored)
+        metrics |= trajectory_metrics(stored, self.config["async"].truncated)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train, and write the policy as a Hugging Face folder, on the node of the trainer's first worker.
-
-        With `trainer.val_only`: evaluate once, and do nothing else.
-        """
+        """Train, and write the policy as a Hugging Face folder; with `trainer.val_only` evaluate once."""
         super().fit(agent_loop_manager)
         if self.config.save_model and not self.config.trainer.val_only:
-            with console.busy("Writing the trained model"):
+            with console.screen().busy("Writing the trained model"):
                 self._save_hugging_face(MODEL_FOLDER)
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a

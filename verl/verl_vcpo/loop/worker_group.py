@@ -6,10 +6,10 @@ samplers, which start at the same time, make hundreds. The kernel gives nobody a
 """
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from verl.single_controller.ray.base import RayWorkerGroup
 from verl.trainer.ppo.v1 import trainer_base
@@ -32,17 +32,10 @@ def port_range() -> list[int] | None:
     return [first, first + _TRIES]
 
 
-class KeptPortWorkerGroup(RayWorkerGroup):
-    """verl's worker group, whose first process listens on a port of `port_range`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"master_port_range": port_range(), **kwargs})
-
-
 @contextlib.contextmanager
 def kept_port() -> Iterator[None]:
-    """Have verl's trainer make worker groups of `KeptPortWorkerGroup` in the block."""
-    trainer_base.RayWorkerGroup = KeptPortWorkerGroup
+    """Have worker groups that verl's trainer makes in the block listen on a port of `port_range`."""
+    trainer_base.RayWorkerGroup = functools.partial(RayWorkerGroup, master_port_range=port_range())
     try:
         yield
     finally:

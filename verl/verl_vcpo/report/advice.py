@@ -1,18 +1,20 @@
-"""Advice while a run trains: which side, trainer or samplers, waits for the other side, and signs of a collapse."""
+"""Advice while a run trains: which side, trainer or samplers, waits for the other; truncation; signs of a collapse."""
 
 import math
 from collections import deque
 from typing import Any
 
 from vcpo.diagnostics import CollapseAlarm, Sign
+from verl_vcpo.common.truncated import SHARE
 
 _WINDOW = 10
 _IDLE = 0.3
 _HELD_BACK = 0.2
+_RISE = 0.1
 
 
 class Advisor:
-    """An adviser that sees in the lines of `metrics.jsonl` which side waits. Each advice is given once in a run.
+    """An adviser that reads the lines of `metrics.jsonl`. Each advice is given once in a run.
 
     Args:
         lag: k. With 0 one side waits while the other side works, whatever the devices are.
@@ -23,17 +25,16 @@ class Advisor:
         self._lag, self._shares_cores = lag, shares_cores
         self._lines: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
         self._given: set[str] = set()
+        self._fewest = 1.0
 
     def look_at(self, line: dict[str, Any]) -> str | None:
-        """Take in one step. Returns a line of advice, or None.
-
-        Args:
-            line: has `trainer_idle_share`, `sampler_idle_share`, `step_s`, `lag_max` and `vcpo/async/deadline_wait_s`.
-        """
+        """Take in a line of `metrics.jsonl`. Returns a line of advice, or None."""
         self._lines.append(line)
         if len(self._lines) < _WINDOW:
             return None
-        found, cure = self._advice()
+        found, cure = self._truncation()
+        if not cure or cure in self._given:
+            found, cure = self._advice()
         if not cure or cure in self._given:
             return None
         self._given.add(cure)
@@ -41,6 +42,18 @@ class Advisor:
 
     def _mean(self, name: str) -> float:
         return sum(line[name] for line in self._lines) / len(self._lines)
+
+    def _truncation(self) -> tuple[str, str]:
+        """Return (the finding, the change to make) where the share of truncated responses has risen."""
+        if any(SHARE not in line for line in self._lines):
+            return "", ""
+        share = self._mean(SHARE)
+        self._fewest = min(self._fewest, share)
+        if share < self._fewest + _RISE:
+            return "", ""
+        return f"truncated responses have risen from {self._fewest:.0%} to {share:.0%} of the batch", (
+            "read some (samples.jsonl), raise data.max_response_length, or set async.truncated=mask, drop or penalty"
+        )
 
     def _advice(self) -> tuple[str, str]:
         """Return (the finding, the change to make); both empty where nothing is to be changed."""
@@ -87,11 +100,7 @@ class CollapseWarner:
         self._scales = scales_step_size
 
     def look_at(self, line: dict[str, Any]) -> tuple[list[str], str | None]:
-        """Take in one step. Returns the signs that appeared at this step, and the text of a warning, or None.
-
-        Args:
-            line: has `ess_ratio`, `grad_norm` and `kl`; None means not measured.
-        """
+        """Take in a line of `metrics.jsonl`. Returns the signs that appeared, and the text of a warning, or None."""
         values = (math.nan if line[name] is None else float(line[name]) for name in ("ess_ratio", "grad_norm", "kl"))
         signs = self._alarm.update(*values)
         if not signs:

@@ -48,12 +48,9 @@ class _Totals(dict[str, Any]):
 
 @contextlib.contextmanager
 def in_place_of_tokens(batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any]) -> Iterator[None]:
-    """Have verl's `_compute_metrics` fetch no tokens of `batch` in the block, and drop advantages and returns.
+    """Have verl's `_compute_metrics` fetch no tokens of `batch` in the block; drop advantages and returns of `metrics`.
 
-    Args:
-        batch: the batch that was trained on, still in TransferQueue.
-        stored: the fields stored beside the batch's tokens.
-        metrics: the dictionary that verl's metrics are added to.
+    `stored` are the fields beside the batch's tokens.
     """
     upstream = trainer_base.get_metric_data_with_optional_routed_experts
     trainer_base.get_metric_data_with_optional_routed_experts = lambda **_: _totals(batch, stored)

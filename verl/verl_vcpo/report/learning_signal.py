@@ -16,12 +16,7 @@ LONG = 5
 
 
 def equal_groups(prompts: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
-    """Return `reward/equal_groups` of a batch; nothing where a reward is not known.
-
-    Args:
-        prompts: the prompt of each trajectory.
-        rewards: the reward of each trajectory.
-    """
+    """Return `reward/equal_groups` of a batch of trajectories; nothing where a reward is not known."""
     by_prompt: dict[str, set[float]] = {}
     for prompt, reward in zip(prompts, rewards, strict=True):
         if reward is None:
@@ -38,12 +33,9 @@ class SignalWatch:
         self._in_a_row = 0
 
     def look_at(self, line: dict[str, Any]) -> tuple[int | None, str | None]:
-        """Take in one step. Returns the steps in a row without a signal (None: not measured), and a text, or None.
+        """Take in a line of `metrics.jsonl`. Return the steps in a row without a signal, and a text; None for neither.
 
         The text names the first such step. At the `LONG`th in a row, and at each doubling, it says where to look.
-
-        Args:
-            line: has `step`, `reward` and, where it was measured, `reward/equal_groups`.
         """
         if EQUAL_GROUPS not in line:
             return None, None

@@ -86,21 +86,16 @@ def _json(line: dict[str, Any]) -> str:
 
 
 class RunLog:
-    """The writer of whole lines to `<run_dir>/metrics.jsonl`, and of rows and advice to the console.
+    """The writer of whole lines to `<run_dir>/metrics.jsonl`, and of rows, warnings and advice to the console.
 
     Args:
-        run_dir: the run's folder, which exists.
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
         advisor: the source of advice on the console; None: no advice.
         answered: how held-out prompts are answered (`how_answered`), which the console says beside the accuracy.
     """
 
     def __init__(
-        self,
-        run_dir: str | Path,
-        scales_step_size: bool = True,
-        advisor: Advisor | None = None,
-        answered: str = "",
+        self, run_dir: str | Path, scales_step_size: bool = True, advisor: Advisor | None = None, answered: str = ""
     ) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
@@ -151,37 +146,30 @@ class RunLog:
     def write(self, step: int, metrics: dict[str, Any]) -> str | None:
         """Write the line of one step (0: before training), with all headlines: null for one that was not measured.
 
-        Returns:
-            The text of the collapse warning that begins at this step, or None.
+        Returns the text of the collapse warning that begins at this step, or None.
         """
         line = self._line(step, metrics)
-        warning = note = None
-        if line["reward"] is not None:
+        warning = note = advice = None
+        trained = line["reward"] is not None
+        if trained:
             line["collapse_signs"], warning = self._warner.look_at(line)
             line[IN_A_ROW], note = self._signal.look_at(line)
+            advice = self._advisor.look_at(line) if self._advisor else None
         self._append(line)
         for text in self._table.lines(line):
             console.print_line(text)
-        if note:
-            console.print_line(f"warning: {note}")
-        if warning:
-            console.print_line(f"warning: {warning}")
-        if line["reward"] is None:
-            return None
-        if self._advisor and (advice := self._advisor.look_at(line)):
-            console.print_line(f"advice: {advice}")
-        console.step_done()
+        for kind, said in (("warning", note), ("warning", warning), ("advice", advice)):
+            if said:
+                console.print_line(f"{kind}: {said}")
+        if trained:
+            console.screen().step_done()
         return warning
 
 
 def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: float) -> dict[str, Any]:
     """Write the summary of a run to `summary.json`, and return the summary.
 
-    Args:
-        run_dir: the folder with `metrics.jsonl`.
-        method: the method of the training, as `method=NAME` names it.
-        lag: k, the bound of the lag.
-        wall_clock_s: seconds of the whole run, with the start.
+    `method` is that of `method=NAME`, `lag` the bound, `wall_clock_s` the seconds of the whole run, with the start.
     """
     lines = read_metrics(run_dir)
     steps = [line for line in lines if line.get("reward") is not None]

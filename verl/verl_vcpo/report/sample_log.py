@@ -25,12 +25,7 @@ _FIELDS = ["prompts", "responses", "uid", "session_id", "data_source", "extra_fi
 
 
 class SampleLog:
-    """The writer of whole lines to `<run_dir>/samples.jsonl`.
-
-    Args:
-        run_dir: the run's folder, which exists.
-        every: steps from one record to the next, `samples_every`; 0: none.
-    """
+    """The writer of whole lines to `<run_dir>/samples.jsonl`, every `samples_every` steps; 0: never."""
 
     def __init__(self, run_dir: str | Path, every: int) -> None:
         self._path = Path(run_dir) / SAMPLES_FILE
@@ -65,13 +60,10 @@ def samples_of(batch: KVBatchMeta, step: int, weights: Mapping[Session, Sequence
 
     Args:
         batch: the batch of `step`, still in TransferQueue.
-        step: the number of the step, which started from the policy of version `step - 1`.
         weights: the sequences' importance weights in the update; some may be missing.
-        tokenizer: the policy's tokenizer.
 
     Returns:
-        Dictionaries with `step`, `uid` (of the prompt), `prompt` and `response` (text), `tokens` (of the response),
-        `reward`, `lag`, `weight`, `log_weight` (both None where unknown or not finite) and `data_source`.
+        The lines of `samples.jsonl`. `weight` and `log_weight` are None where unknown or not finite.
     """
     trained = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
     rows = sorted(random.Random(step).sample(trained, min(SAMPLES, len(trained))))

@@ -1,6 +1,6 @@
-"""Metrics of a batch's trajectories besides their tokens: use of tools, and rewards that exceeded a limit."""
+"""Metrics of a batch's trajectories besides their tokens: use of tools, rewards over a limit, truncated responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import transfer_queue as tq
@@ -8,6 +8,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.common.stored_tags import prompt_of
+from verl_vcpo.common.truncated import SHARE, TRUNCATED, Truncated
 from verl_vcpo.report.learning_signal import equal_groups
 
 TOOLS = "tool_use"
@@ -39,19 +40,34 @@ def few_fields(batch: KVBatchMeta) -> FewFields:
     return FewFields(rows, [int(number) for number in turns], list(extra), [prompt_of(key) for key in keys])
 
 
-def trajectory_metrics(stored: FewFields) -> dict[str, float]:
-    """`tool_use/*` where tools were offered, `reward/over_limit` where rewards return it, `reward/equal_groups`."""
+def trajectory_metrics(stored: FewFields, treatment: str = Truncated.TRAIN) -> dict[str, float]:
+    """`tool_use/*` where tools were offered, `reward/over_limit` where rewards return it, `reward/equal_groups`, and
+    those of truncated responses, whose `treatment` decides which rewards are compared."""
     extra = stored.extra_fields
     counts = tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
-    return counts | equal_groups(stored.prompts, [f.get(RAW_REWARD) for f in extra])
+    marks, rewards = [bool(f.get(TRUNCATED)) for f in extra], [f.get(RAW_REWARD) for f in extra]
+    compared = [i for i, truncated in enumerate(marks) if not (truncated and treatment == Truncated.DROP)]
+    equal = equal_groups([stored.prompts[i] for i in compared], [rewards[i] for i in compared])
+    return counts | equal | of_truncated(marks, rewards)
+
+
+def of_truncated(marks: Sequence[bool], rewards: Sequence[float | None]) -> dict[str, float]:
+    """The share of truncated responses, and the mean reward of these and of the finished ones, of those there are.
+
+    Args:
+        marks: True for each response that is truncated.
+        rewards: the reward of each; None where it is not known.
+    """
+    metrics = {SHARE: sum(marks) / len(marks)} if marks else {}
+    for name, wanted in (("vcpo/truncated/reward", True), ("vcpo/finished/reward", False)):
+        known = [r for r, mark in zip(rewards, marks, strict=True) if r is not None and mark is wanted]
+        if known:
+            metrics[name] = sum(known) / len(known)
+    return metrics
 
 
 def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Sums of the counts over trajectories, and the mean number of calls of a trajectory, `tool_use/calls/mean`.
-
-    Args:
-        counts: per trajectory the agent loop's `extra_fields["tool_use"]`; None without tools.
-    """
+    """Sums of the counts over trajectories (None: one without tools), and the mean number of calls of a trajectory."""
     used = [count for count in counts if count]
     if not used:
         return {}
@@ -60,10 +76,6 @@ def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
 
 
 def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """The number of rewards that exceeded a limit; nothing where no reward returns `over_limit`.
-
-    Args:
-        infos: per trajectory the values that the reward returned beside the score.
-    """
+    """The number of rewards that exceeded a limit; nothing where no reward returns `over_limit` beside the score."""
     exceeded = [info[OVER_LIMIT] for info in infos if info and OVER_LIMIT in info]
     return {f"reward/{OVER_LIMIT}": sum(exceeded)} if exceeded else {}

@@ -13,7 +13,7 @@ import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -33,30 +33,20 @@ request_order: ContextVar[tuple[int, ...]] = ContextVar("request_order", default
 """The place of an agent loop's requests in the queue, smallest first: validation, step of submission, ..."""
 
 
-def gpus_of_sampler(rollout: Any) -> int:
-    """Return the devices of a sampler; `rollout` are the settings `actor_rollout_ref.rollout`."""
-    split = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
-    return int(split)
-
-
-def sampler_count(rollout: Any) -> int:
-    """Return the number of samplers of a layout; `rollout`: see `gpus_of_sampler`."""
-    return int(max(1, rollout.n_gpus_per_node * rollout.nnodes // gpus_of_sampler(rollout)))
-
-
 def slots_of_sampler(rollout: Any) -> int:
-    """Return the requests that a sampler works on at a time: `max_num_seqs` for each of its engines."""
+    """Return the requests that a sampler works on at a time: `max_num_seqs` for each of its engines.
+
+    Args:
+        rollout: the settings `actor_rollout_ref.rollout`, as in the functions below.
+    """
     return int(rollout.data_parallel_size * rollout.max_num_seqs)
-
-
-def admitted(slots: int, workers: int) -> int:
-    """Return the requests that an agent-loop worker may have at the samplers, which have `slots` together."""
-    return math.ceil(REQUESTS_PER_SLOT * slots / workers)
 
 
 def admitted_per_worker(rollout: Any) -> int:
     """Return the requests that an agent-loop worker of a layout may have at the samplers."""
-    return admitted(sampler_count(rollout) * slots_of_sampler(rollout), rollout.agent.num_workers)
+    each = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    samplers = max(1, rollout.n_gpus_per_node * rollout.nnodes // each)
+    return math.ceil(REQUESTS_PER_SLOT * samplers * slots_of_sampler(rollout) / rollout.agent.num_workers)
 
 
 def agent_loops_per_worker(rollout: Any) -> int:
@@ -80,81 +70,44 @@ class Places:
         given, self._held = min(count, self._held), max(0, self._held - count)
         self._gate.leave(given)
 
-    def give_back_all(self) -> None:
-        """Give back all places that are still held."""
-        self.give_back(self._held)
 
-
-class Line:
-    """A waiting line with a number of free places: the smallest order enters first. A line knows no clock."""
+class AdmissionGate:
+    """A number of free places, and tasks that wait for one: the smallest order enters first."""
 
     def __init__(self, places: int) -> None:
         self._free = places
-        self._closed = 0
-        self._waiting: list[tuple[tuple[int, ...], int, int, Callable[[], bool]]] = []
+        self._waiting: list[tuple[tuple[int, ...], int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
-    def enter(self, order: tuple[int, ...], places: int, let_in: Callable[[], bool]) -> None:
-        """Wait for a place, and take `places` at once, which `leave` gives back.
+    @contextlib.asynccontextmanager
+    async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
+        """Wait for a place, and take `places` at once, for the block or until they are given back.
 
         One free place is enough to take several: up to `places` - 1 more than there are may be taken.
-
-        Args:
-            let_in: called at the caller's turn, perhaps at once; False: the waiting task is gone, and takes no place.
         """
-        heapq.heappush(self._waiting, (order, next(self._arrivals), places, let_in))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (order, next(self._arrivals), places, turn))
         self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the place was given at the same moment
+                self.leave(places)
+            raise
+        held = Places(self, places)
+        try:
+            yield held
+        finally:
+            held.give_back(places)
 
     def leave(self, places: int) -> None:
         """Give places back."""
         self._free += places
         self._admit()
 
-    def close(self) -> None:
-        """Let nobody in until `open` was called as often as `close`; then give out the free places."""
-        self._closed += 1
-
-    def open(self) -> None:
-        """Take one call of `close` back; after the last one, give the free places to those that wait."""
-        self._closed -= 1
-        self._admit()
-
     def _admit(self) -> None:
-        while self._free > 0 and self._waiting and not self._closed:
-            _, _, places, let_in = heapq.heappop(self._waiting)
-            self._free -= places  # before the call, within which a task may enter and leave
-            if not let_in():
-                self._free += places
-
-
-class AdmissionGate(Line):
-    """A line in which asyncio's tasks wait."""
-
-    @contextlib.asynccontextmanager
-    async def admitted(self, order: tuple[int, ...], places: int = 1) -> AsyncIterator[Places]:
-        """Wait until a place is free, and take `places` at once, for the block or until they are given back."""
-        await self._enter(order, places)
-        held = Places(self, places)
-        try:
-            yield held
-        finally:
-            held.give_back_all()
-
-    async def _enter(self, order: tuple[int, ...], places: int) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def let_in() -> bool:
-            if place.done():  # the waiting task was cancelled
-                return False
-            place.set_result(None)
-            return True
-
-        self.enter(order, places, let_in)
-        if place.done():
-            return
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # the place was given at the same moment
-                self.leave(places)
-            raise
+        while self._free > 0 and self._waiting:
+            _, _, places, turn = heapq.heappop(self._waiting)
+            if not turn.done():  # its task was cancelled
+                self._free -= places
+                turn.set_result(None)

@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,9 +19,9 @@ from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.common.data_rows import row_number
 from verl_vcpo.common.stored_tags import Failure, clear_trajectories, sessions_of, tags_of
+from verl_vcpo.common.truncated import TRUNCATED, Truncated, soft_length_penalty
 from verl_vcpo.report.trajectory_metrics import RAW_REWARD
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
-from verl_vcpo.samplers.agent_loop_class import make_without_copies
 from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
 from verl_vcpo.user_code.errors import UserCodeError, of_response, took_too_long, with_prompt
 from verl_vcpo.user_code.reward_function import checked, score_of
@@ -39,7 +38,6 @@ _places: ContextVar[Places] = ContextVar("_places")
 
 _LOOK_S = 1.0  # the least time between two looks at how long a trajectory has taken
 _ASK_S = 10.0  # the least time between two questions whether a worker is blocked
-_REPLY_S = 0.05  # the time in which Ray sends the answer of an actor's method
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with prompts that were submitted at once
 
 
@@ -57,32 +55,14 @@ def one_line(error: BaseException) -> str:
     return f"{type(cause).__name__}: {lines[-1].strip()}"
 
 
-@dataclass
-class HeldPrompt:
-    """A prompt that a worker samples, and the prompt's arguments of verl's `_run_prompt`.
-
-    begun: the prompt has passed the worker's gate, so that trajectories of the prompt may be stored.
-    """
-
-    task: asyncio.Task[Any]
-    prompt: dict[str, Any]
-    sampling_params: dict[str, Any]
-    trajectory: dict[str, Any]
-    options: dict[str, Any]
-    sessions: int
-    begun: bool = False
-
-
 class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's worker, which can also stop a prompt and sample the prompt again."""
+    """verl's worker, which can also stop a prompt."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        make_without_copies()
         tools = self.config.actor_rollout_ref.rollout.multi_turn.function_tool_path
         self.tools: list[Any] = limited(self.tools, tools, self.config["async"].tool_timeout_s)
-        self._held: dict[str, HeldPrompt] = {}
-        self._stopped: dict[str, HeldPrompt] = {}
+        self._held: dict[str, asyncio.Task[Any]] = {}
         self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
 
     async def _run_prompt(
@@ -93,18 +73,15 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         rollout = self.config.actor_rollout_ref.rollout
         samples = rollout.val_kwargs.n if trajectory["validate"] else rollout.n
         sessions = int(prompt.get("__rollout_n__", samples))
-        # A copy: verl takes fields out of the prompt.
-        held = HeldPrompt(task, dict(prompt), sampling_params, trajectory, kwargs, sessions)
-        self._held[uid] = held
+        self._held[uid] = task
         order = not trajectory["validate"], int(trajectory["step"]), row_number(trajectory["sample_index"])
         request_order.set(order)
         try:
             async with self._loops.admitted(order, sessions) as places:
-                held.begun = True
                 _places.set(places)
                 await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, **kwargs)
         finally:
-            if self._held.get(uid) is held:
+            if self._held.get(uid) is task:
                 del self._held[uid]
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
@@ -130,15 +107,39 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         finally:
             _places.get().give_back()
 
+    async def _agent_loop_postprocess(
+        self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
+    ) -> None:
+        """Store what an agent loop returned, marked if one of its responses is truncated; a validation has no marks."""
+        outputs = output if isinstance(output, list) else [output]
+        truncated = any(one.extra_fields.get(TRUNCATED) or self._fills_limit(one) for one in outputs)
+        for one in outputs:
+            one.extra_fields[TRUNCATED] = None if validate else truncated
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+        treatment = Truncated(self.config["async"].truncated)
+        if truncated and not validate and treatment.leaves_out:
+            keys = [f"{kwargs['uid']}_{kwargs['session_id']}_{index}" for index in range(len(outputs))]
+            await tq.async_kv_batch_put(
+                keys=keys, partition_id="train", tags=[{TRUNCATED: str(treatment)} for _ in keys]
+            )
+
+    def _fills_limit(self, output: AgentLoopOutput) -> bool:
+        """Return True for a response as long as the limit whose last token is no end token."""
+        tokens, of_model = output.response_ids, getattr(self.model_config.generation_config, "eos_token_id", None)
+        ends = of_model if isinstance(of_model, list) else [of_model]
+        return len(tokens) >= self.rollout_config.response_length and (
+            tokens[-1] not in [self.tokenizer.eos_token_id, *ends]
+        )
+
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
         await super()._compute_score(outputs, kwargs)
         self._check_score(outputs[-1], kwargs)
+        self._penalize_length(outputs[-1])
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
             output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
-        """Raise UserCodeError if a score is not finite. Custom reward functions are checked elsewhere: this one is
-        of a reward manager of the run's own, an agent loop, or one of verl's rewards."""
+        """Raise UserCodeError if a score is not finite; custom reward functions are checked in their processes."""
         if output.reward_score is None:
             return
         try:
@@ -147,46 +148,23 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None
 
+    def _penalize_length(self, output: AgentLoopOutput) -> None:
+        settings, in_training = self.config["async"], output.extra_fields.get(TRUNCATED) is not None
+        if settings.truncated == Truncated.PENALTY and in_training and output.reward_score is not None:
+            penalty = settings.overlong_buffer_len, settings.overlong_penalty_factor
+            output.reward_score += soft_length_penalty(
+                len(output.response_ids), self.rollout_config.response_length, *penalty
+            )
+
     async def answer(self) -> None:
         """Return nothing: an answer at all says that no tool and no agent loop blocks the worker."""
 
-    async def stop(self, uids: list[str]) -> list[str]:
-        """Stop the prompts that this worker samples among `uids`, and keep the prompts for `begin_again`.
-
-        Nothing more is written for a stopped prompt.
-
-        Returns:
-            the uids of the stopped prompts.
-        """
-        stopped = {uid: self._held[uid] for uid in uids if uid in self._held}
-        # The places of a stopped prompt would go to another prompt at once. The agent loops of the latter would be
-        # prepared before the event loop has seen the last cancellation, and sent the reply.
-        self._loops.close()
-        try:
-            for held in stopped.values():
-                held.task.cancel()
-            await asyncio.gather(*[held.task for held in stopped.values()], return_exceptions=True)
-        finally:
-            asyncio.get_running_loop().call_later(_REPLY_S, self._loops.open)
-        self._stopped |= stopped
-        return list(stopped)
-
-    async def begin_again(self, uids: list[str], partition_id: str, step: int) -> None:
-        """Sample prompts that `stop` has stopped from the start, as if submitted at `step`.
-
-        The trajectories of the stopped attempt are removed first: those of the new attempt get the same keys.
-        """
-        prompts = {uid: self._stopped.pop(uid) for uid in uids}
-        if begun := {uid: held.sessions for uid, held in prompts.items() if held.begun}:
-            # A thread of its own: hanging calls of agent loops may have all threads of the event loop.
-            with _one_thread() as thread:
-                await asyncio.get_running_loop().run_in_executor(thread, clear_trajectories, begun, partition_id)
-        for held in prompts.values():
-            prompt, trajectory = {**held.prompt, "global_steps": step}, {**held.trajectory, "step": step}
-            again = self._run_prompt(prompt, held.sampling_params, trajectory=trajectory, **held.options)
-            task = asyncio.create_task(again)
-            self.background_tasks.add(task)  # as verl does: asyncio keeps no reference to a task
-            task.add_done_callback(self.background_tasks.discard)
+    async def stop(self, uids: list[str]) -> None:
+        """Stop the prompts that this worker samples among `uids`. Nothing more is written for a stopped prompt."""
+        tasks = [self._held[uid] for uid in uids if uid in self._held]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -222,15 +200,6 @@ async def _time_outside(limit_s: float, requests: Seconds) -> AsyncIterator[None
         timer.cancel()
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    thread = ThreadPoolExecutor(max_workers=1)
-    try:
-        yield thread
-    finally:
-        thread.shutdown(wait=False)
-
-
 class LagKAgentLoopManager(AgentLoopManagerTQ):
     """verl's manager of agent-loop workers, which can also stop prompts and sample them again."""
 
@@ -246,9 +215,6 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         """Submit prompts as verl does, but do not wait until the workers, which may be busy, have taken the prompts.
 
         A validation's prompts are kept until the next validation: TransferQueue does not have them.
-
-        Raises:
-            RayError: `raise_errors` found an error of earlier prompts.
         """
         if "validate" in prompts and str(prompts["uid"][0]) not in self._row_in_validation:
             self._in_validation = prompts
@@ -259,11 +225,7 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         self._handing_over += [worker.generate_sequences.remote(chunk) for worker, chunk in workers]
 
     def raise_errors(self) -> None:
-        """Raise the error of a worker that has not taken its prompts. Do not wait for workers.
-
-        Raises:
-            RayError: a worker died, or its method raised; the prompts would never be sampled.
-        """
+        """Raise the error of a worker that died or raised, so that its prompts would never be sampled; do not wait."""
         if self._handing_over:
             over, self._handing_over = ray.wait(self._handing_over, num_returns=len(self._handing_over), timeout=0)
             ray.get(over)
@@ -288,41 +250,12 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
             )
 
     def resubmit(self, uids: list[str], partition_id: str, step: int) -> None:
-        """Sample prompts again from the start, as if submitted at `step`.
-
-        A prompt that a worker still samples is neither fetched nor sent: the worker keeps the prompt, and begins again
-        after this method has returned.
+        """Stop prompts that workers still sample, and sample them from the start, as if submitted at `step`.
 
         Raises:
             GetTimeoutError: see `stop`.
         """
-        stopped = self.stop(uids)
-        being_sampled = {uid for part in stopped for uid in part}
-        ended = [uid for uid in uids if uid not in being_sampled]
-        prompts = self._take_back(ended, partition_id) if ended else None
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
-        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
-        self._begin_again(stopped, partition_id, step)
-        if prompts is not None:
-            tu.assign_non_tensor_data(prompts, "global_steps", step)
-            self.generate_sequences(prompts)
-
-    def stop(self, uids: list[str]) -> list[list[str]]:
-        """Stop prompts on whichever workers sample them, and wait until they have stopped.
-
-        Returns:
-            the uids of the prompts that each worker has stopped.
-
-        Raises:
-            GetTimeoutError: workers have not stopped all prompts after `_STOP_LIMIT_S`.
-        """
-        over, self._handing_over = self._handing_over, []
-        ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after it was stopped would be sampled twice
-        stopped = [worker.stop.remote(uids) for worker in self.agent_loop_workers]
-        return ray.get(stopped, timeout=_STOP_LIMIT_S)
-
-    def _take_back(self, uids: list[str], partition_id: str) -> TensorDict:
-        """Fetch prompts that no worker samples any more, and remove the trajectories of the attempt that has ended."""
+        self.stop(uids)
         rollout = self.config.actor_rollout_ref.rollout
         if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
             rows = [self._row_in_validation[uid] for uid in uids]
@@ -330,10 +263,17 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
         else:
             prompts, samples = tq.kv_batch_get(keys=uids, partition_id=partition_id), rollout.n
         clear_trajectories(sessions_of(prompts, samples), partition_id)
-        return prompts
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
+        tu.assign_non_tensor_data(prompts, "global_steps", step)
+        self.generate_sequences(prompts)
 
-    def _begin_again(self, stopped: list[list[str]], partition_id: str, step: int) -> None:
-        """Have each worker begin its stopped prompts again. `raise_errors` raises an error of this call later."""
-        for worker, uids in zip(self.agent_loop_workers, stopped, strict=True):
-            if uids:
-                self._handing_over.append(worker.begin_again.remote(uids, partition_id, step))
+    def stop(self, uids: list[str]) -> None:
+        """Stop prompts on whichever workers sample them, and wait until they have stopped.
+
+        Raises:
+            GetTimeoutError: workers have not stopped all prompts after `_STOP_LIMIT_S`.
+        """
+        over, self._handing_over = self._handing_over, []
+        ray.get(over, timeout=_STOP_LIMIT_S)  # a prompt that arrives after it was stopped would be sampled twice
+        ray.get([worker.stop.remote(uids) for worker in self.agent_loop_workers], timeout=_STOP_LIMIT_S)

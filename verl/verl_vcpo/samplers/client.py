@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 from verl.utils.tokenizer import normalize_token_ids
@@ -26,12 +26,12 @@ at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=No
 """The seconds that an agent loop's requests take, with the wait for their turn."""
 
 _ABORTED = ("abort", "aborted")
+_LIMITS = ("max_tokens", "max_new_tokens")
 _RETRY_S = 0.5
 _PROBE_S = 60.0
 MAX_SERVER_FAILURES = 4
 """The number of servers that fail while they work on a request, after which the request must be the cause."""
 _logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Seconds:
@@ -70,27 +70,6 @@ class RequestEndsServers(RuntimeError):
     """The error of a request that must be the cause why server after server failed while it worked on the request."""
 
 
-class Collected(Generic[T]):
-    """A collection that gives everything added within a pass of the event loop to one call.
-
-    A call of a Ray actor takes milliseconds of both processes. When a thousand prompts are stopped, their requests end
-    within a few passes.
-    """
-
-    def __init__(self, call: Callable[[list[T]], object]) -> None:
-        self._call = call
-        self._added: list[T] = []
-
-    def add(self, one: T) -> None:
-        if not self._added:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._added.append(one)
-
-    def _flush(self) -> None:
-        added, self._added = self._added, []
-        self._call(added)
-
-
 class ResumingLLMClient(LLMServerClient):
     """A client that hides weight updates, and servers that fail, from the agent loop.
 
@@ -104,17 +83,14 @@ class ResumingLLMClient(LLMServerClient):
         self._suspects = AdmissionGate(1)
         self._server_of: dict[str, tuple[str, Any]] = {}
         self._engine_request: dict[str, str] = {}  # the id under which vLLM knows a request
-        self._dropped: Collected[tuple[str, Any, str]] = Collected(self._drop_at_servers)
-        self._left: Collected[str] = Collected(self._release_at_balancer)
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         """Return a whole response: tokens, each with the log-prob under the policy that sampled the token.
 
-        Returns:
-            verl's output. In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest
-            policy version that sampled one of the tokens.
+        In `extra_fields`, `min_global_steps` and `max_global_steps` are the oldest and the newest policy version that
+        sampled one of the tokens.
 
         Raises:
             RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on the request.
@@ -130,11 +106,13 @@ class ResumingLLMClient(LLMServerClient):
     async def _whole_response(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> TokenOutput:
-        budget = self._budget(sampling_params)
+        given = [sampling_params[name] for name in _LIMITS if sampling_params.get(name)]
+        budget = given[0] if given else self.config.actor_rollout_ref.rollout.response_length
+        others = {name: value for name, value in sampling_params.items() if name not in _LIMITS}
         whole: TokenOutput | None = None
         while True:
             done = [] if whole is None else whole.token_ids
-            limited = {**self._without_limit(sampling_params), "max_tokens": budget - len(done)}
+            limited = {**others, "max_tokens": budget - len(done)}
             part = await self._part(request_id, prompt_ids + done, limited, kwargs)
             whole = part if whole is None else _joined(whole, part)
             if len(whole.token_ids) >= budget or part.stop_reason not in _ABORTED:
@@ -180,28 +158,18 @@ class ResumingLLMClient(LLMServerClient):
                 if request_id in self._server_of and not await self._answers(self._server_of[request_id][1]):
                     raise TimeoutError
         finally:
-            if not call.done():
+            if not call.done():  # nobody waits any more: end the request at the server too, which frees a place
                 call.cancel()
-                self._drop(request_id)
+                held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
+                if held and engine_request:
+                    held[1].drop_request.remote(engine_request)
 
     async def _answers(self, server: Any) -> bool:
-        """Return True if the server's engine answers a probe."""
         try:
             await asyncio.wait_for(server.probe.remote(), min(self.config["async"].sampler_timeout_s, _PROBE_S))
         except (RayActorError, RayTaskError, TimeoutError):
             return False
         return True
-
-    def _drop(self, request_id: str) -> None:
-        """Have the server end a request that nobody waits for any more, which frees a place in the engine."""
-        held, engine_request = self._server_of.get(request_id), self._engine_request.get(request_id)
-        if held and engine_request:
-            self._dropped.add((*held, engine_request))
-
-    @staticmethod
-    def _drop_at_servers(dropped: list[tuple[str, Any, str]]) -> None:
-        for server_id, server in {server_id: server for server_id, server, _ in dropped}.items():
-            server.drop_requests.remote([request for its_id, _, request in dropped if its_id == server_id])
 
     def _vllm_request_id(self, request_id: str) -> str:
         self._engine_request[request_id] = super()._vllm_request_id(request_id)
@@ -224,20 +192,7 @@ class ResumingLLMClient(LLMServerClient):
         held = self._server_of.pop(request_id, None)
         self._engine_request.pop(request_id, None)
         if held is not None:
-            self._left.add(held[0])
-
-    def _release_at_balancer(self, server_ids: list[str]) -> None:
-        self._load_balancer.release_servers.remote(server_ids)
-
-    def _budget(self, sampling_params: dict[str, Any]) -> int:
-        for name in ("max_tokens", "max_new_tokens"):
-            if sampling_params.get(name):
-                return sampling_params[name]
-        return self.config.actor_rollout_ref.rollout.response_length
-
-    @staticmethod
-    def _without_limit(sampling_params: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in sampling_params.items() if name not in ("max_tokens", "max_new_tokens")}
+            super()._release_server(held[0], request_id)
 
 
 def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:

@@ -14,15 +14,11 @@ _DEATH_S = 10.0
 
 
 class EngineProcesses(NamedTuple):
-    """The processes of one node that serve one engine.
-
-    node_id: Ray's id of the node.
-    processes: id and time of creation (seconds since 1970) of each process; the system may use an id again.
-    shared_memory: the files that the processes have mapped.
-    """
+    """The processes of one node that serve one engine, and the files of shared memory that these have mapped."""
 
     node_id: str
     processes: list[tuple[int, float]]
+    """The id of each process and the time of its creation: the system may use an id again."""
     shared_memory: list[str]
 
 

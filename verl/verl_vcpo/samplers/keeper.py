@@ -83,11 +83,7 @@ class SamplerKeeper:
             ray.get(self._servers.global_load_balancer.remove_servers.remote(addresses))
 
     def _answers(self, replica: Any, probes: list[Any], timeout_s: float) -> bool:
-        """Return True if a sampler answers its probes in time, and note the processes of its engine for later removal.
-
-        Raises:
-            ray.exceptions.RayError: the cause is another one than the sampler's death.
-        """
+        """Return True if a sampler answers its probes in time, and note its engine's processes for later removal."""
         try:
             answers = ray.get(probes, timeout=timeout_s)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -145,8 +141,8 @@ class SamplerKeeper:
 
 def _probes(replica: Any) -> list[Any]:
     """Call the sampler's servers, which ask their engine, and then the sampler's workers; all answer if they live."""
-    workers = [worker.__ray_ready__.remote() for worker in replica.workers]
-    return [*(server.probe.remote() for server in replica.servers), *workers]
+    calls = [server.probe for server in replica.servers] + [worker.__ray_ready__ for worker in replica.workers]
+    return [call.remote() for call in calls]
 
 
 def _remove(replica: Any, engines: list[EngineProcesses]) -> None:

@@ -13,19 +13,8 @@ from typing import Any
 import ray
 
 
-class _ServerActor:
-    """An actor that holds a server, and passes calls on to the server."""
-
-    _module: str
-    _name: str
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        server = getattr(importlib.import_module(self._module), self._name)
-        self.server = server(*args, **kwargs)
-
-
 def _passed_on(name: str) -> Callable[..., Any]:
-    async def call(self: _ServerActor, *args: Any, **kwargs: Any) -> Any:
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         answer = getattr(self.server, name)(*args, **kwargs)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -34,6 +23,11 @@ def _passed_on(name: str) -> Callable[..., Any]:
 
 def server_actor(server: type) -> Any:
     """Make the Ray actor class of `server`, with the name and the public methods of `server`."""
+    module, name = server.__module__, server.__name__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.server = getattr(importlib.import_module(module), name)(*args, **kwargs)
+
     methods = [name for name, _ in inspect.getmembers(server, inspect.isfunction) if not name.startswith("_")]
-    fields = {"_module": server.__module__, "_name": server.__name__, "__module__": __name__}
-    return ray.remote(type(server.__name__, (_ServerActor,), fields | {name: _passed_on(name) for name in methods}))
+    fields = {"__module__": __name__, "__init__": __init__, **{name: _passed_on(name) for name in methods}}
+    return ray.remote(type(name, (), fields))

@@ -9,7 +9,6 @@ In both cases no prefix that old weights have computed is reused for another req
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,15 +18,12 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from verl_vcpo.common.run_folder import socket_folder
 from verl_vcpo.samplers.admission import most_calls
 from verl_vcpo.samplers.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.samplers.kv_cache import KVCache
-from verl_vcpo.samplers.meter import SamplerMeter
 from verl_vcpo.samplers.server_actor import server_actor
 from verl_vcpo.weights.receiver import LagKCheckpointEngineWorker
 
-_ABORTED = "aborted"  # a weight update has ended the request
 _LIFE_SIGN_S = 1.0
 _MOST_DROPPED = 10_000  # ids of ended requests that are kept, for requests that arrive after their end
 
@@ -38,13 +34,10 @@ def keeps_kv_cache(rollout_config: Any) -> bool:
 
 
 def answered_or_dead(engine: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call`, a control call to vLLM's engine, with an end when the engine's process dies.
+    """Return `call`, a control call to vLLM's engine, which raises EngineDeadError when the engine's process dies.
 
     vLLM fails the requests of an engine that dies, but not the control calls: the weight update in which the engine
     died would wait for ever.
-
-    Raises:
-        EngineDeadError: the engine's process is dead.
     """
 
     async def bounded(*args: Any) -> Any:
@@ -67,8 +60,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._on_their_way: set[str] = set()
         self._without_token: set[str] = set()
-        self._meter = SamplerMeter()
-        os.environ["VLLM_RPC_BASE_PATH"] = str(socket_folder())  # for the sockets between vLLM's processes
         super().__init__(*args, **kwargs)
         self._admitted_with: dict[str, int | None] = {}
         self._dropped: LRUCache[str, None] = LRUCache(maxsize=_MOST_DROPPED)
@@ -78,8 +69,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
-        if self.engine.logger_manager is not None:  # None with rollout.disable_log_stats=true
-            self.engine.logger_manager.stat_loggers.append(self._meter)
         self._extend(self.engine)
         core = self.engine.engine_core
         core.call_utility_async = answered_or_dead(self.engine, core.call_utility_async)
@@ -107,7 +96,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         """Count a request as no longer on its way once the engine has the request."""
 
         async def counted(request_id: str, *args: Any, **kwargs: Any) -> Any:
-            self._meter.arrived()
             try:
                 return await add_request(request_id, *args, **kwargs)
             finally:
@@ -136,7 +124,6 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         pause_generation = engine.pause_generation
 
         async def pause(**as_verl: Any) -> None:
-            self._meter.stop()
             if not keeps_kv_cache(self.config):
                 await pause_generation(**as_verl)
                 return
@@ -151,10 +138,10 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             await self.engine.is_sleeping()  # a cheap call that the engine's process has to answer
         return engine_processes(ray.get_runtime_context().get_node_id())
 
-    async def drop_requests(self, request_ids: list[str]) -> None:
-        """End requests that nobody waits for, whether they are in the engine or still on their way there."""
-        self._dropped.update(dict.fromkeys(request_ids))
-        await self.engine.abort(request_ids)
+    async def drop_request(self, request_id: str) -> None:
+        """End a request that nobody waits for, whether it is in the engine or still on its way there."""
+        self._dropped[request_id] = None
+        await self.engine.abort([request_id])
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
         if request_id in self._dropped:
@@ -169,7 +156,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        """Call verl's `generate`, and put the policy version of the response's start into `min_global_steps`."""
+        """Put the policy version of the response's start into `min_global_steps` of verl's output."""
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
@@ -177,13 +164,7 @@ class LagKvLLMHttpServer(vLLMHttpServer):
             self._without_token.discard(request_id)
             version = self._admitted_with.pop(request_id, self.global_steps)
         output.extra_fields["min_global_steps"] = version
-        if output.stop_reason == _ABORTED and output.token_ids:
-            self._meter.interrupted(len(prompt_ids) + len(output.token_ids))
         return output
-
-    async def take_meter(self) -> dict[str, Any]:
-        """Return the engine's sums since the last call (`SamplerMeter.take`)."""
-        return self._meter.take()
 
 
 class LagKvLLMReplica(vLLMReplica):

@@ -1,13 +1,12 @@
 """Processes for calls that may hang or crash: a call has a limit, at which its process is killed and replaced.
 
-No library does this (pebble was tried): a process is a fresh interpreter that no other user can reach, started when a
-call waits; all that a function starts is killed with it; coroutines run side by side; a result that cannot be read
-fails its call alone; and no process is left however its parent ends.
+No library does this (pebble was tried): a process is a fresh interpreter, started when a call waits; all that a
+function starts is killed with it; a result that cannot be read fails its call alone; and no process is left however its
+parent ends.
 """
 
 import asyncio
 import contextlib
-import itertools
 import os
 import pickle
 import signal
@@ -27,12 +26,11 @@ _START_LIMIT_S = 300.0  # a function may load a model
 # and calls that wait for a judge get as many processes as verl has threads.
 _FREE_PROCESS_WAIT_S = 0.2
 _MOST_PROCESSES = min(32, (os.cpu_count() or 1) + 4)
-_MOST_COROUTINES = 1024  # in one process
-_GRACE_S = 5.0  # beyond the limit at which a process ends its coroutines: then one of them blocks the process
+_END_S = 5.0  # a process that has closed its socket ends in this time, or is killed
 
 
 class Pool:
-    """Processes that have loaded a function: each runs one call at a time, or very many of a coroutine.
+    """Processes that have loaded a function, and run one call at a time each.
 
     Args:
         most: processes at a time.
@@ -41,7 +39,7 @@ class Pool:
 
     def __init__(self, function: Function, most: int = _MOST_PROCESSES, quiet: bool = False) -> None:
         self._function, self._most, self._quiet = function, most, quiet
-        self._slots: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
         self._growing = asyncio.Lock()
         self._processes: list[_Process] = []
 
@@ -66,14 +64,13 @@ class Pool:
         try:
             return await process.ask(arguments, has_ended_one)
         finally:
-            if process.alive:
-                self._slots.put_nowait(process)
+            self._idle.put_nowait(process)  # a dead one is passed over
 
     async def _free(self) -> "_Process":
         while True:
             try:
                 async with asyncio.timeout(_FREE_PROCESS_WAIT_S if self._processes else 0):
-                    process = await self._slots.get()
+                    process = await self._idle.get()
             except TimeoutError:
                 await self._grow()
                 continue
@@ -83,29 +80,22 @@ class Pool:
     async def _grow(self) -> None:
         async with self._growing:
             self._processes = [process for process in self._processes if process.alive]
-            if self._slots.empty() and len(self._processes) < self._most:
+            if self._idle.empty() and len(self._processes) < self._most:
                 process = await _Process.started(self._function, self._quiet)
                 self._processes.append(process)
-                for _ in range(process.room):
-                    self._slots.put_nowait(process)
+                self._idle.put_nowait(process)
 
 
 class BlockingPool:
     """A pool for callers in threads, which share its processes."""
 
     def __init__(self, function: Function, most: int) -> None:
-        self._loop, self._pool = loop_in_thread("killable"), Pool(function, most)
+        self._loop, self._pool = asyncio.new_event_loop(), Pool(function, most)
+        threading.Thread(target=self._loop.run_forever, name="killable", daemon=True).start()
 
     def call(self, arguments: dict[str, Any]) -> Any:
         """The function's result. Raises UserCodeError: there is none."""
         return asyncio.run_coroutine_threadsafe(self._pool.call(arguments), self._loop).result()
-
-
-def loop_in_thread(name: str) -> asyncio.AbstractEventLoop:
-    """An event loop in a thread that ends with the process."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
-    return loop
 
 
 class _ProcessorLimitError(UserCodeError):
@@ -113,28 +103,19 @@ class _ProcessorLimitError(UserCodeError):
 
 
 class _Process:
-    """One process and the calls that it runs."""
-
-    _listener: asyncio.Task[None]  # asyncio's loop holds tasks by weak references only
+    """One process, which a failed call leaves dead unless the function itself raised."""
 
     def __init__(
-        self,
-        function: Function,
-        process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, function: Function, process: subprocess.Popen[bytes], streams: tuple[asyncio.StreamReader, Any]
     ) -> None:
-        self._function, self._process, self._reader, self._writer = function, process, reader, writer
-        self._numbers = itertools.count()
-        self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self.alive, self.room, self._limit_s = False, 1, function.timeout_s
+        self._function, self._process, (self._reader, self._writer) = function, process, streams
 
     @classmethod
     async def started(cls, function: Function, quiet: bool) -> "_Process":
         """A process that has loaded the function. Raises LoadError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
+            streams = await asyncio.open_connection(sock=ours)
             process = subprocess.Popen(
                 [sys.executable, "-m", killable_process.__name__],
                 stdin=theirs.fileno(),
@@ -142,76 +123,54 @@ class _Process:
                 stderr=subprocess.DEVNULL if quiet else None,
                 start_new_session=True,  # a process group, to be killed with all processes that the function starts
             )
-        self = cls(function, process, reader, writer)
+        self = cls(function, process, streams)
         try:
-            await self._load()
-        finally:
-            if not self.alive:
-                self.kill()
-        return self
-
-    async def _load(self) -> None:
-        try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                self._writer.write(pickle.dumps(self._function))
-                is_async = await self._message()
+            error = await self._answer(function, _START_LIMIT_S)
         except TimeoutError:
             raise LoadError(f"does not load: it takes longer than {_START_LIMIT_S:g} s") from None
         except (OSError, asyncio.IncompleteReadError):
             raise LoadError(f"does not load: its process {await self._end()}") from None
-        if isinstance(is_async, LoadError):
-            raise is_async
-        if is_async:
-            self.room, self._limit_s = _MOST_COROUTINES, self._limit_s + _GRACE_S
-        self.alive, self._listener = True, asyncio.create_task(self._listen())
+        if error:
+            self.kill()
+            raise error
+        return self
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     async def ask(self, arguments: dict[str, Any], has_ended_one: bool) -> Any:
-        """The result. Raises UserCodeError: the process is dead then, unless the function itself raised."""
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
+        """The result. Raises UserCodeError."""
         try:
-            async with asyncio.timeout(self._limit_s):
-                self._writer.write(pickle.dumps((number, arguments, has_ended_one)))
-                result = await answer
+            result, error = await self._answer((arguments, has_ended_one), self._function.timeout_s)
         except TimeoutError:
-            self.kill()
-            raise took_too_long(self._function.limit, self._function.timeout_s, self._company()) from None
-        except asyncio.CancelledError:
-            if self.room == 1:
-                self.kill()  # the call would go on, with no caller left
-            raise
-        finally:
-            del self._answers[number]
+            raise took_too_long(self._function.limit, self._function.timeout_s) from None
+        except (OSError, asyncio.IncompleteReadError):
+            how = await self._end()
+            kind = _ProcessorLimitError if self._process.returncode == -signal.SIGPROF else UserCodeError
+            raise kind(f"gave no result: its process {how}") from None
+        if error:
+            raise error
         try:
             return pickle.loads(result)
-        except Exception as error:  # e.g. an object of a class in the function's module, which is not loaded here
-            raise UserCodeError(f"returned what cannot be sent to another process: {error}") from None
+        except Exception as unknown:  # e.g. an object of a class in the function's module, which is not loaded here
+            raise UserCodeError(f"returned what cannot be sent to another process: {unknown}") from None
 
-    async def _listen(self) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                number, result, error = await self._message()
-                if (answer := self._answers.get(number)) and not answer.done():
-                    answer.set_exception(error) if error else answer.set_result(result)
-        was_alive, self.alive = self.alive, False
-        how = await self._end() if was_alive else "was killed, because another call in it did not return"
-        kind = _ProcessorLimitError if self._process.returncode == -signal.SIGPROF else UserCodeError
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(kind(f"gave no result: its process {how}{self._company()}"))
-
-    async def _message(self) -> Any:
-        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        return pickle.loads(await self._reader.readexactly(length))
-
-    def _company(self) -> str:
-        others = len(self._answers) - 1
-        return f" (it, or one of {others} other calls in the same process)" if others > 0 else ""
+    async def _answer(self, message: object, limit_s: float) -> Any:
+        """Send a message, and return the answer. A process that has not answered in time, or to a caller, is killed."""
+        try:
+            async with asyncio.timeout(limit_s):
+                self._writer.write(pickle.dumps(message))
+                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                return pickle.loads(await self._reader.readexactly(length))
+        except (TimeoutError, asyncio.CancelledError):
+            self.kill()
+            raise
 
     async def _end(self) -> str:
         """In a few words, how a process ended that has closed the socket."""
         with contextlib.suppress(subprocess.TimeoutExpired):  # the process still runs, with the socket closed
-            await asyncio.to_thread(self._process.wait, _GRACE_S)
+            await asyncio.to_thread(self._process.wait, _END_S)
         code = self._process.returncode
         self.kill()
         if code is None:
@@ -220,8 +179,7 @@ class _Process:
 
     def kill(self) -> None:
         """End the process, and all that its function has started."""
-        self.alive = False
-        if self._process.poll() is None:
+        if self.alive:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._writer.close()

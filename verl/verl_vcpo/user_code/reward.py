@@ -49,25 +49,19 @@ async def compute_score(
 ) -> Any:
     """Score one response (verl's custom reward function) with the function `reward_name` of `reward_path`.
 
-    more_fixed: further arguments of verl's, the same at every call: the address and the tokenizer of a reward model.
-    Raises UserCodeError naming the reward, the row of the data and the response.
+    verl's `more_fixed` are the same at every call: the address and the tokenizer of a reward model. Raises
+    UserCodeError naming the reward, the row of the data and the response.
     """
     key = (reward_path, reward_name)
     if key not in _pools:  # a reward worker has one pool for each function
         fixed = {**OmegaConf.to_container(OmegaConf.create(dict(reward_fixed))), **more_fixed}
         _pools[key] = Pool(RewardFunction(reward_path, reward_name, fixed, reward_timeout_s))
     try:
-        return await _pools[key].call(
-            {
-                "data_source": data_source,
-                "solution_str": solution_str,
-                "ground_truth": ground_truth,
-                "extra_info": extra_info,
-            }
-        )
+        row = {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info}
+        return await _pools[key].call({"solution_str": solution_str, **row})
     except UserCodeError as error:
-        row, reward_itself = (extra_info or {}).get("index"), f"{reward_path}:{reward_name}"
-        raise of_response(error, reward_itself, row, data_source, solution_str) from None
+        index, reward_itself = (extra_info or {}).get("index"), f"{reward_path}:{reward_name}"
+        raise of_response(error, reward_itself, index, data_source, solution_str) from None
 
 
 _pools: dict[tuple[str, str], Pool] = {}

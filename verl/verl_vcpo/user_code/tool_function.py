@@ -12,7 +12,6 @@ from verl_vcpo.user_code.function import Function, load_module
 
 _VERLS = "verl.tools.function_tool"
 _SENT = (str, dict, tuple)
-_functions: dict[str, Callable[..., Any]] = {}
 
 
 class ToolFunction(Function):
@@ -27,33 +26,30 @@ class ToolFunction(Function):
     def load(self) -> Callable[..., Any]:
         """The function that the file makes a tool of this name. Raises LoadError."""
         sys.path[:] = self.sys_path
-        sys.modules[_VERLS] = _Decorator(_VERLS)
-        load_module(self.path)
-        verls = sys.modules[_VERLS]
-        if not isinstance(verls, _Decorator):
-            _functions.update((name, tool.fn) for name, tool in verls.FUNCTION_TOOL_REGISTRY.items())
-        if self.name not in _functions:
+        tools: dict[str, Callable[..., Any]] = {}
+        # A stand-in for verl's module: importing verl takes ten seconds, and half a GiB of each process.
+        stand_in = sys.modules[_VERLS] = ModuleType(_VERLS)
+        stand_in.function_tool = _decorator(tools)  # type: ignore[attr-defined]
+        try:
+            load_module(self.path)
+        except LoadError:  # the file may ask for more of verl than the decorator
+            del sys.modules[_VERLS]
+            load_module(self.path)
+            verls: Any = importlib.import_module(_VERLS)
+            tools = {name: tool.fn for name, tool in verls.FUNCTION_TOOL_REGISTRY.items()}
+        if self.name not in tools:
             raise LoadError(f"does not load: the file makes no tool {self.name} in another process", "mend it")
-        return _functions[self.name]
+        return tools[self.name]
 
 
-class _Decorator(ModuleType):
-    """Stands in for verl's module until a file asks for more than the decorator: importing verl takes ten seconds, and
-    half a GiB of each process."""
+def _decorator(tools: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return verl's decorator `function_tool`, which here notes functions in `tools`: name -> function."""
 
-    @staticmethod
     def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-        """Note a function as a tool, with its own name or a given one, as verl's decorator does."""
-
         def note(function: Callable[..., Any]) -> Callable[..., Any]:
-            _functions[name if isinstance(name, str) else function.__name__] = function
+            tools[name if isinstance(name, str) else function.__name__] = function
             return function
 
         return note(name) if inspect.isfunction(name) else note
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if sys.modules.get(_VERLS) is self:
-            del sys.modules[_VERLS]
-        return getattr(importlib.import_module(_VERLS), name)
+    return function_tool

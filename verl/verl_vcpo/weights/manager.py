@@ -24,12 +24,7 @@ class WeightUpdateTimeout(TimeoutError):
 
 
 class BoundedCheckpointEngineManager(CheckpointEngineManager):
-    """verl's manager with a limit: every wait ends when the update's time is over.
-
-    Args:
-        config, actor_wg, replicas: verl's arguments.
-        timeout_s: the longest that one update may take.
-    """
+    """verl's manager with a limit: every wait ends when the time of an update, `timeout_s`, is over."""
 
     def __init__(self, config: Any, actor_wg: Any, replicas: list[Any], timeout_s: float) -> None:
         super().__init__(config, actor_wg, replicas)

@@ -13,8 +13,7 @@ from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl_vcpo.common.run_folder import in_run_folder
 
 _IMPORTS_VLLM = "verl.third_party.vllm"
-SLEEP_LEVEL = 2
-"""The number that verl imports from `verl.third_party.vllm`, for every vLLM from 0.18.0 on."""
+SLEEP_LEVEL = 2  # the number that verl imports, for every vLLM from 0.18.0 on
 
 
 class LagKCheckpointEngineWorker(CheckpointEngineWorker):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo import Estimate, OpobScope, OpobWeights
+from vcpo import Estimate, OpobScope
 from vcpo.baseline import group_sum
-from vcpo.estimator import log_packed_weights
+from vcpo.estimator import log_opob_weights, log_packed_weights
 from verl_vcpo.actor.mini_batch import MiniBatch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -88,7 +88,7 @@ def predicted_rounding(
     common, scale = common[rows], scale[rows]
     weighted = squared * (2 * log_used).exp()  # [B] ||h_i||^2
     left = (step.coefficient[rows] * squared.sqrt()).norm().item()
-    log_a = batch.log_weight[rows] if config.opob_weights is OpobWeights.PAPER else log_used
+    log_a = log_opob_weights(config, batch.log_weight[rows], log_used, batch.tokens[rows])
     log_influence = 2 * (log_a - log_used) + (weighted + _LOST).log()
     group = torch.unique(batch.group[rows], return_inverse=True)[1]
     if config.opob_scope is OpobScope.MINIBATCH:

@@ -236,7 +236,8 @@ class PackedUpdate:
 
     @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
-        """[B] rewards, the commonest in the baseline's scope, and 1 / (s B); 0 where a sequence is not usable."""
+        """[B] rewards, the commonest in the baseline's scope, and 1 / (s B); 0 where a sequence is not usable, and the
+        last also where a sequence is masked."""
         sequences, usable = self.sequences, self.sequences.usable
         reward, common, scale = (torch.zeros_like(sequences.reward) for _ in range(3))
         if usable.any():
@@ -245,7 +246,7 @@ class PackedUpdate:
             scale[usable] = log_reward_scale(self.config, reward[usable], group).exp() / usable.sum()
             whole = self.config.opob_scope is OpobScope.MINIBATCH
             common[usable] = _commonest(reward[usable], torch.zeros_like(group) if whole else group)
-        return reward, common, scale
+        return reward, common, scale.masked_fill(sequences.masked, 0.0)
 
     def _unweighted(self, batch: MiniBatch) -> MiniBatch:
         """Replace norms of a_i g_i, which `keep=gradients` measures, by norms of g_i."""
@@ -284,7 +285,15 @@ class PackedUpdate:
         return rounding.cancellation <= sums.limit
 
     def _estimate(self, batch: MiniBatch) -> Estimate:
-        return estimate(self.config, batch.log_weight, batch.reward, batch.group, squared_norm=batch.squared_norm)
+        return estimate(
+            self.config,
+            batch.log_weight,
+            batch.reward,
+            batch.group,
+            squared_norm=batch.squared_norm,
+            length=batch.tokens,
+            masked=batch.masked,
+        )
 
     def _whole_batch(self) -> MiniBatch:
         log_prob = None

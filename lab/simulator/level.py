@@ -1,0 +1,68 @@
+"""Interventions on the level of a baseline: does OPOB gain by its level, or by what differs between groups and steps?
+
+The level of a step is OPOB's baseline less the mean reward of the group, a mean over the sequences with a signal
+(`lab.simulator.update.level`). docs/measurements/stability/predictions.md says what each intervention should do.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from lab.simulator.batch import Batch
+from lab.simulator.update import VCPOMethod, level
+from vcpo import Estimate, VCPOConfig
+from vcpo.baseline import group_mean
+from vcpo.estimator import log_reward_scale
+
+MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL, HALF_MEAN = "mean_with_level", "opob_without_level", "half_mean"
+RECORDED_FROM = "vcpo"
+"""The method whose levels `mean_with_level` is given: of its run with the same lag, seed and rate."""
+BASES = {MEAN_WITH_LEVEL: "vcpo_ess", OPOB_WITHOUT_LEVEL: "vcpo", HALF_MEAN: "vcpo_ess"}
+"""By intervention, the method whose update is changed in nothing but the level of the baseline."""
+
+Moved = Callable[[Estimate, Batch], Tensor | float]
+"""A function of a step and its batch: the number that is added to the baseline of each sequence."""
+
+
+class Intervened(VCPOMethod):
+    """VCPO's update with every baseline moved.
+
+    Args:
+        vcpo: the settings of the method in `BASES`.
+        actor: verl's ActorConfig.
+        moved: by how much.
+    """
+
+    def __init__(self, vcpo: VCPOConfig, actor: Any, moved: Moved) -> None:
+        super().__init__(vcpo, actor)
+        self._moved = moved
+
+    def _estimate(self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor) -> Estimate:
+        step = super()._estimate(batch, log_weight, norm, masked)
+        if not step.usable.any():
+            return step
+        by = self._moved(step, batch)
+        scale = log_reward_scale(self._vcpo, batch.reward, _groups(batch)).exp() / step.usable.sum()
+        coefficient = (step.coefficient - step.weight * scale * by).where(step.usable, 0.0)
+        return replace(step, coefficient=coefficient, baseline=(step.baseline + by).where(step.usable, 0.0))
+
+
+def moved(name: str, recorded: Mapping[int, float]) -> Moved:
+    """Return how an intervention moves baselines.
+
+    Args:
+        name: one of `BASES`.
+        recorded: by step, the level in the run of `RECORDED_FROM`; needed by `mean_with_level`.
+    """
+    steps = iter(sorted(recorded))
+    if name == MEAN_WITH_LEVEL:
+        return lambda step, batch: recorded[next(steps)]
+    if name == OPOB_WITHOUT_LEVEL:
+        return lambda step, batch: -level(step, batch)
+    return lambda step, batch: -0.5 * group_mean(batch.reward, _groups(batch))
+
+
+def _groups(batch: Batch) -> Tensor:
+    return batch.group.unique(return_inverse=True)[1]
