@@ -31,7 +31,7 @@ environment .venv
 rm -f "$STAMP"
 phase "packages of $LOCK" .venv/bin/python -m pip install --disable-pip-version-check --no-deps -r "$LOCK"
 phase "packages of $MEGATRON_LOCK" .venv/bin/python -m pip install --disable-pip-version-check --no-deps \
-  --require-hashes --python-version 3.12 --only-binary :all: --upgrade \
+  --require-hashes --ignore-requires-python --python-version 3.12 --only-binary :all: --upgrade \
   --target "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" -r "$MEGATRON_LOCK"
 phase "this project, editable" .venv/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . -e verl -e sandbox
 phase "packages of $TE_LOCK, in $TE_FOLDER" .venv/bin/python -m pip install --disable-pip-version-check --no-deps \
