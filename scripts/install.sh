@@ -4,7 +4,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-PYTHONS="3.11 3.12"
 LOCK=requirements/cpu.lock
 MEGATRON_LOCK=requirements/megatron.txt
 TE_LOCK=requirements/te-python.txt

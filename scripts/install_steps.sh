@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Functions of install.sh and install_gpu.sh, which source this file. LOG: where the output of a phase goes; PYTHONS: the
+# Functions of the scripts that install, which source this file. LOG: where the output of a phase goes; PYTHONS: the
 # versions of Python that the environment may have.
+PYTHONS=${PYTHONS:-3.11 3.12}
 
-# shellcheck disable=SC2086,SC2153 # a list of versions, which the scripts set
+# shellcheck disable=SC2086 # a list of versions
 fits() { "$1" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' $PYTHONS >/dev/null 2>&1; }
 
 find_python() {
