@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vcpo import OpobScope, OpobWeights, estimate
+from vcpo import OpobScope, estimate
 from vcpo.estimator import log_packed_weights
 from verl_vcpo.actor.mini_batch import MiniBatch
 from verl_vcpo.actor.norms.rounding import TwoSums, predicted_rounding
@@ -35,15 +35,7 @@ def test_each_addition_rounds() -> None:
     assert limits == [5e-5, 1e-2, 1e-2, 1e-2]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(),
-        dict(opob_weights="paper"),
-        dict(opob_scope="minibatch"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [dict(), dict(opob_scope="minibatch")], ids=str)
 @pytest.mark.parametrize("log_weight", [0.0, -40.0])
 def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weight: float) -> None:
     """Groups of eight sequences; one sequence of each group has most of the weight, and one is not usable."""
@@ -54,7 +46,8 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
     logs[5] = math.nan
     group = torch.arange(B) // 8
     zeros = torch.zeros(B, dtype=torch.float64)
-    batch = MiniBatch(logs, values[1], group, zeros, zeros, zeros.bool(), zeros.bool(), 1 + values[2], slice(0, B))
+    none = [zeros.bool()] * 4  # padding, dropped, truncated, masked
+    batch = MiniBatch(logs, values[1], group, zeros, zeros, *none, 1 + values[2], slice(0, B))
     step = estimate(config, logs, values[1], group, squared_norm=batch.squared_norm)
     common, scale = zeros + 0.25, 0.1 + values[3]
     sums = TwoSums(SINGLE, SINGLE, baselines=3)
@@ -74,8 +67,6 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
         share = {}
         for j in mine:
             share[j] = norm[j] ** 2 + LOST
-            if config.opob_weights is OpobWeights.PAPER:
-                share[j] *= math.exp(2 * float(logs[j] - used[j]))
             if minibatch:
                 share[j] *= float(scale[j]) ** 2
         unknown = {j: LOST / (norm[j] ** 2 + LOST) * abs(float(values[1][j] - step.baseline[j])) for j in mine}
@@ -93,7 +84,7 @@ def test_what_has_no_prediction() -> None:
     def of(reward: list[float], norm: float | None, log_weight: float = 0.0, scale: float = 1.0) -> tuple[float, float]:
         squared = None if norm is None else two + norm
         rewards = torch.tensor(reward, dtype=torch.float64)
-        batch = MiniBatch(two + log_weight, rewards, two.long(), two, two, two.bool(), two.bool(), squared, slice(0, 2))
+        batch = MiniBatch(two + log_weight, rewards, two.long(), two, two, *[two.bool()] * 4, squared, slice(0, 2))
         step = estimate(config, two + log_weight, rewards, two.long(), squared_norm=two + (norm or 0.0))
         found = predicted_rounding(config, batch, step, two + 0.5, two + scale, TwoSums(SINGLE, SINGLE))
         return found.cancellation, found.underflow
