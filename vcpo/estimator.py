@@ -17,7 +17,7 @@ from vcpo.baseline import (
     optimal_off_policy,
     without_optimal,
 )
-from vcpo.config import AUTO, Baseline, EssWeights, OpobScope, OpobWeights, VCPOConfig
+from vcpo.config import AUTO, Baseline, EssPart, EssWeights, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
 
@@ -62,6 +62,7 @@ def estimate(
     squared_norm: Tensor | None = None,
     length: Tensor | None = None,
     base_ess_ratio: float | None = None,
+    lag_ess_ratio: float | None = None,
 ) -> Estimate:
     """Compute the VCPO update of one global mini-batch.
 
@@ -74,6 +75,8 @@ def estimate(
         length: [B] numbers of response tokens; needed by `baseline=length`.
         base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
             this batch is the freshest there is and earns the full learning rate.
+        lag_ess_ratio: with `ess_part=lag`, `vcpo.mismatch.Parts.lag`. The whole ratio bounds it from below: no part of
+            the weights can have a smaller one but by an error of measurement.
 
     Raises:
         ValueError: the baseline's `squared_norm` or `length` is missing, or a reward is not finite.
@@ -91,7 +94,8 @@ def estimate(
         parts = _coefficients(config, log_w, reward[usable].double(), group[usable], *rows)
         coefficient[usable], baseline[usable], weight[usable] = parts
     base = (base_ess_ratio or rho or 1.0) if config.base_ess_ratio == AUTO else float(config.base_ess_ratio)
-    multiplier = step_size_multiplier(rho, config.step_size_rule, base, config.min_step_size_multiplier)
+    followed = rho if config.ess_part is EssPart.WHOLE else max(rho, lag_ess_ratio or 0.0)
+    multiplier = step_size_multiplier(followed, config.step_size_rule, base, config.min_step_size_multiplier)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
 
 
