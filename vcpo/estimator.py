@@ -75,8 +75,8 @@ def estimate(
         length: [B] numbers of response tokens; needed by `baseline=length`.
         base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
             this batch is the freshest there is and earns the full learning rate.
-        lag_ess_ratio: with `ess_part=lag`, `vcpo.mismatch.Parts.lag`. The whole ratio bounds it from below: no part of
-            the weights can have a smaller one but by an error of measurement.
+        lag_ess_ratio: with `ess_part=lag`, `vcpo.mismatch.WeightParts.lag`. The whole ratio bounds it from below: only
+            by an error of measurement can a part of the weights have a smaller one.
 
     Raises:
         ValueError: the baseline's `squared_norm` or `length` is missing, or a reward is not finite.

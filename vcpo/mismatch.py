@@ -90,7 +90,7 @@ class OfSequences(NamedTuple):
         return cls(count, total.item(), squares.sum().item(), of_weight.sum().item(), spread.item())
 
 
-class Parts(NamedTuple):
+class WeightParts(NamedTuple):
     """The parts of a mini-batch's weights."""
 
     lag: float | None
@@ -120,7 +120,7 @@ class Mismatch:
 
     def update(
         self, log_weight: Tensor, tokens: Tensor, squares: Tensor, spans: Sequence[Sequence[Span]] | None
-    ) -> Parts | None:
+    ) -> WeightParts | None:
         """Take in a mini-batch. Returns its parts; None while v is unknown, or 0, or without a usable sequence.
 
         Args:
@@ -151,7 +151,7 @@ class Mismatch:
             self._fresh.append(OfSequences.of(log_weight[whole], tokens[whole], squares[whole]))
             _shorten(self._fresh, [each.sequences for each in self._fresh], self.SEQUENCES)
 
-    def _parts(self, tokens: Tensor) -> Parts | None:
+    def _parts(self, tokens: Tensor) -> WeightParts | None:
         v, error = self.mean_square()
         if not v > 0:
             return None
@@ -161,7 +161,7 @@ class Mismatch:
         if arithmetic < _NEGLIGIBLE:
             u = newest.squares / newest.tokens - v + _shared(self._newest) - of_fresh
             lag = expected_ess_ratio(u, tokens)
-        return Parts(lag, arithmetic, math.sqrt(v), error / (2 * math.sqrt(v)))
+        return WeightParts(lag, arithmetic, math.sqrt(v), error / (2 * math.sqrt(v)))
 
     def mean_square(self) -> tuple[float, float]:
         """Return (v, its standard error); NaN where v is unknown."""

@@ -146,7 +146,10 @@ class Simulator:
         def mean(values: list[float]) -> float:
             return sum(values) / len(values)
 
+        parts = [(update.parts, update.ess_ratio) for update, _ in updates if update.parts]
+        of_lag = {"actor/vcpo/ess/lag": mean([max(ratio, part.lag or 0.0) for part, ratio in parts])} if parts else {}
         return {
+            **of_lag,
             "reward": batch.reward.mean().item(),
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),

@@ -18,11 +18,12 @@ from lab.simulator.batch import Batch
 from lab.simulator.norms import block_gradients, squared_norms, weighted_gradient
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
-from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
+from vcpo import Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
 from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
+from vcpo.mismatch import WeightParts, squared_log_ratios
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Update:
     squared_norm: Tensor | None = None
     """[B] ||g_i||^2, where they were needed."""
     estimate: Estimate | None = None
+    parts: WeightParts | None = None
+    """What lag and arithmetic make of the weights, with VCPO."""
 
 
 _WORTH_A_PASS = 0.7
@@ -106,7 +109,7 @@ class VCPOMethod:
     def __init__(self, vcpo: VCPOConfig, actor: Any) -> None:
         self._vcpo = vcpo
         self._mode, self._factor = actor.loss_agg_mode, actor.loss_scale_factor
-        self._freshest = FreshestEssRatio()
+        self._freshest, self._mismatch = FreshestEssRatio(), Mismatch()
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """Nothing is needed of the batch as a whole."""
@@ -115,14 +118,17 @@ class VCPOMethod:
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
         measure = self._with_norms if self._vcpo.needs_gradient_norms else self._without_norms
         log_prob, norm, weighted = measure(policy, batch)
+        log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
+        parts = self._parts(batch, log_prob, log_weight, lag)
         step = estimate(
             self._vcpo,
-            sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask),
+            log_weight,
             batch.reward,
             batch.group,
             squared_norm=norm,
             length=batch.mask.sum(dim=-1),
             base_ess_ratio=self._freshest.value,
+            lag_ess_ratio=parts.lag if parts else None,
         )
         self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
@@ -135,7 +141,17 @@ class VCPOMethod:
             kl=kl(log_prob, batch),
             squared_norm=norm,
             estimate=step,
+            parts=parts,
         )
+
+    def _parts(self, batch: Batch, log_prob: Tensor, log_weight: Tensor, lag: int) -> WeightParts | None:
+        """The parts of a batch that one version has drawn, `lag` updates ago."""
+        tokens, squares = (
+            batch.mask.sum(dim=-1),
+            squared_log_ratios(log_prob, batch.rollout_log_prob, batch.mask).sum(-1),
+        )
+        spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
+        return self._mismatch.update(log_weight, tokens, squares, spans)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
         log_prob = log_probs_of(policy, batch, self._have_signal(batch))

@@ -1,6 +1,7 @@
 """One process of `layout_run`; importing the module imports the whole training stack."""
 
 import contextlib
+import json
 import random
 import statistics
 import time
@@ -46,6 +47,7 @@ def make_batch(
 ) -> TensorDict:
     """Make data-parallel rank `rank`'s part of a batch that depends on `seed`, `dominance` and `holes` only.
 
+    Version 8 trains; versions 8 and 7 have sampled each response, and in one of four nobody knows which of its tokens.
     With `holes` two of three responses have one or two tokens of a tool's output, with mask 0 and log-prob 0.
     """
     rng = random.Random(seed)
@@ -65,6 +67,7 @@ def make_batch(
         rows.append(
             {
                 "uid": f"{i % GROUPS:032x}",
+                "extra_fields": {"token_versions": [[8, 1], [7 if i % 4 else None, int(mask.sum()) - 1]]},
                 "prompts": prompt,
                 "responses": response,
                 "input_ids": torch.cat([prompt, response]),
@@ -84,9 +87,9 @@ def make_batch(
     tensors: dict[str, Any] = {
         name: torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
         for name in rows[0]
-        if name != "uid"
+        if name not in ("uid", "extra_fields")
     }
-    tensors["uid"] = [row["uid"] for row in rows]
+    tensors |= {name: [row[name] for row in rows] for name in ("uid", "extra_fields")}
     micro_batches = (
         {"use_dynamic_bsz": True, "max_token_len_per_gpu": 40}
         if layout.dynamic_batch
@@ -99,6 +102,7 @@ def make_batch(
             "use_remove_padding": layout.packed,
             "global_batch_size": GROUPS * GROUP_SIZE,
             "lag": 0,
+            "policy_version": 8,
             **micro_batches,
         },
     )
@@ -132,6 +136,9 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
         norms.append(mini_batch.squared_norm[canonical])
         ratios.append(estimate.ess_ratio)
         baselines.append(estimate.baseline[canonical])
+    measured: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(measured, json.dumps(engine.mismatch.state_dict()))
+    assert len(set(measured)) == 1, "ranks would take different steps"
     with contextlib.nullcontext() if ON_GPU else megatron_on_cpu(), torch.no_grad():
         parameters = {name: p.detach().clone() for name, p in engine.bridge.export_weights(engine.module)}
     return Result(

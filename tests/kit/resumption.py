@@ -32,6 +32,11 @@ def train_actor(engine: Any, seed: int) -> dict[str, Any]:
     return _train(engine, make_batch(ONE_PROCESS, seed), loss_function(VCPOSettings(base_ess_ratio="auto")))
 
 
+def train_actor_by_lag(engine: Any, seed: int) -> dict[str, Any]:
+    """Make a VCPO update on the batch of `seed` whose step follows the lag part; return its metrics."""
+    return _train(engine, make_batch(ONE_PROCESS, seed), loss_function(VCPOSettings(ess_part="lag")))
+
+
 def train_critic(engine: Any, seed: int) -> dict[str, Any]:
     """Update verl's critic on the batch of `seed`; return the metrics."""
     config = McoreCriticConfig(ppo_micro_batch_size_per_gpu=2, cliprange_value=100.0)

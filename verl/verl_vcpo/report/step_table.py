@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.common import console
+from verl_vcpo.report.advice import ess_ratio_of_lag
 
 _ROWS_PER_HEADING = 20
 HELD_OUT = "held out"
@@ -37,8 +38,9 @@ _COLUMNS = (
     _Column(
         "ess",
         5,
-        _number("ess_ratio", ".3f"),
-        "effective sample size / batch size: 1 where all sequences count alike; "
+        lambda line: _number("ess", ".3f")({"ess": ess_ratio_of_lag(line)}),
+        "effective sample size / batch size, of the part that the lag has made where it is known: 1 where all "
+        "sequences count alike; "
         f"{_ALARM.ess_steps} steps below {_ALARM.ess_ratio:g}: a warning",
     ),
     _Column("lr x", 4, _number("lr_multiplier", ".2f"), "factor on the learning rate"),
