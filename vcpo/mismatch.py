@@ -146,7 +146,8 @@ class Mismatch:
             self._by_lag.append(of_lags)
             sizes = [(each.get(0, OfLag()).tokens if len(each) < 3 else _tokens(each)) for each in self._by_lag]
             _shorten(self._by_lag, sizes, self.TOKENS)
-        whole = torch.tensor([len(of) == 1 and of[0][0] == 0 for of in spans], dtype=torch.bool)
+        fresh = (sum(n for lag, n, _ in of_sequence if lag == 0) for of_sequence in spans)
+        whole = torch.tensor(list(fresh), dtype=torch.float64) == tokens
         if whole.any():
             self._fresh.append(OfSequences.of(log_weight[whole], tokens[whole], squares[whole]))
             _shorten(self._fresh, [each.sequences for each in self._fresh], self.SEQUENCES)

@@ -98,6 +98,12 @@ def test_until_a_version_is_known_nothing_is() -> None:
     assert mismatch.update(log_weight * torch.nan, tokens, squares, spans) is None
 
 
+def test_a_response_with_tokens_of_unknown_versions_is_no_fresh_one() -> None:
+    mismatch, (log_weight, tokens, squares, _) = Mismatch(), rows(0)
+    assert mismatch.update(log_weight, tokens, squares, [[(0, LENGTH - 1, RMS**2 * (LENGTH - 1))]] * BATCH) is not None
+    assert not mismatch.state_dict()["fresh"] and mismatch.state_dict()["by_lag"]
+
+
 def test_the_newest_tokens_tell_the_square() -> None:
     mismatch = Mismatch()
     for seed in range(20):
