@@ -124,7 +124,6 @@ def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Ro
     for number in range(batches + 1):
         drawn = draw(case, mean, ratio, batch, generator, fresh=number == 0 and case is not Case.SPANS)
         parts = mismatch.update(drawn.log_weight, drawn.tokens, drawn.squares, drawn.spans)
-        assert parts is not None
         if number <= SETTLED:
             continue
         whole, lag = (
@@ -133,15 +132,15 @@ def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Ro
                 drawn.log_weight,
                 rewards,
                 group,
-                lag_ess_ratio=parts.lag,
+                lag_ess_ratio=parts.lag if parts else None,
             ).step_size_multiplier
             for part in ("whole", "lag")
         )
-        found.append((math.sqrt(ess_ratio(drawn.of_lag)), whole, lag, parts.rms))
+        found.append((math.sqrt(ess_ratio(drawn.of_lag)), whole, lag, parts.rms if parts else math.nan))
     right, whole, lag, rms = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
     error = (lag - right).square().mean().sqrt()
     numbers = (each.mean().item() for each in (right, whole, lag))
-    return Row(str(case), mean, ratio, *numbers, error.item(), rms.mean().item())
+    return Row(str(case), mean, ratio, *numbers, error.item(), rms.nanmean().item())
 
 
 def print_tables(rows: list[Row]) -> None:

@@ -25,6 +25,9 @@ and says no more about the spread of the weights."""
 _DRAWS = 12
 _PRECISE = 0.02
 """The relative standard error from which on v is taken from fresh tokens alone, without those of other lags."""
+_SURE, _SURE_FRESH = 2.0, 3.0
+"""The standard errors above which sequences say more than their tokens. Fresh sequences need more: a lag-k run may have
+one batch of them, and its error stays for the whole run."""
 _NEGLIGIBLE = 0.99
 """The ESS ratio of arithmetic alone from which on there is nothing to take apart."""
 
@@ -156,11 +159,11 @@ class Mismatch:
         v, error = self.mean_square()
         if not v > 0:
             return None
-        newest, of_fresh = self._newest[-1], _shared(self._fresh)
+        newest, of_fresh = self._newest[-1], _shared(self._fresh, _SURE_FRESH)
         arithmetic = expected_ess_ratio(v + of_fresh, tokens)
         lag = None
         if arithmetic < _NEGLIGIBLE:
-            u = newest.squares / newest.tokens - v + _shared(self._newest) - of_fresh
+            u = newest.squares / newest.tokens - v + _shared(self._newest, _SURE) - of_fresh
             lag = expected_ess_ratio(u, tokens)
         return WeightParts(lag, arithmetic, math.sqrt(v), error / (2 * math.sqrt(v)))
 
@@ -225,11 +228,11 @@ def _pooled(window: Iterable[dict[int, OfLag]]) -> dict[int, OfLag]:
     return pooled
 
 
-def _shared(window: Iterable[OfSequences]) -> float:
-    """Return the variance per token that tokens of a sequence share, as far as it is more than its standard error."""
+def _shared(window: Iterable[OfSequences], errors: float) -> float:
+    """Return the variance per token that tokens of a sequence share; 0 up to so many standard `errors` of it."""
     _, tokens, squares, of_weights, spread = map(sum, zip(*window, strict=True)) if window else (0,) * 5
     more = (of_weights - squares) / tokens if tokens else 0.0
-    return more * max(0.0, 1 - spread / (more * tokens) ** 2) if more else 0.0
+    return more * max(0.0, 1 - errors**2 * spread / (more * tokens) ** 2) if more else 0.0
 
 
 def _intercept(of_lags: dict[int, OfLag]) -> tuple[float, float]:

@@ -73,7 +73,7 @@ def test_what_tokens_of_a_response_share_counts() -> None:
         log_weight, tokens, squares, spans = rows(8, seed=seed)
         shared = spread * torch.randn(BATCH, generator=torch.Generator().manual_seed(seed)) - spread**2 / 2
         parts = mismatch.update(log_weight + shared, tokens, squares, spans)
-    assert parts is not None and parts.lag == pytest.approx(0.5, abs=0.12)
+    assert parts is not None and parts.lag == pytest.approx(0.5, abs=0.15)
 
 
 @pytest.mark.parametrize("power", [1, 1.5, 2])
