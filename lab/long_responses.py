@@ -2,7 +2,8 @@
 
 Log-probs are made of two parts that are known: arithmetic, a difference of a given RMS at every token, and a lag part
 of a given ESS ratio. The estimator of `vcpo.mismatch` gets their sum, token by token, and its factor of the learning
-rate is compared with the right one: the square root of the ESS ratio that the lag part alone has in the same batch.
+rate is compared with the right one: the square root of the ESS ratio that the lag part alone has at the same lengths,
+as a mean over draws.
 """
 
 import json
@@ -22,6 +23,7 @@ RMS = 0.031  # of Qwen3-4B: a bfloat16 sampler beside a bfloat16 trainer
 LENGTHS = (32, 512, 2048, 6332, 16384)
 RATIOS = (1.0, 0.8, 0.5, 0.3)
 LAG = 8
+DRAWS = 200  # of the lag part alone
 SETTLED = 4  # batches that are not compared: the windows begin empty
 
 
@@ -116,6 +118,13 @@ def _lag_part(
     return (torch.randn(len(row), generator=generator) * variance.sqrt() - variance / 2).float()
 
 
+def right_factor(case: Case, mean: int, ratio: float, tokens: Tensor, generator: Generator) -> float:
+    """The factor of a batch whose weights are the lag part alone; `tokens` [B]."""
+    of_sequence = -math.log(ratio) * (torch.ones(len(tokens)) if case is Case.SHARED else tokens / mean)
+    drawn = torch.randn(DRAWS, len(tokens), generator=generator) * of_sequence.sqrt() - of_sequence / 2
+    return math.sqrt(sum(map(ess_ratio, drawn)) / DRAWS)
+
+
 def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Row:
     """Follow a run of stale batches after a fresh one, which `SPANS` does not have."""
     generator = torch.Generator().manual_seed(mean)
@@ -136,7 +145,8 @@ def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Ro
             ).step_size_multiplier
             for part in ("whole", "lag")
         )
-        found.append((math.sqrt(ess_ratio(drawn.of_lag)), whole, lag, parts.rms if parts else math.nan))
+        right = right_factor(case, mean, ratio, drawn.tokens, generator)
+        found.append((right, whole, lag, parts.rms if parts else math.nan))
     right, whole, lag, rms = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
     error = (lag - right).square().mean().sqrt()
     numbers = (each.mean().item() for each in (right, whole, lag))
