@@ -114,7 +114,7 @@ class Mismatch:
     falls to at lag 0. Until a newer batch tells v, the old value stays.
     """
 
-    TOKENS, SEQUENCES, BATCHES = 2**20, 4096, 256
+    TOKENS, SEQUENCES, BATCHES = 2**20, 2**14, 256
 
     def __init__(self) -> None:
         self._by_lag: deque[dict[int, OfLag]] = deque(maxlen=self.BATCHES)
