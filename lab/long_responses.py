@@ -135,7 +135,7 @@ def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Ro
         parts = mismatch.update(drawn.log_weight, drawn.tokens, drawn.squares, drawn.spans)
         if number <= SETTLED:
             continue
-        whole, lag = (
+        of_whole, of_lag = (
             estimate(
                 VCPOConfig(baseline="mean", ess_part=part),  # type: ignore[arg-type]  # it takes strings as well
                 drawn.log_weight,
@@ -145,12 +145,12 @@ def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Ro
             ).step_size_multiplier
             for part in ("whole", "lag")
         )
-        right = right_factor(case, mean, ratio, drawn.tokens, generator)
-        found.append((right, whole, lag, parts.rms if parts else math.nan))
+        alone = right_factor(case, mean, ratio, drawn.tokens, generator)
+        found.append((alone, of_whole, of_lag, parts.rms if parts else math.nan))
     right, whole, lag, rms = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
     error = (lag - right).square().mean().sqrt()
-    numbers = (each.mean().item() for each in (right, whole, lag))
-    return Row(str(case), mean, ratio, *numbers, error.item(), rms.nanmean().item())
+    means = right.mean().item(), whole.mean().item(), lag.mean().item()
+    return Row(str(case), mean, ratio, *means, error.item(), rms.nanmean().item())
 
 
 def print_tables(rows: list[Row]) -> None:
