@@ -7,6 +7,7 @@ Read in this order: `importance` (how far off policy is each sequence), `ess` (h
 from vcpo.config import (
     AUTO,
     Baseline,
+    EssPart,
     EssWeights,
     OpobScope,
     OpobWeights,
@@ -15,13 +16,16 @@ from vcpo.config import (
 )
 from vcpo.ess import FreshestEssRatio
 from vcpo.estimator import Estimate, estimate
+from vcpo.mismatch import Mismatch
 
 __all__ = [
     "AUTO",
     "Baseline",
+    "EssPart",
     "EssWeights",
     "Estimate",
     "FreshestEssRatio",
+    "Mismatch",
     "OpobScope",
     "OpobWeights",
     "StepSizeRule",

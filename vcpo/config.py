@@ -26,6 +26,15 @@ class EssWeights(StrEnum):
     """The truncated weights: the concentration of the weights that are really used."""
 
 
+class EssPart(StrEnum):
+    """The part of the weights whose effective sample size the learning rate follows."""
+
+    WHOLE = "whole"
+    """The weights as they are: what the lag has made of them, and what arithmetic has."""
+    LAG = "lag"
+    """The part that the lag has made (`vcpo.mismatch`): long responses do not shorten the step."""
+
+
 class Baseline(StrEnum):
     """The number that is subtracted from a sequence's reward."""
 
@@ -103,6 +112,11 @@ class VCPOConfig:
     ess_weights: EssWeights = EssWeights.UNTRUNCATED
     """The weights that rho is measured on. With `step_size_rule=none` rho is reported, and changes nothing."""
 
+    ess_part: EssPart = EssPart.WHOLE
+    """The part of the weights whose ESS ratio the learning rate follows: set `lag` for responses of 500 tokens or more,
+    where sampler and trainer differ in arithmetic. Until the parts are known, and where arithmetic hardly counts, it is
+    the whole."""
+
     base_ess_ratio: float | str = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn, or `auto`."""
 
@@ -131,6 +145,7 @@ class VCPOConfig:
         for name, enum in (
             ("step_size_rule", StepSizeRule),
             ("ess_weights", EssWeights),
+            ("ess_part", EssPart),
             ("baseline", Baseline),
             ("opob_scope", OpobScope),
             ("opob_weights", OpobWeights),
@@ -148,11 +163,16 @@ class VCPOConfig:
         if self.step_size_rule is StepSizeRule.NONE:
             for name, ignored in (
                 ("base_ess_ratio", self.base_ess_ratio == AUTO),
+                ("ess_part", self.ess_part is EssPart.LAG),
                 ("min_step_size_multiplier", self.min_step_size_multiplier != 0),
             ):
                 if ignored:
                     value = getattr(self, name)
                     raise ValueError(f"vcpo.{name}={value}: has no effect with vcpo.step_size_rule=none; leave it out")
+        if self.ess_part is EssPart.LAG and self.base_ess_ratio == AUTO:
+            raise ValueError("vcpo.base_ess_ratio=auto: vcpo.ess_part=lag takes arithmetic out already; leave one out")
+        if self.ess_part is EssPart.LAG and self.ess_weights is EssWeights.TRUNCATED:
+            raise ValueError("vcpo.ess_weights=truncated: vcpo.ess_part=lag needs the untruncated; leave one out")
         if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:
             raise ValueError("vcpo.ess_weights=truncated: nothing is truncated; set vcpo.truncation, or `untruncated`")
         for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):

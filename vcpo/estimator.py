@@ -17,7 +17,7 @@ from vcpo.baseline import (
     optimal_off_policy,
     without_optimal,
 )
-from vcpo.config import AUTO, Baseline, EssWeights, OpobScope, OpobWeights, VCPOConfig
+from vcpo.config import AUTO, Baseline, EssPart, EssWeights, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
 
@@ -63,6 +63,7 @@ def estimate(
     length: Tensor | None = None,
     base_ess_ratio: float | None = None,
     masked: Tensor | None = None,
+    lag_ess_ratio: float | None = None,
 ) -> Estimate:
     """Compute the VCPO update of one global mini-batch.
 
@@ -77,6 +78,8 @@ def estimate(
             this batch is the freshest there is and earns the full learning rate.
         masked: [B] bool: sequences without a gradient in the update. They count in B, and in baselines as if they had
             their gradient; rho, which says how few sequences are the update, leaves them out.
+        lag_ess_ratio: with `ess_part=lag`, `vcpo.mismatch.WeightParts.lag`. The whole ratio bounds it from below: only
+            by an error of measurement can a part of the weights have a smaller one.
 
     Raises:
         ValueError: the baseline's `squared_norm` or `length` is missing, or a reward is not finite.
@@ -96,7 +99,8 @@ def estimate(
     if masked is not None:
         coefficient[masked] = 0.0
     base = (base_ess_ratio or rho or 1.0) if config.base_ess_ratio == AUTO else float(config.base_ess_ratio)
-    multiplier = step_size_multiplier(rho, config.step_size_rule, base, config.min_step_size_multiplier)
+    followed = rho if config.ess_part is EssPart.WHOLE else max(rho, lag_ess_ratio or 0.0)
+    multiplier = step_size_multiplier(followed, config.step_size_rule, base, config.min_step_size_multiplier)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
 
 

@@ -39,8 +39,9 @@ class Intervened(VCPOMethod):
         super().__init__(vcpo, actor)
         self._moved = moved
 
-    def _estimate(self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor) -> Estimate:
-        step = super()._estimate(batch, log_weight, norm, masked)
+    def _estimate(self, *given: Any) -> Estimate:
+        step = super()._estimate(*given)
+        batch: Batch = given[0]
         if not step.usable.any():
             return step
         by = self._moved(step, batch)

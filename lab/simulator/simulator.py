@@ -168,7 +168,11 @@ class Simulator:
         def mean(values: list[float]) -> float:
             return sum(values) / len(values)
 
+        parts = [(update.parts, update.ess_ratio) for update, _ in updates if update.parts]
+        split = [update.of_truncated for update, _ in updates]
+        of_lag = {"actor/vcpo/ess/lag": mean([max(ratio, part.lag or 0.0) for part, ratio in parts])} if parts else {}
         return {
+            **of_lag,
             "reward": batch.reward.mean().item(),
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),
@@ -183,8 +187,10 @@ class Simulator:
             "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
             **of_truncated(batch.truncated.tolist(), batch.reward.tolist()),
             **{
-                f"actor/{name}": mean([update.parts[name] for update, _ in updates if name in update.parts])
-                for name in dict.fromkeys(name for update, _ in updates for name in update.parts)
+                f"actor/{name}": mean(
+                    [update.of_truncated[name] for update, _ in updates if name in update.of_truncated]
+                )
+                for name in dict.fromkeys(name for update, _ in updates for name in update.of_truncated)
             },
         }
 

@@ -18,11 +18,12 @@ from lab.simulator.batch import Batch
 from lab.simulator.norms import block_gradients, squared_norms, weighted_gradient
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
-from vcpo import Estimate, FreshestEssRatio, VCPOConfig, estimate
+from vcpo import Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
 from vcpo.baseline import group_mean, group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
+from vcpo.mismatch import WeightParts, squared_log_ratios
 from verl_vcpo.common.truncated import Truncated, parts_of_update
 
 
@@ -47,8 +48,10 @@ class Update:
     squared_norm: Tensor | None = None
     """[B] ||g_i||^2, where they were needed."""
     estimate: Estimate | None = None
-    parts: dict[str, float] = field(default_factory=dict)
+    of_truncated: dict[str, float] = field(default_factory=dict)
     """Of truncated and of finished responses, under the names of metrics.jsonl."""
+    parts: WeightParts | None = None
+    """What lag and arithmetic make of the weights, with VCPO."""
 
 
 _WORTH_A_PASS = 0.7
@@ -120,7 +123,7 @@ class VCPOMethod:
     def __init__(self, vcpo: VCPOConfig, actor: Any, treatment: Truncated = Truncated.TRAIN) -> None:
         self._vcpo, self._treatment = vcpo, treatment
         self._mode, self._factor = actor.loss_agg_mode, actor.loss_scale_factor
-        self._freshest = FreshestEssRatio()
+        self._freshest, self._mismatch = FreshestEssRatio(), Mismatch()
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """Nothing is needed of the batch as a whole."""
@@ -132,7 +135,8 @@ class VCPOMethod:
         log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
         dropped = batch.truncated & (self._treatment is Truncated.DROP)
         masked = batch.truncated & (self._treatment is Truncated.MASK)
-        step = self._estimate(batch, log_weight.masked_fill(dropped, math.nan), norm, masked)
+        parts = self._parts(batch, log_prob, log_weight, lag)
+        step = self._estimate(batch, log_weight.masked_fill(dropped, math.nan), norm, masked, parts)
         self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
         return Update(
@@ -146,10 +150,13 @@ class VCPOMethod:
             kl=kl(log_prob, batch),
             squared_norm=norm,
             estimate=step,
-            parts=parts_of_update(step, batch.truncated, norm),
+            of_truncated=parts_of_update(step, batch.truncated, norm),
+            parts=parts,
         )
 
-    def _estimate(self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor) -> Estimate:
+    def _estimate(
+        self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor, parts: WeightParts | None
+    ) -> Estimate:
         return estimate(
             self._vcpo,
             log_weight,
@@ -159,7 +166,17 @@ class VCPOMethod:
             length=batch.mask.sum(dim=-1),
             base_ess_ratio=self._freshest.value,
             masked=masked,
+            lag_ess_ratio=parts.lag if parts else None,
         )
+
+    def _parts(self, batch: Batch, log_prob: Tensor, log_weight: Tensor, lag: int) -> WeightParts | None:
+        """The parts of a batch that one version has drawn, `lag` updates ago."""
+        tokens, squares = (
+            batch.mask.sum(dim=-1),
+            squared_log_ratios(log_prob, batch.rollout_log_prob, batch.mask).sum(-1),
+        )
+        spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
+        return self._mismatch.update(log_weight, tokens, squares, spans)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
         log_prob = log_probs_of(policy, batch, self._have_signal(batch))

@@ -7,21 +7,28 @@ from typing import Any
 import pytest
 
 from tests.kit.actor import adamw, build_engine
-from tests.kit.resumption import ONE_PROCESS, stopped_and_not, train_actor, train_critic
+from tests.kit.resumption import ONE_PROCESS, stopped_and_not, train_actor, train_actor_by_lag, train_critic
 
-ROLES = {"language_model": train_actor, "value_model": train_critic}
+CASES = [
+    *[("language_model", train, before) for train in (train_actor, train_actor_by_lag) for before in (0, 2)],
+    *[("value_model", train_critic, before) for before in (0, 2)],
+]
 
 
-@pytest.mark.parametrize("before", [0, 2])
-@pytest.mark.parametrize("model_type", ROLES)
+@pytest.mark.parametrize(("model_type", "train", "before"), CASES)
 def test_going_on_is_not_having_stopped(
-    process_group: None, checkpoints: Callable[[], Path], tmp_path: Path, model_type: str, before: int
+    process_group: None,
+    checkpoints: Callable[[], Path],
+    tmp_path: Path,
+    model_type: str,
+    train: Callable[[Any, int], Any],
+    before: int,
 ) -> None:
     """Before the first step too, where torch's Adam has no state: with `trainer.critic_warmup` the actor waits."""
 
     def build() -> Any:
         return build_engine(ONE_PROCESS, checkpoints(), adamw(), model_type=model_type)
 
-    difference, change = stopped_and_not(build, ROLES[model_type], before, tmp_path)
+    difference, change = stopped_and_not(build, train, before, tmp_path)
     assert difference == 0.0
     assert change > 1e-4, "the steps changed nothing, so the comparison proves nothing"

@@ -1,6 +1,7 @@
 """One process of `layout_run`; importing the module imports the whole training stack."""
 
 import contextlib
+import json
 import random
 import statistics
 import time
@@ -47,6 +48,7 @@ def make_batch(
 ) -> TensorDict:
     """Make data-parallel rank `rank`'s part of a batch that depends on `seed`, `dominance` and `holes` only.
 
+    Version 8 trains; versions 8 and 7 have sampled each response, and in one of four nobody knows which of its tokens.
     With `holes` two of three responses have one or two tokens of a tool's output, with mask 0 and log-prob 0. With
     `truncated` every third one is marked, to be treated so.
     """
@@ -67,7 +69,10 @@ def make_batch(
         rows.append(
             {
                 "uid": f"{i % GROUPS:032x}",
-                "extra_fields": {"truncated": i % 3 == 1},
+                "extra_fields": {
+                    "truncated": i % 3 == 1,
+                    "token_versions": [[8, 1], [7 if i % 4 else None, int(mask.sum()) - 1]],
+                },
                 "prompts": prompt,
                 "responses": response,
                 "input_ids": torch.cat([prompt, response]),
@@ -89,9 +94,7 @@ def make_batch(
         for name in rows[0]
         if name not in ("uid", "extra_fields")
     }
-    if truncated:
-        tensors["extra_fields"] = [row["extra_fields"] for row in rows]
-    tensors["uid"] = [row["uid"] for row in rows]
+    tensors |= {name: [row[name] for row in rows] for name in ("uid", "extra_fields")}
     micro_batches = (
         {"use_dynamic_bsz": True, "max_token_len_per_gpu": 40}
         if layout.dynamic_batch
@@ -105,6 +108,7 @@ def make_batch(
             "global_batch_size": GROUPS * GROUP_SIZE,
             "lag": 0,
             **({"truncated": truncated} if truncated else {}),
+            "policy_version": 8,
             **micro_batches,
         },
     )
@@ -139,6 +143,9 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
         norms.append(mini_batch.squared_norm[canonical])
         ratios.append(estimate.ess_ratio)
         baselines.append(estimate.baseline[canonical])
+    measured: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(measured, json.dumps(engine.mismatch.state_dict()))
+    assert len(set(measured)) == 1, "ranks would take different steps"
     with contextlib.nullcontext() if ON_GPU else megatron_on_cpu(), torch.no_grad():
         parameters = {
             name: p.detach().clone() for name, p in engine.bridge.export_hf_weights(engine.module, show_progress=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_vcpo.report.advice import Advisor
+from verl_vcpo.report.advice import Advisor, ArithmeticWatch, CollapseWarner
 
 
 def said(steps: int, *, lag: float = 8, shares_cores: bool = False, **line: float) -> list[str]:
@@ -50,3 +50,23 @@ def test_a_synchronous_run_waits_whatever_its_devices_are(shares_cores: bool) ->
     waits = {"trainer_idle_share": 0.6, "sampler_idle_share": 0.4, "vcpo/async/deadline_wait_s": 5.0}
     assert ["async.lag=1 or more" in text for text in said(50, lag=0, shares_cores=shares_cores, **waits)] == [True]
     assert not said(50, lag=0, shares_cores=shares_cores, sampler_idle_share=0.6)
+
+
+def parts(arithmetic: float | None, lag: float | None = 1.0) -> dict[str, float | None]:
+    """What a step's line has of long responses whose whole ESS ratio is low."""
+    names = ("actor/vcpo/ess/arithmetic", "actor/vcpo/ess/lag", "actor/vcpo/mismatch/rms")
+    return {"ess_ratio": 0.1, "grad_norm": 1.0, "kl": 0.0} | dict(zip(names, (arithmetic, lag, 0.031), strict=True))
+
+
+@pytest.mark.parametrize(("lag", "told"), [(1.0, 0), (0.2, 1), (None, 1)])
+def test_the_alarm_takes_no_length_for_a_lag(lag: float | None, told: int) -> None:
+    warner = CollapseWarner(scales_step_size=True)
+    assert sum(warner.look_at(parts(0.1, lag))[1] is not None for _ in range(20)) == told
+
+
+def test_the_first_step_that_knows_says_whether_arithmetic_alone_is_too_much() -> None:
+    watch = ArithmeticWatch()
+    assert watch.look_at(parts(None)) is None
+    text = watch.look_at(parts(0.2))
+    assert text is not None and "0.031 per token" in text and "0.20: set vcpo.ess_part=lag" in text
+    assert watch.look_at(parts(0.2)) is None and ArithmeticWatch().look_at(parts(0.6)) is None

@@ -14,6 +14,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from tests.samplers.test_llm_client import Handle, client
 from tests.samplers.test_vllm_server import server_with
+from verl_vcpo.common.token_versions import token_versions
 from verl_vcpo.samplers.kv_cache import KVCache
 from verl_vcpo.samplers.router import IdleTimeLoadBalancer
 from verl_vcpo.samplers.vllm_server import LagKvLLMHttpServer
@@ -131,6 +132,10 @@ def test_labels_are_the_versions_of_the_tokens(
         assert output.token_ids == sorted(output.token_ids)
         assert output.extra_fields["min_global_steps"] == output.token_ids[0], output
         assert output.extra_fields["max_global_steps"] == output.token_ids[-1], output
+        runs = token_versions(output.extra_fields, tokens)
+        of_tokens = [version for version, run in runs for _ in range(run)]
+        assert all(version in (None, token) for version, token in zip(of_tokens, output.token_ids, strict=True)), output
+        assert kv_cache is KVCache.KEEP or None not in of_tokens
 
 
 def test_updates_do_hit_responses() -> None:

@@ -311,6 +311,7 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
         truncation=8.0,
         step_size_rule="sqrt",
         ess_weights="untruncated",
+        ess_part="whole",
         base_ess_ratio=1.0,
         min_step_size_multiplier=0.0,
         baseline="opob",

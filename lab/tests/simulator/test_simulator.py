@@ -35,6 +35,12 @@ def test_every_batch_is_exactly_as_old_as_asked_for(overrides: list[str], lag: i
     assert steps[0]["kl"] < 1e-9 and (steps[-1]["kl"] < 1e-9) == (lag == 0)
 
 
+def test_without_arithmetic_the_lag_part_is_the_whole(overrides: list[str]) -> None:
+    whole, of_lag = (rows(overrides, "async.lag=2", f"vcpo.ess_part={part}") for part in ("whole", "lag"))
+    assert json.dumps(whole) == json.dumps(of_lag)
+    assert all(row["actor/vcpo/ess/lag"] == row["ess_ratio"] for row in whole[1:])
+
+
 def test_the_seed_decides(overrides: list[str]) -> None:
     one, same, other = (rows(overrides, "async.lag=1", f"data.seed={seed}") for seed in (3, 3, 4))
     assert json.dumps(one) == json.dumps(same) != json.dumps(other)

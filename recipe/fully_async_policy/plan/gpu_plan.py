@@ -45,6 +45,7 @@ SETTINGS = (
     "vcpo.truncation",
     "vcpo.step_size_rule",
     "vcpo.ess_weights",
+    "vcpo.ess_part",
     "vcpo.base_ess_ratio",
     "vcpo.baseline",
     "vcpo.opob_scope",

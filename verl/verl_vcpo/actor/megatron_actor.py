@@ -29,7 +29,8 @@ from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from vcpo import AUTO, Estimate, FreshestEssRatio, VCPOConfig, estimate
+from vcpo import AUTO, Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
+from vcpo.mismatch import WeightParts
 from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
@@ -70,6 +71,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.freshest_ess_ratio = FreshestEssRatio()
+        self.mismatch = Mismatch()
         self.sequence_weights = SequenceWeights()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
         self.unpackable: str | None = None
@@ -119,7 +121,8 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             batch = self._gather(data, outputs)
             log_weight = batch.log_weight[batch.mine]
             self.sequence_weights.note(data, log_weight, log_weight.exp())
-            return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch))
+            parts = self._parts(batch, batch_begins)
+            return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch, parts), parts)
 
         lag = _lag(data, vcpo)
         note_longest_response(data)
@@ -127,13 +130,14 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         packed = self._packed_update(data, vcpo, aggregation)
         loss = partial(weighted_score_loss, **aggregation)
         batch = packed.batch if packed else self._measure(data, vcpo, loss)
-        step = self._estimate(vcpo, batch)
+        parts = self._parts(batch, batch_begins)
+        step = self._estimate(vcpo, batch, parts)
         self.last_update = (batch, step)
         self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
         if batch_begins and lag is not None:  # later mini-batches are stale: the earlier have moved the policy
             self.freshest_ess_ratio.update(step.ess_ratio, lag)
         if not (step.usable & ~batch.masked).any():
-            return self._skipped(batch, step)
+            return self._skipped(batch, step, parts)
         if packed and not packed.rounded:
             outputs = self._outputs(packed.losses)
         else:
@@ -148,7 +152,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         if packed:
             activations = packed.keep is NormsKeep.ACTIVATIONS
             of_packed = {"vcpo/second_backwards": int(packed.rounded), "vcpo/activations_kept": int(activations)}
-        return self._with_metrics(outputs, batch, step, of_packed)
+        return self._with_metrics(outputs, batch, step, parts, of_packed)
 
     def _why_not_packed(self) -> str | None:
         """Return `unpackable` for this rank's part of the model."""
@@ -245,7 +249,12 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             log_prob = padded_responses(outputs["model_output"]["log_probs"], data)
         return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob, None)
 
-    def _estimate(self, config: VCPOConfig, batch: MiniBatch) -> Estimate:
+    def _parts(self, batch: MiniBatch, batch_begins: bool) -> WeightParts | None:
+        """Return what lag and arithmetic make of the weights; later mini-batches have a policy that no sampler has."""
+        spans = batch.spans if batch_begins else None
+        return self.mismatch.update(batch.log_weight, batch.tokens, batch.squares, spans)
+
+    def _estimate(self, config: VCPOConfig, batch: MiniBatch, parts: WeightParts | None) -> Estimate:
         return estimate(
             config,
             batch.log_weight,
@@ -255,9 +264,10 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             length=batch.tokens,
             base_ess_ratio=self.freshest_ess_ratio.value,
             masked=batch.masked,
+            lag_ess_ratio=parts.lag if parts else None,
         )
 
-    def _skipped(self, batch: MiniBatch, step: Estimate) -> dict[str, Any]:
+    def _skipped(self, batch: MiniBatch, step: Estimate, parts: WeightParts | None) -> dict[str, Any]:
         """Return the outputs of an update without an optimizer step.
 
         A step with a gradient of zero would still change the weights, by Adam's momentum and weight decay.
@@ -265,10 +275,15 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         outputs = self._outputs([0.0])
         if outputs:
             outputs["metrics"]["grad_norm"] = 0.0
-        return self._with_metrics(outputs, batch, step)
+        return self._with_metrics(outputs, batch, step, parts)
 
     def _with_metrics(
-        self, outputs: dict[str, Any], batch: MiniBatch, step: Estimate, of_packed: dict[str, int] | None = None
+        self,
+        outputs: dict[str, Any],
+        batch: MiniBatch,
+        step: Estimate,
+        parts: WeightParts | None,
+        of_packed: dict[str, int] | None = None,
     ) -> dict[str, Any]:
         if not self.is_mp_src_rank_with_outputs():
             return outputs
@@ -289,15 +304,23 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())
+        if parts:
+            metrics |= {
+                "vcpo/ess/lag": max(step.ess_ratio, parts.lag or 0.0),
+                "vcpo/ess/arithmetic": parts.arithmetic,
+                "vcpo/mismatch/rms": parts.rms,
+                "vcpo/mismatch/rms_error": parts.rms_error,
+            }
         # verl requires lists, and takes the mean over ranks, which all report the same global value.
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})
         return outputs
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save verl's checkpoint, and the ratios that `base_ess_ratio=auto` has measured."""
+        """Save verl's checkpoint, and what has been measured of the weights of fresh data."""
         super().save_checkpoint(local_path, *args, **kwargs)
         if dist.get_rank() == 0:
-            write_whole(Path(local_path) / STATE_FILE, json.dumps(self.freshest_ess_ratio.state_dict()))
+            state = {**self.freshest_ess_ratio.state_dict(), "mismatch": self.mismatch.state_dict()}
+            write_whole(Path(local_path) / STATE_FILE, json.dumps(state))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load a checkpoint of this engine, or of verl's."""
@@ -306,6 +329,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         super().load_checkpoint(local_path, *args, **kwargs)
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
+            self.mismatch.load_state_dict(state["mismatch"])
 
 
 def _ends_batch(data: TensorDict) -> bool:

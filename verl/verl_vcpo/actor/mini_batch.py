@@ -11,6 +11,8 @@ from verl.utils import tensordict_utils as tu
 
 from vcpo.diagnostics import kl_k3
 from vcpo.importance import sequence_log_weights
+from vcpo.mismatch import Span, squared_log_ratios
+from verl_vcpo.common.token_versions import token_versions
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
 
@@ -40,6 +42,10 @@ class MiniBatch:
     """[B] float64 ||g_i||^2; None where norms are not needed."""
     mine: slice
     """The rows that this data-parallel rank trains on."""
+    squares: Tensor
+    """[B] float64 sums of `vcpo.mismatch.squared_log_ratios`."""
+    spans: list[list[Span]]
+    """For each sequence, the tokens whose policy version is known."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,8 @@ def gather_mini_batch(
     Collective over the whole trainer. All ranks get the same numbers, and therefore take the same step.
 
     Args:
-        data: this data-parallel rank's b sequences: `uid`, `rollout_log_probs`, `response_mask`, `rm_scores`.
+        data: this data-parallel rank's b sequences: `uid`, `rollout_log_probs`, `response_mask`, `rm_scores`; and,
+            where versions are known, `extra_fields` and the trainer's `policy_version`.
         data_parallel_rank: d.
         log_prob: [b, T] log-probs of the response tokens under the current policy, on exactly one model-parallel rank
             of each data-parallel rank (the first of the last pipeline stage); None on the others.
@@ -196,7 +203,8 @@ def gather_mini_batch(
 
     uids = [uid for part in ranks for uid in part["uid"]]
     padding = torch.tensor([_is_padding(uid) for uid in uids])
-    columns = {name: _column(ranks, name, torch.float64) for name in ("log_weight", "reward", "kl", "tokens", "length")}
+    names = ("log_weight", "reward", "kl", "tokens", "length", "squares")
+    columns = {name: _column(ranks, name, torch.float64) for name in names}
     dropped = _taken_out(columns["tokens"], columns["length"]) & ~padding
     truncated = _column(ranks, "truncated", torch.bool)
     start = sum(sizes[:data_parallel_rank])
@@ -212,6 +220,8 @@ def gather_mini_batch(
         masked=truncated & masks_truncated(data),
         squared_norm=squared_norm,
         mine=slice(start, start + sizes[data_parallel_rank]),
+        squares=columns["squares"],
+        spans=[spans for part in ranks for spans in part["spans"]],
     )
 
 
@@ -220,6 +230,7 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
     fields = data.select("rollout_log_probs", "response_mask", "rm_scores").to_padded_tensor().cpu()
     mask = fields["response_mask"].bool()
     log_prob = torch.nn.functional.pad(log_prob, (0, max(0, mask.shape[1] - log_prob.shape[1])))[:, : mask.shape[1]]
+    squares = squared_log_ratios(log_prob, fields["rollout_log_probs"], mask)
     return {
         "uid": [str(uid) for uid in tu.get(data, "uid")],
         "log_weight": sequence_log_weights(log_prob, fields["rollout_log_probs"], mask).tolist(),
@@ -228,4 +239,26 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
         "tokens": mask.sum(dim=-1).tolist(),
         "length": data["response_mask"].offsets().diff().tolist(),
         "truncated": _truncated(data),
+        "squares": squares.sum(dim=-1).tolist(),
+        "spans": _spans(data, squares, mask),
     }
+
+
+def _spans(data: TensorDict, squares: Tensor, mask: Tensor) -> list[list[Span]]:
+    """Return each sequence's response tokens by the lag of the version that sampled them; empty where it is unknown.
+
+    Args:
+        data: b sequences.
+        squares: [b, T] squared log-ratios.
+        mask: [b, T] true on the tokens that the policy has sampled.
+    """
+    version, fields = tu.get_non_tensor_data(data, key="policy_version", default=None), tu.get(data, "extra_fields")
+    if version is None or fields is None:
+        return [[] for _ in range(len(data))]
+    spans = []
+    for of_sequence, row, sampled in zip(fields, squares, mask, strict=True):
+        runs = token_versions(of_sequence, int(sampled.sum()))
+        parts = row[sampled].split([tokens for _, tokens in runs])
+        known = ((run, part) for (run, _), part in zip(runs, parts, strict=True) if run is not None)
+        spans.append([(version - run, len(part), part.sum().item()) for run, part in known])
+    return spans

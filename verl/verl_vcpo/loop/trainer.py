@@ -270,6 +270,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         # With vcpo.base_ess_ratio=auto the engine takes the base ratio from the batches with the smallest lag.
         batch.extra_info["lag"] = self.global_steps - 1 - oldest
         batch.extra_info[TRUNCATED] = self.config["async"].truncated
+        batch.extra_info["policy_version"] = self.global_steps - 1
         return super()._update_actor(batch, metrics)
 
     def _save_checkpoint(self) -> None:

@@ -88,6 +88,36 @@ _SIGNS = {
 }
 
 
+def ess_ratio_of_lag(line: dict[str, Any]) -> float | None:
+    """Return the ESS ratio of the lag part of a step's weights, or of the whole where the parts are not known."""
+    of_lag: float | None = line.get("actor/vcpo/ess/lag")
+    return line["ess_ratio"] if of_lag is None else of_lag
+
+
+class ArithmeticWatch:
+    """A look at a run's first step: is the ESS ratio low for the length of the responses alone?"""
+
+    _LOW = 0.5
+
+    def __init__(self) -> None:
+        self._looked = False
+
+    def look_at(self, line: dict[str, Any]) -> str | None:
+        """Take in one step. Returns a warning at the first step that knows the parts of the weights, or None."""
+        ratio = line.get("actor/vcpo/ess/arithmetic")
+        if self._looked or ratio is None:
+            return None
+        self._looked = True
+        if ratio >= self._LOW:
+            return None
+        return (
+            f"sampler and trainer differ by {line['actor/vcpo/mismatch/rms']:.2g} per token in arithmetic, so fresh "
+            f"responses of this length have an ESS ratio of {ratio:.2f}: set vcpo.ess_part=lag, with which the step of "
+            "method=vcpo follows the lag alone; weights of sequences stay noise until data.max_response_length is "
+            "shorter, or both sides compute log-probs more exactly"
+        )
+
+
 class CollapseWarner:
     """A collapse alarm that reads the lines of `metrics.jsonl`.
 
@@ -101,8 +131,8 @@ class CollapseWarner:
 
     def look_at(self, line: dict[str, Any]) -> tuple[list[str], str | None]:
         """Take in a line of `metrics.jsonl`. Returns the signs that appeared, and the text of a warning, or None."""
-        values = (math.nan if line[name] is None else float(line[name]) for name in ("ess_ratio", "grad_norm", "kl"))
-        signs = self._alarm.update(*values)
+        values = (ess_ratio_of_lag(line), line["grad_norm"], line["kl"])
+        signs = self._alarm.update(*(math.nan if value is None else float(value) for value in values))
         if not signs:
             return [], None
         cure = "lower actor_rollout_ref.actor.optim.lr or async.lag"

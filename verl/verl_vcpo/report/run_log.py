@@ -12,7 +12,7 @@ import numpy as np
 from verl_vcpo.common import console
 from verl_vcpo.common.step_lines import lines_until
 from verl_vcpo.common.whole_file import write_whole
-from verl_vcpo.report.advice import Advisor, CollapseWarner
+from verl_vcpo.report.advice import Advisor, ArithmeticWatch, CollapseWarner
 from verl_vcpo.report.learning_signal import IN_A_ROW, SignalWatch
 from verl_vcpo.report.metrics_file import METRICS_FILE as METRICS_FILE
 from verl_vcpo.report.metrics_file import read_metrics as read_metrics
@@ -103,6 +103,7 @@ class RunLog:
         self._table = StepTable(answered)
         self._warner = CollapseWarner(scales_step_size)
         self._signal = SignalWatch()
+        self._arithmetic = ArithmeticWatch()
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
         """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock.
@@ -149,16 +150,17 @@ class RunLog:
         Returns the text of the collapse warning that begins at this step, or None.
         """
         line = self._line(step, metrics)
-        warning = note = advice = None
+        warning = note = advice = of_arithmetic = None
         trained = line["reward"] is not None
         if trained:
             line["collapse_signs"], warning = self._warner.look_at(line)
+            of_arithmetic = self._arithmetic.look_at(line)
             line[IN_A_ROW], note = self._signal.look_at(line)
             advice = self._advisor.look_at(line) if self._advisor else None
         self._append(line)
         for text in self._table.lines(line):
             console.print_line(text)
-        for kind, said in (("warning", note), ("warning", warning), ("advice", advice)):
+        for kind, said in (("warning", note), ("warning", of_arithmetic), ("warning", warning), ("advice", advice)):
             if said:
                 console.print_line(f"{kind}: {said}")
         if trained:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from vcpo.diagnostics import AlarmLevels
+from verl_vcpo.report.advice import ess_ratio_of_lag
 
 _ROWS_PER_HEADING = 20
 HELD_OUT = "held out"
@@ -29,9 +30,10 @@ _COLUMNS = (
     _Column(
         "ess",
         5,
-        ("ess_ratio",),
+        ("ess",),
         "{:.3f}".format,
-        "effective sample size / batch size: 1 where all sequences count alike; "
+        "effective sample size / batch size, of the part that the lag has made where it is known: 1 where all "
+        "sequences count alike; "
         f"{_ALARM.ess_steps} steps below {_ALARM.ess_ratio:g}: a warning",
     ),
     _Column("lr x", 4, ("lr_multiplier",), "{:.2f}".format, "factor on the learning rate"),
@@ -87,6 +89,7 @@ class StepTable:
 def row(line: dict[str, Any]) -> str:
     """Return the row of a line of `metrics.jsonl`; step 0, before training, has an accuracy only."""
     before_training = line["reward"] is None
+    line = line | {"ess": ess_ratio_of_lag(line)}
     return _row(
         "" if before_training and column.heading not in ("step", HELD_OUT) else _cell(line, column)
         for column in _COLUMNS

@@ -20,6 +20,7 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_vcpo.common.token_versions import FIELD, token_versions
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, request_order
 
 at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
@@ -203,6 +204,8 @@ def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
             fields["min_global_steps"] = part.extra_fields.get("min_global_steps")
         for name in ("global_steps", "max_global_steps"):
             fields[name] = part.extra_fields.get(name)
+        of_parts = [token_versions(each.extra_fields, len(each.token_ids)) for each in (whole, part) if each.token_ids]
+        fields[FIELD] = [run for runs in of_parts for run in runs]
     routed = whole.routed_experts
     if part.routed_experts is not None and part.token_ids:
         import numpy as np

@@ -1,0 +1,152 @@
+"""Lag and arithmetic are taken apart where both are known, and only there."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from vcpo import Mismatch, VCPOConfig, estimate
+from vcpo.ess import ess_ratio
+from vcpo.mismatch import OfLag, Span, _intercept, expected_ess_ratio, squared_log_ratios
+
+RMS, LENGTH, BATCH = 0.03, 2000, 128
+Rows = tuple[Tensor, Tensor, Tensor, list[list[Span]]]
+
+
+def rows(lag: int, variance: float = 0.0, rms: float = RMS, seed: int = 0) -> Rows:
+    """What `Mismatch.update` gets of a batch of one lag, whose lag part has `variance` per token."""
+    generator = torch.Generator().manual_seed(seed)
+    both = math.sqrt(rms**2 + variance)
+    log_ratio = both * torch.randn(BATCH, LENGTH, dtype=torch.float64, generator=generator) - both**2 / 2
+    squares = squared_log_ratios(log_ratio, torch.zeros_like(log_ratio), torch.ones_like(log_ratio)).sum(dim=1)
+    spans: list[list[Span]] = [[(lag, LENGTH, each)] for each in squares.tolist()]
+    return log_ratio.sum(dim=1), torch.full((BATCH,), LENGTH), squares, spans
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.8, 0.5, 0.3])
+def test_the_parts_of_stale_data_are_found(ratio: float) -> None:
+    mismatch, stale = Mismatch(), rows(8, -math.log(ratio) / LENGTH, seed=1)
+    fresh = mismatch.update(*rows(0))
+    parts = mismatch.update(*stale)
+    assert fresh is not None and fresh.lag == 1.0 and parts is not None and parts.lag is not None
+    assert abs(parts.rms - RMS) < 4 * parts.rms_error < 0.04 * RMS
+    assert parts.arithmetic == pytest.approx(math.exp(-LENGTH * RMS**2), abs=0.12)
+    assert math.sqrt(parts.lag) == pytest.approx(math.sqrt(ratio), abs=0.08)
+    assert ess_ratio(stale[0]) < 0.6 * parts.lag, "the whole says something else"
+
+
+@pytest.mark.parametrize("rms", [0.0, 1e-6, 1e-3], ids=str)
+def test_without_arithmetic_the_step_is_that_of_the_whole_to_the_digit(rms: float) -> None:
+    mismatch = Mismatch()
+    mismatch.update(*rows(0, rms=rms))
+    stale = rows(8, 1e-3, rms, seed=1)
+    parts = mismatch.update(*stale)
+    assert (parts is None) == (rms == 0) and (parts is None or parts.lag is None)
+    reward, group = torch.arange(BATCH) % 2, torch.arange(BATCH) // 8
+    of_lag = VCPOConfig(baseline="mean", ess_part="lag")  # type: ignore[arg-type]  # it takes strings as well
+    whole = VCPOConfig(baseline="mean")  # type: ignore[arg-type]
+    steps = [
+        estimate(config, stale[0], reward, group, lag_ess_ratio=parts and parts.lag).step_size_multiplier
+        for config in (whole, of_lag)
+    ]
+    assert steps[0] == steps[1] < 0.9
+
+
+def test_only_the_rule_reads_the_lag_part_and_never_steps_shorter_for_it() -> None:
+    arguments = torch.tensor([0.0, 1.0, 2.0, 0.0]), torch.arange(4) % 2, torch.zeros(4)
+
+    def factor(part: str, ratio: float) -> float:
+        config = VCPOConfig(baseline="mean", ess_part=part)  # type: ignore[arg-type]
+        return estimate(config, *arguments, lag_ess_ratio=ratio).step_size_multiplier
+
+    whole = math.sqrt(ess_ratio(arguments[0]))
+    assert factor("whole", 0.9) == whole == factor("lag", 0.1) < factor("lag", 0.9) == math.sqrt(0.9)
+
+
+def test_what_tokens_of_a_response_share_counts() -> None:
+    """Tokens alone are blind to a drift that is the same at all tokens of a response."""
+    mismatch, spread = Mismatch(), math.sqrt(math.log(2))
+    mismatch.update(*rows(0))
+    for seed in range(1, 9):
+        log_weight, tokens, squares, spans = rows(8, seed=seed)
+        shared = spread * torch.randn(BATCH, generator=torch.Generator().manual_seed(seed)) - spread**2 / 2
+        parts = mismatch.update(log_weight + shared, tokens, squares, spans)
+    assert parts is not None and parts.lag == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize("power", [1, 1.5, 2])
+@pytest.mark.parametrize("smallest", [0, 1])
+def test_the_square_at_lag_0_follows_from_other_lags(power: float, smallest: int) -> None:
+    of_lags = {lag: OfLag(1000, 1000 * (1e-3 + 1e-5 * lag**power), 1.0) for lag in range(smallest, 9)}
+    v, error = _intercept(of_lags)
+    assert v == pytest.approx(1e-3, rel=0.01) and error > 0
+
+
+def test_a_square_that_does_not_grow_with_the_lag_is_arithmetic() -> None:
+    of_lags = {lag: OfLag(1000, 1000 * square, 1.0) for lag, square in ((1, 3.0), (2, 2.0), (3, 1.0))}
+    assert _intercept(of_lags)[0] == pytest.approx(2.0)
+
+
+def test_until_a_version_is_known_nothing_is() -> None:
+    mismatch, (log_weight, tokens, squares, spans) = Mismatch(), rows(0)
+    assert mismatch.update(log_weight, tokens, squares, [[] for _ in spans]) is None
+    assert mismatch.update(log_weight, tokens, squares, None) is None
+    assert mismatch.update(*rows(8)) is None
+    assert mismatch.update(log_weight, tokens, squares, spans) is not None
+    assert mismatch.update(log_weight * torch.nan, tokens, squares, spans) is None
+
+
+def test_a_response_with_tokens_of_unknown_versions_is_no_fresh_one() -> None:
+    mismatch, (log_weight, tokens, squares, _) = Mismatch(), rows(0)
+    assert mismatch.update(log_weight, tokens, squares, [[(0, LENGTH - 1, RMS**2 * (LENGTH - 1))]] * BATCH) is not None
+    assert not mismatch.state_dict()["fresh"] and mismatch.state_dict()["by_lag"]
+
+
+def test_the_newest_tokens_tell_the_square() -> None:
+    mismatch = Mismatch()
+    for seed in range(20):
+        parts = mismatch.update(*rows(0, rms=RMS if seed < 10 else 2 * RMS, seed=seed))
+    assert parts is not None and parts.rms == pytest.approx(2 * RMS, rel=0.01)
+
+
+def test_one_token_that_the_policy_has_left_is_not_a_lag_of_all() -> None:
+    mismatch, (log_weight, tokens, squares, spans) = Mismatch(), rows(8, seed=1)
+    mismatch.update(*rows(0))
+    log_weight[0] -= 20
+    squares[0] += squared_log_ratios(torch.tensor([[-20.0]]), torch.zeros(1, 1), torch.ones(1, 1)).item()
+    parts = mismatch.update(log_weight, tokens, squares, spans)
+    assert parts is not None and parts.lag is not None and parts.lag > 0.8
+
+
+def test_a_resumed_run_has_the_same_numbers() -> None:
+    straight, resumed = Mismatch(), Mismatch()
+    for mismatch in (straight, resumed):
+        mismatch.update(*rows(0))
+        mismatch.update(*rows(3, 1e-4, seed=1))
+    again = Mismatch()
+    again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
+    assert again.update(*rows(3, 1e-4, seed=2)) == straight.update(*rows(3, 1e-4, seed=2))
+    assert again.state_dict() == straight.state_dict()
+
+
+def test_the_expected_ratio_is_that_of_the_batchs_own_lengths_and_size() -> None:
+    assert expected_ess_ratio(0.0, torch.ones(4)) == 1.0 == expected_ess_ratio(1.0, torch.ones(0))
+    assert expected_ess_ratio(1e-3, torch.full((4096,), 700.0)) == pytest.approx(math.exp(-0.7), rel=0.05)
+    assert expected_ess_ratio(1.0, torch.full((8,), 1000.0)) == pytest.approx(1 / 8, rel=0.25)
+    assert expected_ess_ratio(1e-3, torch.ones(8)) == expected_ess_ratio(1e-3, torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_ess_ratio": "auto"}, "takes arithmetic out already"),
+        ({"ess_weights": "truncated"}, "needs the untruncated"),
+        ({"step_size_rule": "none"}, "vcpo.ess_part=lag: has no effect"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_would_have_no_effect_is_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VCPOConfig(ess_part="lag", **settings)  # type: ignore[arg-type]
