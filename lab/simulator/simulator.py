@@ -187,10 +187,8 @@ class Simulator:
             "tokens": float(batch.prompt_mask.sum() + batch.mask.sum()),
             **of_truncated(batch.truncated.tolist(), batch.reward.tolist()),
             **{
-                f"actor/{name}": mean(
-                    [update.of_truncated[name] for update, _ in updates if name in update.of_truncated]
-                )
-                for name in dict.fromkeys(name for update, _ in updates for name in update.of_truncated)
+                f"actor/{name}": mean([found[name] for found in split if name in found])
+                for name in dict.fromkeys(name for found in split for name in found)
             },
         }
 
