@@ -74,7 +74,7 @@ install() { phase "$1" "$VENV/bin/python" -m pip install --disable-pip-version-c
 
 environment "$VENV"
 # An old pip misses the extra core_cu13 of transformer-engine.
-install "tools" --upgrade pip "setuptools>=77,<82" wheel
+install "tools" --upgrade pip "setuptools>=77,<81" wheel
 install "packages of $LOCK" --no-deps -r "$LOCK"
 install "this project, editable" --no-deps --no-build-isolation -e . -e verl -e sandbox
 if ((te)); then
