@@ -39,7 +39,7 @@ class _Lender(MetaPathFinder, Loader):
     """Finder of modules that have all names, below the missing packages."""
 
     def __init__(self, missing: list[str]) -> None:
-        self.missing = missing
+        self.missing, self.made = missing, list[str]()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if any(f"{name}.".startswith(f"{package}.") for package in self.missing):
@@ -48,6 +48,7 @@ class _Lender(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__getattr__ = _placeholder  # type: ignore[method-assign]
+        self.made.append(module.__name__)
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def _lent(missing: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(lender)
-        for name in [name for name, module in sys.modules.items() if getattr(module, "__loader__", None) is lender]:
+        for name in lender.made:
             del sys.modules[name]
         if "transformer_engine" in missing:
             utils._te_version = None
