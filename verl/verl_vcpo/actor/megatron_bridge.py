@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import typing_extensions
 from megatron.core import utils
-from megatron.core.extensions import transformer_engine as asked_before_the_loan  # noqa: F401  # what is installed
+from megatron.core.extensions import transformer_engine as extension  # noqa: F401  # notes what is really installed
 from packaging.version import Version
 
 
@@ -53,11 +53,14 @@ class _Lender(MetaPathFinder, Loader):
 
 @contextmanager
 def _lent(missing: list[str]) -> Iterator[None]:
-    """Let imports of the missing packages succeed in the block; leave no trace of them."""
+    """Let imports of the missing packages succeed in the block.
+
+    Afterwards the packages are missing again. Modules that were first imported in the block keep `HAVE_TE = True`.
+    """
     lender = _Lender(missing)
     sys.meta_path.append(lender)
     if "transformer_engine" in missing:
-        utils._te_version = Version("2.20")
+        utils._te_version = Version("2.20")  # Megatron compares it while its layer specifications are imported
     try:
         yield
     finally:
