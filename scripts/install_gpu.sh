@@ -74,7 +74,7 @@ install() { phase "$1" "$VENV/bin/python" -m pip install --disable-pip-version-c
 
 environment "$VENV"
 # An old pip misses the extra core_cu13 of transformer-engine.
-install "tools" --upgrade pip "setuptools>=77,<82" wheel
+install "tools" --upgrade pip "setuptools>=77,<81" wheel
 install "packages of $LOCK" --no-deps -r "$LOCK"
 install "this project, editable" --no-deps --no-build-isolation -e . -e verl -e sandbox
 if ((te)); then
@@ -93,7 +93,7 @@ fi
 # Megatron-Bridge asks for packages that its conversions do without, and pins versions that vLLM does not take.
 # shellcheck disable=SC2016 # $0 is of that bash
 phase "the versions agree" bash -c '! "$0" -m pip check | grep -v "^megatron-bridge \|^No broken"' "$VENV/bin/python"
-modules="torch vllm verl megatron.core megatron.bridge ray transfer_queue cupy verl_vcpo.plugin"
+modules="torch vllm verl megatron.core verl_vcpo.actor.megatron_bridge ray transfer_queue cupy verl_vcpo.plugin"
 if ((te)); then modules+=" transformer_engine.pytorch"; fi
 if ((flash)); then modules+=" flash_attn"; fi
 # shellcheck disable=SC2086 # a list of names

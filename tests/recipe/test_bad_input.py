@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.transformer.enums import AttnBackend
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
@@ -251,7 +253,8 @@ def test_spaces_and_a_long_dash(good: dict[str, str], capsys: pytest.CaptureFixt
     assert "begins with a long dash; give --dry-run" in run(good, capsys, "\N{EN DASH}dry-run")
 
 
-def test_the_table_is_long_and_its_shortcut_is_hydras() -> None:
+def test_the_table_is_long_and_its_shortcut_is_hydras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
     assert len(WRONG) >= 60
     some = [
         "async.lag=0.5",
@@ -341,12 +344,9 @@ def test_a_choice_of_attention_that_is_in_the_environment_too(
     good: dict[str, str], capsys: pytest.CaptureFixture[str], kernel: str, value: str
 ) -> None:
     """Refused where Megatron refuses, which says so only in a trainer's process that has started."""
-    from megatron.core.models.common.language_module.language_module import LanguageModule
-    from megatron.core.transformer.enums import AttnBackend
-
     given, setting = {f"NVTE_{kernel}_ATTN": value}, f"{MEGATRON}.override_transformer_config.attention_backend"
     for backend in AttnBackend:
-        model = SimpleNamespace(config=SimpleNamespace(attention_backend=backend))
+        model = SimpleNamespace(config=SimpleNamespace(attention_backend=backend, flash_attention_version=None))
         try:
             with patch.dict(os.environ, given):
                 LanguageModule._set_attention_backend(model)

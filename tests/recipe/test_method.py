@@ -159,7 +159,11 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
     """No rule is hidden behind another, or about a setting that does not exist."""
     kl, kept = f"{ACTOR}.use_kl_loss=true", "vcpo.norms.keep=activations"
     some = [(), (kept,), ("vcpo.norms.how=per_trajectory",), ("vcpo.baseline=mean",), ("method=ppo", kl)]
-    some += [(f"{ACTOR}.use_dynamic_bsz=true",), ("trainer.save_freq=5",)]
+    some += [
+        (f"{ACTOR}.use_dynamic_bsz=true",),
+        ("trainer.save_freq=5",),
+        ("async.truncated=penalty", "async.overlong_buffer_len=8"),
+    ]
     some += [
         (f"method={name}",) for name in ("none", "tis_seq", "sapo", "clip_cov", "m2po", "decoupled_ppo", "a2c", "tba")
     ]

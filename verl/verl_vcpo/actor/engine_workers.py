@@ -63,7 +63,6 @@ class VCPOCriticWorker(TrainingWorker):
 
 
 def _choose_engines() -> None:
-    """Register our engines with verl, by importing the modules that have them."""
-    importlib.import_module(ENGINES_OF[get_device_name()])
-    engines = importlib.import_module("verl_vcpo.actor.value_engine")  # imports the actor's too
+    """Register our engines with verl, by importing the module that has them."""
+    engines = importlib.import_module(ENGINES_OF[get_device_name()])
     os.environ["VERL_ENGINE_VENDOR"] = engines.ENGINE_VENDOR

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import typing_extensions
 from megatron.core import utils
-from megatron.core.extensions import transformer_engine as asked_before_the_loan  # noqa: F401  # what is installed
+from megatron.core.extensions import transformer_engine as extension  # noqa: F401  # notes what is really installed
 from packaging.version import Version
 
 
@@ -39,7 +39,7 @@ class _Lender(MetaPathFinder, Loader):
     """Finder of modules that have all names, below the missing packages."""
 
     def __init__(self, missing: list[str]) -> None:
-        self.missing = missing
+        self.missing, self.made = missing, list[str]()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if any(f"{name}.".startswith(f"{package}.") for package in self.missing):
@@ -48,20 +48,24 @@ class _Lender(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__getattr__ = _placeholder  # type: ignore[method-assign]
+        self.made.append(module.__name__)
 
 
 @contextmanager
 def _lent(missing: list[str]) -> Iterator[None]:
-    """Let imports of the missing packages succeed in the block; leave no trace of them."""
+    """Let imports of the missing packages succeed in the block.
+
+    Afterwards the packages are missing again. Modules that were first imported in the block keep `HAVE_TE = True`.
+    """
     lender = _Lender(missing)
     sys.meta_path.append(lender)
     if "transformer_engine" in missing:
-        utils._te_version = Version("2.20")
+        utils._te_version = Version("2.20")  # Megatron compares it while its layer specifications are imported
     try:
         yield
     finally:
         sys.meta_path.remove(lender)
-        for name in [name for name, module in sys.modules.items() if getattr(module, "__loader__", None) is lender]:
+        for name in lender.made:
             del sys.modules[name]
         if "transformer_engine" in missing:
             utils._te_version = None

@@ -15,13 +15,16 @@ SHARE = "vcpo/truncated/share"
 
 
 class Truncated(StrEnum):
-    """The treatment of truncated responses: that of all others; no part in the loss; nor in their prompt's baseline; a
-    penalty in the rewards of all long responses."""
+    """The treatment of truncated responses."""
 
     TRAIN = "train"
+    """Truncated responses are trained on as all others."""
     MASK = "mask"
+    """Truncated responses have no part in the loss, and keep their part in their prompt's baseline."""
     DROP = "drop"
+    """Truncated responses have no part in the loss, nor in their prompt's baseline."""
     PENALTY = "penalty"
+    """Long responses, truncated or not, have a penalty in their rewards."""
 
     @property
     def leaves_out(self) -> bool:

@@ -140,7 +140,7 @@ TAPPED: dict[type, type] = {
 
 
 def layers_of_experts(chunks: list[torch.nn.Module]) -> list[Any]:
-    """Return the linear layers of all experts on this rank, also those that are hidden from the tree of modules."""
+    """Return the linear layers of all experts on this rank."""
     mixtures = [module for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
     return [layer for mixture in mixtures for _, layer in linear_layers(mixture.experts)]
 

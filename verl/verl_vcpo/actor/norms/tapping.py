@@ -51,10 +51,8 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
 
 
 def _modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    """Return (name, module) of all modules, and of experts' layers that are hidden from the tree of modules."""
-    named = [pair for chunk in chunks for pair in chunk.named_modules()]
-    known = {module for _, module in named}
-    return named + [("an expert", layer) for layer in experts.layers_of_experts(chunks) if layer not in known]
+    """Return (name, module) of all modules."""
+    return [pair for chunk in chunks for pair in chunk.named_modules()]
 
 
 def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
