@@ -26,6 +26,7 @@ TRAINER_SHARE, MEMORY_SHARE = 0.35, 0.7
 NORMS_SHARE = 0.4
 """Of a pass. Counted are 0.05 to 0.6, by task (docs/explanation/packed-norms.md); 0.3 for MATH and Countdown."""
 _RECOMPUTATION = 1 / 3  # of a forward and a backward
+_WITHOUT_WEIGHTS = 2 / 3  # of a forward and a backward: a first backward that forms no gradients of weights
 _ITERATION_S = 0.003  # of a sampler's host, for each iteration
 _NETWORK = 25e9  # bytes per second between trainer and samplers
 _PROMPT_TOKENS, _SHARE_OF_LONGEST = 200, 4  # a mean response has a quarter of the longest one's tokens
@@ -140,7 +141,10 @@ def device_of(gib: float) -> str:
 
 def passes(config: DictConfig, shape: ModelShape) -> float:
     """The trainer's operations for a token, in units of a forward and a backward without recomputation."""
-    norms = NORMS_SHARE if VCPOSettings.of(config.vcpo).packs_gradient_norms else 0.0
+    vcpo = VCPOSettings.of(config.vcpo)
+    norms = NORMS_SHARE if vcpo.packs_gradient_norms else 0.0
+    if norms and (shape.experts or not vcpo.fits_two_sums):
+        norms += _WITHOUT_WEIGHTS
     recomputation = _RECOMPUTATION * _recomputed(config.actor_rollout_ref.actor.megatron, shape)
     return 1.0 + recomputation + bool(config.critic.enable) + norms
 

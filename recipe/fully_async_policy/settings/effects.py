@@ -11,7 +11,6 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, shown
-from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -149,16 +148,6 @@ RULES: tuple[Rule, ...] = (
         ("critic",),
         lambda config: _updates_by_loss(config) and config.critic.enable and config.algorithm.adv_estimator == "gae",
         "this method has no critic; method=a2c has one",
-    ),
-    Rule(
-        ("vcpo.norms.tokens",),
-        lambda config: vcpo_of(config).packs_gradient_norms and config.vcpo.norms.keep != NormsKeep.GRADIENTS,
-        "only vcpo.norms.how=packed with vcpo.norms.keep=activations or auto reads it",
-    ),
-    Rule(
-        ("vcpo.norms.keep",),
-        lambda config: not vcpo_of(config).needs_gradient_norms or config.vcpo.norms.how == NormsHow.PACKED,
-        "only vcpo.norms.how=packed reads it",
     ),
     Rule(
         ("vcpo.norms",),

@@ -65,5 +65,5 @@ class VCPOCriticWorker(TrainingWorker):
 def _choose_engines() -> None:
     """Register our engines with verl and our models with mbridge, by importing the modules that have them."""
     importlib.import_module(ENGINES_OF[get_device_name()])
-    engines = importlib.import_module("verl_vcpo.actor.value_engine")  # imports the actor's too
+    engines = importlib.import_module("verl_vcpo.actor.megatron_actor")
     os.environ["VERL_ENGINE_VENDOR"] = engines.ENGINE_VENDOR
