@@ -45,7 +45,7 @@ def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
     Returns:
         [B] float64 baselines within [min R, max R] of the group.
     """
-    return _weighted_mean(reward, length.double().log(), group)
+    return weighted_mean(reward, length.double().log(), group)
 
 
 def optimal_off_policy(
@@ -68,7 +68,7 @@ def optimal_off_policy(
     """
     log_influence = 2 * log_weight.double() + squared_norm.double().log()  # [B], -inf where the norm is 0
     if not leave_out_own:
-        return _weighted_mean(reward, log_influence, group)
+        return weighted_mean(reward, log_influence, group)
     baseline = torch.zeros_like(reward, dtype=torch.float64)
     for index in torch.unique(group):
         rows = group == index
@@ -102,7 +102,7 @@ def without_optimal(
     return torch.where((difference.abs() <= _CLOSE * spread) | (spread == 0), exact, difference)
 
 
-def _weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tensor:
+def weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tensor:
     """Return [B], group means of the rewards, weighted by exp(log_influence); plain means if all influences are 0."""
     reward = reward.double()
     groups = int(group.max()) + 1

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from recipe.command_line import OneLineParser, run_command, whole_number
-from vcpo.gradnorm import Segments, WeightedSums, add_weighted, squared_norms
-from vcpo.gradnorm.linear import gram_costs_less
+from vcpo.gradnorm import Segments, WeightedSums, squared_norms
 
 # (in, out) of the linear layers of Qwen2.5-1.5B and -7B, and of a model for a CPU
 MODELS = {
@@ -41,17 +40,11 @@ def _now(device: torch.device) -> float:
 def _forms(x: Tensor, dy: Tensor, segments: Segments) -> dict[str, Callable[[], Tensor | None]]:
     shape = dy.shape[1], x.shape[1]
     main, second = torch.zeros(2, *shape, device=x.device).unbind()
-    coefficient = torch.rand(len(segments), device=x.device)
     of_rewards = [float(i % 2) for i in range(len(segments))]  # two values, as most rewards have
     sums = WeightedSums(segments, [of_rewards, [1.0] * len(segments)])
 
     def plain() -> None:
         main.add_(dy.T @ x)
-
-    def norms_then_sum() -> Tensor:
-        norms = squared_norms(x, dy, segments)
-        add_weighted(x, dy, coefficient[segments.sequence], main)
-        return norms
 
     def norms_and_two_sums() -> Tensor:
         norms = torch.zeros(len(segments), device=x.device)
@@ -61,7 +54,7 @@ def _forms(x: Tensor, dy: Tensor, segments: Segments) -> dict[str, Callable[[], 
     return {
         "plain": plain,
         "norms and two sums": norms_and_two_sums,
-        "norms, then one sum": norms_then_sum,
+        "norms": lambda: squared_norms(x, dy, segments),
     }
 
 
@@ -93,8 +86,7 @@ def measure(
         name: statistics.median(a / b for a, b in zip(times, seconds["plain"], strict=True))
         for name, times in seconds.items()
     }
-    gram = gram_costs_less(segments, inputs, outputs)
-    shape = {"model": model, "lengths": lengths, "layer": layer, "form": "gram" if gram else "direct"}
+    shape = {"model": model, "lengths": lengths, "layer": layer}
     return {**shape, "plain_s": statistics.median(seconds["plain"]), "errors": errors, "ratio": ratio}
 
 
@@ -114,9 +106,7 @@ def main() -> int:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, 1 thread"
     run = {"device": name, "torch": torch.__version__, "dtype": arguments.dtype}
     rows = []
-    print(
-        f"{'model':14} {'tokens':9} {'layer':5} {'norms':7} {'plain ms':>9} {'two sums':>9} {'one sum':>9} {'error':>8}"
-    )
+    print(f"{'model':14} {'tokens':9} {'layer':5} {'plain ms':>9} {'two sums':>9} {'norms':>9} {'error':>8}")
     for model in arguments.model or ["d512"]:
         for lengths in arguments.lengths or LENGTHS:
             for layer in MODELS[model]:
@@ -125,10 +115,10 @@ def main() -> int:
                 if arguments.out:
                     with arguments.out.open("a") as file:
                         file.write(json.dumps(run | row) + "\n")
-                two, one = row["ratio"]["norms and two sums"], row["ratio"]["norms, then one sum"]
+                two, one = row["ratio"]["norms and two sums"], row["ratio"]["norms"]
                 error = max(row["errors"].values())
                 plain = f"{row['plain_s'] * 1e3:9.2f}"
-                print(f"{model:14} {lengths:9} {layer:5} {row['form']:7} {plain} {two:9.2f} {one:9.2f} {error:8.0e}")
+                print(f"{model:14} {lengths:9} {layer:5} {plain} {two:9.2f} {one:9.2f} {error:8.0e}")
     if arguments.json:
         print(json.dumps({**run, "rows": rows}))
     return 0 if all(max(row["errors"].values()) <= LIMIT[dtype] for row in rows) else 1

@@ -29,8 +29,8 @@ from recipe.fully_async_policy.plan.model_shape import KNOWN_SHAPES, ModelShape
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.layout import MicroBatch
-from verl_vcpo.actor.norms.settings import NormsKeep
-from verl_vcpo.actor.norms.sums import SecondBuffers, Sums
+from verl_vcpo.actor.norms.settings import NormsHow
+from verl_vcpo.actor.norms.sums import Sums, make_room
 
 MEMORY, BFLOAT16, FLOAT32, LEAST = 3e12, 450e12, 50e12, 2.5e-6
 """An H100's: bytes per second, operations per second of large products, seconds of the smallest operation."""
@@ -119,7 +119,7 @@ class Count:
     """Of all micro-batches of a case."""
 
     case: Case
-    keep: NormsKeep
+    how: NormsHow
     rewards: int
     """How many values the rewards of the prompt have."""
     micro_batches: int
@@ -195,15 +195,17 @@ def join_alone(folder: Path) -> None:
 
 
 @torch.no_grad()
-def count(case: Case, keep: NormsKeep, rewards: int = 2) -> Count:
+def count(case: Case, how: NormsHow, rewards: int = 2) -> Count:
     """What a prompt's samples add, all in one pass. After `join_alone`."""
     shape = KNOWN_SHAPES[case.model]
     rank = _Rank(shape, case.tp)
     sums = None
-    if keep is NormsKeep.GRADIENTS:
+    if how is NormsHow.PACKED:
         coefficient = torch.stack([torch.arange(case.samples) * rewards // case.samples, torch.ones(case.samples)])
-        sums = Sums(coefficient, (0,) * case.samples, SecondBuffers(rank.parameters))
-    collector = Collector(keep, case.samples, tied=shape.tied, device="meta", sums=sums)
+        second: dict[Tensor, Tensor] = {}
+        make_room(second, [rank.parameters], 1)
+        sums = Sums(coefficient, torch.zeros(case.samples, dtype=torch.long), second)
+    collector = Collector(case.samples, tied=shape.tied, device="meta", sums=sums)
     micro_batches = [_micro_batch(rows, [case.lengths[i] for i in rows]) for rows in case.micro_batches]
     with Operations() as plain:
         for micro_batch in micro_batches:
@@ -213,19 +215,19 @@ def count(case: Case, keep: NormsKeep, rewards: int = 2) -> Count:
             collector.micro_batch = micro_batch
             rank.backward(collector)
         collector.squared_norms()
-        if sums is None:
-            collector.add_weighted(torch.empty(case.samples, device="meta"))
-        else:
+        if sums is not None:
             sums.subtract([0.5])
     operations = (8 if case.recomputed else 6) * shape.parameters / case.tp * sum(case.lengths)
+    # without sums a forward and a backward of inputs' gradients alone come first
+    first = 0.0 if sums is not None else operations - 2 * shape.parameters / case.tp * sum(case.lengths)
     number = len(micro_batches)
     return Count(
         case,
-        keep,
+        how,
         rewards,
         micro_batches=number,
         plain_s=operations / BFLOAT16,
-        added_s=taken.seconds - plain.seconds,
+        added_s=taken.seconds - (plain.seconds if sums is not None else 0.0) + first / BFLOAT16,
         launches=taken.launches / number,
     )
 
@@ -241,11 +243,11 @@ def print_table(rows: list[Count]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("task", "tokens", "micro-batches", "keep", "plain ms", "added", "launches", "host")
+    table = Table("task", "tokens", "micro-batches", "how", "plain ms", "added", "launches", "host")
     for row in rows:
         tokens = f"{row.case.samples} of {row.case.mean_tokens}"
         values = (f"{row.plain_s * 1e3:.0f}", f"{row.added:+.0%}", f"{row.launches:,.0f}", f"{row.host:.0%}")
-        table.add_row(row.case.task, tokens, str(row.micro_batches), row.keep.value, *values)
+        table.add_row(row.case.task, tokens, str(row.micro_batches), row.how.value, *values)
     Console(width=110).print(table)
     print("added: device time, relative to a plain forward and backward. launches: the collector's in a micro-batch;")
     print("host: the host's time for them, relative to the device's. Counted operations, not measured times.")
@@ -258,8 +260,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         join_alone(Path(folder))
-        keeps = (NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS)
-        rows = [count(case, keep, arguments.rewards) for case in CASES for keep in keeps]
+        ways = (NormsHow.PACKED, NormsHow.TWO_BACKWARDS)
+        rows = [count(case, how, arguments.rewards) for case in CASES for how in ways]
     print_table(rows)
     if arguments.json:
         print(json.dumps({"rows": [asdict(row) | {"added": row.added, "host": row.host} for row in rows]}))

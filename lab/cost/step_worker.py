@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from lab.cost.steps import ACTIVATIONS, AUTO, METHODS, PER_TRAJECTORY, PLAIN, SLOW, Case
+from lab.cost.steps import METHODS, PACKED, PER_TRAJECTORY, PLAIN, SLOW, TWICE, Case
 from tests.kit.layout_run import ParallelLayout
 from verl_vcpo.actor.losses import padded_responses
 from verl_vcpo.actor.norms import update as packed_update
@@ -174,7 +174,7 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
     gradient: of the whole gradient, beside that of `PER_TRAJECTORY`: a plain packed step with the coefficients that
         these norms lead to.
 
-    `noise` of `ACTIVATIONS`, in the same measures: how much it differs from itself with smaller micro-batches.
+    `noise` of `TWICE`, in the same measures: how much it differs from itself with smaller micro-batches.
     """
 
     def result() -> tuple[Tensor, list[Tensor]]:
@@ -186,8 +186,8 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
         return {"norms": error, "gradient": _relative_difference(_trained(engine), gradient)}
 
     step(PLAIN)
-    of_itself = step(ACTIVATIONS, result)
-    rows[ACTIVATIONS]["noise"] = step(ACTIVATIONS, lambda: errors(*of_itself), micro_batches=4)
+    of_itself = step(TWICE, result)
+    rows[TWICE]["noise"] = step(TWICE, lambda: errors(*of_itself), micro_batches=4)
     expected = step(PER_TRAJECTORY, result)
     for method in METHODS:
         if method.startswith("packed"):
@@ -244,7 +244,7 @@ def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, ra
             engine.train_batch(data, loss_function(VCPOSettings(**METHODS[method])))
             return look()
 
-    methods = [PLAIN, AUTO] if quick else list(METHODS)
+    methods = [PLAIN, PACKED] if quick else list(METHODS)
     rows: dict[str, dict[str, Any]] = {method: {} for method in methods}
     if quick:
         for method in methods:  # to warm up

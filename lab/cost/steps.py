@@ -1,8 +1,8 @@
 """What a VCPO update costs beside a plain one: `python -m lab.cost.steps [--json]`.
 
-The same mini-batch through verl's own packed update (GRPO), the packed VCPO update as it is set by default ("auto") and
-in each of its forms, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of 32, and of
-a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the plain update
+The same mini-batch through verl's own packed update (GRPO), the packed VCPO update as it is set by default, the one
+with a second backward, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of 32, and
+of a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the plain update
 of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
 processes, and a GPU, by the clock. "work" is the ratio of the processor time of all processes. Norms are checked
 against those of one backward per sequence, gradients against a plain packed step with the same coefficients; exits with
@@ -28,13 +28,12 @@ from tqdm import tqdm
 from recipe.command_line import OneLineParser, run_command, whole_number
 from tests.kit.layout_run import make_checkpoint, run_processes
 
-PLAIN, AUTO, ACTIVATIONS, PER_TRAJECTORY = "plain", "packed, auto", "packed, activations", "per trajectory"
+PLAIN, PACKED, TWICE, PER_TRAJECTORY = "plain", "packed", "packed, two backwards", "per trajectory"
 
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {"enable": False},
-    AUTO: {},
-    "packed, gradients": {"norms": {"keep": "gradients"}},
-    ACTIVATIONS: {"norms": {"keep": "activations"}},
+    PACKED: {},
+    TWICE: {"norms": {"how": "two_backwards"}},
     PER_TRAJECTORY: {"norms": {"how": "per_trajectory"}},
 }
 
@@ -45,7 +44,7 @@ ERROR_LIMITS = {"float32": 1e-5, "bfloat16": 1e-2}
 """Of squared norms and of the whole gradient, relative; or `NOISE_LIMIT`, if that is more."""
 
 NOISE_LIMIT = 2.0
-"""In bfloat16, times what `ACTIVATIONS` differs by from itself with other micro-batches: as much is rounding."""
+"""In bfloat16, times what `TWICE` differs by from itself with other micro-batches: as much is rounding."""
 
 _STEPS_OF_A_ROUND_S = 600.0
 """A round that takes longer hangs."""
@@ -216,9 +215,9 @@ def measure(
 
 def exact(row: dict[str, Any]) -> bool:
     """Whether norms and gradients differ from the reference by no more than rounding."""
-    if ACTIVATIONS not in row["methods"]:
+    if TWICE not in row["methods"]:
         return True  # not asked
-    dtype, noise = row["case"]["dtype"], row["methods"][ACTIVATIONS]["noise"]
+    dtype, noise = row["case"]["dtype"], row["methods"][TWICE]["noise"]
     limits = dict.fromkeys(noise, ERROR_LIMITS[dtype])
     if dtype == "bfloat16":
         limits = {name: max(limit, NOISE_LIMIT * noise[name]) for name, limit in limits.items()}

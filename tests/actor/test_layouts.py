@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.exactness.layout_comparisons import LAYOUTS, REFERENCE, compare_all, run_reference
-from tests.kit.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, ParallelLayout, Result, make_checkpoint
+from tests.kit.layout_run import PACKED, PER_TRAJECTORY, STEPS, TWO_BACKWARDS, ParallelLayout, Result, make_checkpoint
 
-# The other two share their code with these; `python -m tests.exactness.layouts` runs all of them.
-TESTED = [PER_TRAJECTORY, ACTIVATIONS, GRADIENTS]
+# The other shares its code with these; `python -m tests.exactness.layouts` runs all of them.
+TESTED = [PER_TRAJECTORY, TWO_BACKWARDS, PACKED]
 
 # Products of settings that other layouts have one by one, or of other factors.
 NIGHTLY = {

@@ -14,7 +14,6 @@ from verl_vcpo.actor.losses import (
     TOKEN_MEAN,
     TOKEN_SUM,
     TOKEN_SUM_NORM,
-    importance_weighted_score_loss,
     note_longest_response,
     response_rows,
     weighted_score_loss,
@@ -100,21 +99,20 @@ def test_a_coefficient_of_zero_excludes_a_score_that_is_not_finite() -> None:
     values[5] = math.nan  # the response token of the second sequence
     values.requires_grad_()
     data = batch(vcpo_coefficient=torch.tensor([1.0, 0.0, 0.0, 0.0]))
-    weighted = {"config": VCPOConfig()}
-    for loss_of, settings in ((weighted_score_loss, {}), (importance_weighted_score_loss, weighted)):
-        loss, _ = loss_of(as_output(values), data, loss_agg_mode=TOKEN_SUM, **settings)
+    for importance in (None, VCPOConfig()):
+        loss, _ = weighted_score_loss(as_output(values), data, loss_agg_mode=TOKEN_SUM, importance=importance)
         assert loss.isfinite()
     data = batch(vcpo_coefficient=torch.ones(4))
-    loss, _ = importance_weighted_score_loss(as_output(values), data, loss_agg_mode=TOKEN_SUM, **weighted)
+    loss, _ = weighted_score_loss(as_output(values), data, loss_agg_mode=TOKEN_SUM, importance=importance)
     assert loss.isfinite(), "a weight of NaN is 0"
 
 
 def test_importance_weights_are_constants_of_the_packed_loss() -> None:
     values, coefficient = log_probs(), torch.tensor([2.0, -3.0, 7.0, 0.5])
-    loss, _ = importance_weighted_score_loss(
+    loss, _ = weighted_score_loss(
         as_output(values),
         batch(vcpo_coefficient=coefficient),
-        config=VCPOConfig(truncation=3.0),
+        importance=VCPOConfig(truncation=3.0),
         loss_agg_mode=TOKEN_SUM,
     )
     weights = [3.0, math.exp(0.1), 1.0, 3.0]  # e^2.6, e^0.1, none, e^1.4

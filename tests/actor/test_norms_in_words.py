@@ -7,22 +7,17 @@ from typing import Any
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from verl_vcpo.actor.engine_workers import VCPOActorWorker
-from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep, in_words
+from verl_vcpo.actor.norms.settings import NormsHow, in_words
 
 
 def test_a_run_says_how_it_measures_and_why() -> None:
     layers = "the layers of Transformer Engine 2.12.0"
-    auto = (
-        "vcpo.norms.keep=auto: gradients where groups and ranks allow it, else activations "
-        "(actor/vcpo/activations_kept)"
-    )
-    assert in_words(NormsHow.PACKED, layers, None) == f"Gradient norms: packed, on {layers}, {auto}."
-    kept = in_words(NormsHow.PACKED, layers, None, keep=NormsKeep.GRADIENTS)
-    assert kept == f"Gradient norms: packed, on {layers}, vcpo.norms.keep=gradients."
+    packed = f"Gradient norms: packed, on {layers}; a second backward forms the gradient"
+    assert in_words(NormsHow.PACKED, layers, None).startswith(f"{packed} where groups, ranks or weights")
+    assert in_words(NormsHow.TWO_BACKWARDS, layers, None) == f"{packed} (vcpo.norms.how=two_backwards)."
+    assert in_words(NormsHow.PACKED, layers, None, experts=True) == f"{packed} (a mixture of experts)."
     slow = in_words(NormsHow.PACKED, layers, "fp8 is not supported")
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
-    experts = in_words(NormsHow.PACKED, layers, None, NormsKeep.ACTIVATIONS)
-    assert experts == f"Gradient norms: packed, on {layers}, a mixture of experts: vcpo.norms.keep=activations."
     asked = in_words(NormsHow.PER_TRAJECTORY, layers, "fp8 is not supported")
     assert "vcpo.norms.how=per_trajectory" in asked and "fp8" not in asked
 
@@ -35,5 +30,5 @@ def test_the_worker_asks_its_engine(make_engine: Callable[..., Any]) -> None:
         for model in ("untied", "moe")
     }
     line = in_words(NormsHow.PACKED, *said["untied"][:2])
-    assert line.startswith("Gradient norms: packed, on Megatron's own layers, vcpo.norms.keep=auto")
+    assert line.startswith("Gradient norms: packed, on Megatron's own layers;")
     assert said["moe"] == (*said["untied"][:2], True), "and it has experts"

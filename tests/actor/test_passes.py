@@ -1,7 +1,6 @@
-"""What `vcpo.norms.keep=auto` keeps of a mini-batch, and in which passes."""
+"""In which passes two sums form the gradient of a mini-batch, and where they cannot."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,54 +10,81 @@ from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
-from verl_vcpo.actor.norms.plan import Experts, Parts, choose, plan_passes
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsKeep
+from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
-SMALL = Parts(trained=10_000_000)
+MANY = 50
+
+
+def prompts(rank_of_row: list[int], group: list[int], length: int | list[int] = 10) -> SequencesBeforeForward:
+    """Sequences sorted by rank."""
+    ones = torch.ones(len(group))
+    return SequencesBeforeForward(
+        reward=ones.double(),
+        group=torch.tensor(group),
+        tokens=ones.double(),
+        length=torch.tensor(length if isinstance(length, list) else [length] * len(group)),
+        usable=ones.bool(),
+        masked=~ones.bool(),
+        rank=torch.tensor(rank_of_row),
+        mine=slice(0, rank_of_row.count(0)),
+    )
 
 
 def groups(number: int, size: int, shortest: int, longest: int, across: bool = False) -> SequencesBeforeForward:
     """`number` prompts of `size` samples, on one rank or, one sample each, across two."""
     n, ranks = number * size, 2 if across else 1
-    ones = torch.ones(n)
-    return SequencesBeforeForward(
-        reward=ones.double(),
-        group=torch.arange(n) % number if across else torch.arange(n) // size,
-        tokens=ones.double(),
-        length=torch.randint(shortest, longest + 1, (n,), generator=torch.Generator().manual_seed(0)),
-        usable=ones.bool(),
-        masked=~ones.bool(),
-        rank=torch.arange(n) // (n // ranks),
-        mine=slice(0, n // ranks),
+    lengths = torch.randint(shortest, longest + 1, (n,), generator=torch.Generator().manual_seed(0)).tolist()
+    return prompts(
+        [i // (n // ranks) for i in range(n)], [i % number if across else i // size for i in range(n)], lengths
     )
 
 
-def chosen(
-    seen: SequencesBeforeForward, parts: Parts = SMALL, tokens: int | None = 8192, **settings: Any
-) -> tuple[NormsKeep, list[list[list[int]]]]:
-    return choose(VCPOSettings(**settings), seen, False, tokens, Experts.NONE, parts)
+def passes(seen: SequencesBeforeForward, tokens: int | None = 8192, buffers: int = MANY, **more: Any) -> Passes | None:
+    pipeline = {name: more.pop(name) for name in ("staged", "interleaved") if name in more}
+    return passes_of_sums(VCPOSettings(**more), seen, tokens, buffers, **pipeline)
 
 
-def test_what_is_set_is_kept() -> None:
-    for keep in NormsKeep.GRADIENTS, NormsKeep.ACTIVATIONS:
-        assert chosen(groups(16, 8, 40, 80), norms=dict(keep=keep))[0] is keep
-    _, passes = chosen(groups(16, 8, 40, 80), norms=dict(keep="activations"))
-    assert len(passes) == 1, "norms.tokens is the only limit"
+def test_no_sums_where_a_baseline_is_not_one_pass_of_one_rank() -> None:
+    whole, across = groups(16, 2, 256, 1024), groups(16, 2, 256, 1024, across=True)
+    assert passes(whole) is not None
+    assert passes(whole, opob_leave_one_out=True) is None
+    assert passes(whole, norms=NormsConfig(how=NormsHow.TWO_BACKWARDS)) is None
+    assert passes(whole, staged=True, interleaved=True) is None
+    assert passes(across) is None
+    assert passes(prompts([0] * 4 + [1] * 4, [0, 0, 1, 1, 2, 2, 2, 2])) is None, "ranks of two groups and of one"
+    assert passes(across, opob_scope="minibatch", staged=True, interleaved=True) == [[list(range(16))] * 2]
 
 
-def test_auto_keeps_activations_where_ranks_share_groups_only() -> None:
-    assert chosen(groups(16, 2, 256, 1024))[0] is NormsKeep.GRADIENTS
-    assert chosen(groups(16, 2, 256, 1024, across=True))[0] is NormsKeep.ACTIVATIONS
+def test_one_group_per_pass_where_ranks_have_whole_groups() -> None:
+    seen = prompts([0] * 4 + [1] * 4, [0, 1, 0, 1, 2, 2, 3, 3])
+    apart, together = [[[0, 2], [0, 1]], [[1, 3], [2, 3]]], [[[0, 2, 1, 3], [0, 1, 2, 3]]]
+    assert passes(seen, None, buffers=1) == passes(seen, 30, buffers=1) == apart
+    assert passes(seen, None, buffers=2) == passes(seen, 40, buffers=3) == together
 
 
-@pytest.mark.parametrize("settings", [dict(), dict(opob_leave_one_out=True)], ids=["gradients", "activations"])
-def test_a_pass_has_no_more_sequences_than_the_host_handles_fast(settings: dict[str, Any]) -> None:
+def test_a_group_is_sorted_by_reward() -> None:
+    seen = prompts([0] * 4, [0, 0, 0, 0])
+    seen.reward[:] = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert passes(seen) == [[[1, 3, 0, 2]]]
+
+
+def test_micro_batches_by_tokens_need_sequences_on_every_rank() -> None:
+    # the first two groups of rank 0 have 50 tokens: with micro-batches of 40 rank 0 may need one for each sequence
+    uneven = prompts([0] * 6 + [1] * 6, [0, 0, 0, 1, 1, 4, 2, 2, 3, 3, 5, 5])
+    for micro_batch_tokens, expected in ((40, [3, 3]), (60, [5, 1])):
+        planned = passes(uneven, micro_batch_tokens, buffers=2)
+        assert planned is not None and [len(rows) for rows, _ in planned] == expected
+    uneven = prompts([0] * 4 + [1] * 4, [0, 0, 0, 1, 2, 3, 3, 3])
+    assert [passes(uneven, tokens) is None for tokens in (None, 30, 20)] == [False, False, True]
+
+
+def test_a_pass_has_no_more_sequences_than_the_host_handles_fast() -> None:
     seen = groups(16, 8, 20, 40)
 
-    def sizes(tokens: int | None = 8192, staged: bool = False) -> list[int]:
-        parts = replace(SMALL, staged=staged)
-        return [len(rows) for (rows,) in chosen(seen, parts, tokens, **settings)[1]]
+    def sizes(tokens: int | None = 8192, **pipeline: bool) -> list[int]:
+        return [len(rows) for (rows,) in passes(seen, tokens, **pipeline) or []]
 
     assert sizes() == [64, 64]
     assert sizes(tokens=None) == [128], "micro-batches by sequences"
@@ -66,40 +92,33 @@ def test_a_pass_has_no_more_sequences_than_the_host_handles_fast(settings: dict[
 
 
 def test_passes_of_several_groups() -> None:
-    """Catches passes of many tokens on a CPU, whose activations leave the cache, and buffers that memory has no room
-    for."""
+    """Catches passes of many tokens on a CPU, whose activations leave the cache, and too many second buffers."""
     seen = groups(16, 4, 64, 256)
-    lengths = [sum(seen.length[rows].tolist()) for (rows,) in chosen(seen)[1]]
+    lengths = [sum(seen.length[rows].tolist()) for (rows,) in passes(seen) or []]
     assert 2048 < max(lengths) <= 4096
-    assert max(sum(seen.length[rows].tolist()) for (rows,) in chosen(seen, norms=dict(tokens=2000))[1]) <= 2000
-    numbers = SECOND_BUFFERS_BYTES // 4 // 3
-    large = Parts(trained=numbers)
-    assert (large.second_buffers, Parts(trained=4 * numbers).second_buffers) == (3, 1)
-    assert max(len(rows) for (rows,) in chosen(seen, large)[1]) <= 3 * 4
-    of_experts = VCPOSettings(norms=NormsConfig(keep=NormsKeep.GRADIENTS))
-    _, passes = choose(of_experts, seen, False, 8192, Experts.OWN, SMALL)
-    assert {len(rows) for (rows,) in passes} == {4}
+    assert max(len(rows) for (rows,) in passes(seen, buffers=3) or []) <= 3 * 4
 
 
-def test_the_parts_of_an_engine(make_engine: Callable[..., Any]) -> None:
+def test_memory_bounds_the_second_buffers(make_engine: Callable[..., Any]) -> None:
     engine = make_engine()
     trained = sum(p.numel() for chunk in engine.module for p in chunk.parameters())
-    assert engine.parts == Parts(trained, "cpu", staged=False)
+    assert engine.most_second_buffers == SECOND_BUFFERS_BYTES // (4 * trained) > 1
 
 
-def test_an_update_says_what_it_kept(make_engine: Callable[..., Any]) -> None:
-    kept = {
-        keep: train(make_engine(), make_batch(ONE_PROCESS), VCPOSettings(norms={"keep": keep}))["vcpo/activations_kept"]  # type: ignore[arg-type]  # it takes a mapping
-        for keep in ("auto", "activations", "gradients")
-    }
-    assert kept == {"auto": [0], "activations": [1], "gradients": [0]}
-
-
-def test_passes_take_as_many_groups_as_their_tokens_allow() -> None:
-    seen = groups(4, 2, 10, 10)
-    sizes = {
-        most: len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=most)), "activations", seen, False))
-        for most in (1, 40, 80)
-    }
-    assert sizes == {1: 4, 40: 2, 80: 1}
-    assert len(plan_passes(VCPOSettings(norms=NormsConfig(tokens=1)), "activations", seen, interleaved=True)) == 1
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        ("untied", {}, 0),
+        ("untied", {"norms": {"how": "two_backwards"}}, 1),
+        ("untied", {"opob_leave_one_out": True}, 1),
+        ("moe", {}, 1),
+        ("moe", {"opob_scope": "minibatch"}, 1),
+    ],
+    ids=str,
+)
+def test_an_update_says_whether_it_took_a_second_backward(
+    make_engine: Callable[..., Any], model: str, settings: dict[str, Any], expected: int
+) -> None:
+    engine = make_engine(model)
+    assert train(engine, make_batch(ONE_PROCESS), VCPOSettings(**settings))["vcpo/second_backwards"] == [expected]
+    assert bool(engine._second_buffers) == (not expected), "what is not needed is not allocated"

@@ -188,7 +188,7 @@ def test_a_sequence_with_a_bad_log_prob_is_counted_and_never_trained_on(
 
 @pytest.mark.parametrize("name", ["rollout_log_probs", "response_mask"])
 @pytest.mark.parametrize("change", [-1, 1])
-@pytest.mark.parametrize("method", [dict(), dict(norms=dict(keep="gradients")), dict(enable=False)], ids=str)
+@pytest.mark.parametrize("method", [dict(), dict(norms=dict(how="two_backwards")), dict(enable=False)], ids=str)
 def test_log_probs_of_another_length_are_refused(
     make_engine: Callable[..., Any], name: str, change: int, method: dict[str, Any]
 ) -> None:

@@ -22,25 +22,25 @@ from tests.kit.layout_run import GROUPS, ParallelLayout, make_checkpoint
 from tests.kit.layout_worker import make_batch
 from vcpo import OpobScope
 from verl_vcpo.actor.losses import note_longest_response, padded_responses, weighted_score_loss
-from verl_vcpo.actor.norms.rounding import LIMITS
+from verl_vcpo.actor.norms import rounding
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 LIMIT = 1e-4
-"""The largest relative error of a gradient of one of `KEEPS`."""
+"""The largest relative error of a gradient of one of `WAYS`."""
 
 _ONE_PROCESS = ParallelLayout("one process", distributed_optimizer=False)
 _SCORE = partial(weighted_score_loss, loss_agg_mode="seq-mean-token-mean")
 
-KEEPS: dict[str, dict[str, Any]] = {
-    "gradients": {"norms": {"keep": "gradients"}},
-    "gradients, mini-batch": {"norms": {"keep": "gradients"}, "opob_scope": "minibatch"},
-    "activations": {"norms": {"keep": "activations"}},
+WAYS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "packed, mini-batch": {"opob_scope": "minibatch"},
+    "two backwards": {"norms": {"how": "two_backwards"}},
     "per trajectory": {"norms": {"how": "per_trajectory"}},
 }
 """Ways to form the gradient, as settings of VCPOSettings."""
 
 TWO_SUMS = "two sums alone"
-BESIDE: dict[str, dict[str, Any]] = {TWO_SUMS: KEEPS["gradients"]}
+BESIDE: dict[str, dict[str, Any]] = {TWO_SUMS: WAYS["packed"]}
 """A way that is less exact, to be compared with: without a second backward."""
 
 ONE, EACH_GROUP, ALL, RANDOM = "one above the rest", "one of each group above the rest", "all low", "random"
@@ -57,7 +57,7 @@ SPREADS: dict[str, tuple[float, ...]] = {
 class Error:
     """The error of one update's gradient."""
 
-    keep: str
+    way: str
     weights: str
     spread: float
     relative: float
@@ -175,9 +175,8 @@ def errors(folder: Path) -> Iterator[Error]:
     for weights, spreads in SPREADS.items():
         for spread in spreads:
             batch = actor.with_log_weights(log_weights(weights, spread, len(actor.batch)))
-            for keep, of_keep in {**KEEPS, **BESIDE}.items():
-                settings = VCPOSettings(truncation=truncation(weights), **of_keep)
-                actor.engine._second_buffers.clear()  # of another number format
-                with mock.patch.dict(LIMITS, dict.fromkeys(LIMITS, math.inf) if keep == TWO_SUMS else {}):
+            for way, of_way in {**WAYS, **BESIDE}.items():
+                settings = VCPOSettings(truncation=truncation(weights), **of_way)
+                with mock.patch.object(rounding, "LIMIT", math.inf if way == TWO_SUMS else rounding.LIMIT):
                     error, second_backward = actor.error(batch, settings)
-                yield Error(keep, weights, spread, error, second_backward)
+                yield Error(way, weights, spread, error, second_backward)

@@ -15,12 +15,11 @@ from tests.kit.layout_run import norm_error
 from tests.kit.layout_worker import make_batch
 from tests.kit.resumption import ONE_PROCESS, largest_difference, parameters, train_actor
 from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine
-from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
-from verl_vcpo.actor.value_engine import ValueEngine
+from verl_vcpo.actor.megatron_actor import ValueEngine, VCPOMegatronEngine
+from verl_vcpo.actor.norms.settings import NormsHow
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
-KEPT = list(NormsKeep)
+PACKED = [how for how in NormsHow if how is not NormsHow.PER_TRAJECTORY]
 # Rounding: of the norms (`norm_error`), and of the parameters after a step, whose rate is 3e-3: absolute, and of each.
 # A bfloat16 parameter may be the next one: those are 2**-7 of each apart, or less.
 TOLERANCES = {"float32": (1e-6, 1e-6, 0.0), "bfloat16": (1e-2, 1e-3, 2**-7)}
@@ -43,9 +42,9 @@ def test_the_classes_are_the_gpus(build: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("keep", KEPT)
-def test_packed_norms_are_those_of_one_backward_per_sequence(build: Callable[..., Any], keep: str, dtype: str) -> None:
-    norms, after = update(build(dtype), how=NormsHow.PACKED, keep=keep)
+@pytest.mark.parametrize("how", PACKED)
+def test_packed_norms_are_those_of_one_backward_per_sequence(build: Callable[..., Any], how: str, dtype: str) -> None:
+    norms, after = update(build(dtype), how=how)
     wanted, expected = update(build(dtype), how=NormsHow.PER_TRAJECTORY)
     of_norms, absolute, relative = TOLERANCES[dtype]
     assert wanted.amax() > 2 * wanted.amin() > 0

@@ -6,10 +6,9 @@ import pytest
 
 from tests.kit.layout_run import Method, ParallelLayout, Result, norm_error, run_layout
 from tests.kit.resumption import largest_difference
-from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
+from verl_vcpo.actor.norms.settings import NormsHow
 
-WAYS = [{"how": NormsHow.PER_TRAJECTORY}, *({"how": NormsHow.PACKED, "keep": keep} for keep in NormsKeep)]
-METHODS = [Method(" ".join(way.values()), {"norms": way}, whole_groups=True) for way in WAYS]
+METHODS = [Method(how, {"norms": {"how": how}}, whole_groups=True) for how in NormsHow]
 TOLERANCE = 1e-6  # of the norms (`norm_error`), and of each parameter (absolute; the largest are about 1)
 LAYOUTS = [
     ParallelLayout("TP2 SP", tp=2, sequence_parallel=True),

@@ -33,8 +33,8 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings  # noqa: E402
 from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
 
 if ON_GPU:
+    from verl_vcpo.actor.megatron_actor import ValueEngine as Critic
     from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine as Engine
-    from verl_vcpo.actor.value_engine import ValueEngine as Critic
 else:
     from verl_vcpo.cpu.engine import CPUValueEngine as Critic
     from verl_vcpo.cpu.engine import CPUVCPOMegatronEngine as Engine

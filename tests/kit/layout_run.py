@@ -74,19 +74,16 @@ PER_TRAJECTORY = Method("per trajectory", {"norms": {"how": "per_trajectory"}})
 PER_TRAJECTORY_MINI_BATCH = Method(
     "per trajectory, mini-batch", {"norms": {"how": "per_trajectory"}, "opob_scope": "minibatch"}
 )
-ACTIVATIONS = Method("packed, activations", {"norms": {"keep": "activations", "tokens": 60}})
-GRADIENTS = Method("packed, gradients", {"norms": {"keep": "gradients"}}, whole_groups=True)
-GRADIENTS_MINI_BATCH = Method(
-    "packed, gradients, mini-batch", {"norms": {"keep": "gradients"}, "opob_scope": "minibatch"}
-)
+TWO_BACKWARDS = Method("packed, two backwards", {"norms": {"how": "two_backwards"}})
+PACKED = Method("packed", {}, whole_groups=True)
+PACKED_MINI_BATCH = Method("packed, mini-batch", {"opob_scope": "minibatch"})
 
 
 def methods(layout: ParallelLayout) -> list[Method]:
-    """Return the methods to compare on a layout: all that the layout allows."""
-    experts = layout.ep * (layout.tp if layout.etp is None else layout.etp)
-    shared = layout.model == "moe" and experts > layout.tp * layout.cp  # by data-parallel ranks
-    one_group_at_a_time = [GRADIENTS] if layout.vpp is None and not shared else []
-    return [PER_TRAJECTORY, ACTIVATIONS, *one_group_at_a_time, GRADIENTS_MINI_BATCH]
+    """Return the methods to compare on a layout: all in which its updates differ."""
+    if layout.model == "moe":
+        return [PER_TRAJECTORY, TWO_BACKWARDS]
+    return [PER_TRAJECTORY, TWO_BACKWARDS, *([PACKED] if layout.vpp is None else []), PACKED_MINI_BATCH]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_grpos_advantages_are_those_of_the_samples_that_count(monkeypatch: pytes
 
 
 def test_vcpos_engine_finds_the_group_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole groups stay on their rank: with other uids `vcpo.norms.keep=gradients` could not be kept."""
+    """Whole groups stay on their rank: with other uids each update would need a second backward."""
     batch, put = stored("drop")[0], list[tuple[list[str], TensorDict]]()
     monkeypatch.setattr(tq, "kv_batch_put", lambda keys, partition_id, fields: put.append((keys, fields)))
     leave_out(batch, by_verl=False)

@@ -64,14 +64,13 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             {},
-            "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own, "
-            "vcpo.norms.keep=auto: gradients where groups and ranks allow it, else activations "
-            "(actor/vcpo/activations_kept). "
+            "packed, on the layers of Transformer Engine, where that is installed, else Megatron's own; a second "
+            "backward forms the gradient where groups, ranks or weights demand one (actor/vcpo/second_backwards). "
             "The trainer",
         ),
         (
             {f"+{MEGATRON}.override_transformer_config.transformer_impl": "local"},
-            "Gradient norms: packed, on Megatron's own layers (transformer_impl=local), vcpo.norms.keep=auto",
+            "Gradient norms: packed, on Megatron's own layers (transformer_impl=local); a second",
         ),
         ({f"+{MEGATRON}.override_transformer_config.fp8": "e4m3"}, "not packed, because fp8 is not supported."),
         ({"vcpo.norms.how": "per_trajectory"}, "one backward per sequence (vcpo.norms.how=per_trajectory)"),
@@ -89,8 +88,8 @@ def test_how_norms_will_be_measured(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, "a mixture of experts: vcpo.norms.keep=activations. The trainer checks its experts' settings and layers"),
-        ({"transformer_impl": "local"}, "on Megatron's own layers (transformer_impl=local), a mixture of experts"),
+        ({}, "gradient (a mixture of experts). The trainer checks its experts' settings and layers"),
+        ({"transformer_impl": "local"}, "on Megatron's own layers (transformer_impl=local); a second backward forms"),
         ({"moe_z_loss_coeff": 0.001}, "not packed, because moe_z_loss_coeff=0.001: the loss is no sequence's own."),
     ],
     ids=str,
@@ -113,15 +112,13 @@ def test_a_mixture_of_experts_is_told(tmp_path: Path, settings: dict[str, Any], 
 def test_the_plan_of_a_mixture_of_experts_has_no_second_buffer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Catches a plan in which vcpo.norms.keep=auto means for experts what it means for dense models."""
+    """Catches a plan in which vcpo.norms.how=packed means for experts what it means for dense models."""
     model = Qwen3MoeConfig(num_hidden_layers=4, num_experts=8, num_key_value_heads=4, vocab_size=32000)
     model.save_pretrained(tmp_path / "model")
     settings = {"actor_rollout_ref.model.path": str(tmp_path / "model"), f"{MEGATRON}.expert_model_parallel_size": "4"}
     settings[f"{MEGATRON}.expert_tensor_parallel_size"] = "1"
     assert dry_run(tmp_path, settings) == 0
-    printed = capsys.readouterr().out
-    assert "kept for the update" in printed
-    assert "second buffer" not in printed
+    assert "second buffer" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -232,7 +229,6 @@ def test_memory_of_a_layout() -> None:
         ({ACTOR_SEQUENCES: "8", DYNAMIC: "false"}, "ppo_micro_batch_size_per_gpu=8"),
         ({ACTOR_TOKENS: "3072", "gpu_memory_gib": "50"}, "recompute_granularity=full"),
         ({ACTOR_SEQUENCES: "1", DYNAMIC: "false", "gpu_memory_gib": "50"}, "recompute_granularity=full"),
-        ({"vcpo.norms.keep": "activations"}, "or set vcpo.norms.keep=gradients"),
     ],
     ids=str,
 )

@@ -2,20 +2,17 @@
 
 A backward over packed sequences leaves, per layer, the inputs `x` [T, in] and the output gradients `dy` [T, out] of all
 tokens; the gradient of one sequence is a sum over the tokens of that sequence. Read in this order: `segments` (which
-tokens belong to which sequence), `linear` (weights of linear layers), `sums` (sums of their gradients with known
-coefficients), `vectors` (biases, norm weights, embeddings, and tied embeddings).
+tokens belong to which sequence), `linear` and `sums` (norms and sums of the gradients of linear layers), `vectors`
+(biases, norm weights, embeddings, and tied embeddings).
 """
 
-from vcpo.gradnorm.linear import add_weighted, add_weighted_per_sequence, squared_norms
 from vcpo.gradnorm.segments import Segments
-from vcpo.gradnorm.sums import WeightedSums
+from vcpo.gradnorm.sums import WeightedSums, squared_norms
 from vcpo.gradnorm.vectors import embedding_squared_norms, sequence_sums, tied_rows
 
 __all__ = [
     "Segments",
     "WeightedSums",
-    "add_weighted",
-    "add_weighted_per_sequence",
     "embedding_squared_norms",
     "sequence_sums",
     "squared_norms",

@@ -51,21 +51,11 @@ class Padded:
     tokens: Tensor | slice
     """[P] the rows of the packed batch that the buckets hold; a slice where there is one sequence."""
 
-    def pairs(self, some: tuple[Bucket, ...]) -> Tensor:
-        """Return [sum of k L L], some buckets one after the other: 1 for two real tokens of a sequence, else 0.
-
-        Computed once for all layers that ask for the same buckets.
-        """
-        key = tuple(bucket.first for bucket in some)
-        if key not in self._pairs:
-            real = [~bucket.padding for bucket in some]
-            parts = [(one[:, :, None] & one[:, None, :]).flatten() for one in real]
-            self._pairs[key] = torch.cat(parts) if parts else self.sequences.new_empty(0, dtype=torch.bool)
-        return self._pairs[key]
-
     @cached_property
-    def _pairs(self) -> dict[tuple[int, ...], Tensor]:
-        return {}
+    def pairs(self) -> Tensor:
+        """[sum of k L L], bucket after bucket: true for two real tokens of one sequence."""
+        real = [~bucket.padding for bucket in self.buckets]
+        return torch.cat([(one[:, :, None] & one[:, None, :]).flatten() for one in real])
 
 
 @dataclass(frozen=True)

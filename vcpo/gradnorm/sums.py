@@ -1,4 +1,4 @@
-"""Weighted sums of the gradients of a micro-batch's sequences, known before the backward: sum_i c_ji dW_i in buffer j.
+"""Norms and weighted sums of the gradients of a micro-batch's sequences: ||dW_i||^2, and sum_i c_ji dW_i in buffer j.
 
 On a CPU every dW_i is formed in blocks that stay in the cache (`linear.add_weighted_per_sequence`). On a GPU, where no
 cache holds them, every dW_i would be written and read several times; there
@@ -6,22 +6,25 @@ cache holds them, every dW_i would be written and read several times; there
     long sequences    have a product of their own, from which the norm comes as well
     all others        share one product with all sequences of the same coefficients: a group's rewards have few values,
                       so that two sums of a group take the operations of one packed product. Their norms come in the
-                      form that costs less
+                      Gram form
 
-All coefficients are known on the host, so that nothing waits for the GPU.
+All coefficients are known on the host before the backward, so that nothing waits for the GPU.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vcpo.gradnorm import cost
-from vcpo.gradnorm.linear import add_squared_norms, add_weighted_per_sequence, batches
+from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, batches
 from vcpo.gradnorm.segments import Segments
+
+# A GPU makes so many operations in the time in which a sequence's own product moves a number of the weight (bfloat16 at
+# three quarters of 450 TFLOP/s, 14 bytes at 3 TB/s, an H100's rates), and moves so many numbers in the time that the
+# host takes to launch the product. The choice follows from shapes alone: every run of a seed adds in the same order.
+_OPERATIONS, _LAUNCHED = 1600, 6_000_000
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,24 @@ class _Shared:
     """Each product's rows in that order, and the factor of the product in each buffer."""
 
 
+def squared_norms(x: Tensor, dy: Tensor, segments: Segments, *, batched: bool | None = None) -> Tensor:
+    """Return [n] float32 ||dW_i||^2 of every sequence alone. Arguments: see `WeightedSums.add`."""
+    norms = torch.zeros(len(segments), device=x.device)
+    WeightedSums(segments, []).add(x, dy, [], norms, batched=batched)
+    return norms
+
+
 class WeightedSums:
     """The weighted sums of one micro-batch, for all weights of linear layers.
 
     Args:
         segments: n sequences.
-        coefficient: n numbers for each of k buffers.
+        coefficient: n numbers for each of k buffers; without buffers there are norms alone.
     """
 
     def __init__(self, segments: Segments, coefficient: Sequence[Sequence[float]]) -> None:
         self.segments, self.coefficient = segments, coefficient
         self._of_sequence = list(zip(*coefficient, strict=True)) or [()] * len(segments)
-        self._longs: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._shared: dict[tuple[int, ...], _Shared] = {}
 
     def add(self, x: Tensor, dy: Tensor, into: Sequence[Tensor], norms: Tensor, *, batched: bool | None = None) -> None:
@@ -60,11 +69,13 @@ class WeightedSums:
             batched: the form for GPUs. None: on all devices but a CPU.
         """
         if not (batches(x) if batched is None else batched):
-            norms += add_weighted_per_sequence(x, dy, self.segments, self._on_device, into, spans=self._spans)
+            norms += add_weighted_per_sequence(x, dy, self.segments, self._on_device, into, self._spans)
             return
-        long = self._long(x, dy)
-        shared = self._shared_without(long)
-        add_squared_norms(x, dy, self.segments, shared.sequences, norms)
+        long = self._long(x.shape[1], dy.shape[1])
+        if long not in self._shared:
+            self._shared[long] = self._share(tuple(i for i in range(len(self.segments)) if i not in long))
+        shared = self._shared[long]
+        add_gram_norms(x, dy, self.segments, shared.sequences, norms)
         for i in long:
             rows = slice(*self.segments.bounds[i : i + 2])
             product = dy[rows].T @ x[rows]
@@ -76,23 +87,10 @@ class WeightedSums:
         for rows, of_buffers in shared.products:
             _add(dy[rows].T @ x[rows], of_buffers, into)
 
-    def _long(self, x: Tensor, dy: Tensor) -> tuple[int, ...]:
-        """Return the sequences whose own product costs less than another form of the norm; once for equal layers."""
-        of = cost.rates(x.device.type, x.element_size())
-        shape = x.shape[1], dy.shape[1], of, dy.element_size()
-        if shape not in self._longs:
-            self._longs[shape] = tuple(
-                i
-                for i, length in enumerate(self.segments.lengths)
-                if length
-                and cost.own_product(sum(map(bool, self._of_sequence[i])), *shape) < cost.norm([length], *shape)
-            )
-        return self._longs[shape]
-
-    def _shared_without(self, long: tuple[int, ...]) -> _Shared:
-        if long not in self._shared:
-            self._shared[long] = self._share(tuple(i for i in range(len(self.segments)) if i not in long))
-        return self._shared[long]
+    def _long(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Return the sequences whose norm costs more in the Gram form than their own product moves in memory."""
+        own = _OPERATIONS * (inputs * outputs + _LAUNCHED)
+        return tuple(i for i, n in enumerate(self.segments.lengths) if 2 * n * n * (inputs + outputs) > own)
 
     def _share(self, sequences: tuple[int, ...]) -> _Shared:
         bounds, of = self.segments.bounds, self._of_sequence

@@ -1,8 +1,9 @@
 """Methods that VCPO is compared with and that verl does not have: one pure function in one file each.
 
-Such a function takes log-probabilities under the policy and as recorded by the sampler, advantages and a mask, all
-[B, T], and the settings of the method. The result is the loss of each token, [B, T], whose gradient is the method's.
-Statistics over "the batch" are statistics over the B sequences of the call.
+Such a function takes `log_prob` under the policy being trained, `rollout_log_prob` recorded by the sampler, `advantage`
+and `mask`, which is true on response tokens, all [B, T]; and the settings of the method. The result is the loss of each
+token, [B, T], whose gradient is the method's. Statistics over "the batch" are statistics over the B sequences of the
+call.
 """
 
 from collections.abc import Callable

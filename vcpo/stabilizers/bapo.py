@@ -26,18 +26,11 @@ def bapo(
     the authors' were not available.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        advantage: [B, T].
-        mask: [B, T] true on response tokens.
         positive_share: rho_0.
         lower: the range in which the lower bound moves, from its start.
         upper: the same for the upper bound.
         lower_step: the lower bound moves by so much at a time.
         upper_step: the same for the upper bound.
-
-    Returns:
-        [B, T] losses.
     """
     ratio = token_log_ratios(log_prob, rollout_log_prob, mask).exp()
     (low, low_end), (high, high_end) = lower, upper

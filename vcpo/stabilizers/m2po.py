@@ -15,14 +15,7 @@ def m2po(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Te
     Source: the paper's description, and the authors' repository (Infini-AI-Lab/M2PO) for what counts as harmful.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        advantage: [B, T].
-        mask: [B, T] true on response tokens.
         tau: the largest second moment, in nats^2.
-
-    Returns:
-        [B, T] losses.
     """
     log_ratio = token_log_ratios(log_prob, rollout_log_prob, mask)
     keep = kept_tokens(log_ratio.detach(), advantage, mask.bool(), tau)

@@ -35,10 +35,7 @@ def oapl(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Te
     samplers' policy for many updates and then empties the buffer; in a lag-k run mu is the policy that drew each token.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
         advantage: [B, T] on every token A*, from `optimal_advantages`.
-        mask: [B, T] true on response tokens.
         beta: the reward that one nat of KL to the samplers' policy costs.
     """
     log_weight = sequence_log_weights(log_prob, rollout_log_prob, mask).to(log_prob.dtype)[:, None]

@@ -21,10 +21,6 @@ def off_policy_mask(
     was not available and gives no delta.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        advantage: [B, T].
-        mask: [B, T] true on response tokens.
         delta: nats per token.
         clip: PPO's clip range of the ratio.
 

@@ -31,16 +31,9 @@ def sat(
     the ratio is that of a token. SAT-GSPO, with the ratio of a sequence, is not here.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        advantage: [B, T].
-        mask: [B, T] true on response tokens.
         quantile: the quantile, in [0, 1], of |log r| over the batch's response tokens.
         lower: PPO's clip range below 1.
         upper: the same above 1.
-
-    Returns:
-        [B, T] losses.
     """
     log_ratio = token_log_ratios(log_prob, rollout_log_prob, mask)
     distance = log_ratio.detach()

@@ -10,15 +10,6 @@ def topr(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Te
     """-A log pi for A > 0; -sg(clip(w, 0, 1)) A log pi otherwise: a bad response counts less the less likely it is.
 
     w is the ratio of the whole response, pi(tau)/mu(tau), as in the paper.
-
-    Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        advantage: [B, T].
-        mask: [B, T] true on response tokens.
-
-    Returns:
-        [B, T] losses.
     """
     tapered = sequence_ratios(log_prob, rollout_log_prob, mask).clamp(max=1.0)[:, None]
     weight = torch.where(advantage > 0, 1.0, tapered)

@@ -20,15 +20,8 @@ def vespo(
     Source: the paper's pseudocode and default settings.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        advantage: [B, T].
-        mask: [B, T] true on response tokens.
         positive: (k, lambda) for A >= 0.
         negative: (k, lambda) for A < 0.
-
-    Returns:
-        [B, T] losses.
     """
     w = sequence_ratios(log_prob, rollout_log_prob, mask)[:, None]  # [B, 1]
     k, decay = (torch.where(advantage >= 0, p, n) for p, n in zip(positive, negative, strict=True))

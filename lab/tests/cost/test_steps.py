@@ -14,11 +14,12 @@ import torch
 
 from lab.cost import steps
 from lab.cost.steps import (
-    ACTIVATIONS,
     METHODS,
     NOISE_LIMIT,
+    PACKED,
     PLAIN,
     SMALLEST,
+    TWICE,
     Case,
     exact,
     gpu_cases,
@@ -69,7 +70,7 @@ def test_every_method_is_measured_and_exact(rehearsal: dict[str, list[dict[str, 
         assert result["seconds"] > 0 and result["peak_bytes"] > 0, method
         assert set(result["errors"]) == {"norms", "gradient"} if method.startswith("packed") else True
     assert row["methods"][PLAIN]["ratio"] == 1
-    noise = row["methods"][ACTIVATIONS]["noise"]
+    noise = row["methods"][TWICE]["noise"]
     assert noise["norms"] < 1e-5
     assert 0 < noise["gradient"] < 1e-5, "other micro-batches round otherwise"
     assert exact(row)
@@ -77,7 +78,7 @@ def test_every_method_is_measured_and_exact(rehearsal: dict[str, list[dict[str, 
 
 @pytest.mark.parametrize("error", [{"norms": 1.1e-5}, {"gradient": 1.1e-5}, {"gradient": float("nan")}])
 def test_a_difference_is_found(row: dict[str, Any], error: dict[str, float]) -> None:
-    row["methods"]["packed, gradients"]["errors"] |= error
+    row["methods"][PACKED]["errors"] |= error
     assert not exact(row)
 
 
@@ -86,10 +87,10 @@ def test_in_bfloat16_as_much_as_the_reference_differs_from_itself_is_rounding(
     row: dict[str, Any], dtype: str, expected: bool
 ) -> None:
     row["case"]["dtype"] = dtype
-    row["methods"][ACTIVATIONS]["noise"] = {"norms": 0.02, "gradient": 0.1}
-    row["methods"]["packed, gradients"]["errors"] = {"norms": 0.03, "gradient": 0.15}
+    row["methods"][TWICE]["noise"] = {"norms": 0.02, "gradient": 0.1}
+    row["methods"][PACKED]["errors"] = {"norms": 0.03, "gradient": 0.15}
     assert exact(row) is expected
-    row["methods"]["packed, gradients"]["errors"]["gradient"] = 1.1 * NOISE_LIMIT * 0.1
+    row["methods"][PACKED]["errors"]["gradient"] = 1.1 * NOISE_LIMIT * 0.1
     assert not exact(row)
 
 

@@ -5,10 +5,8 @@ Of the trainer (TP: tensor, CP: context, DP: data, EP: expert, ETP: expert-tenso
     weights              2 N: bfloat16; a pipeline stage's parameters / TP, those of experts / (EP ETP)
     gradients            4 N: Megatron's buffer; verl reduces in float32
     optimizer            12 N / (DP CP): Adam's float32 weights and two moments; of experts / (their data-parallel size)
-    second buffer        4 N, with vcpo.norms.keep=gradients; with optimizer_offload not while the optimizer steps
-    kept for the update  with vcpo.norms.keep=activations: every linear layer's inputs and output gradients, of at most
-                         vcpo.norms.tokens tokens, but at least of one prompt's samples (keep=auto: spread evenly).
-                         keep=auto takes a second buffer where groups and ranks allow it, else these
+    second buffer        4 N, with vcpo.norms.how=packed and a dense model; small models have several, up to 2 GiB; with
+                         optimizer_offload not while the optimizer steps
     critic               weights, gradients and optimizer once more (method=a2c)
     reference policy     weights once more, with a KL penalty
     activations          `layer_activations` of every layer, or with full recomputation 2 T h of each
@@ -37,7 +35,7 @@ from omegaconf import DictConfig
 from recipe.fully_async_policy.plan.model_shape import ModelShape
 from recipe.fully_async_policy.settings.errors import SettingError
 from vcpo import OpobScope
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsKeep, against_packing, against_packing_experts
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 GIB = 2**30
@@ -45,7 +43,7 @@ RUNTIME_GIB = 2.0
 LOGITS_BYTES, ENTROPY_BYTES = 8, 8
 """Per token and word of the vocabulary."""
 SECOND_BUFFER = "second buffer (OPOB)"
-_BY_LENGTH = ("activations", "logits", "recomputed layers", "kept for the update")
+_BY_LENGTH = ("activations", "logits", "recomputed layers")
 """Uses that grow with the lengths of the sequences."""
 
 
@@ -149,19 +147,6 @@ def layer_activations(
     return (norms + visits) / split + (attention + gated * experts.shared) / tp + rotary
 
 
-def kept_by_layer(shape: ModelShape, tp: int, etp: int = 1) -> float:
-    """Bytes per token that a layer gives to vcpo.norms.keep=activations: inputs and output gradients.
-
-    With sequence parallelism, too, the tokens of each matrix are gathered before.
-    """
-    h, experts = shape.hidden, shape.experts
-    attention = 2 * h + (2 * shape.queries + 2 * shape.keys) / tp
-    if experts is None:
-        return 2 * (attention + 2 * h + 3 * shape.intermediate / tp)
-    visits = experts.per_token * (2 * h * etp + 3 * experts.intermediate) / tp
-    return 2 * (attention + h + experts.number + visits + bool(experts.shared) * (2 * h + 3 * experts.shared / tp))
-
-
 def trainer_memory(config: DictConfig, layout: Layout, shape: ModelShape) -> TrainerMemory:
     """GiB per GPU of the trainer: of the first or the last pipeline stage, whichever needs more."""
     ends = [(True, True)] if layout.pp == 1 else [(True, False), (False, True)]
@@ -180,7 +165,7 @@ def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: 
         dense / (layout.dp * layout.cp if sharded else 1) + experts / (layout.expert_dp if sharded else 1)
     )
     state: dict[str, float] = {"weights": weights, "gradients": gradients}
-    state |= _kept_for_norms(config, layout, shape, gradients)
+    state |= _second_buffer(config, layout, shape, gradients)
     if config.critic.enable:
         state["critic"] = weights + gradients + optimizer
     if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
@@ -189,8 +174,7 @@ def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: 
     state["CUDA, NCCL"] = RUNTIME_GIB * GIB
     moved = actor.megatron.optimizer_offload
     backward = state | ({} if moved else {"optimizer": optimizer}) | _activations(config, layout, shape, last)
-    gone = ("kept for the update", SECOND_BUFFER) if moved else ("kept for the update",)
-    step = {use: size for use, size in state.items() if use not in gone}
+    step = {use: size for use, size in state.items() if not (moved and use == SECOND_BUFFER)}
     step |= {"optimizer": optimizer, "Adam's temporaries": 8 * shape.largest_matrix / layout.tp}
     return TrainerMemory(_in_gib(backward), _in_gib(step))
 
@@ -256,32 +240,14 @@ def obstacle(config: DictConfig) -> str | None:
     return against_packing(settings.get) or (against_packing_experts(settings.get) if has_experts(config) else None)
 
 
-def _kept_for_norms(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:
-    """Bytes that a packed backward keeps until the baseline is known; where that is decided later, the more."""
-    vcpo = VCPOSettings.of(config.vcpo)
-    keep = vcpo.kept_with_experts if shape.experts else vcpo.norms.keep
-    if not vcpo.packs_gradient_norms or obstacle(config):
+def _second_buffer(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:
+    """Bytes in which a packed backward keeps sums until the baselines are known."""
+    vcpo, actor = VCPOSettings.of(config.vcpo), config.actor_rollout_ref.actor
+    whole = vcpo.opob_scope is OpobScope.MINIBATCH
+    if not vcpo.fits_two_sums or shape.experts or obstacle(config) or (layout.vpp > 1 and not whole):
         return {}
-    whole, actor = vcpo.opob_scope is OpobScope.MINIBATCH, config.actor_rollout_ref.actor
-    samples = config.actor_rollout_ref.rollout.n
-    of_rank = actor.ppo_mini_batch_size * samples / layout.dp
-    groups = 1.0 if whole or shape.experts else of_rank / samples
-    buffer = {SECOND_BUFFER: gradients * max(1, min(groups, SECOND_BUFFERS_BYTES // gradients))}
-    certain = vcpo.fits_two_sums and (whole or layout.dp * layout.vpp == 1)
-    if keep is NormsKeep.GRADIENTS:
-        return buffer
-    auto = keep is NormsKeep.AUTO and vcpo.fits_two_sums
-    group = samples / layout.dp if auto else min(samples, of_rank)  # auto keeps activations where ranks share groups
-    together = of_rank if whole or layout.vpp > 1 else group
-    one = _length(config)
-    tokens = min(max(vcpo.norms.tokens, together * one), of_rank * one) / layout.cp
-    ends = 2 * (2 * shape.hidden + shape.vocabulary / layout.tp)  # embedding and head
-    kept = {
-        "kept for the update": tokens * (shape.layers / layout.pp * kept_by_layer(shape, layout.tp, layout.etp) + ends)
-    }
-    if not auto:
-        return kept
-    return buffer if certain else max(buffer, kept, key=lambda use: sum(use.values()))
+    groups = 1.0 if whole else actor.ppo_mini_batch_size / layout.dp
+    return {SECOND_BUFFER: gradients * max(1, min(groups, SECOND_BUFFERS_BYTES // gradients))}
 
 
 def sampler_memory(config: DictConfig, layout: Layout, shape: ModelShape, gpu_gib: float) -> dict[str, float]:
@@ -339,9 +305,7 @@ def warning(config: DictConfig, trainer: TrainerMemory, gpu: float) -> str | Non
         name, size = "ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu
         alone = size == 1
     fix = f"lower actor_rollout_ref.actor.{name}={size}"
-    if "kept for the update" in trainer.backward:
-        fix += ", or set vcpo.norms.keep=gradients"
-    elif alone and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
+    if alone and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
         fix = "set actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full"
     elif alone:
         fix = "set actor_rollout_ref.actor.megatron.optimizer_offload=true, or give the trainer more GPUs"

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, shown
-from verl_vcpo.actor.norms.settings import NormsHow, NormsKeep
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import Truncated
@@ -145,16 +144,6 @@ RULES: tuple[Rule, ...] = (
         ("async.overlong_buffer_len", "async.overlong_penalty_factor"),
         lambda config: config["async"].truncated == Truncated.PENALTY,
         "only async.truncated=penalty reads it",
-    ),
-    Rule(
-        ("vcpo.norms.tokens",),
-        lambda config: vcpo_of(config).packs_gradient_norms and config.vcpo.norms.keep != NormsKeep.GRADIENTS,
-        "only vcpo.norms.how=packed with vcpo.norms.keep=activations or auto reads it",
-    ),
-    Rule(
-        ("vcpo.norms.keep",),
-        lambda config: not vcpo_of(config).needs_gradient_norms or config.vcpo.norms.how == NormsHow.PACKED,
-        "only vcpo.norms.how=packed reads it",
     ),
     Rule(
         ("vcpo.norms",),

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tests.actor.te.oracle import BOUNDS, LENGTHS, TOKENS, Errors, errors, is_this_ranks, packed_layout
 from verl_vcpo.actor.local_layers import layer_spec
-from verl_vcpo.actor.norms.settings import NormsKeep
 from verl_vcpo.actor.norms.tapping import plug_in
 from verl_vcpo.actor.varlen_attention import VarlenAttention
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
@@ -106,5 +105,6 @@ class SmallModel:
         (score * weight).sum().backward()
         return score.detach()
 
-    def errors(self, keep: NormsKeep) -> Errors:
-        return errors(self.module, self.tap, self.backward, keep, packed_layout(self.token), self.tied)
+    def errors(self) -> Errors:
+        experts = bool(self.module.config.num_moe_experts)
+        return errors(self.module, self.tap, self.backward, packed_layout(self.token), self.tied, experts)

@@ -13,8 +13,7 @@ from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.layout import MicroBatch
 from verl_vcpo.actor.norms.modules import Tap
-from verl_vcpo.actor.norms.settings import NormsKeep
-from verl_vcpo.actor.norms.sums import SecondBuffers, Sums
+from verl_vcpo.actor.norms.sums import Sums
 
 LENGTHS = [40, 3, 65, 20]
 TOKENS = sum(LENGTHS)
@@ -54,9 +53,9 @@ def errors(
     model: torch.nn.Module,
     tap: Tap,
     backward: Backward,
-    keep: NormsKeep,
     layout: MicroBatch | None = None,
     tied: bool = False,
+    experts: bool = False,
 ) -> Errors:
     """Packed norms and weighted sums against one backward per sequence, in which the tap has no collector.
 
@@ -72,8 +71,10 @@ def errors(
     coefficient = COEFFICIENT[:n]
     scores = backward(every)
     _clear(model)
-    sums_of_pass = Sums(torch.stack([coefficient, coefficient * 0]), (0,) * n, SecondBuffers(trained(model).values()))
-    collector = Collector(keep, n, tied=tied, device="cpu", sums=sums_of_pass)
+    second = {p: torch.zeros(1, *p.shape) for p in trained(model).values()}
+    both = torch.stack([coefficient, coefficient * 0])
+    sums_of_pass = None if experts else Sums(both, torch.zeros(n, dtype=torch.long), second)
+    collector = Collector(n, tied=tied, device="cpu", sums=sums_of_pass)
     collector.micro_batch, tap.collector = layout, collector
     try:
         assert backward(every).equal(scores), "the packed forward is another one"
@@ -81,14 +82,14 @@ def errors(
         tap.collector = None
     _as_ddp(model)
     squared = collector.squared_norms()
-    if keep is NormsKeep.ACTIVATIONS:
-        assert not any(p.main_grad.any() for p in trained(model).values()), "a gradient was formed in the backward"
-        collector.add_weighted(coefficient)
     collected = {name: p.main_grad.clone() for name, p in trained(model).items()}
     if dist.is_initialized():
         dist.all_reduce(squared, group=mpu.get_tensor_model_parallel_group())
     sums = 0.0
     for name, gradient in collected.items():
+        if experts:
+            assert not gradient.any(), "a gradient was formed in the backward"
+            continue
         wanted = sum(c * one[name] for c, one in zip(coefficient.tolist(), one_by_one, strict=True))
         sums = max(sums, ((gradient - wanted).abs().max() / wanted.abs().max()).item(), key=_nan_is_most)
     return Errors(((squared - norms).abs() / norms).max().item(), sums)

@@ -11,17 +11,14 @@ from tests.actor.te.model import MOE, QWEN2, QWEN3, SmallModel
 from tests.actor.te.oracle import Errors
 from verl_vcpo.actor.norms import te_modules
 from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.settings import NormsKeep
 
 TOLERANCE = 1e-5
 BF16 = 2e-2  # products of numbers of 8 bits, rounded to 8 bits before they are added in float32
 FULL = dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
 SELECTIVE = dict(recompute_granularity="selective", recompute_modules=["core_attn", "mlp"])
 OF_EXPERTS = dict(recompute_granularity="selective", recompute_modules=["moe"])
-KEEPS = [NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS]
 
 
-@pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -37,16 +34,16 @@ KEEPS = [NormsKeep.ACTIVATIONS, NormsKeep.GRADIENTS]
     ],
 )
 @pytest.mark.usefixtures("one_rank")
-def test_a_model(settings: dict[str, Any], keep: NormsKeep) -> None:
+def test_a_model(settings: dict[str, Any]) -> None:
     """Catches a parameter of a whole model that is not tapped, or is tapped twice where activations are recomputed."""
-    assert SmallModel(**settings).errors(keep).within(TOLERANCE)
+    assert SmallModel(**settings).errors().within(TOLERANCE)
 
 
 @pytest.mark.usefixtures("one_rank")
 def test_a_model_in_bfloat16() -> None:
     """Catches norms that are summed in bfloat16, and gradients that are not added in the buffer's float32."""
     model = SmallModel(**QWEN3, fused=True, params_dtype=torch.bfloat16, bf16=True)
-    assert model.errors(NormsKeep.ACTIVATIONS).within(BF16)
+    assert model.errors().within(BF16)
 
 
 @pytest.mark.parametrize("case", TENSOR_PARALLEL)
@@ -66,7 +63,7 @@ def test_without_the_fused_norms_tap_the_comparison_fails(monkeypatch: pytest.Mo
         return announced is not None
 
     monkeypatch.setattr(te_modules.Extension, "_take", take_nothing)
-    assert model.errors(NormsKeep.ACTIVATIONS).norms > 100 * TOLERANCE
+    assert model.errors().norms > 100 * TOLERANCE
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -79,7 +76,7 @@ def test_without_biases_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) ->
             vector(self, *args, **kwargs)
 
     monkeypatch.setattr(Collector, "vector", no_bias)
-    assert SmallModel(**QWEN2).errors(NormsKeep.ACTIVATIONS).norms > 100 * TOLERANCE
+    assert SmallModel(**QWEN2).errors().norms > 100 * TOLERANCE
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -93,4 +90,4 @@ def test_without_a_tap_of_a_mixture_of_experts_the_comparison_fails(monkeypatch:
             taken(self, weight, *args, **kwargs)
 
     monkeypatch.setattr(Collector, tap, take)
-    assert SmallModel(**MOE, moe_grouped_gemm=True).errors(NormsKeep.ACTIVATIONS).norms > 100 * TOLERANCE
+    assert SmallModel(**MOE, moe_grouped_gemm=True).errors().norms > 100 * TOLERANCE

@@ -38,7 +38,6 @@ def response_rows(log_probs: Tensor, data: TensorDict, *fields: str) -> list[Ten
     Args:
         log_probs: nested, over whole sequences: at position t the log-prob of token t + 1.
         data: a micro-batch of n sequences, with `prompts`, `responses` and `fields`, all nested.
-        fields: names of fields with one value per response token.
 
     Raises:
         RuntimeError: `log_probs` and `data` have different numbers of tokens.
@@ -89,35 +88,23 @@ def weighted_score_loss(
     *,
     loss_agg_mode: str,
     loss_scale_factor: float | None = None,
+    importance: VCPOConfig | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the loss -sum_i coefficient_i score_i, whose gradient summed over the global mini-batch is -G.
 
     The coefficients contain 1/B of the global mini-batch. The loss is multiplied by the data-parallel size, because
     Megatron averages gradients over data-parallel ranks.
+
+    Args:
+        importance: multiply each coefficient by the weight a_i of the same forward pass under these settings. A
+            sequence with weight NaN gets weight 0, and so no gradient; the caller sees the NaN in the gathered weights.
     """
-    log_prob, mask = response_rows(model_output["log_probs"], data, "response_mask")
+    fields = ["response_mask"] if importance is None else ["response_mask", "rollout_log_probs"]
+    log_prob, mask, *of_sampler = response_rows(model_output["log_probs"], data, *fields)
+    coefficient = data["vcpo_coefficient"]
+    if importance is not None:
+        log_weight = log_packed_weights(importance, sequence_log_weights(log_prob, of_sampler[0], mask))
+        coefficient = coefficient * torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
     score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
     # A coefficient of 0 excludes a sequence even where its score is not finite.
-    used = torch.where(data["vcpo_coefficient"] != 0, score, 0.0)
-    return -(data["vcpo_coefficient"] * used).sum() * data["dp_size"], {}
-
-
-def importance_weighted_score_loss(
-    model_output: dict[str, Tensor],
-    data: TensorDict,
-    dp_group: Any = None,
-    *,
-    config: VCPOConfig,
-    loss_agg_mode: str,
-    loss_scale_factor: float | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """Return -sum_i a_i coefficient_i score_i: `weighted_score_loss` with the weights a_i of the same forward pass.
-
-    A sequence with weight NaN gets weight 0, and so no gradient; the caller sees the NaN in the gathered log-weights.
-    """
-    log_prob, mask, rollout = response_rows(model_output["log_probs"], data, "response_mask", "rollout_log_probs")
-    log_weight = log_packed_weights(config, sequence_log_weights(log_prob, rollout, mask))
-    weight = torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
-    score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
-    coefficient = weight * data["vcpo_coefficient"]
     return -(coefficient * torch.where(coefficient != 0, score, 0.0)).sum() * data["dp_size"], {}

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name
+from verl.utils.device import get_device_id, get_device_name
 from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_optimizer
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
 from vcpo import AUTO, Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
 from vcpo.mismatch import WeightParts
@@ -35,17 +35,12 @@ from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
 from verl_vcpo.actor.norms import experts
+from verl_vcpo.actor.norms.layout import micro_batch
 from verl_vcpo.actor.norms.per_trajectory import score_gradients
-from verl_vcpo.actor.norms.plan import Parts
-from verl_vcpo.actor.norms.settings import NormsKeep, against_packing
+from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing
 from verl_vcpo.actor.norms.sums import SecondBuffers
 from verl_vcpo.actor.norms.tapping import plug_in
-from verl_vcpo.actor.norms.update import (
-    PackedOutcome,
-    PackedUpdate,
-    Unmeasured,
-    forward_step,
-)
+from verl_vcpo.actor.norms.update import PackedUpdate, Unmeasured
 from verl_vcpo.actor.resume import Resumable
 from verl_vcpo.actor.sequence_weights import SequenceWeights
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -76,9 +71,8 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
         self.unpackable: str | None = None
         """The reason why `vcpo.norms.how=packed` is impossible with this model and these settings; None: possible."""
-        self._second_buffers = SecondBuffers()
+        self._second_buffers: SecondBuffers = {}
         self._warned = False
-        self._kept: NormsKeep | None = None
         self._batch_begins = True
 
     def initialize(self) -> None:
@@ -89,10 +83,12 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
                 group["foreach"] = False
         self.tap = plug_in(self.module)
         # Pipeline stages have different layers, and all ranks have to measure in the same way.
-        reasons: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(reasons, self._why_not_packed())
+        trained = sum(p.numel() for chunk in self.module for p in chunk.parameters() if p.requires_grad)
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, (self._why_not_packed(), trained))
+        reasons, numbers = zip(*of_ranks, strict=True)
         self.unpackable = next(filter(None, reasons), None)
-        self.parts = Parts.gathered(self.module)
+        self.most_second_buffers = max(1, SECOND_BUFFERS_BYTES // (4 * max(1, *numbers)))
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
         """Make one optimizer step on one mini-batch; no step if no sequence of the mini-batch is usable.
@@ -129,30 +125,25 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
         packed = self._packed_update(data, vcpo, aggregation)
         loss = partial(weighted_score_loss, **aggregation)
-        batch = packed.batch if packed else self._measure(data, vcpo, loss)
+        batch, losses = packed or (self._measure(data, vcpo, loss), None)
         parts = self._parts(batch, batch_begins)
         step = self._estimate(vcpo, batch, parts)
         self.last_update = (batch, step)
         self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
         if batch_begins and lag is not None:  # later mini-batches are stale: the earlier have moved the policy
             self.freshest_ess_ratio.update(step.ess_ratio, lag)
-        if not (step.usable & ~batch.masked).any():
-            return self._skipped(batch, step, parts)
-        if packed and not packed.rounded:
-            outputs = self._outputs(packed.losses)
+        if not (step.usable & ~batch.masked).any():  # a gradient of zero still moves weights: momentum, weight decay
+            return self._with_metrics(self._outputs([0.0]), batch, step, parts, grad_norm=0.0)
+        if losses is not None:
+            outputs = self._outputs(losses)
         else:
             data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
             self.optimizer_zero_grad()
             outputs = self.forward_backward_batch(data, loss)
         with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
             grad_norm = self.optimizer_step()
-        if self.is_mp_src_rank_with_outputs():
-            outputs["metrics"]["grad_norm"] = grad_norm
-        of_packed = {}
-        if packed:
-            activations = packed.keep is NormsKeep.ACTIVATIONS
-            of_packed = {"vcpo/second_backwards": int(packed.rounded), "vcpo/activations_kept": int(activations)}
-        return self._with_metrics(outputs, batch, step, parts, of_packed)
+        second = packed is not None and losses is None
+        return self._with_metrics(outputs, batch, step, parts, grad_norm=grad_norm, second_backward=second)
 
     def _why_not_packed(self) -> str | None:
         """Return `unpackable` for this rank's part of the model."""
@@ -173,31 +164,29 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         of_experts = experts.obstacle(self.tf_config) if self.tf_config.num_moe_experts else None
         return of_experts or self.tap.untapped
 
-    def _packed_update(self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]) -> PackedOutcome | None:
-        """Measure norms and form the gradient by packed passes; None if packed norms are not set or not possible."""
+    def _packed_update(
+        self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]
+    ) -> tuple[MiniBatch, list[float] | None] | None:
+        """Return the result of `PackedUpdate.run`; None if packed norms are not set or not possible."""
         if not vcpo.packs_gradient_norms:
             return None
         if self.unpackable:
             if not self._warned and dist.get_rank() == 0:
-                logger.warning("vcpo.norms.how=packed -> per_trajectory: %s", self.unpackable)
+                logger.warning("vcpo.norms.how=%s -> per_trajectory: %s", vcpo.norms.how, self.unpackable)
             self._warned = True
             return None
-        update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers)
-        if update.keep is not self._kept and dist.get_rank() == 0:
-            logger.info("packed norms keep %s in %d passes", update.keep, len(update.passes))
-        self._kept = update.keep
-        if update.keep is NormsKeep.GRADIENTS and self._slots < update.slots:
-            self._second_buffers.clear()  # first: both need not fit
-            self._second_buffers = update.second = SecondBuffers.for_modules(self.module, update.slots)
-        try:
-            return update.run()
-        except Unmeasured:
-            for _, second in self._second_buffers.blocks:
-                second.zero_()
-        if update.keep is NormsKeep.GRADIENTS:  # gradients may be too large or small only with their weights
-            with contextlib.suppress(Unmeasured):
-                return PackedUpdate(self, data, vcpo, aggregation, SecondBuffers(), only_norms=True).run()
-        logger.warning("vcpo.norms.how=packed: a sequence's gradient is not finite; per_trajectory finds which")
+        for sums in (True, False):  # gradients may be too large or small only with their weights, which sums contain
+            update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers, sums)
+            try:
+                return update.run()
+            except Unmeasured:
+                for second in self._second_buffers.values():
+                    second.zero_()
+            if not update.has_sums:
+                break
+        logger.warning(
+            "vcpo.norms.how=%s: a sequence's gradient is not finite; per_trajectory finds which", vcpo.norms.how
+        )
         return None
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
@@ -210,7 +199,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
     def optimizer_step(self) -> Any:
         """Step the optimizer; with `optimizer_offload` its state is on the GPU for the step only, without the second
-        buffers of `vcpo.norms.keep=gradients`."""
+        buffers of packed norms."""
         if not self.is_optimizer_offload_enabled:
             return super().optimizer_step()
         self._second_buffers.clear()
@@ -221,17 +210,27 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             offload_megatron_optimizer(self.optimizer)
 
     def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Run verl's `forward_step`; in a packed update also give the collector the layout of the micro-batch."""
+        """Run verl's `forward_step`; in a packed update set the collector's micro-batch for forward and backward."""
         collector = self.tap.collector
         if collector is None:
             return super().forward_step(batch_iter, *args, **kwargs)
-        packed = self.engine_config.use_remove_padding
-        return forward_step(collector, packed, super().forward_step, batch_iter, *args, **kwargs)
+        batch = next(batch_iter)
+        layout = micro_batch(batch, self.engine_config.use_remove_padding, get_device_id())
+        collector.micro_batch = layout
 
-    @property
-    def _slots(self) -> int:
-        """The number of second buffers of each parameter."""
-        return len(next(iter(self._second_buffers.values()), ()))
+        def backward_begins(_: Tensor) -> None:
+            collector.micro_batch = layout
+
+        output, loss_function = super().forward_step(iter([batch]), *args, **kwargs)
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(backward_begins)
+
+        def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
+            value, *rest = loss_function(*loss_args, **loss_kwargs)
+            value.register_hook(backward_begins)
+            return (value, *rest)
+
+        return output, loss
 
     def _outputs(self, losses: list[float]) -> dict[str, Any]:
         return {"model_output": {}, "loss": losses, "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
@@ -267,26 +266,20 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             lag_ess_ratio=parts.lag if parts else None,
         )
 
-    def _skipped(self, batch: MiniBatch, step: Estimate, parts: WeightParts | None) -> dict[str, Any]:
-        """Return the outputs of an update without an optimizer step.
-
-        A step with a gradient of zero would still change the weights, by Adam's momentum and weight decay.
-        """
-        outputs = self._outputs([0.0])
-        if outputs:
-            outputs["metrics"]["grad_norm"] = 0.0
-        return self._with_metrics(outputs, batch, step, parts)
-
     def _with_metrics(
         self,
         outputs: dict[str, Any],
         batch: MiniBatch,
         step: Estimate,
         parts: WeightParts | None,
-        of_packed: dict[str, int] | None = None,
+        *,
+        grad_norm: float | None = None,
+        second_backward: bool = False,
     ) -> dict[str, Any]:
         if not self.is_mp_src_rank_with_outputs():
             return outputs
+        if grad_norm is not None:  # else verl's update has put it there
+            outputs["metrics"]["grad_norm"] = grad_norm
         usable = step.usable
         metrics = {
             "vcpo/ess_ratio": step.ess_ratio,
@@ -298,8 +291,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
             "vcpo/dropped_sequences": int(batch.dropped.sum()),
             "vcpo/skipped_updates": int(not (usable & ~batch.masked).any()),
-            "vcpo/second_backwards": 0,
-            **(of_packed or {}),
+            "vcpo/second_backwards": int(second_backward),
             **parts_of_update(step, batch.truncated, batch.squared_norm),
         }
         if batch.squared_norm is not None:
@@ -330,6 +322,11 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         if state is not None:
             self.freshest_ess_ratio.load_state_dict(state)
             self.mismatch.load_state_dict(state["mismatch"])
+
+
+@EngineRegistry.register(model_type="value_model", backend="megatron", device="cuda", vendor=ENGINE_VENDOR)
+class ValueEngine(LocalLayers, Resumable, MegatronEngineWithValueHead):
+    """verl's critic, which goes on from a checkpoint as the actor does."""
 
 
 def _ends_batch(data: TensorDict) -> bool:

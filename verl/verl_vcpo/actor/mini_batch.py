@@ -97,7 +97,7 @@ def gather_sequences(data: TensorDict, data_parallel_rank: int) -> SequencesBefo
     _check_sizes(ranks, equal=True)
     return SequencesBeforeForward(
         reward=_column(ranks, "reward", torch.float64),
-        group=_numbered([uid for part in ranks for uid in part["uid"]]),
+        group=numbered([uid for part in ranks for uid in part["uid"]]),
         tokens=_column(ranks, "tokens", torch.float64),
         length=_column(ranks, "length", torch.int64),
         usable=_column(ranks, "usable", torch.bool),
@@ -133,9 +133,10 @@ def _column(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> Tenso
     return torch.tensor([x for part in ranks for x in part[name]], dtype=dtype)
 
 
-def _numbered(uids: list[str]) -> Tensor:
-    number = {uid: i for i, uid in enumerate(dict.fromkeys(uids))}
-    return torch.tensor([number[uid] for uid in uids])
+def numbered(names: list[Any]) -> Tensor:
+    """Return [B] integers, equal for equal names: 0, 1, ... in the order in which the names appear."""
+    number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([number[name] for name in names])
 
 
 def _check_sizes(ranks: list[dict[str, Any]], equal: bool) -> list[int]:
@@ -211,7 +212,7 @@ def gather_mini_batch(
     return MiniBatch(
         log_weight=columns["log_weight"].masked_fill(padding | dropped, torch.nan),
         reward=columns["reward"],
-        group=_numbered(uids),
+        group=numbered(uids),
         kl=columns["kl"],
         tokens=columns["tokens"],
         padding=padding,

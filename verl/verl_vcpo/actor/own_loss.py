@@ -65,22 +65,11 @@ def register(loss_mode: str, settings: dict[str, Any]) -> None:
             f"{_SETTING}={loss_mode}: {error}; verl passes {', '.join(PASSED)}, and "
             "actor_rollout_ref.actor.stabilizer gives the function's other parameters"
         ) from None
-    register_policy_loss(loss_mode)(partial(_checked, loss_mode, function))
+    register_policy_loss(loss_mode)(partial(_called, function))
 
 
-def _checked(loss_mode: str, function: Loss, *, config: Any, **passed: Any) -> tuple[Tensor, dict[str, Any]]:
-    """Return the loss and its metrics. Raises ValueError where the function returns something else."""
-    returned = function(config=config, **passed, **config.stabilizer)
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise ValueError(f"{_SETTING}={loss_mode}: it returned a {type(returned).__name__}; return (loss, metrics)")
-    loss, metrics = returned
-    if not isinstance(loss, Tensor) or loss.dim() or not isinstance(metrics, dict):
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"{_SETTING}={loss_mode}: it returned ({shape}, {type(metrics).__name__}); return a tensor of one number "
-            "(verl's agg_loss makes it) and a dict of metrics"
-        )
-    return loss, metrics
+def _called(function: Loss, *, config: Any, **passed: Any) -> tuple[Tensor, dict[str, Any]]:
+    return function(config=config, **passed, **config.stabilizer)
 
 
 def try_out(config: Any) -> None:
@@ -94,29 +83,31 @@ def try_out(config: Any) -> None:
     """
     loss_mode = config.policy_loss.loss_mode
     old, mask = -torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
-    new = (old - 0.1).requires_grad_()
     config.global_batch_info.update(
         dp_size=1, batch_num_tokens=5, global_batch_size=2, loss_scale_factor=config.loss_scale_factor
     )
     try:
-        loss, _ = _checked(
-            loss_mode,
+        returned = _called(
             loaded(loss_mode),
             config=config,
             old_log_prob=old,
-            log_prob=new,
+            log_prob=(old - 0.1).requires_grad_(),
             advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
             response_mask=mask,
             loss_agg_mode=config.loss_agg_mode,
             rollout_is_weights=None,
         )
     except Exception as error:
-        if isinstance(error, ValueError) and str(error).startswith(_SETTING):
-            raise
-        raise ValueError(f"{_SETTING}={loss_mode}: it raises {_in_words(error)}, for made-up log-probs") from None
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{_SETTING}={loss_mode}: it raises {words}, for made-up log-probs") from None
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise ValueError(f"{_SETTING}={loss_mode}: it returned a {type(returned).__name__}; return (loss, metrics)")
+    loss, metrics = returned
+    if not isinstance(loss, Tensor) or loss.dim() or not isinstance(metrics, dict):
+        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"{_SETTING}={loss_mode}: it returned ({shape}, {type(metrics).__name__}); return a tensor of one number "
+            "(verl's agg_loss makes it) and a dict of metrics"
+        )
     if not loss.requires_grad:
         raise ValueError(f"{_SETTING}={loss_mode}: its loss has no gradient; compute it from log_prob, not detached")
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

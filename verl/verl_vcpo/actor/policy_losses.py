@@ -1,26 +1,28 @@
 """The stabilizers as policy losses of verl, and the advantages of OAPL; importing the module registers them.
 
-Extends verl/trainer/ppo/core_algos.py.
+Extends verl/trainer/ppo/core_algos.py. And verl's importance weights where all weights of a micro-batch are masked to 0
+(`method=mis`, `mis_seq`): the metrics of verl/trainer/ppo/rollout_corr_helper.py divide by the mean of the squared
+weights, so such a micro-batch ended the run with a ZeroDivisionError (verl pull request 7559).
 """
 
 import inspect
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from verl.trainer.ppo import rollout_corr_helper
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
-import verl_vcpo.actor.rollout_correction  # noqa: F401  # applies a fix to verl's module
 from vcpo.stabilizers import TOKEN_LOSSES
 from vcpo.stabilizers.oapl import optimal_advantages
 from vcpo.stabilizers.tba import tba_tokens
 from verl_vcpo.actor import own_loss
 
 _LOSSES = TOKEN_LOSSES | {"tba": tba_tokens}
-
 
 _SHARES = ("positive_share", "quantile")
 """Settings that are at most 1."""
@@ -74,16 +76,11 @@ def _policy_loss(
 def oapl_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return A* of each sequence on each of its tokens, in the signature of verl's advantage estimators.
+    """Return A* of each sequence on each of its tokens [B, T], twice: advantages and returns, as verl's estimators do.
 
     Args:
         token_level_rewards: [B, T]; their sum is the sequence's reward.
-        response_mask: [B, T].
         index: [B] equal for the sequences of one prompt.
-        kwargs: what verl passes to all estimators.
-
-    Returns:
-        Advantages and returns, which are the same here, each [B, T].
     """
     group = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(token_level_rewards.device)
     advantage = optimal_advantages(token_level_rewards.sum(dim=-1), group)[:, None] * response_mask
@@ -92,3 +89,17 @@ def oapl_advantages(
 
 for _name in _LOSSES:
     register_policy_loss(_name)(partial(_policy_loss, _name))
+
+
+def _defined_for_zeros(compute: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    @wraps(compute)
+    def compute_is_metrics(rollout_is_weights: Tensor, *args: object, **kwargs: object) -> dict[str, float]:
+        if rollout_is_weights.any():
+            return compute(rollout_is_weights, *args, **kwargs)
+        tiny = 1e-12  # added to weights that are all 0: their effective sample size is 0
+        return compute(rollout_is_weights + tiny, *args, **kwargs) | {"rollout_is_eff_sample_size": 0.0}
+
+    return compute_is_metrics
+
+
+rollout_corr_helper.compute_is_metrics = _defined_for_zeros(rollout_corr_helper.compute_is_metrics)

@@ -33,13 +33,7 @@ class SequenceWeights:
         self._of.clear()
 
     def note(self, data: TensorDict, log_weight: Tensor, weight: Tensor) -> None:
-        """Keep the weights of a mini-batch.
-
-        Args:
-            data: this rank's b sequences, with `uid`, and `session_id` where an agent loop has made them.
-            log_weight: [b] log w; NaN for a sequence without one.
-            weight: [b] what the sequences' gradients are multiplied by.
-        """
+        """Keep log w [b] and weights [b] of this rank's sequences; nothing where no agent loop has made them."""
         if "session_id" not in data:
             return
         of_mini_batch: dict[Session, list[SequenceWeight]] = {}

@@ -70,12 +70,7 @@ class VarlenAttention(MegatronModule):
         return out.unflatten(0, (batch, steps)).transpose(0, 1)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        """Map packed [T, H, D] to [T, H*D].
-
-        Args:
-            offsets: [B + 1] int32: the first token of each sequence among this rank's tokens.
-            longest: the most tokens of a sequence on this rank.
-        """
+        """Map packed [T, H, D] to [T, H*D]; `offsets` [B + 1] int32: the first token of each sequence on this rank."""
         if query.is_cuda and query.element_size() == 2 and self.cp_group.size() == 1:
             shared = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (key, value))
@@ -121,11 +116,8 @@ class VarlenAttention(MegatronModule):
 def _zigzag(index: Tensor, length: Tensor, rank: int, ranks: int) -> Tensor:
     """Return the positions of a rank's tokens in their sequence: chunk r and the r-th from the end, of 2*ranks.
 
-    Attention to a late chunk costs more than to an early one; so all ranks have the same work.
-
-    Args:
-        index: [T] position within the rank's part of the sequence.
-        length: [T] length of that part.
+    Attention to a late chunk costs more than to an early one; so all ranks have the same work. `index` [T] is a token's
+    position within the rank's part of its sequence, `length` [T] the length of that part.
     """
     if ranks == 1:
         return index

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from vcpo import OpobScope, VCPOConfig
-from verl_vcpo.actor.norms.settings import NormsConfig, NormsHow, NormsKeep
-
-OWN_BASELINES = "with vcpo.opob_leave_one_out=true every sequence has a baseline of its own"
+from vcpo import VCPOConfig
+from verl_vcpo.actor.norms.settings import NormsConfig, NormsHow
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,6 @@ class VCPOSettings(VCPOConfig):
             raise ValueError(f"vcpo.enable={self.enable!r}: give true or false")
         if not isinstance(self.norms, NormsConfig):
             object.__setattr__(self, "norms", NormsConfig(**self.norms))
-        if self.packs_gradient_norms and self.norms.keep is NormsKeep.GRADIENTS and not self.fits_two_sums:
-            raise ValueError(
-                f"vcpo.norms.keep=gradients: {OWN_BASELINES}, and two sums are not enough; set "
-                "vcpo.norms.keep=activations, or leave it out"
-            )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -59,21 +52,9 @@ class VCPOSettings(VCPOConfig):
     @property
     def packs_gradient_norms(self) -> bool:
         """True where norms come from packed backwards, if the model allows packing."""
-        return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED
+        return self.needs_gradient_norms and self.norms.how is not NormsHow.PER_TRAJECTORY
 
     @property
     def fits_two_sums(self) -> bool:
-        """True where the update is a difference of two sums that are known before the norms (`keep=gradients`)."""
-        return not self.opob_leave_one_out
-
-    @property
-    def kept_with_experts(self) -> NormsKeep:
-        """The value of `norms.keep` for a mixture of experts.
-
-        `auto` avoids a second buffer: two sums would take, for each expert and sequence, the time to read and write a
-        gradient of the expert's size. At the scope of a mini-batch activations would have no limit, so gradients stay.
-        """
-        if self.norms.keep is not NormsKeep.AUTO:
-            return self.norms.keep
-        whole = self.opob_scope is OpobScope.MINIBATCH and self.fits_two_sums
-        return NormsKeep.GRADIENTS if whole else NormsKeep.ACTIVATIONS
+        """True where the update may be a difference of two sums that are known before the norms."""
+        return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED and not self.opob_leave_one_out

@@ -5,8 +5,7 @@ from typing import Any
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from verl_vcpo.actor.megatron_actor import ENGINE_VENDOR, VCPOMegatronEngine
-from verl_vcpo.actor.value_engine import ValueEngine
+from verl_vcpo.actor.megatron_actor import ENGINE_VENDOR, ValueEngine, VCPOMegatronEngine
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
 
 DEVICE_REASONS = {

@@ -132,8 +132,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         vcpo = VCPOSettings.of(self.config.vcpo)
         if vcpo.needs_gradient_norms:
             layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
-            of_experts = vcpo.kept_with_experts if experts else None
-            console.print_line(in_words(vcpo.norms.how, layers, obstacle, of_experts, vcpo.norms.keep))
+            console.print_line(in_words(vcpo.norms.how, layers, obstacle, experts))
 
     def _init_dataloader(self) -> None:
         data = self.config.data

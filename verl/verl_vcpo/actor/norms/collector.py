@@ -1,6 +1,5 @@
-"""The collector of per-sequence norms from every layer's inputs and output gradients, and of the update's parts."""
+"""The collector of per-sequence norms, and of weighted sums of gradients, from every layer's inputs and outputs."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,29 +8,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor
 
-from vcpo.gradnorm import (
-    add_weighted,
-    add_weighted_per_sequence,
-    embedding_squared_norms,
-    sequence_sums,
-    squared_norms,
-    tied_rows,
-)
+from vcpo.gradnorm import embedding_squared_norms, sequence_sums, squared_norms, tied_rows
 from verl_vcpo.actor.norms.layout import MicroBatch
 from verl_vcpo.actor.norms.routing import ExpertRows
-from verl_vcpo.actor.norms.settings import NormsKeep
 from verl_vcpo.actor.norms.sums import Sums
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """The data kept for a linear layer's weight in one micro-batch: inputs [T, in], output gradients [T, out]."""
-
-    parameter: Tensor
-    row: Tensor
-    """[T] the number in the pass of each token's sequence."""
-    x: Tensor
-    dy: Tensor
 
 
 @dataclass(frozen=True)
@@ -45,58 +25,21 @@ class _Vector:
     sharded: bool
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The data kept for an embedding in one micro-batch: gradients `dy` [T, d] of the rows `token` [T].
-
-    `dy` is 0 where another rank has the row.
-    """
-
-    parameter: Tensor
-    micro_batch: MicroBatch
-    token: Tensor
-    dy: Tensor
-
-    def add_to(self, buffer: Tensor, coefficient: Tensor) -> None:
-        """Add to a buffer: buffer[token] += coefficient_i dy."""
-        weighted = coefficient[self.micro_batch.row][:, None] * self.dy.float()
-        buffer.index_add_(0, self.token, weighted.to(buffer.dtype))
-
-    def add_to_sums(self, sums: Sums) -> None:
-        """Add each row to the main buffer, and to the second buffer of the row's baseline."""
-        self.add_to(self.parameter.main_grad, sums.on_device[0])  # type: ignore[attr-defined]
-        second = sums.second_of(self.parameter)  # [S, V, d]
-        slot = sums.slot_on_device[self.micro_batch.row]
-        weighted = sums.on_device[1 + slot, self.micro_batch.row][:, None] * self.dy.float()
-        second.index_put_((slot, self.token), weighted, accumulate=True)
-
-
 class Collector:
-    """The squared norms of one pass over a part of the mini-batch, and the parts of gradients that the update needs.
+    """The squared norms of one pass over a part of the mini-batch, and weighted sums of the sequences' gradients.
 
     Args:
-        keep: the layers' activations, or weighted sums in the main and a second buffer; None: the norms only.
         size: N, the number of sequences of the pass on all data-parallel ranks, whose tokens a rank's experts may get.
         tied: whether embedding and head share their weight.
         device: the model's device.
-        sums: with `keep=gradients` the sums of the pass.
+        sums: the sums to which every parameter's gradients are added; None: the norms only.
     """
 
-    def __init__(
-        self,
-        keep: NormsKeep | None,
-        size: int,
-        *,
-        tied: bool,
-        device: Any,
-        sums: Sums | None = None,
-    ) -> None:
-        self.keep, self.size, self.tied = keep, size, tied
+    def __init__(self, size: int, *, tied: bool, device: Any, sums: Sums | None = None) -> None:
+        self.size, self.tied = size, tied
         self.micro_batch: MicroBatch | None = None
         """The micro-batch whose forward or backward is running."""
         self._sums = sums
-        self._weights: list[_Weight] = []
-        self._rows: list[_Rows] = []
         self._vectors: list[_Vector] = []
         self._cross: dict[str, list[tuple[MicroBatch, Tensor]]] = {"head": [], "embedding": []}
         self._norms = torch.zeros(size, device=device)  # [N] this rank's part
@@ -116,12 +59,12 @@ class Collector:
         micro_batch = self.current()
         if bias is not None:
             self.vector(bias, dy, sharded=True)
-        x, dy = micro_batch.flat(_gathered(x, gather)), micro_batch.flat(dy)
-        whole = micro_batch.gathered(x), micro_batch.gathered(dy)
+        x = micro_batch.gathered(micro_batch.flat(_gathered(x, gather)))
+        dy = micro_batch.gathered(micro_batch.flat(dy))
         mine = _share(len(weight), self._cp_rank, self._cp)
         if self.tied and head:
-            self._tied_head(micro_batch, weight, whole[0], whole[1][:, mine], mine)
-        self._weight(_Weight(weight, micro_batch.row, x, dy), *whole, mine)
+            self._tied_head(micro_batch, weight, x, dy[:, mine], mine)
+        self._weight(weight, x, dy, mine)
 
     def router(self, weight: Tensor, x: Tensor, dy: Tensor, *, gather: Any = None) -> None:
         """Take the inputs and output gradients of a linear layer whose weight every tensor-parallel rank has whole.
@@ -130,60 +73,39 @@ class Collector:
             gather: the ranks over which the rows of both are spread, or None.
         """
         micro_batch = self.current()
-        row = micro_batch.rows[micro_batch.sequence_of(x)]
         wide = x.to(dy.dtype)  # a router may compute in a wider format
-        whole = [micro_batch.gathered(micro_batch.flat(_gathered(part, gather))) for part in (wide, dy)]
+        x, dy = (micro_batch.gathered(micro_batch.flat(_gathered(part, gather))) for part in (wide, dy))
         part, parts = self._cp_rank, self._cp
         if gather is not None:
             part, parts = part * gather.size() + gather.rank(), parts * gather.size()
-        kept = _Weight(weight, row, x.flatten(0, 1), dy.flatten(0, 1))
-        self._weight(kept, whole[0], whole[1], _share(len(weight), part, parts))
+        self._weight(weight, x, dy, _share(len(weight), part, parts))
 
-    def _weight(self, kept: _Weight, x: Tensor, dy: Tensor, mine: slice) -> None:
-        """Measure a weight, and keep it.
+    def _weight(self, weight: Tensor, x: Tensor, dy: Tensor, mine: slice) -> None:
+        """Measure a weight, and add its gradients to the sums.
 
         Ranks that have the same rows of the weight divide the rows: each rank squares some rows, over all tokens.
 
         Args:
-            kept: this rank's tokens.
+            weight: [out, in].
             x: inputs of all tokens, in the order of `MicroBatch.whole`.
-            dy: output gradients of all tokens, of all these rows of the weight.
+            dy: output gradients of all tokens.
             mine: the rows of the weight that this rank squares.
         """
         micro_batch, dy = self.current(), dy[:, mine]
-        if self.keep is NormsKeep.GRADIENTS:
-            sums = self._given_sums()
-            buffers = [kept.parameter.main_grad[mine], *sums.second_of(kept.parameter)[:, mine]]  # type: ignore[attr-defined]
-            sums.in_micro_batch(micro_batch).add(x, dy, buffers, self._norms_of(micro_batch))
+        norms = self._norms_of(micro_batch)
+        if self._sums is None:
+            norms.add_(squared_norms(x, dy, micro_batch.whole))
             return
-        self._norms_of(micro_batch).add_(squared_norms(x, dy, micro_batch.whole))
-        if self.keep is NormsKeep.ACTIVATIONS:
-            self._weights.append(kept)
+        buffers = [weight.main_grad[mine], *self._sums.second_of(weight)[:, mine]]  # type: ignore[attr-defined]
+        self._sums.of_micro_batch(micro_batch)[1].add(x, dy, buffers, norms)
 
-    def experts(self, weights: Sequence[Tensor], x: Tensor, dy: Tensor, rows: ExpertRows) -> None:
+    def experts(self, x: Tensor, dy: Tensor, rows: ExpertRows) -> None:
         """Take the inputs [R, in] and output gradients [R, out] of one linear layer of each of some experts.
 
-        Args:
-            weights: each expert's; no other rank has both the same rows of a weight and tokens of the same sequences.
-            rows: the experts' rows.
+        No other rank has both the same rows of a weight and tokens of the same sequences.
         """
-        if self.keep is NormsKeep.GRADIENTS:
-            sums = self._given_sums()
-            for weight, a, b, of_expert in zip(
-                weights, x.split(rows.splits), dy.split(rows.splits), rows.experts, strict=True
-            ):
-                buffers = [weight.main_grad, *sums.second_of(weight)]  # type: ignore[attr-defined]
-                weights_of_runs = sums.on_device[:, of_expert.sequence_of_run]
-                norms = add_weighted_per_sequence(
-                    a[of_expert.order], b[of_expert.order], of_expert.runs, weights_of_runs, buffers
-                )
-                self._norms.index_add_(0, of_expert.sequence_of_run, norms)
-            return
         # One call for all experts: a norm needs no weight.
         self._norms.index_add_(0, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
-        if self.keep is NormsKeep.ACTIVATIONS:
-            parts = (part.split(rows.splits) for part in (rows.sequence, x, dy))
-            self._weights += [_Weight(*of_expert) for of_expert in zip(weights, *parts, strict=True)]
 
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
         """Take the gradients [S, 1 or n, ..., d] of a parameter [d] or [1, d], one for each token.
@@ -202,26 +124,29 @@ class Collector:
         """Take the gradients [B, S, d] of the looked-up rows `token` [B, S]; -1 where another rank has the row."""
         micro_batch = self.current()
         token, dy = token.flatten(), dy.flatten(0, 1).masked_fill(token.flatten()[:, None] < 0, 0.0)
-        share = _Rows(weight, micro_batch, token.clamp(min=0), dy)
-        if self.keep is NormsKeep.ACTIVATIONS:
-            self._rows.append(share)
-        elif self.keep is NormsKeep.GRADIENTS:
-            share.add_to_sums(self._given_sums())
-        token, dy = micro_batch.gathered(share.token), micro_batch.gathered(dy)
+        token = token.clamp(min=0)
+        if self._sums is not None:
+            self._add_rows(self._sums, weight, token, dy)
+        token, dy = micro_batch.gathered(token), micro_batch.gathered(dy)
         if self._cp_rank == 0:
             self._norms_of(micro_batch).add_(embedding_squared_norms(token, dy, micro_batch.whole))
         if self.tied:
             self._cross["embedding"].append((micro_batch, dy))
+
+    def _add_rows(self, sums: Sums, weight: Tensor, token: Tensor, dy: Tensor) -> None:
+        """Add an embedding's gradients [T, d] to the rows `token` [T] of the main and of the baseline's buffer."""
+        row, main, second = self.current().row, weight.main_grad, sums.second_of(weight)  # type: ignore[attr-defined]
+        weighted = sums.on_device[0][row][:, None] * dy.float()
+        main.index_add_(0, token, weighted.to(main.dtype))
+        slot = sums.slot_on_device[row]
+        weighted = sums.on_device[1 + slot, row][:, None] * dy.float()
+        second.index_put_((slot, token), weighted, accumulate=True)  # [S, V, d]
 
     def _tied_head(self, micro_batch: MicroBatch, weight: Tensor, x: Tensor, dy: Tensor, mine: slice) -> None:
         first = weight.shape[0] * mpu.get_tensor_model_parallel_rank() + (mine.start or 0)
         token = micro_batch.token - first
         token = token.masked_fill((token < 0) | (token >= dy.shape[1]), -1)
         self._cross["head"].append((micro_batch, tied_rows(token, x, dy, micro_batch.whole)))
-
-    def _given_sums(self) -> Sums:
-        assert self._sums is not None, "keep=gradients without sums"
-        return self._sums
 
     def current(self) -> MicroBatch:
         """Return the micro-batch whose forward or backward is running.
@@ -237,11 +162,10 @@ class Collector:
     def squared_norms(self) -> Tensor:
         """Return [N] float64, this rank's part of ||g_i||^2; the sum over all model-parallel ranks is ||g_i||^2.
 
-        The call ends the pass: with `keep=gradients` the sums are complete afterwards.
+        The call ends the pass: the sums are complete afterwards.
         """
-        if self.keep is NormsKeep.GRADIENTS:
-            sums = self._given_sums()
-            self._add_vectors(sums.of_sequences, lambda p: [p.main_grad, *sums.second_of(p)])  # type: ignore[attr-defined]
+        if self._sums is not None:
+            self._add_vectors(self._sums)
         self._square_vectors()
         if self.tied:
             self._add_cross_terms()
@@ -256,23 +180,18 @@ class Collector:
             self._of_micro_batch[id(micro_batch)] = micro_batch, torch.zeros_like(micro_batch.rows, dtype=torch.float32)
         return self._of_micro_batch[id(micro_batch)][1]
 
-    def _add_vectors(
-        self, of_buffers: Callable[[MicroBatch], Tensor], into: Callable[[Tensor], Sequence[Tensor]]
-    ) -> None:
-        """Add every bias's and norm weight's gradients to its buffers.
-
-        Args:
-            of_buffers: a micro-batch of n sequences -> [k, n] the sequences' coefficients in each of k buffers.
-            into: a parameter -> its k buffers.
-        """
+    def _add_vectors(self, sums: Sums) -> None:
+        """Add every bias's and norm weight's gradients to its buffers."""
         totals: dict[tuple[int, ...], tuple[list[_Vector], Tensor]] = {}
-        for some, sums in _side_by_side(self._vectors):
-            product, key = of_buffers(some[0].micro_batch) @ sums, tuple(id(share.parameter) for share in some)
+        for some, values in _side_by_side(self._vectors):
+            product = sums.of_micro_batch(some[0].micro_batch)[0] @ values
+            key = tuple(id(share.parameter) for share in some)
             totals[key] = some, totals[key][1] + product if key in totals else product
         for some, total in totals.values():
             parts = total.split([share.sums.shape[1] for share in some], dim=1)
             for share, part in zip(some, parts, strict=True):
-                for buffer, row in zip(into(share.parameter), part, strict=True):
+                buffers = [share.parameter.main_grad, *sums.second_of(share.parameter)]  # type: ignore[attr-defined]
+                for buffer, row in zip(buffers, part, strict=True):
                     buffer.add_(row)
 
     def _square_vectors(self) -> None:
@@ -316,25 +235,6 @@ class Collector:
             products = (of_head[id(micro_batch)] * dy).sum(1, keepdim=True)
             sums = sequence_sums(products, micro_batch.whole.sequence, len(micro_batch.rows))
             self._norms_of(micro_batch).add_(2 * sums[:, 0])
-
-    @torch.no_grad()  # gradients that a pipeline stage receives have requires_grad=True
-    def add_weighted(self, coefficient: Tensor) -> None:
-        """Add sum_i coefficient_i g_i to every parameter's main gradient, with `keep=activations`.
-
-        Args:
-            coefficient: [N].
-        """
-        of_tokens: dict[int, Tensor] = {}  # all layers of a micro-batch have the same tokens
-        for weight in self._weights:
-            if id(weight.row) not in of_tokens:
-                of_tokens[id(weight.row)] = coefficient[weight.row]
-            x = weight.x.to(weight.dy.dtype)
-            add_weighted(x, weight.dy, of_tokens[id(weight.row)], weight.parameter.main_grad)  # type: ignore[attr-defined]
-        for rows in self._rows:
-            rows.add_to(rows.parameter.main_grad, coefficient)  # type: ignore[attr-defined]
-        self._add_vectors(lambda batch: coefficient[batch.rows][None], lambda p: [p.main_grad])  # type: ignore[attr-defined]
-        self._weights.clear()
-        self._rows.clear()
 
 
 def _side_by_side(vectors: list[_Vector]) -> list[tuple[list[_Vector], Tensor]]:

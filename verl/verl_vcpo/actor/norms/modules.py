@@ -70,7 +70,7 @@ class TappedLinear(Tapped):
             if rows is None:
                 collector.linear(weight, bias, x, dy, gather=gather, head=self.is_head)
             else:
-                collector.experts([weight], x, dy, rows())
+                collector.experts(x, dy, rows())
 
         on_gradient(output, input.detach(), take)
         return output
@@ -81,34 +81,16 @@ class ColumnParallelLinear(TappedLinear, layers.ColumnParallelLinear):
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         output, bias = super().forward(input_, *args, **kwargs)
-        return output, _tapped_bias(self, bias, output, sharded=True)
+        collector = self.collector
+        if collector is None or bias is None:
+            return output, bias
+        rows = bias.detach().expand_as(output).requires_grad_()  # one for each token; the caller adds them
+        on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, sharded=True))
+        return output, rows
 
 
 class RowParallelLinear(TappedLinear, layers.RowParallelLinear):
-    """Megatron's class with per-sequence gradients."""
-
-    skip_bias_add: bool
-
-    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.collector is None or self.bias is None:
-            return super().forward(input_)
-        skip, self.skip_bias_add = self.skip_bias_add, True
-        try:
-            output, bias = super().forward(input_)
-        finally:
-            self.skip_bias_add = skip
-        bias = _tapped_bias(self, bias, output, sharded=False)
-        return (output, bias) if skip else (output + bias, None)
-
-
-def _tapped_bias(module: Any, bias: Tensor | None, output: Tensor, *, sharded: bool) -> Tensor | None:
-    """Expand `bias` to one row per token, so that the gradient has one row per token; the caller adds the rows."""
-    collector = module.collector
-    if collector is None or bias is None:
-        return bias
-    rows = bias.detach().expand_as(output).requires_grad_()
-    on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, summed_over_tp=not sharded, sharded=sharded))
-    return rows
+    """Megatron's class with per-sequence gradients, without a bias: no model that the trainer builds has one there."""
 
 
 class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
@@ -135,26 +117,21 @@ def is_norm_of_heads(name: str) -> bool:
 
 
 class TappedNorm(Tapped):
-    """A mixin for torch.nn.RMSNorm and torch.nn.LayerNorm over the last dimension."""
+    """A mixin for torch.nn.RMSNorm over the last dimension."""
 
     heads = False
     """True for a norm of queries or keys."""
 
     def forward(self, x: Tensor) -> Tensor:
-        collector = self.collector
-        weight, bias = self.weight, getattr(self, "bias", None)  # type: ignore[attr-defined]
+        collector, weight = self.collector, self.weight  # type: ignore[attr-defined]
         if collector is None or not weight.requires_grad:
             return super().forward(x)  # type: ignore[misc]
-        normalize = F.rms_norm if isinstance(self, torch.nn.RMSNorm) else F.layer_norm
-        shape, eps = self.normalized_shape, {"eps": self.eps}  # type: ignore[attr-defined]
-        fixed = {} if bias is None else {"bias": bias.detach()}
-        output = normalize(x, shape, weight=weight.detach(), **fixed, **eps)
+        shape, eps = self.normalized_shape, self.eps  # type: ignore[attr-defined]
+        output = F.rms_norm(x, shape, weight.detach(), eps)
         partial = self.heads or getattr(weight, "sequence_parallel", False)
 
         def take(x: Tensor, dy: Tensor) -> None:
-            collector.vector(weight, dy * normalize(x, shape, **eps), summed_over_tp=partial)
-            if bias is not None:
-                collector.vector(bias, dy, summed_over_tp=partial)
+            collector.vector(weight, dy * F.rms_norm(x, shape, eps=eps), summed_over_tp=partial)
 
         on_gradient(output, x.detach(), take)
         return output

@@ -40,8 +40,6 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
     """Run one backward per sequence of `data`, and return log-probs and squared norms.
 
     Args:
-        engine: the Megatron engine, in train mode.
-        data: this data-parallel rank's b sequences.
         loss: `weighted_score_loss` with its aggregation.
 
     Returns:
@@ -64,8 +62,10 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
             one = tu.index_select_tensor_dict(data, [i] * copies)
             for turn in turns:
                 one["vcpo_coefficient"] = torch.full((copies,), unit if turn == dp_rank else 0.0)
-                engine.optimizer_zero_grad()
-                with _without_reduction(engine.module):
+                engine.optimizer_zero_grad()  # marks the next backward as the one that ends in a reduction
+                with contextlib.ExitStack() as stack:  # no reduction of its own (`overlap_grad_reduce`)
+                    for chunk in engine.module:
+                        stack.enter_context(chunk.no_sync())
                     out = engine.forward_backward_batch(one, loss)
                 dense, expert = _squared_norms(engine.module)
                 squared_norm[turn, i] += expert + (dense if turn == dp_rank else 0.0)
@@ -150,15 +150,3 @@ def _score_gradients_only(modules: list[Any]) -> Iterator[None]:
         for config, settings in zip(configs, saved, strict=True):
             for name, value in settings.items():
                 setattr(config, name, value)
-
-
-@contextlib.contextmanager
-def _without_reduction(modules: list[Any]) -> Iterator[None]:
-    """Keep a backward in the block from starting a reduction of its own (`overlap_grad_reduce`).
-
-    A block is one backward: zeroing the gradients marks the next backward as the one that ends in a reduction.
-    """
-    with contextlib.ExitStack() as stack:
-        for chunk in modules:
-            stack.enter_context(chunk.no_sync())
-        yield

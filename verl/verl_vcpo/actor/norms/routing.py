@@ -17,8 +17,6 @@ from vcpo.gradnorm import Segments
 class ExpertRows:
     """R rows of e experts, expert after expert."""
 
-    sequence: Tensor
-    """[R] the number in the pass of each row's sequence."""
     order: Tensor
     """[R] indices that bring the rows of an expert and a sequence together: from there they are a run."""
     counts: Tensor
@@ -43,11 +41,8 @@ class ExpertRows:
     def experts(self) -> "list[ExpertRows]":
         """The rows of each expert alone."""
         starts = [0, *itertools.accumulate(self.splits)]
-        parts = zip(self.sequence.split(self.splits), self.order.split(self.splits), strict=True)
-        return [
-            ExpertRows(sequence, order - start, counts[None])
-            for (sequence, order), start, counts in zip(parts, starts, self.counts, strict=False)
-        ]
+        parts = zip(self.order.split(self.splits), starts, self.counts, strict=False)
+        return [ExpertRows(order - start, counts[None]) for order, start, counts in parts]
 
     @cached_property
     def _of_run(self) -> Tensor:
@@ -70,13 +65,13 @@ class Routing:
         key = expert * sequences + sequence
         counts = torch.zeros(experts * sequences, dtype=torch.int32, device=sequence.device)
         counts.index_add_(0, key, torch.ones_like(key, dtype=torch.int32))
-        self._sequence, self._order = sequence, key.argsort(stable=True)
+        self._order = key.argsort(stable=True)
         self._counts = _Copy(counts.view(experts, sequences))
 
     @cached_property
     def rows(self) -> ExpertRows:
         """The rows of all experts."""
-        return ExpertRows(self._sequence, self._order, self._counts.wait())
+        return ExpertRows(self._order, self._counts.wait())
 
 
 class _Copy:

@@ -36,7 +36,8 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
     """
     tap = Tap()
     for name, module in _modules(chunks):
-        module.__class__ = _TAPPED.get(type(module), type(module))
+        if not (isinstance(module, layers.RowParallelLinear) and module.bias is not None):
+            module.__class__ = _TAPPED.get(type(module), type(module))
         if isinstance(module, Tapped):
             module.tap = tap
         if isinstance(module, TappedLinear):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_engine.pytorch import GroupedLinear, LayerNorm, LayerNormLinear, Linear, RMSNorm
+from transformer_engine.pytorch import GroupedLinear, LayerNormLinear, Linear, RMSNorm
 from verl.utils.device import get_device_id
 
 from vcpo.gradnorm import Segments
@@ -38,7 +38,7 @@ class _Sums:
         if bias is not None:
             self.vector(bias, dy)
 
-    def experts(self, weights: Sequence[Tensor], x: Tensor, dy: Tensor, rows: None) -> None:
+    def experts(self, x: Tensor, dy: Tensor, weights: Sequence[Tensor]) -> None:
         for weight, a, b in zip(weights, x.split(_OF_EXPERTS), dy.split(_OF_EXPERTS), strict=True):
             self.gradient[weight] = b.T @ a
 
@@ -58,13 +58,10 @@ def what_is_wrong(grouped: bool = False) -> str | None:
     device = get_device_id()
     sizes = (_INPUTS, _OUTPUTS)
     of_linear = dict(bias=True, device=device, params_dtype=torch.float32, init_method=_fill)
-    of_norm = dict(device=device, dtype=torch.float32)
     layers = {
         "Linear": Linear(*sizes, **of_linear),
-        "LayerNormLinear of RMSNorm": LayerNormLinear(*sizes, normalization="RMSNorm", **of_linear),
-        "LayerNormLinear of LayerNorm": LayerNormLinear(*sizes, normalization="LayerNorm", **of_linear),
-        "RMSNorm": RMSNorm(_INPUTS, **of_norm),
-        "LayerNorm": LayerNorm(_INPUTS, **of_norm),
+        "LayerNormLinear": LayerNormLinear(*sizes, normalization="RMSNorm", **of_linear),
+        "RMSNorm": RMSNorm(_INPUTS, device=device, dtype=torch.float32),
     }
     if grouped:
         layers["GroupedLinear"] = GroupedLinear(len(_OF_EXPERTS), *sizes, **{**of_linear, "bias": False})
@@ -89,7 +86,7 @@ def _of_layer(layer: torch.nn.Module, device: Any) -> str | None:
     tap = Tap()
     te_modules.plug_in_layer(layer, tap)
     if isinstance(layer, GroupedLinear):
-        layer.wgrad_store = layer.wgrad_store.of_experts(lambda: None)
+        layer.wgrad_store = layer.wgrad_store.of_experts(lambda: list(layer.parameters()))
     tap.collector = sums  # type: ignore[assignment]  # it has what layers call
     try:
         formed = _backward(layer, device)

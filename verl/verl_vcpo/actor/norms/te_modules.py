@@ -5,20 +5,21 @@ gradient of weight and bias, but hands the layer's inputs and output gradients t
 tensor-parallel ranks as the layer needs them. `Store` takes the place of each layer's `wgrad_store`: its answer is yes
 while a collector is set. No setting of Transformer Engine or Megatron is changed for that.
 
-Where a norm is fused with the linear layer after it, the same backward calls `rmsnorm_bwd` or `layernorm_bwd` of the
-compiled extension after `put`, with all that the gradient of the norm's weight depends on. `Extension` takes the place
-of the extension in layernorm_linear.py of Transformer Engine. Norms that stand alone are subclassed.
+Where a norm is fused with the linear layer after it, the same backward calls `rmsnorm_bwd` of the compiled extension
+after `put`, with all that the gradient of the norm's weight depends on. `Extension` takes the place of the extension in
+layernorm_linear.py of Transformer Engine. Norms that stand alone are subclassed. No model that the trainer builds has
+another norm than RMSNorm.
 
 Without a collector all layers behave as Transformer Engine's.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state as mpu
 from torch import Tensor
-from transformer_engine.pytorch import GroupedLinear, LayerNorm, LayerNormLinear, Linear, RMSNorm
+from transformer_engine.pytorch import GroupedLinear, LayerNormLinear, Linear, RMSNorm
 from transformer_engine.pytorch.module import layernorm_linear
 
 from verl_vcpo.actor.norms.modules import Tap, Tapped, is_norm_of_heads
@@ -59,11 +60,11 @@ class Store(Tapped):
         if isinstance(layer, GroupedLinear):
             *tensors, gradients = tensors
             gradients[:] = [None] * len(gradients)  # autograd would add uninitialized numbers
-            x, dy = map(_joined, tensors)
+            x, dy = map(torch.cat, tensors)
         else:
             x, dy = tensors
         if self.rows is not None:
-            collector.experts(_weights(layer), x, dy, self.rows())
+            collector.experts(x, dy, self.rows())
             return
         x, dy = (collector.current().activation(rows) for rows in (x, dy))
         bias = layer.bias if layer.apply_bias and layer.bias.requires_grad else None
@@ -72,25 +73,8 @@ class Store(Tapped):
             extension().norm_follows(self)
 
 
-def _weights(layer: Any) -> list[Tensor]:
-    """Return the weight of each expert; the one weight of a Linear."""
-    if isinstance(layer, GroupedLinear):
-        return [getattr(layer, f"weight{i}") for i in range(layer.num_gemms)]
-    return [layer.weight]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Join consecutive parts to [R, d]; without a copy where they are parts of one tensor, as splits are."""
-    first, end = parts[0], parts[0].storage_offset()
-    for part in parts:
-        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
-            return torch.cat(list(parts))
-        end += part.numel()
-    return first.as_strided((sum(map(len, parts)), first.shape[1]), (first.shape[1], 1))
-
-
 class Extension:
-    """The module transformer_engine_torch, whose backwards of norms also give gradients to a collector."""
+    """The module transformer_engine_torch, whose backward of a norm also gives gradients to a collector."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
@@ -105,19 +89,11 @@ class Extension:
 
     def rmsnorm_bwd(self, dy: Tensor, x: Tensor, rsigma: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         """Return the compiled function's gradients of x and of the weight; None for a weight of the collector."""
-        taken = self._take(dy, x, None, rsigma)
+        taken = self._take(dy, x, rsigma)
         dx, formed = self._compiled.rmsnorm_bwd(dy, x, rsigma, *rest)
         return dx, None if taken else formed
 
-    def layernorm_bwd(
-        self, dy: Tensor, x: Tensor, mean: Tensor, rsigma: Tensor, *rest: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the compiled function's gradients of x, weight and bias; None for parameters of the collector."""
-        taken = self._take(dy, x, mean, rsigma)
-        dx, *formed = self._compiled.layernorm_bwd(dy, x, mean, rsigma, *rest)
-        return (dx, None, None) if taken else (dx, *formed)
-
-    def _take(self, dy: Tensor, x: Tensor, mean: Tensor | None, rsigma: Tensor) -> bool:
+    def _take(self, dy: Tensor, x: Tensor, rsigma: Tensor) -> bool:
         announced, self._announced = self._announced, None
         if announced is None:
             return False
@@ -125,9 +101,8 @@ class Extension:
         if collector is None or store.tap.collector is not collector:  # a backward that failed announced it
             return False
         layer = store.layer
-        parameters = layer.layer_norm_weight, None if mean is None else layer.layer_norm_bias
         rows = collector.current().activation(dy)
-        _take_norm(collector, parameters, rows, _normalized(x, mean, rsigma), summed_over_tp=layer.sequence_parallel)
+        _take_norm(collector, layer.layer_norm_weight, rows, x, rsigma, summed_over_tp=layer.sequence_parallel)
         return True
 
 
@@ -138,55 +113,37 @@ def extension() -> Extension:
     return layernorm_linear.tex
 
 
-def _normalized(x: Tensor, mean: Tensor | None, rsigma: Tensor) -> Tensor:
-    """Return [..., d] float32, the factor of the norm's weight; `mean` and `rsigma` are one number per row of x."""
-    centred = x.float() if mean is None else x.float() - mean[:, None]
-    return centred * rsigma[:, None]
-
-
 def _take_norm(
-    collector: "Collector",
-    parameters: tuple[Tensor, Tensor | None],
-    dy: Tensor,
-    normalized: Tensor,
-    *,
-    summed_over_tp: bool,
+    collector: "Collector", weight: Tensor, dy: Tensor, x: Tensor, rsigma: Tensor, *, summed_over_tp: bool
 ) -> None:
-    """Give the gradients of a norm's weight and bias [d] to the collector, one for each row of dy [S, n, ..., d]."""
-    weight, bias = parameters
+    """Give the gradients of a norm's weight [d] to the collector, one for each row of dy [S, n, ..., d]."""
     if weight.requires_grad:
-        collector.vector(weight, dy * normalized.view(dy.shape), summed_over_tp=summed_over_tp)
-    if bias is not None and bias.requires_grad:
-        collector.vector(bias, dy, summed_over_tp=summed_over_tp)
+        collector.vector(weight, dy * _normalized(x, rsigma).view(dy.shape), summed_over_tp=summed_over_tp)
 
 
-class _TappedNorm(Tapped):
+def _normalized(x: Tensor, rsigma: Tensor) -> Tensor:
+    """Return [..., d] float32, the factor of the norm's weight; `rsigma` is one number per row of x."""
+    return x.float() * rsigma[:, None]
+
+
+class TappedRMSNorm(Tapped, RMSNorm):
+    """Transformer Engine's class with per-sequence gradients."""
+
     heads = False
     """True for a norm of queries or keys."""
 
     def op_backward(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """Return upstream's gradients of x and of the parameters; None for parameters of the collector."""
+        """Return upstream's gradients of x and of the weight; None for a weight of the collector."""
         collector = self.tap.collector
         if collector is not None:
-            x, *mean, rsigma = ctx.saved_tensors  # upstream frees them
-            weight, bias = self.weight, getattr(self, "bias", None)  # type: ignore[attr-defined]
-            normalized = _normalized(x, mean[0] if mean else None, rsigma)
-            partial = self.heads or bool(getattr(weight, "sequence_parallel", False))
-            _take_norm(collector, (weight, bias), grad_output, normalized, summed_over_tp=partial)
-        dx, formed = super().op_backward(ctx, grad_output)  # type: ignore[misc]
+            x, rsigma = ctx.saved_tensors  # upstream frees them
+            partial = self.heads or bool(getattr(self.weight, "sequence_parallel", False))
+            _take_norm(collector, self.weight, grad_output, x, rsigma, summed_over_tp=partial)
+        dx, formed = super().op_backward(ctx, grad_output)
         return dx, formed if collector is None else (None,) * len(formed)
 
 
-class TappedRMSNorm(_TappedNorm, RMSNorm):
-    """Transformer Engine's class with per-sequence gradients."""
-
-
-class TappedLayerNorm(_TappedNorm, LayerNorm):
-    """Transformer Engine's class with per-sequence gradients."""
-
-
 _LINEAR = (Linear, LayerNormLinear, GroupedLinear)
-_TAPPED: dict[type, type] = {RMSNorm: TappedRMSNorm, LayerNorm: TappedLayerNorm}
 
 
 def plug_in(chunks: list[torch.nn.Module], tap: Tap, of_experts: Collection[torch.nn.Module] = ()) -> str | None:
@@ -204,7 +161,7 @@ def plug_in(chunks: list[torch.nn.Module], tap: Tap, of_experts: Collection[torc
             if obstacle:
                 return f"{name}: {obstacle}"
             plug_in_layer(module, tap)
-            if isinstance(module, _TappedNorm):
+            if isinstance(module, TappedRMSNorm):
                 module.heads = is_norm_of_heads(name)
     return None
 
@@ -213,8 +170,8 @@ def plug_in_layer(module: Any, tap: Tap) -> None:
     """Tap a module, if it is a linear layer or a norm of Transformer Engine."""
     if isinstance(module, _LINEAR):
         module.wgrad_store = Store(tap, module)
-    elif type(module) in _TAPPED:
-        module.__class__ = _TAPPED[type(module)]
+    elif type(module) is RMSNorm:
+        module.__class__ = TappedRMSNorm
         module.tap = tap
 
 
@@ -223,10 +180,14 @@ def _obstacle(layer: Any, of_experts: bool) -> str | None:
     trained = [p for p in layer.parameters() if p.requires_grad]
     if not trained:
         return None
-    if not all(weight.requires_grad for weight in _weights(layer)):
+    grouped = isinstance(layer, GroupedLinear)
+    weights = [getattr(layer, f"weight{i}") for i in range(layer.num_gemms)] if grouped else [layer.weight]
+    if not all(weight.requires_grad for weight in weights):
         return "parameters are trained beside a weight that is not"
     if layer.use_bias and not layer.apply_bias:
         return "its bias is returned, and added by another module"
+    if getattr(layer, "normalization", "RMSNorm") != "RMSNorm":
+        return f"normalization={layer.normalization}"
     if layer.use_bias and of_experts:
         return "a bias of experts"
     if getattr(layer, "gemm_bias_unfused_add", False):

@@ -1,25 +1,22 @@
 """The gradient of a VCPO update from one packed backward, although baselines need norms that a backward computes.
 
-A pass is a forward and backward over some of this rank's sequences; all sequences of a baseline are in one pass. The
-parts that a backward keeps (`vcpo.norms.keep`) become the update's gradient when all ranks know the norms of the pass:
+A pass is a forward and backward over some groups of every data-parallel rank; all sequences of a baseline are in one
+pass. h_i = a_i g_i are the gradients of a loss that contains the weights a_i. They are added into two buffers as they
+are formed: sum (R_i - m) / s h_i and sum h_i / s. When all ranks know the norms of the pass, main -= (b - m) second is
+the gradient. m is the commonest reward, so that most sequences are in the second sum only. At scope `group` each group
+of a rank has a second buffer; at scope `minibatch` the pass is the mini-batch.
 
-    activations   inputs and output gradients of every layer: one weighted product each, sum_i c_i g_i. A pass is as
-                  many groups as `vcpo.norms.tokens` allows, wherever their sequences lie; at scope `minibatch` all
-    gradients     h_i = a_i g_i, of a loss that contains the weights a_i, added into two buffers as they are formed:
-                  sum (R_i - m) / s h_i and sum h_i / s; then main -= (b - m) second. m is the commonest reward, so
-                  that most sequences are in the second sum only. At scope `group` a pass is some groups of every
-                  data-parallel rank, with a second buffer for each of them; at scope `minibatch` it is the mini-batch
-
-Where rounding would spoil the difference of the two sums (norms/rounding.py), a second forward and backward follows,
-with the coefficients in its loss.
+A second forward and backward, with the coefficients in its loss, follows where rounding would spoil the difference of
+the two sums (rounding.py), and where settings, groups or ranks do not allow sums (plan.py): then one pass over the
+mini-batch measures norms alone.
 
 A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches the stages are idle for a share of
 (P - 1) / (n + P - 1) of each pass.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -33,37 +30,23 @@ from verl.utils.device import get_device_id
 
 from vcpo import Estimate, OpobScope, estimate
 from vcpo.estimator import log_packed_weights, log_reward_scale
-from verl_vcpo.actor.losses import importance_weighted_score_loss, padded_responses, weighted_score_loss
+from verl_vcpo.actor.losses import padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import (
     MiniBatch,
     SequencesBeforeForward,
     gather_mini_batch,
     gather_sequences,
+    numbered,
 )
+from verl_vcpo.actor.norms import rounding
 from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.experts import are_shared
-from verl_vcpo.actor.norms.layout import micro_batch
-from verl_vcpo.actor.norms.plan import Experts, choose, plan_passes
-from verl_vcpo.actor.norms.rounding import TwoSums, predicted_rounding
-from verl_vcpo.actor.norms.settings import NormsKeep
-from verl_vcpo.actor.norms.sums import SecondBuffers, Sums
+from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
+from verl_vcpo.actor.norms.sums import SecondBuffers, Sums, make_room
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 
 class Unmeasured(ArithmeticError):
     """The norms of a mini-batch cannot be used, and neither can the gradient that was formed with them."""
-
-
-@dataclass(frozen=True)
-class PackedOutcome:
-    """The result of the passes over a mini-batch. Unless `rounded`, the gradient is in Megatron's gradient buffers."""
-
-    batch: MiniBatch
-    losses: list[float]
-    rounded: bool
-    """True: only the norms are known, because rounding would have spoiled the gradient of `keep=gradients`."""
-    keep: NormsKeep | None
-    """The kept part of the passes; None: the norms only."""
 
 
 class Pass:
@@ -108,10 +91,9 @@ class PackedUpdate:
     Args:
         engine: the Megatron engine, in train mode, its modules tapped (`engine.tap`).
         data: this data-parallel rank's b sequences.
-        config: VCPO's settings, which need gradient norms.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
-        second: with `keep=gradients` `slots` second buffers for each parameter when `run` begins, zero between updates.
-        only_norms: keep nothing else, because `keep=gradients` could not measure this mini-batch.
+        second: the second buffers, zero between updates; they become as many as the sums need.
+        sums: form two sums where that is possible; False: measure norms alone.
     """
 
     def __init__(
@@ -121,49 +103,62 @@ class PackedUpdate:
         config: VCPOSettings,
         aggregation: dict[str, Any],
         second: SecondBuffers,
-        only_norms: bool = False,
+        sums: bool = True,
     ) -> None:
         self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
         self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
         self.sequences: SequencesBeforeForward = gather_sequences(data, self.rank)
-        interleaved = mpu.get_virtual_pipeline_model_parallel_world_size() is not None
-        limits = interleaved, _micro_batch_tokens(data), _experts(engine)
-        self.keep: NormsKeep | None = None
-        if only_norms:
-            passes = plan_passes(config, None, self.sequences, *limits)
-        else:
-            self.keep, passes = choose(config, self.sequences, *limits, engine.parts)
-        self.passes = [Pass(rows, self.rank) for rows in passes]
-        self.slots = max(max(self._slots(one)) for one in self.passes) + 1
-        """The most second buffers that a pass needs with `keep=gradients`."""
+        passes = self._passes_of_sums() if sums else None
+        self.has_sums = passes is not None
+        self.passes = [Pass(rows, self.rank) for rows in passes or [[list(range(len(data)))] * self.ranks]]
         self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
         self.log_probs: list[Tensor | None] = [None] * len(data)
         self.losses: list[float] = []
 
-    def run(self) -> PackedOutcome:
-        """Run all passes. Afterwards the update's gradient is in Megatron's buffers, if the outcome has one.
+    def _passes_of_sums(self) -> Passes | None:
+        if self.engine.tf_config.num_moe_experts:  # each sum would read and write every expert for every sequence
+            return None
+        if next(p for p in self.engine.module[0].parameters() if p.requires_grad).main_grad.dtype != torch.float32:
+            return None
+        dynamic = tu.get_non_tensor_data(self.data, key="use_dynamic_bsz", default=True)
+        return passes_of_sums(
+            self.config,
+            self.sequences,
+            int(self.data["max_token_len_per_gpu"]) * mpu.get_context_parallel_world_size() if dynamic else None,
+            self.engine.most_second_buffers,
+            staged=mpu.get_pipeline_model_parallel_world_size() > 1,
+            interleaved=mpu.get_virtual_pipeline_model_parallel_world_size() is not None,
+        )
+
+    def run(self) -> tuple[MiniBatch, list[float] | None]:
+        """Run all passes.
+
+        Returns:
+            The mini-batch with its norms, and the losses; None in their place where the gradient is still to be formed.
+            Otherwise it is in Megatron's buffers.
 
         Raises:
             Unmeasured: on all ranks: a norm is NaN or infinite, or float32 cannot hold the squares of a gradient; the
                 contents of the buffers are not usable.
         """
+        if self.has_sums:
+            make_room(self.second, self.engine.module, self._slots)
         self.engine.optimizer_zero_grad()
         with _finalized_once(self.engine.module):
             for one in self.passes:
                 self._one_pass(one)
         batch = self._whole_batch()
-        rounded = self.keep is None or (self.keep is NormsKeep.GRADIENTS and not self._two_sums_suffice(batch))
-        return PackedOutcome(batch, self.losses, rounded, self.keep)
+        return batch, self.losses if self.has_sums and self._two_sums_suffice(batch) else None
 
     def _one_pass(self, one: Pass) -> None:
         engine = self.engine
         data = self._select(one)
-        sums = self._sums(one) if self.keep is NormsKeep.GRADIENTS else None
+        sums = self._sums(one) if self.has_sums else None
         tied = engine.model_config.share_embeddings_and_output_weights
-        collector = Collector(self.keep, one.size, tied=tied, device=get_device_id(), sums=sums)
-        engine.tap.collector = collector
+        collector = engine.tap.collector = Collector(one.size, tied=tied, device=get_device_id(), sums=sums)
         try:
-            out = engine.forward_backward_batch(data, self._loss())
+            loss = partial(weighted_score_loss, importance=self.config if sums else None, **self.aggregation)
+            out = engine.forward_backward_batch(data, loss)
         finally:
             engine.tap.collector = None
         log_prob = None
@@ -177,9 +172,8 @@ class PackedUpdate:
         norms = collector.squared_norms().view(self.ranks, one.largest) / factor**2
         for rank, rows in enumerate(one.rows):
             self.squared_norm[rank, rows] = norms[rank, : len(rows)]
-        if self.keep is not None:
-            batch = self._unweighted(gather_mini_batch(data, self.rank, log_prob, norms, equal=False))
-            self._combine(collector, one, batch, sums)
+        if sums is not None:
+            self._combine(one, self._gathered(data, log_prob, norms, equal=False), sums)
 
     def _select(self, one: Pass) -> TensorDict:
         rows = one.own_rows
@@ -206,11 +200,6 @@ class PackedUpdate:
         """The rows of each nested column, unbound once: to unbind a column takes time for all of its rows."""
         return {name: value.unbind() for name, value in self.data.items() if getattr(value, "is_nested", False)}
 
-    def _loss(self) -> Callable[..., Any]:
-        if self.keep is NormsKeep.GRADIENTS:
-            return partial(importance_weighted_score_loss, config=self.config, **self.aggregation)
-        return partial(weighted_score_loss, **self.aggregation)
-
     def _of_pass(self, one: Pass, values: Tensor) -> Tensor:
         """Select from [..., B] of the mini-batch the [..., n] of the pass, rank after rank."""
         size = len(self.data)
@@ -220,19 +209,20 @@ class PackedUpdate:
         """Return the pass's two sums of a_i g_i, with the factors (R_i - m) / (s B) and 1 / (s B)."""
         reward, common, scale = self._rewards
         both = torch.stack([(reward - common) * scale, scale])
-        return Sums(one.spread(self._of_pass(one, both)).float(), self._slots(one), self.second)
+        return Sums(one.spread(self._of_pass(one, both)).float(), self._slot(one), self.second)
 
-    def _slots(self, one: Pass) -> tuple[int, ...]:
-        """Return N numbers: a sequence's baseline, counted among those of its rank in the pass."""
+    def _slot(self, one: Pass) -> Tensor:
+        """Return [N] a sequence's baseline, counted among those of its rank in the pass."""
+        groups = self._of_pass(one, self.sequences.group)
         if self.config.opob_scope is OpobScope.MINIBATCH:
-            return (0,) * one.size
-        slot = [0] * one.size
-        groups = self._of_pass(one, self.sequences.group).split([len(rows) for rows in one.rows])
-        for rank, of_rank in enumerate(groups):
-            number = {group: i for i, group in enumerate(dict.fromkeys(of_rank.tolist()))}
-            first = rank * one.largest
-            slot[first : first + len(of_rank)] = [number[group] for group in of_rank.tolist()]
-        return tuple(slot)
+            groups = torch.zeros_like(groups)
+        of_ranks = groups.split([len(rows) for rows in one.rows])
+        return one.spread(torch.cat([numbered(of_rank.tolist()) for of_rank in of_ranks]))
+
+    @cached_property
+    def _slots(self) -> int:
+        """The most second buffers that a pass needs."""
+        return max(int(self._slot(one).max()) for one in self.passes) + 1
 
     @cached_property
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,41 +238,36 @@ class PackedUpdate:
             common[usable] = _commonest(reward[usable], torch.zeros_like(group) if whole else group)
         return reward, common, scale.masked_fill(sequences.masked, 0.0)
 
-    def _unweighted(self, batch: MiniBatch) -> MiniBatch:
-        """Replace norms of a_i g_i, which `keep=gradients` measures, by norms of g_i."""
-        if self.keep is not NormsKeep.GRADIENTS:
+    def _gathered(self, data: TensorDict, log_prob: Tensor | None, norms: Tensor, *, equal: bool = True) -> MiniBatch:
+        """Gather the sequences of all ranks, with norms of g_i in place of those of a_i g_i, which sums have."""
+        batch = gather_mini_batch(data, self.rank, log_prob, norms, equal=equal)
+        if not self.has_sums:
             return batch
         assert batch.squared_norm is not None
         log_used = log_packed_weights(self.config, batch.log_weight)
         used = torch.where(log_used.isfinite(), log_used, 0.0)
-        return MiniBatch(**{**vars(batch), "squared_norm": batch.squared_norm * (-2 * used).exp()})
+        return replace(batch, squared_norm=batch.squared_norm * (-2 * used).exp())
 
-    def _combine(self, collector: Collector, one: Pass, batch: MiniBatch, sums: Sums | None) -> None:
-        """Form the update's gradient from what the collector has kept of a pass."""
+    def _combine(self, one: Pass, batch: MiniBatch, sums: Sums) -> None:
+        """Subtract the second buffers of a pass from the main buffer."""
         step = self._estimate(batch)
-        if self.keep is NormsKeep.ACTIVATIONS:
-            # The step's coefficients contain 1 / B with the B of this pass, not of the mini-batch.
-            share = step.usable.sum() / self.sequences.usable.sum().clamp(min=1)
-            collector.add_weighted(one.spread(step.coefficient * share).float().to(get_device_id()))
-            return
-        assert sums is not None
         # All usable sequences whose gradients are in one of this rank's second buffers have one baseline.
         summed = self._of_pass(one, self.sequences.usable)
         if self.config.opob_scope is not OpobScope.MINIBATCH:
             summed &= self._of_pass(one, self.sequences.rank == self.rank)
         shift = step.baseline - self._of_pass(one, self._rewards[1])
-        slot = torch.tensor(sums.slot)[one.numbers]
+        slot = sums.slot[one.numbers]
         of_slots = [shift[summed & (slot == s)].tolist() for s in range(sums.slots)]
         sums.subtract([values[0] if values else 0.0 for values in of_slots])
 
     def _two_sums_suffice(self, batch: MiniBatch) -> bool:
         """Return True where the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
-        sums = TwoSums.of_buffers(self.second, self.slots)
         _, common, scale = self._rewards
-        rounding = predicted_rounding(self.config, batch, self._estimate(batch), common, scale, sums)
-        if rounding.underflow > sums.limit:
+        step = self._estimate(batch)
+        cancellation, underflow = rounding.predicted(self.config, batch, step, common, scale, self._slots)
+        if underflow > rounding.LIMIT:
             raise Unmeasured
-        return rounding.cancellation <= sums.limit
+        return cancellation <= rounding.LIMIT
 
     def _estimate(self, batch: MiniBatch) -> Estimate:
         return estimate(
@@ -299,7 +284,7 @@ class PackedUpdate:
         log_prob = None
         if self.engine.is_mp_src_rank_with_outputs():
             log_prob = torch.nn.utils.rnn.pad_sequence([x for x in self.log_probs if x is not None], batch_first=True)
-        batch = self._unweighted(gather_mini_batch(self.data, self.rank, log_prob, self.squared_norm))
+        batch = self._gathered(self.data, log_prob, self.squared_norm)
         assert batch.squared_norm is not None
         if (self.sequences.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
             raise Unmeasured
@@ -317,19 +302,6 @@ def _commonest(reward: Tensor, group: Tensor) -> Tensor:
     return out
 
 
-def _micro_batch_tokens(data: TensorDict) -> int | None:
-    """Return the most tokens of a micro-batch on all context-parallel ranks; None: micro-batches by sequences."""
-    if not tu.get_non_tensor_data(data, key="use_dynamic_bsz", default=True):
-        return None
-    return int(data["max_token_len_per_gpu"]) * mpu.get_context_parallel_world_size()
-
-
-def _experts(engine: Any) -> Experts:
-    if not engine.tf_config.num_moe_experts:
-        return Experts.NONE
-    return Experts.SHARED if are_shared() else Experts.OWN
-
-
 @contextlib.contextmanager
 def _finalized_once(modules: list[torch.nn.Module]) -> Iterator[None]:
     """Have Megatron reduce gradients over ranks and stages once, at the end of the block, instead of in every pass."""
@@ -345,31 +317,3 @@ def _finalized_once(modules: list[torch.nn.Module]) -> Iterator[None]:
             config.finalize_model_grads_func = finalize
     args, kwargs = calls[-1]
     finalize(*args, **kwargs)
-
-
-def forward_step(
-    collector: Collector,
-    packed: bool,
-    step: Callable[..., Any],
-    batch_iter: Iterator[TensorDict],
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Any, Any]:
-    """Run verl's `forward_step`, and set the collector's micro-batch for the forward and for its backward."""
-    batch = next(batch_iter)
-    layout = micro_batch(batch, packed, get_device_id())
-    collector.micro_batch = layout
-
-    def backward_begins(_: Tensor) -> None:
-        collector.micro_batch = layout
-
-    output, loss_function = step(iter([batch]), *args, **kwargs)
-    if isinstance(output, Tensor) and output.requires_grad:
-        output.register_hook(backward_begins)
-
-    def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
-        value, *rest = loss_function(*loss_args, **loss_kwargs)
-        value.register_hook(backward_begins)
-        return (value, *rest)
-
-    return output, loss
