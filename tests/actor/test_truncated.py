@@ -15,7 +15,7 @@ from verl.workers.utils.losses import ppo_loss
 from recipe.fully_async_policy import main
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import exported, reference_update, train, with_response_mask
-from tests.kit.layout_run import PACKED_MINI_BATCH, PER_TRAJECTORY, TWO_BACKWARDS, ParallelLayout, run_layout
+from tests.kit.layout_run import PACKED, PER_TRAJECTORY, TWO_BACKWARDS, ParallelLayout, run_layout
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -87,7 +87,7 @@ def test_a_micro_batch_without_a_token_is_no_error_of_verls_losses(make_engine: 
 
 
 def test_on_two_data_parallel_ranks_as_in_one_process(checkpoints: Callable[..., Path]) -> None:
-    ways = [replace(way, truncated="mask") for way in (PER_TRAJECTORY, TWO_BACKWARDS, PACKED_MINI_BATCH)]
+    ways = [replace(way, truncated="mask") for way in (PER_TRAJECTORY, TWO_BACKWARDS, PACKED)]
     one = run_layout(ParallelLayout("one process"), checkpoints(), ways[:1])[PER_TRAJECTORY.name]
     for name, two in run_layout(ParallelLayout("DP2", dp=2), checkpoints(), ways).items():
         torch.testing.assert_close(two.ess_ratio, one.ess_ratio, rtol=1e-5, atol=0, msg=name)
