@@ -23,7 +23,7 @@ from tests.kit.layout_run import (
 
 LIMIT = 1e-5
 
-_MODELS = ("untied", "tied", "qk_norms", "moe")
+_MODELS = ("untied", "tied", "qk_norms", "moe", "lora")
 REFERENCE = {model: ParallelLayout(f"one process, {model}", model=model) for model in _MODELS}
 
 LAYOUTS = [
@@ -56,6 +56,10 @@ LAYOUTS = [
     ParallelLayout("MoE EP2 x ETP2 over TP2 SP x DP2", model="moe", ep=2, tp=2, sequence_parallel=True, dp=2),
     ParallelLayout("MoE EP2 x CP2", model="moe", dp=2, ep=2, cp=2),
     ParallelLayout("MoE EP2 x PP2", model="moe", dp=2, ep=2, pp=2),
+    ParallelLayout("LoRA, recompute", model="lora", recompute=True),
+    ParallelLayout("LoRA, TP2", model="lora", tp=2),
+    ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2),
+    ParallelLayout("LoRA, CP2 x DP2", model="lora", cp=2, dp=2),
 ]
 
 

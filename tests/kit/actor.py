@@ -6,6 +6,7 @@ installed.
 """
 
 import os
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ if ON_GPU:
 else:
     environment.apply()
 
+from megatron.core import parallel_state as mpu  # noqa: E402
+from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402
 from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
@@ -70,8 +73,9 @@ def engine_settings(
         transformer["sequence_parallel"] = layout.sequence_parallel
     if layout.recompute:
         transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    lora = {"rank": layout.lora_rank, "alpha": 16, "merge": True} if layout.lora_rank else {}
     return dict(
-        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True, model_type=model_type),
+        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True, model_type=model_type, lora=lora),
         engine_config=CPUMcoreEngineConfig(  # verl's own refuses float32, which exactness is checked in
             dtype=dtype,
             use_remove_padding=layout.packed,
@@ -105,7 +109,25 @@ def build_engine(
     # Megatron writes its choice of attention into the environment, and child processes would refuse another choice.
     with patch.dict(os.environ):
         built.initialize()
+    if layout.lora_rank:
+        _fill_adapters(built, layout.tp)
     return built
+
+
+def _fill_adapters(engine: Any, tp: int) -> None:
+    """Give adapters the same weights on every layout: Megatron draws them on each rank, and B is zero."""
+    rank = mpu.get_tensor_model_parallel_rank()
+    for layer in (m for chunk in engine.module for m in chunk.modules() if isinstance(m, TransformerLayer)):
+        for name, weight in layer.named_parameters():
+            if not weight.requires_grad:
+                continue
+            gate_and_up = 2 if "linear_fc1.adapter.linear_out" in name else 1  # each rank has a part of both
+            axis = weight.partition_dim
+            shape = [size * (tp if i == axis else 1) for i, size in enumerate(weight.shape)]
+            draw = torch.Generator().manual_seed(zlib.crc32(f"{layer.layer_number} {name}".encode()))
+            whole = 0.1 * torch.randn(*shape, generator=draw).unflatten(axis, (gate_and_up, -1))
+            weight.data.copy_(whole.chunk(tp, dim=axis + 1)[rank].flatten(axis, axis + 1))
+    engine.optimizer.reload_model_params()
 
 
 def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean", **actor: Any) -> partial[Any]:

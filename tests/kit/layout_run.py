@@ -24,7 +24,8 @@ class ParallelLayout:
 
     name: str
     model: str = "untied"
-    """The kind: untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama or llama_tied."""
+    """The kind: untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama, llama_tied or lora
+    (untied, and adapters alone are trained)."""
     dp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
@@ -43,6 +44,11 @@ class ParallelLayout:
     recompute: bool = False
     layers: str = "local"
     """The kind of layers: Megatron's own (local), or Transformer Engine's (te, tests/kit/te_on_cpu.py)."""
+
+    @property
+    def lora_rank(self) -> int:
+        """The rank of the trained adapters; 0: all weights are trained."""
+        return 4 if self.model == "lora" else 0
 
     @property
     def world_size(self) -> int:
@@ -121,7 +127,7 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     A Llama has the scaled positions of Llama 3.1, and frequencies so low that the scaling changes most of them.
 
     Args:
-        model: untied, tied, qk_norms, moe, llama or llama_tied.
+        model: a kind of `ParallelLayout.model`.
         folder: the folder in which to write.
         of_shape: settings of transformers' configuration to change.
     """

@@ -147,9 +147,8 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     dist.all_gather_object(measured, json.dumps(engine.mismatch.state_dict()))
     assert len(set(measured)) == 1, "ranks would take different steps"
     with contextlib.nullcontext() if ON_GPU else megatron_on_cpu(), torch.no_grad():
-        parameters = {
-            name: p.detach().clone() for name, p in engine.bridge.export_hf_weights(engine.module, show_progress=False)
-        }
+        export = engine.bridge.export_adapter_weights if layout.lora_rank else engine.bridge.export_hf_weights
+        parameters = {name: p.detach().clone() for name, p in export(engine.module, show_progress=False)}
     return Result(
         torch.stack(norms), torch.tensor(ratios), torch.stack(baselines), parameters, statistics.median(seconds[1:])
     )

@@ -157,8 +157,8 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             return unsupported
         if self.tf_config.cuda_graph_impl != "none":
             return "a CUDA graph gives no gradients to a collector"
-        if self.peft_cls is not None or self.model_config.mtp.enable:
-            return "adapters and multi-token prediction are not supported"
+        if self.model_config.mtp.enable:
+            return "multi-token prediction is not supported"
         if self.tf_config.softmax_type == "learnable":
             return "softmax_type=learnable: the attention's parameters are not collected"
         of_experts = experts.obstacle(self.tf_config) if self.tf_config.num_moe_experts else None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import typing_extensions
 from megatron.core import utils
-from megatron.core.extensions import transformer_engine as extension  # noqa: F401  # notes what is really installed
+from megatron.core.extensions import transformer_engine as extension  # notes what is really installed
 from packaging.version import Version
 
 
@@ -82,3 +82,6 @@ with _lent(list(filter(_missing, ("transformer_engine", "megatron.energon")))):
     import megatron.bridge.training.config  # noqa: F401  # verl imports it when it builds a model
     from megatron.bridge import AutoBridge as AutoBridge
     from megatron.bridge.models.conversion.param_mapping import AutoMapping as AutoMapping
+    from megatron.bridge.peft import utils as adapters
+
+adapters.HAVE_TE = extension.HAVE_TE  # without Transformer Engine it compares layers with classes that are None
