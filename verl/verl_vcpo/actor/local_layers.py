@@ -70,6 +70,9 @@ class LocalLayers(MegatronEngineWithLMHead):
             self.provider.transformer_impl = "local"
         if self.provider.transformer_impl == "local":
             self.provider.transformer_layer_spec = local_block
+        if self.peft_cls is not None:
+            # False: Transformer Engine's norm gathers its output for the adapter, and drops the adapter's gradient of it
+            self.peft_cls.sequence_parallel_input_regather = True
 
 
 def local_block(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
