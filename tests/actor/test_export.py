@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe import export
@@ -19,12 +20,14 @@ LAYOUTS = [
 ]
 
 
-def log_probs(folder: Path) -> torch.Tensor:
+def log_probs(folder: Path, adapter: Path | None = None) -> torch.Tensor:
     """[B, T] of the responses that the layouts are asked for, 0 beyond their ends."""
     from tests.kit.layout_worker import make_batch
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     assert model.dtype == torch.float32
+    if adapter:
+        model = PeftModel.from_pretrained(model, adapter)
     rows = []
     batch = make_batch(LAYOUTS[0])
     for ids, prompt in zip(batch["input_ids"].unbind(), batch["prompts"].unbind(), strict=True):
@@ -49,3 +52,17 @@ def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str]
         assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
     assert (log_probs(model) - wanted).abs().max() > 1e-3, "the step changed nothing, so the comparison proves nothing"
     assert len(list((tmp_path / MODEL).glob("model-*-of-*.safetensors"))) > 1, "written in one file"
+
+
+def test_adapters_are_merged_and_kept_in_pefts_format(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL
+
+    layout = ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2)
+    model = checkpoints(layout.model)
+    run_processes(layout.name, layout.world_size, "tests.kit.export_worker", (layout, model), tmp_path)
+    export.export(tmp_path / CHECKPOINT, tmp_path / "exported")
+    wanted = torch.load(tmp_path / LOG_PROBS)
+    for folder in (tmp_path / MODEL, tmp_path / "exported"):
+        assert (log_probs(folder) - wanted).abs().max() < 1e-5, folder.name
+    assert (log_probs(model, tmp_path / "exported" / "adapter") - wanted).abs().max() < 1e-5
+    assert (log_probs(model) - wanted).abs().max() > 1e-3, "adapters of zero prove nothing"

@@ -34,6 +34,7 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.plan.model_shape import ModelShape
 from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.model import has_experts
 from vcpo import OpobScope
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -160,15 +161,24 @@ def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: 
     dense = (layers * shape.dense_parameters + tables * shape.embedding + last * shape.hidden) / layout.tp
     experts = layers * shape.expert_parameters / (layout.ep * layout.etp)
     sharded = actor.megatron.use_distributed_optimizer
-    weights, gradients = 2 * (dense + experts), 4 * (dense + experts)
-    optimizer = 12 * (
-        dense / (layout.dp * layout.cp if sharded else 1) + experts / (layout.expert_dp if sharded else 1)
-    )
+    weights, rank = 2 * (dense + experts), config.actor_rollout_ref.model.lora.rank
+
+    def trained(dense: float, experts: float) -> tuple[float, float]:
+        """Bytes of gradients, and of the optimizer."""
+        of_dense, of_experts = (layout.dp * layout.cp, layout.expert_dp) if sharded else (1, 1)
+        return 4 * (dense + experts), 12 * (dense / of_dense + experts / of_experts)
+
+    gradients, optimizer = trained(dense, experts)
+    critic = weights + gradients + optimizer
+    if rank:
+        adapters = layers * shape.adapter_parameters(rank) / layout.tp
+        weights += 2 * adapters
+        gradients, optimizer = trained(adapters, 0)
     state: dict[str, float] = {"weights": weights, "gradients": gradients}
     state |= _second_buffer(config, layout, shape, gradients)
     if config.critic.enable:
-        state["critic"] = weights + gradients + optimizer
-    if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        state["critic"] = critic
+    if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and not rank:  # adapters are left out for it
         state["reference policy"] = weights
     state["weight transfer"] = 2 * _bucket(config)
     state["CUDA, NCCL"] = RUNTIME_GIB * GIB
@@ -228,16 +238,16 @@ def _activations(config: DictConfig, layout: Layout, shape: ModelShape, last: bo
     return use | {"recomputed layers": recomputed}
 
 
-def has_experts(config: DictConfig) -> bool:
+def of_experts(config: DictConfig) -> bool:
+    """True where the model's config.json is here, and is that of a mixture of experts."""
     file = Path(config.actor_rollout_ref.model.path) / "config.json"
-    model = json.loads(file.read_text()) if file.is_file() else {}
-    return bool(model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts"))
+    return file.is_file() and has_experts(json.loads(file.read_text()))
 
 
 def obstacle(config: DictConfig) -> str | None:
     """Why norms cannot be packed, as far as settings and config.json tell; None if nothing is known against it."""
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
-    return against_packing(settings.get) or (against_packing_experts(settings.get) if has_experts(config) else None)
+    return against_packing(settings.get) or (against_packing_experts(settings.get) if of_experts(config) else None)
 
 
 def _second_buffer(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:

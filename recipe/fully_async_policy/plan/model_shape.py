@@ -70,6 +70,11 @@ class ModelShape:
         router = h * self.experts.number + (3 * h * shared + h if shared else 0)
         return attention + router + 2 * h
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of the adapters of a layer's four linear layers; there are no experts."""
+        h, mlp = self.hidden, self.intermediate
+        return rank * ((h + self.queries + 2 * self.keys) + (self.queries + h) + (h + 2 * mlp) + (mlp + h))
+
     @property
     def per_layer(self) -> int:
         """Parameters of a layer."""

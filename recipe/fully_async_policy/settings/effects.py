@@ -17,6 +17,7 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import Truncated
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+_ADAPTERS = ("alpha", "target_modules", "exclude_modules", "lora_A_init_method", "lora_B_init_method", "dtype")
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _CLIP_BOUNDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 _OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "sat", "tba", "topr", "vespo")
@@ -139,6 +140,11 @@ RULES: tuple[Rule, ...] = (
         ("critic",),
         lambda config: not config.vcpo.enable and config.critic.enable and config.algorithm.adv_estimator == "gae",
         "this method has no critic; method=a2c has one",
+    ),
+    Rule(
+        tuple(f"actor_rollout_ref.model.lora.{name}" for name in _ADAPTERS),
+        lambda config: config.actor_rollout_ref.model.lora.rank > 0,
+        "without actor_rollout_ref.model.lora.rank all weights are trained",
     ),
     Rule(
         ("async.overlong_buffer_len", "async.overlong_penalty_factor"),

@@ -52,6 +52,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def has_experts(model: dict[str, Any]) -> bool:
+    """Return True for the config.json of a mixture of experts."""
+    return any(model.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def _check_weights(folder: Path) -> None:
     if (folder / _INDEX).is_file():
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.errors import SettingError, wrong
-from recipe.fully_async_policy.settings.model import read_config
+from recipe.fully_async_policy.settings.model import has_experts, read_config
 from verl_vcpo.actor.models import MODELS, Install, install_here, trained_with
 from verl_vcpo.actor.rotary import kind_of, lost_scaling
 
@@ -25,6 +25,9 @@ def check_trainable(config: DictConfig) -> None:
             if why := _obstacle(model, install_here(config.trainer.device)):
                 raise SettingError(f"{setting}={path}: {why}")
             _check_vocabulary(config, path, model)
+            if has_experts(model) and config.actor_rollout_ref.model.lora.rank:
+                words = "adapters of a mixture of experts are not supported; leave it out: all weights are trained"
+                raise wrong(config, "actor_rollout_ref.model.lora.rank", words)
 
 
 def _check_vocabulary(config: DictConfig, path: str, model: dict[str, Any]) -> None:

@@ -72,7 +72,6 @@ _NEVER = _a(Annotated[int, Field(ge=1)] | Literal[-1], "give a whole number of a
 _SHARES = _a(list[Annotated[float, Field(gt=0)]], "give a share above 0 of each train file, [0.7,0.3]", min_length=1)
 _BETA = Annotated[float, Field(ge=0, lt=1)]
 _MEGATRON = _one_of("megatron", why="the lag-k trainer is built on Megatron alone")
-_NO_LORA = "LoRA is not supported, all weights would be trained"
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
 _GREEDY = "the most likely token alone has no log-probs to weight; set it above 0"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
@@ -139,11 +138,15 @@ TYPES: dict[str, Any] = {
     **_each(_or_null(_COUNT), _PARALLEL, "virtual_pipeline_model_parallel_size expert_tensor_parallel_size"),
     f"{_PARALLEL}.vanilla_mbridge": _one_of(False, why="verl gives up the package mbridge, which is not installed"),
     f"{_PARALLEL}.dtype": _one_of("float32", "bfloat16", "float16"),
-    # LoRA: the trainer's bridge of weight names (mbridge) makes no adapters
     f"{_MODEL}.path": _a(str, "give the folder of a Hugging Face model", min_length=1),
     f"{_MODEL}.trust_remote_code": _FLAG,
-    **_each(_one_of(0, why=_NO_LORA), _MODEL, "lora_rank lora.rank"),
-    **_each(_a(None, f"{_NO_LORA}; set it to null", default=None), _MODEL, "lora_adapter_path lora.adapter_path"),
+    **_each(_a(None, "a run makes its own adapters", default=None), _MODEL, "lora_adapter_path lora.adapter_path"),
+    f"{_MODEL}.lora_rank": _one_of(0, why=f"Megatron's adapters have the rank {_MODEL}.lora.rank"),
+    f"{_MODEL}.lora.rank": _WHOLE,
+    f"{_MODEL}.lora.alpha": _COUNT,
+    f"{_MODEL}.lora.type": _one_of("lora"),
+    f"{_MODEL}.lora.dropout": _one_of(0, why="the second forward of an update would drop other numbers than the first"),
+    f"{_MODEL}.lora.merge": _one_of(True, why="a weight update sends whole weights, with the adapters in them"),
     # the samplers, whose recorded log-probs must be those of the trainer's policy
     f"{_ROLLOUT}.name": _one_of("vllm", why="the samplers are vLLM's"),
     f"{_ROLLOUT}.mode": _one_of("async", why="the samplers are servers"),

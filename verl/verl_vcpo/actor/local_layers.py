@@ -71,7 +71,7 @@ class LocalLayers(MegatronEngineWithLMHead):
         if self.provider.transformer_impl == "local":
             self.provider.transformer_layer_spec = local_block
         if self.peft_cls is not None:
-            # False: Transformer Engine's norm gathers its output for the adapter, and drops the adapter's gradient of it
+            # with False Transformer Engine's norm gathers its output for the adapter, and drops the gradient of that
             self.peft_cls.sequence_parallel_input_regather = True
 
 

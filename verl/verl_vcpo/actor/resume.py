@@ -41,9 +41,27 @@ class Resumable(MegatronEngineWithLMHead):
         super().initialize()
         if not self.engine_config.forward_only:
             self.checkpoint_mananager._save_model_as_hf_via_bridge = self._write_weights
+            self.checkpoint_mananager._maybe_filter_peft_state_dict = self._trained_alone
 
     def _write_weights(self, folder: str) -> None:
         write_weights(self.bridge.export_hf_weights(self.module, show_progress=False), Path(folder))
+        if self.peft_cls is not None:
+            self.bridge.save_hf_adapter(self.module, Path(folder) / "adapter", self.peft_cls, show_progress=False)
+
+    def _trained_alone(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a sharded state without the weights that adapters leave as they are.
+
+        Megatron-Bridge has the same function in a module that imports ModelOpt.
+        """
+        if self.peft_cls is None:
+            return state
+        keep = self.peft_cls.adapter_key_filter
+        return {
+            name: {key: value for key, value in part.items() if keep(key) and "_extra_state" not in key}
+            if name.startswith("model")
+            else part
+            for name, part in state.items()
+        }
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save verl's checkpoint, also before the optimizer's first step."""
