@@ -59,7 +59,7 @@ class WeightedSums:
         self._shared: dict[tuple[int, ...], _Shared] = {}
 
     def add(self, x: Tensor, dy: Tensor, into: Sequence[Tensor], norms: Tensor, *, batched: bool | None = None) -> None:
-        """Add to buffers and norms: into[j] += sum_i coefficient[j][i] dW_i for every j, norms[i] += ||dW_i||^2.
+        """Add to buffers and norms: sum_i c_ji dW_i into buffer j, and ||dW_i||^2 into norm i.
 
         Args:
             x: [T, in] inputs of the layer.
