@@ -298,6 +298,18 @@ def test_one_switch_is_for_larger_cards(
     assert ours.actor_rollout_ref.actor.megatron.optimizer_offload is True
 
 
+def test_adapters_of_seven_billion_fit_on_two_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = resolved(
+        "math/vcpo_k=10", tmp_path, monkeypatch, "+gpus=lora_80gb", f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
+    )
+    validate(config, files=False)
+    gpu_plan.print_plan(config)
+    printed = capsys.readouterr().out
+    assert "It fits" in printed and "7.62 billion" in printed, printed
+
+
 def test_the_switch_wins_over_the_task_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VCPO_HARDWARE", "gpu")
     monkeypatch.setenv("VCPO_RUN_ID", "test")

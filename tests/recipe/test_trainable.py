@@ -116,8 +116,8 @@ def test_a_plan_for_gpus_on_a_laptop_tells_what_the_model_needs(
 @pytest.mark.parametrize(
     ("transformer_engine", "expected"),
     [
-        (False, "packed, on Megatron's own layers (Transformer Engine is not installed), vcpo"),
-        (True, "packed, on the layers of Transformer Engine, vcpo"),
+        (False, "packed, on Megatron's own layers (Transformer Engine is not installed); a second"),
+        (True, "packed, on the layers of Transformer Engine; a second"),
     ],
 )
 def test_the_plan_names_the_layers_that_are_installed(
