@@ -55,24 +55,24 @@ def names(rows: Any, count: int) -> list[str]:
     return [next(rows)["data_source"][0] for _ in range(count)]
 
 
-def answers(name: str, right: int, wrong: int) -> tuple[list[str], list[float]]:
-    return [f"{name}/0"] * (right + wrong), [1.0] * right + [0.0] * wrong
+def answers(name: str, right: int, wrong: int) -> list[tuple[str, float]]:
+    return [(f"{name}/0", 1.0)] * right + [(f"{name}/0", 0.0)] * wrong
 
 
 def test_a_level_begins_where_enough_answers_are_right(data: DictConfig) -> None:
     loader, curriculum = made_of(data)
     rows = iter(loader)
     assert sorted(names(rows, 6)) == ["easy"] * 4 + ["other"] * 2
-    assert curriculum.look_at(*answers("easy", 7, 0)) == [], "fewer than data.level_answers"
-    assert curriculum.look_at(*answers("other", 20, 0)) == [], "there is no further level"
-    assert curriculum.look_at(*answers("easy", 0, 3)) == []
-    (said,) = curriculum.look_at(*answers("easy", 6, 0))
+    assert curriculum.look_at(answers("easy", 7, 0)) == [], "fewer than data.level_answers"
+    assert curriculum.look_at(answers("other", 20, 0)) == [], "there is no further level"
+    assert curriculum.look_at(answers("easy", 0, 3)) == []
+    (said,) = curriculum.look_at(answers("easy", 6, 0))
     assert said.startswith("level 2 of 3 begins, ") and "middle.parquet: 75% of the last answers" in said
     assert curriculum.levels == [2, 1]
     assert sorted(names(rows, 6)) == ["middle"] * 4 + ["other"] * 2
-    assert curriculum.look_at(*answers("easy", 20, 0)) == [], "late answers of the level before do not count"
-    curriculum.look_at(*answers("middle", 8, 0))
-    assert curriculum.look_at(*answers("hard", 20, 0)) == [] and curriculum.levels == [3, 1]
+    assert curriculum.look_at(answers("easy", 20, 0)) == [], "late answers of the level before do not count"
+    curriculum.look_at(answers("middle", 8, 0))
+    assert curriculum.look_at(answers("hard", 20, 0)) == [] and curriculum.levels == [3, 1]
     assert sorted(names(rows, 3)) == ["hard", "hard", "other"]
 
 
@@ -80,8 +80,8 @@ def test_a_resumed_run_goes_on_at_its_levels(data: DictConfig, tmp_path: Path) -
     loader, curriculum = made_of(data)
     rows = iter(loader)
     names(rows, 5)
-    curriculum.look_at(*answers("easy", 8, 0))
-    curriculum.look_at(*answers("middle", 7, 0))
+    curriculum.look_at(answers("easy", 8, 0))
+    curriculum.look_at(answers("middle", 7, 0))
     curriculum.write(tmp_path)
     state = loader.state_dict()
     expected = [next(rows)["index"][0] for _ in range(9)]
@@ -92,12 +92,12 @@ def test_a_resumed_run_goes_on_at_its_levels(data: DictConfig, tmp_path: Path) -
     resumed.resume(tmp_path)
     assert resumed.levels == [2, 1]
     assert [next(rows)["index"][0] for _ in range(9)] == expected
-    assert resumed.look_at(*answers("middle", 1, 0)), "the answers before the checkpoint count"
+    assert resumed.look_at(answers("middle", 1, 0)), "the answers before the checkpoint count"
 
 
 def test_a_checkpoint_of_other_levels_is_refused(data: DictConfig, tmp_path: Path) -> None:
     _, curriculum = made_of(data)
-    curriculum.look_at(*answers("easy", 8, 0))
+    curriculum.look_at(answers("easy", 8, 0))
     curriculum.write(tmp_path)
     data.levels, data.shares = [1, 3], [1, 1]
     _, other = made_of(data)

@@ -6,7 +6,7 @@ of its own: the loader's state is that of a few batches earlier where worker pro
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ class Curriculum:
         """The level of each task, from 1."""
         return [level + 1 for level in self._sampler.level]
 
-    def look_at(self, rows: Sequence[DataRow], right: Sequence[float]) -> list[str]:
-        """Take in a step's answers: the row of each, and 1 where it is right. Return a line for each that rises."""
-        for row, value in zip(rows, right, strict=True):
+    def look_at(self, answers: Iterable[tuple[DataRow, float]]) -> list[str]:
+        """Take in a step's answers: row, and 1 where it is right. Return a line for each task that rises."""
+        for row, value in answers:
             task, level = self._place[row]
             if level == self._sampler.level[task]:
                 self._recent[task].append(value)

@@ -223,7 +223,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self._trained = batch, metrics, start
         if self.curriculum:  # as with samples: the step's checkpoint has the levels after this step
             stored, row_of = few_fields(batch), self.replay_buffer.row_of
-            for line in self.curriculum.look_at([row_of[prompt] for prompt in stored.prompts], stored.right()):
+            answers = zip(stored.prompts, stored.right(), strict=True)
+            for line in self.curriculum.look_at((row_of[uid], right) for uid, right in answers if uid in row_of):
                 console.print_line(line)
         if self.sample_log.is_due(self.global_steps):
             # Before the step's checkpoint is written: a run that resumes there keeps the samples up to this step.
