@@ -17,7 +17,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from recipe.command_line import OneLineParser, run_command
-from recipe.tasks import gsm8k, hendrycks_math, own_rows, sort_digits
+from recipe.tasks import gsm8k, hendrycks_math, human_eval, own_rows, reasoning_gym, sort_digits
 from recipe.tasks.countdown import problems as countdown
 from recipe.tasks.rows import Prepared, Row, prompt_lengths
 from recipe.tasks.tool_use import problems as tool_use
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 TASKS: dict[str, ModuleType] = {
     "countdown": countdown,
     "gsm8k": gsm8k,
+    "human_eval": human_eval,
     "math": hendrycks_math,
+    "reasoning_gym": reasoning_gym,
     "rows": own_rows,
     "sort_digits": sort_digits,
     "tool_use": tool_use,

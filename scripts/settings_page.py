@@ -51,9 +51,15 @@ def page() -> str:
             _HEAD,
             _section("The run", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", depth=0)),
             _section("Asynchrony", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", "async")),
+            _section("The data", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", "data")),
             _section("VCPO's update", "", _of_class(VCPOSettings, "vcpo")),
             _section("Gradient norms", "", _of_class(NormsConfig, "vcpo.norms")),
             _section("Tool use", "With `+agent=simpletir`.\n\n", _of_class(ToolUseSettings, "tool_use")),
+            _section(
+                "reasoning-gym",
+                "With `+task=reasoning_gym`.\n\n",
+                _of_yaml(CONFIG / "task" / "reasoning_gym.yaml", "reasoning_gym"),
+            ),
             _files(
                 "Methods",
                 "method",

@@ -32,6 +32,7 @@ bash scripts/install_bubblewrap.sh # the sandbox's tests are not skipped
 bash scripts/install_chromium.sh # nor are those that open a page in a browser
 bash scripts/install_docs.sh # nor are those of the documentation's site
 source .venv/bin/activate
+pip install --quiet --no-deps --no-build-isolation --require-hashes -r requirements/tasks.txt # nor those of reasoning-gym
 
 NO_TESTS=5 # pytest's exit code where a selection is empty
 worst=$NO_TESTS

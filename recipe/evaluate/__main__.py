@@ -119,6 +119,7 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     from recipe.fully_async_policy.settings.consistency import check_consistency, lengths
     from recipe.fully_async_policy.settings.data import check_rows
     from recipe.fully_async_policy.settings.model import check_model
+    from recipe.fully_async_policy.settings.reasoning_gym import make_files
     from recipe.fully_async_policy.settings.reward import check_reward
     from recipe.fully_async_policy.settings.validate import SettingError
     from recipe.fully_async_policy.settings.values import check_types
@@ -127,6 +128,7 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
         raise SettingError(f"--json {json_file}: cannot be written; give a file in a folder that is there")
     check_types(config)
     check_consistency(config, lengths)
+    make_files(config)
     _, samples = check_rows(config, "val_files")
     check_model(config)
     check_reward(config, list(samples.values()))

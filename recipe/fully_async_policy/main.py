@@ -167,7 +167,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     from yaml import YAMLError
 
     from recipe.fully_async_policy.launch import ray_access
-    from recipe.fully_async_policy.settings import names, own_files
+    from recipe.fully_async_policy.settings import names, own_files, reasoning_gym
     from recipe.fully_async_policy.settings.data_file import expanded
     from recipe.fully_async_policy.settings.method import check_overrides, given_settings
 
@@ -183,6 +183,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     with own_files.located(overrides, config_dir):
         names.check_known(config, overrides, config_dir, own, of_the_package)
         check_overrides(config, overrides, own)
+        reasoning_gym.name_files(config)
     for files in ("train_files", "val_files"):
         config.data[files] = expanded(config.data[files])
     ray_access.without_own_nodes(config.ray_kwargs.ray_init, given_settings(overrides))

@@ -1,7 +1,10 @@
-r"""Where a mathematical answer is in a response: its last \boxed{...}, or what follows its last ####."""
+r"""Where a mathematical answer is: in the last \boxed{...} of a response, after its last ####, or its last number."""
+
+import re
 
 _BOXED = "\\boxed{"
 _MARK = "####"
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def last_boxed(text: str, max_chars: int) -> str | None:
@@ -32,3 +35,8 @@ def after_mark(text: str, max_chars: int) -> str | None:
     start += len(_MARK)
     line = text[start : start + max_chars + 2].lstrip(" \t").split("\n")[0].strip()
     return line if 0 < len(line) <= max_chars else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number, without its thousands' commas; None if there is none."""
+    return next(reversed(_NUMBER.findall(text.replace(",", ""))), None)

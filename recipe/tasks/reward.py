@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recipe.tasks import gsm8k, math_reward, sort_digits
+from recipe.tasks import gsm8k, human_eval, math_reward, reasoning_gym, sort_digits
 from recipe.tasks.countdown import reward as countdown
 
 Reward = Callable[..., dict[str, float]]
@@ -11,6 +11,7 @@ Reward = Callable[..., dict[str, float]]
 # Our own rows' keys, those of raw DAPO, and those of the ready-made set lukhuang/vcpo.
 REWARDS: dict[str, Reward] = {
     "countdown": countdown.compute_score,
+    human_eval.DATA_SOURCE: human_eval.compute_score,
     "gsm8k": gsm8k.compute_score,
     "openai/gsm8k": gsm8k.compute_score,
     "math": math_reward.compute_score,
@@ -20,6 +21,7 @@ REWARDS: dict[str, Reward] = {
     "dapo_filter": math_reward.compute_score,
     "deepscaler": math_reward.compute_score,
     "aime25": math_reward.compute_score,
+    reasoning_gym.SOURCE: reasoning_gym.compute_score,  # and the task's name, after a slash
     "sort_digits": sort_digits.compute_score,
     "test-math-aime25": math_reward.compute_score,
 }
@@ -33,7 +35,7 @@ def compute_score(
     Returns {"score", "acc", "over_limit"}, the same keys for every task: verl takes a batch's keys from its first row.
     Raises ValueError for a `data_source` or a ground truth that is none; never turns a failure into a zero.
     """
-    reward = REWARDS.get(data_source)
+    reward = REWARDS.get(data_source.partition("/")[0] if data_source.startswith(reasoning_gym.SOURCE) else data_source)
     if reward is None:
         raise ValueError(
             f"data_source={data_source!r} has no reward: use one of {', '.join(REWARDS)}, or set "

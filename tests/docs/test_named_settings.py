@@ -24,7 +24,9 @@ def known() -> set[str]:
     """All settings of a run, with their sections."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("VCPO_HARDWARE", "cpu")
-        return set(names.all_names(main.compose_unchecked(["+task=tool_use", "method=m2po"])))
+        tasks = ("tool_use", "reasoning_gym", "human_eval")
+        runs = [main.compose_unchecked([f"+task={task}", "method=m2po"]) for task in tasks]
+        return {name for run in runs for name in names.all_names(run)}
 
 
 def code_of(page: Path) -> str:

@@ -18,9 +18,9 @@ from tests.upstream import theirs
 from tests.upstream.table import ROOT
 
 _OURS = re.compile(  # settings of ours among verl's, in our yaml files
-    r"(gpu_memory_gib|run_dir|samples_every|save_model|save_weights|async|vcpo|tool_use|method|sandbox"
+    r"(gpu_memory_gib|run_dir|samples_every|save_model|save_weights|async|vcpo|tool_use|reasoning_gym|method|sandbox"
     r"|defaults|hydra)(\.|$)"
-    r"|actor_rollout_ref\.actor\.(vcpo|stabilizer)|data\.shares"
+    r"|actor_rollout_ref\.actor\.(vcpo|stabilizer)|data\.(shares|level)|reward\.custom_reward_function\.reward_kwargs"
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 _CHECKOUT = Path(__file__).parents[2]
 COMMANDS = {
     "data": ("scripts.prepare_data", "rows of a task, or of your own file"),
+    "tasks": ("recipe.tasks.reasoning_gym", "the tasks of reasoning-gym, each with an example"),
     "check": ("scripts.check_data", "looks at a file of rows, and scores known answers"),
     "warmup": ("recipe.warm_start.train", "a small first policy, by imitation"),
     "train": ("recipe.fully_async_policy.main", "trains: Ray, vLLM, Megatron"),

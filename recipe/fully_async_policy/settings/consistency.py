@@ -60,11 +60,18 @@ def _shares(config: DictConfig) -> Found:
     """Shares that do not belong to the training files, or whose order could not be drawn again."""
     data, setting = config.data, "data.shares"
     if data.shares is None:
+        if data.levels is not None:
+            yield "data.levels", "needs data.shares, the share of each task; of a single one give [1]"
         return
     names = list(data.train_files) if isinstance(data.train_files, ListConfig) else [data.train_files]
     if len(names) == 1:
         yield setting, "data.train_files is one file; leave it out, or give a list of files"
-    if len(names) != len(data.shares):
+    if data.levels is not None:
+        if sum(data.levels) != len(names):
+            yield "data.levels", f"its sum has to be the number of data.train_files, {len(names)}: {', '.join(names)}"
+        if len(data.levels) != len(data.shares):
+            yield setting, f"give a share for each of the {len(data.levels)} tasks of data.levels"
+    elif len(names) != len(data.shares):
         yield setting, f"give a share for each of the {len(names)} data.train_files, {', '.join(names)}"
     if data.shuffle and data.seed is None:
         yield setting, "needs data.seed, from which a resumed run draws the same order; give a number"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SETTING = "actor_rollout_ref.model.path"
+_OF_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")
 _FOLDER = "give a Hugging Face checkpoint's folder"
 _INDEX = "model.safetensors.index.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken", "spiece.model", "tekken.json")
@@ -21,18 +23,34 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken", "
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
-def check_model(config: DictConfig) -> "PreTrainedTokenizerBase | None":
-    """Refuse a folder from which no sampler could start. Returns its tokenizer; None of a model of the hub."""
+def check_model(config: DictConfig) -> "PreTrainedTokenizerBase":
+    """Refuse a folder from which no sampler could start. Returns its tokenizer.
+
+    A model that is given by its name of the hub is downloaded, and its folder takes the name's place.
+    """
     model = config.actor_rollout_ref.model
+    if not Path(model.path).is_dir():
+        model.path = _downloaded(config, model.path)
     folder = Path(model.path)
-    if not folder.is_dir():
-        if model.path.startswith(("/", ".", "~")) or os.environ.get("HF_HUB_OFFLINE") == "1":
-            raise wrong(config, _SETTING, f"no such folder; {_FOLDER} (quickstart.sh makes a small one)")
-        return None
     settings = read_config(folder)
     _check_weights(folder)
     _check_positions(config, settings)
     return read_tokenizer(model)
+
+
+def _downloaded(config: DictConfig, name: str) -> str:
+    """The folder of a model of the hub, which is downloaded where it has not been."""
+    if not _OF_HUB.fullmatch(name) or name.startswith("models/") or Path(name).parent.is_dir():
+        raise wrong(config, _SETTING, f"no such folder; {_FOLDER} (quickstart.sh makes a small one)")
+    fix = f"no such folder; get it where there is a network: `hf download {name} --local-dir {name.split('/')[1]}`"
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise wrong(config, _SETTING, f"{fix}, or set HF_HUB_OFFLINE=0 in the environment to have it downloaded")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(name))
+    except Exception as error:  # of the network, of the hub, of the disk
+        raise wrong(config, _SETTING, f"{fix} ({first_line(error)})") from None
 
 
 def _wrong(folder: Path, words: str) -> SettingError:

@@ -16,6 +16,7 @@ from recipe.fully_async_policy.settings.errors import check_each
 from recipe.fully_async_policy.settings.logger import check_logger
 from recipe.fully_async_policy.settings.method import check_own_loss
 from recipe.fully_async_policy.settings.model import check_model
+from recipe.fully_async_policy.settings.reasoning_gym import make_files
 from recipe.fully_async_policy.settings.run_folder import check_checkpoint, check_folders, check_nothing_replaced
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from recipe.fully_async_policy.settings.values import check_types
@@ -37,7 +38,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_folders(config),
         lambda: check_nothing_replaced(config),
         lambda: check_checkpoint(config),
-        lambda: samples.extend(check_data(config, check_model(config))),
+        lambda: (make_files(config), samples.extend(check_data(config, check_model(config)))),
     ]
     check_each(
         lambda: check_consistency(config),

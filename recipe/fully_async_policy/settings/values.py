@@ -17,6 +17,7 @@ from recipe.fully_async_policy.settings.errors import (
     first_line,
     wrong,
 )
+from recipe.tasks.reasoning_gym import LAST_NUMBER, TAGGED
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.deadlines import OnDeadline
@@ -124,6 +125,9 @@ TYPES: dict[str, Any] = {
     "data.seed": _or_null(_WHOLE),
     "data.dataloader_num_workers": _WHOLE,
     "data.shares": _or_null(_SHARES),
+    "data.levels": _or_null(_a(list[Annotated[int, Field(ge=1)]], "give the number of files of each task, [3,1]")),
+    "data.level_mark": _SHARE,
+    "data.level_answers": _COUNT,
     "data.truncation": _one_of("error", "left", "right", "middle"),
     # the trainer's devices
     "actor_rollout_ref.hybrid_engine": _one_of(False, why="trainer and samplers have devices of their own"),
@@ -174,6 +178,21 @@ TYPES: dict[str, Any] = {
     "tool_use.call_timeout_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
     "tool_use.drop_void_turns": _a(bool, "give true or false", default=None),
     "tool_use.answer_pattern": (Annotated[str, AfterValidator(_a_pattern)], Field(default=None)),
+    # reasoning-gym: only +task=reasoning_gym has these
+    "reasoning_gym.tasks": _a(
+        dict[str, Annotated[float, Field(gt=0)]] | None,
+        "give tasks, each with its share, '{gsm_symbolic: 2, countdown: 1}'",
+        default=None,
+        min_length=1,
+    ),
+    "reasoning_gym.difficulty": _a(
+        dict[str, dict[str, Any]] | None, "give settings of a task, '{countdown: {max_numbers: 4}}'", default=None
+    ),
+    "reasoning_gym.seed": _a(int, "give a whole number, 0 or more", default=None, ge=0),
+    **_each(_a(int, "give a whole number of at least 1", default=None, ge=1), "reasoning_gym", "train val"),
+    "reasoning_gym.levels": _a(int, "give a number of levels; 0 for no curriculum", default=None, ge=0),
+    "reasoning_gym.instruction": _a(str, "give text", default=None),
+    "reasoning_gym.answer": (_one_of(TAGGED, LAST_NUMBER)[0], Field(default=None)),
     # the reward
     "reward.num_workers": _COUNT,
     "reward.reward_model.enable": _one_of(False, why="the lag-k trainer has no devices for a reward model"),
@@ -200,8 +219,8 @@ _Settings = create_model(
 )
 
 
-def check_types(config: DictConfig) -> None:
-    """Refuse values that their settings cannot have, in the order of the table."""
+def check_types(config: DictConfig, section: str = "") -> None:
+    """Refuse values that their settings cannot have, in the order of the table; `section`: of this one alone."""
     given = {}
     for name in TYPES:
         try:
@@ -213,9 +232,11 @@ def check_types(config: DictConfig) -> None:
     try:
         _Settings.model_validate(given)
     except ValidationError as refused:
-        errors = [_refused(config, str(error["loc"][0]), error["msg"]) for error in refused.errors()]
+        found = [(str(error["loc"][0]), error["msg"]) for error in refused.errors()]
+        errors = [_refused(config, name, words) for name, words in found if name.startswith(section)]
         of_engine = [error for error in errors if str(error).startswith("model_engine=")]
-        raise all_that_is_wrong(of_engine or errors) from None  # another engine has other settings
+        if errors:
+            raise all_that_is_wrong(of_engine or errors) from None  # another engine has other settings
 
 
 _ABSENT = object()

@@ -38,7 +38,7 @@ def compute_score(
     """
     target, numbers = parse_ground_truth(ground_truth)
     answer = extract_answer(solution_str)
-    score = 1.0 if answer is not None and _solves(answer, target, numbers) else 0.0
+    score = 1.0 if answer is not None and solves(answer, target, numbers) else 0.0
     return {"score": score, "acc": score}
 
 
@@ -94,7 +94,8 @@ def parse_ground_truth(ground_truth: Mapping[str, Any]) -> tuple[int, list[int]]
     return int(target), [int(number) for number in numbers]
 
 
-def _solves(answer: str, target: int, numbers: list[int]) -> bool:
+def solves(answer: str, target: int, numbers: list[int]) -> bool:
+    """Whether an answer, an expression, has the value `target` and uses each of `numbers` once."""
     try:
         value, used = evaluate(answer)
     except MalformedAnswer:

@@ -21,7 +21,7 @@ class Tables:
     """The rows of several tables, one table after the other; None for a column that a row's table does not have."""
 
     def __init__(self, tables: list[Any]) -> None:
-        self.sizes = [len(table) for table in tables]
+        self.tables, self.sizes = tables, [len(table) for table in tables]
         self._rows: ConcatDataset[dict[str, Any]] = ConcatDataset(tables)
         self._columns = list(dict.fromkeys(column for table in tables for column in table.column_names))
 
@@ -84,7 +84,7 @@ def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoa
         num_workers=loader.num_workers,
         drop_last=loader.drop_last,
         collate_fn=loader.collate_fn,
-        sampler=InShares(dataset.dataframe.sizes, data.shares, data.seed if data.shuffle else None),
+        sampler=InShares(dataset.dataframe.sizes, data.shares, data.seed if data.shuffle else None, data.get("levels")),
     )
 
 

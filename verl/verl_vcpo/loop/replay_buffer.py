@@ -74,6 +74,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
         self._start_wait()
+        self.row_of: dict[str, DataRow] = {}
+        """The rows in the data of the prompts in the last batch of `sample`."""
         self.data_rows: list[DataRow] = []
         """The sorted rows in the data of the prompts in the last batch of `sample`."""
         self.ages: Counter[int] = Counter()
@@ -268,7 +270,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
         return batch, metrics
 
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
-        self.data_rows = in_order(self._data_row[uid] for uid in consumed if uid in self._data_row)
+        self.row_of = {uid: self._data_row[uid] for uid in consumed if uid in self._data_row}
+        self.data_rows = in_order(self.row_of.values())
         self._forget(consumed)
         submitted = self.prompt_global_steps[partition_id]
         self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)

