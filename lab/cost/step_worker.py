@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from lab.cost.steps import ACTIVATIONS, AUTO, METHODS, PER_TRAJECTORY, PLAIN, SLOW, Case
+from lab.cost.steps import ACTIVATIONS, METHODS, PER_TRAJECTORY, PLAIN, SLOW, Case
 from tests.kit.layout_run import ParallelLayout
 from verl_vcpo.actor.losses import padded_responses
 from verl_vcpo.actor.norms import update as packed_update
@@ -221,12 +221,8 @@ def _trained(engine: Any) -> list[torch.nn.Parameter]:
     return [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
 
 
-def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, rank: int) -> None:
-    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method.
-
-    Args:
-        quick: the plain update and the default alone, without their errors and their memory.
-    """
+def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
+    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method."""
     join_processes(rank, case.tp, folder)
     layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1, layers=case.layers_of)
     # at a learning rate of 0 a step costs what it costs, and every method has the same weights
@@ -244,19 +240,13 @@ def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, ra
             engine.train_batch(data, loss_function(VCPOSettings(**METHODS[method])))
             return look()
 
-    methods = [PLAIN, AUTO] if quick else list(METHODS)
-    rows: dict[str, dict[str, Any]] = {method: {} for method in methods}
-    if quick:
-        for method in methods:  # to warm up
-            step(method)
-    else:
-        _check(engine, step, rows)
+    rows: dict[str, dict[str, Any]] = {method: {} for method in METHODS}
+    _check(engine, step, rows)
     for method, row in rows.items():
         row["parts"] = _seconds_by_part(engine, partial(step, method))
         _free(engine)
-        if not quick:
-            row["peak_bytes"] = _peak_bytes(partial(step, method))
-    for method, seconds in _in_turns(step, methods, rounds).items():
+        row["peak_bytes"] = _peak_bytes(partial(step, method))
+    for method, seconds in _in_turns(step, rounds).items():
         rows[method] |= seconds
     if rank == 0:
         torch.save(rows, folder / "result")
@@ -273,10 +263,10 @@ def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
     return {**named, "backward and rest": total - sum(named.values())}
 
 
-def _in_turns(step: Callable[[str], None], methods: list[str], rounds: int) -> dict[str, dict[str, float]]:
+def _in_turns(step: Callable[[str], None], rounds: int) -> dict[str, dict[str, float]]:
     """Per method {seconds: the median step's; ratio: to the plain step of the same round, the median;
     processor_ratio: the same of all processes' processor time, which other programs don't take}."""
-    seconds: dict[str, list[float]] = defaultdict(list)
+    methods, seconds = list(METHODS), defaultdict[str, list[float]](list)
     work: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds):
         first = turn % len(methods)  # each comes after each: what one leaves in caches and memory, the next one finds

@@ -152,33 +152,12 @@ def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:
     assert steps[-1]["step"] == 6 and steps[-1]["lag_max"] == 1
 
 
-def test_the_command_writes_its_curve(overrides: list[str], tmp_path: Path) -> None:
-    assert main.main([*overrides, "async.lag=1"]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(7)) and lines[0]["val_accuracy"] is not None
-
-
 def test_the_command_ends_well_where_a_run_breaks(
     overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([*overrides, "method=none", "actor_rollout_ref.actor.optim.lr=1e30"]) == 0
     out = capsys.readouterr().out
     assert f"{tmp_path}/run: " in out and "0.0% after" in out and "mean ESS ratio" in out
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
-        ("actor_rollout_ref.actor.ppo_epochs=2", "ppo_epochs=2: the simulator knows 1 only"),
-        ("actor_rollout_ref.rollout.val_kwargs.temperature=0.5", "temperature=0.5: the simulator knows 1.0 only"),
-        ("method=magic", "magic"),
-        ("async.lag=-1", "async.lag=-1: give a number of policy updates"),
-    ],
-)
-def test_a_wrong_setting(overrides: list[str], capsys: pytest.CaptureFixture[str], setting: str, message: str) -> None:
-    assert main.main([*overrides, setting]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp_path: Path) -> None:

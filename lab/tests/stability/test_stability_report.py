@@ -9,9 +9,7 @@ import pytest
 from lab.simulator.grid import Folder, GridRun
 from lab.stability import __main__ as comparison
 from lab.stability import report as stability_report
-from lab.stability.figures import beside
 from lab.stability.published import publish, read_curves
-from lab.stability.real_stack import outcomes, table
 from lab.stability.report import ALL, contrasts_of, make_report, of_tasks, of_the_alarm, shifts_of, write
 from lab.stability.tables import SYNCHRONOUS, Table, all_contrasts, shift_table
 from lab.tests.stability.curves import curve
@@ -150,22 +148,6 @@ def test_one_method_is_reported_too(tmp_path: Path) -> None:
     (table,) = of_tasks({"countdown_lag": report})
     assert list(table.rows[0]) == ["`tis_seq`", "35.0 %"]
     assert write({"countdown_lag": report}, tmp_path)
-
-
-def test_the_real_stack_beside_the_simulator(tmp_path: Path) -> None:
-    accuracies = {"simulator": (0.30, 0.34), "real stack": (0.31, 0.05)}
-    curves = pd.concat(
-        [
-            curve([0.2, 0.3, last], method="vcpo_ess", stack=stack, seed=seed)
-            for stack, of in accuracies.items()
-            for seed, last in enumerate(of, start=1)
-        ]
-    )
-    real, simulated = table(outcomes(curves, 20, 10), lag=10).rows
-    assert simulated[:3] == ["`vcpo_ess`", "simulator", "30.0 %, 34.0 %"] and simulated[4] == "-"
-    assert real[1:3] == ["real stack", "31.0 %, 5.0 %"] and real[4].startswith("-14.0 (")
-    assert real[6].startswith("1 of 2 (") and simulated[6].startswith("0 of 2 (")
-    assert beside(curves, tmp_path / "real_stack.png").stat().st_size > 10_000
 
 
 def test_the_command_reads_files(
