@@ -195,7 +195,7 @@ class Checkpoints:
 
 
 def measure(case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = math.inf) -> dict[str, Any]:
-    """The row of a case: per method {seconds, ratio, peak_bytes, parts, errors}, of two backwards also {noise}.
+    """The row of a case: per method {seconds, ratio, peak_bytes, errors}, of two backwards also {noise}.
 
     Raises:
         RuntimeError: the case failed, or has not ended after `limit_s`.
@@ -224,12 +224,19 @@ def print_table(row: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    times = ("s/step", "time", "work", "peak", "forward", "norms, sums", "accum.", "optimizer", "rest")
-    table = Table("case", "method", *times, "norms' error", "gradient's", title=f"{row['case']['layers']} layers")
+    table = Table(
+        "case",
+        "method",
+        "s/step",
+        "time",
+        "work",
+        "peak",
+        "norms' error",
+        "gradient's",
+        title=f"{row['case']['layers']} layers",
+    )
     plain = row["methods"][PLAIN]
     for name, result in row["methods"].items():
-        total = sum(result["parts"].values())
-        parts = ("forward", "norms and sums", "accumulation", "optimizer", "backward and rest")
         errors = [f"{error:.0e}" for error in result.get("errors", {}).values()]
         table.add_row(
             Case(**row["case"]).name,
@@ -238,7 +245,6 @@ def print_table(row: dict[str, Any]) -> None:
             f"{result['ratio']:.2f}",
             f"{result['processor_ratio']:.2f}",
             f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
-            *(f"{result['parts'][part] / total:.0%}" for part in parts),
             *errors,
         )
     Console(width=180).print(table)

@@ -13,7 +13,6 @@ INTERNAL = {
     "recipe.fully_async_policy.launch.processes",
     "sandbox.attacks.naive",
     "sandbox.attacks.programs.warm",
-    "tests.reliability.scale_run",
     "scripts/install_steps.sh",
     "scripts/gpu_rehearsal.sh",
 }
