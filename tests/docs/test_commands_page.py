@@ -11,7 +11,6 @@ INTERNAL = {
     "code_sandbox.interpreter",
     "recipe.fully_async_policy.settings.compiler",
     "recipe.fully_async_policy.launch.processes",
-    "sandbox.attacks.naive",
     "sandbox.attacks.programs.warm",
     "scripts/install_steps.sh",
     "scripts/gpu_rehearsal.sh",

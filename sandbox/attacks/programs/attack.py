@@ -43,7 +43,6 @@ class Attack:
     time_s: the time limit that it asks for.
     whole_program: it can be stopped only where control groups are available.
     alone: no other attack runs meanwhile, and the server is looked at afterwards.
-    copies: how many of it run at the same time.
     stdin: its input.
     """
 
@@ -57,7 +56,6 @@ class Attack:
     time_s: float = TIME_S
     whole_program: bool = False
     alone: bool = False
-    copies: int = 1
     stdin: str = ""
 
     @property

@@ -15,13 +15,6 @@ _BYTES = "ctypes.create_string_buffer(256)"
 # ---- keys, tracing, filters, modules
 attack("keyctl", 'assert syscall("keyctl", 0, -3, 1) != -1; escaped()')
 attack(
-    "add_key",
-    """
-    none = ctypes.c_char_p(b"user"), ctypes.c_char_p(b"vcpo"), ctypes.c_char_p(b"x")
-    assert syscall("add_key", *none, 1, -2) != -1; escaped()
-    """,
-)
-attack(
     "kernel modules",
     """
     syscall("init_module", ctypes.c_char_p(b"x"), 1, ctypes.c_char_p(b""))
@@ -118,11 +111,6 @@ _SEND = """
     CALL; degraded()
     """
 attack("descriptors by sendmsg", _SEND.replace("CALL", "socket.send_fds(left, [b'x'], [fd])"))
-attack(
-    "messages by sendmmsg",
-    _SEND.replace("CALL", 'assert syscall("sendmmsg", left.fileno(), 0, 0, 0) == 0'),
-)
-attack("messages by recvmsg", _SEND.replace("CALL", "left.send(b'x'); socket.recv_fds(right, 1, 1)"))
 attack("terminals: by number", 'os.open("/dev/ptmx", os.O_RDWR); degraded()')
 attack("terminals: by the library", "os.openpty(); degraded()")
 attack(

@@ -24,15 +24,6 @@ attack(
         except OSError: pass
     """,
 )
-attack(
-    "the server's environment: what libc has",
-    """
-    environ = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ"); i = 0
-    while environ[i]:
-        if BAIT["secret"].encode() in environ[i]: escaped()
-        i += 1
-    """,
-)
 attack("see other processes", "assert os.path.exists(f\"/proc/{BAIT['victim']}/cmdline\"); escaped()")
 attack("the machine's kernel options", 'assert open("/proc/cmdline").read(); degraded()')
 attack("home", 'open(BAIT["home_file"]).read(); escaped()')
@@ -48,16 +39,7 @@ attack(
     finally: os.remove(link)
     """,
 )
-attack(
-    "a hard link to a secret file",
-    """
-    link = os.path.dirname(BAIT["file"]) + f"/{os.getpid()}"; os.link(BAIT["file"], link)
-    os.remove(link); escaped()
-    """,
-)
-attack("climb by ..", 'open("/tmp" + "/.." * 20 + BAIT["file"]).read(); escaped()')
 attack("climb by a parent's root", 'open(f"/proc/{os.getppid()}/root" + BAIT["file"]).read(); escaped()')
-attack("climb by a parent's folder", 'open(f"/proc/{os.getppid()}/cwd" + "/.." * 20 + BAIT["file"]).read(); escaped()')
 attack(
     "climb by a file handle",  # the root folder of ext4 is inode 2
     """

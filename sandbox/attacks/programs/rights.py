@@ -1,7 +1,6 @@
 """Attacks: to get rights, namespaces or users that the program has not got; to reach other processes."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from sandbox.attacks.programs.attack import Attacks
@@ -9,16 +8,12 @@ from sandbox.attacks.programs.attack import Attacks
 RIGHTS = attack = Attacks()
 
 
-def daemon_lives(number: int) -> Callable[[dict[str, Any]], bool]:
-    """Whether a process with the mark of this daemon is there."""
+def daemon_lives(bait: dict[str, Any]) -> bool:
+    """Whether a process with the mark of the daemon is there."""
+    import psutil
 
-    def lives(bait: dict[str, Any]) -> bool:
-        import psutil
-
-        mark = f"{bait['mark']}-{number}"
-        return any(mark in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
-
-    return lives
+    mark = f"{bait['mark']}-1"
+    return any(mark in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
 
 
 def victim_is_dead(bait: dict[str, Any]) -> bool:
@@ -64,8 +59,6 @@ _CLONED = """
     assert pid > 0; os.waitpid(pid, 0); escaped()
     """
 attack("clone: user namespace", _CLONED.replace("FLAGS", "0x10000000 | signal.SIGCHLD"))
-attack("clone: user namespace, flags of 33 bits", _CLONED.replace("FLAGS", "1 << 32 | 0x10000000 | signal.SIGCHLD"))
-attack("clone: process namespace", _CLONED.replace("FLAGS", "0x20000000 | signal.SIGCHLD"))
 attack("clone: all namespaces", _CLONED.replace("FLAGS", "0x7E020000 | signal.SIGCHLD"))
 attack(
     "clone3: user namespace",
@@ -77,9 +70,6 @@ attack(
     """,
 )
 attack("setns", 'assert libc.setns(os.open("/proc/self/ns/net", os.O_RDONLY), 0) == 0; escaped()')
-attack(
-    "setns of a process", 'assert syscall("setns", syscall("pidfd_open", os.getppid(), 0), 0x4000000) == 0; escaped()'
-)
 attack("setuid(0)", "os.setuid(0); escaped()")
 attack("setgroups", "os.setgroups([0]); escaped()")
 attack("another user", "os.setresuid(1234, 1234, 1234); escaped()")
@@ -110,10 +100,6 @@ attack(
     assert any(struct.unpack("=6I", have.raw)[0::3]); escaped()
     """,
 )
-attack(
-    "capabilities: what /proc says",
-    'assert int(open("/proc/self/status").read().split("CapEff:")[1].split()[0], 16); escaped()',
-)
 attack("capabilities: keep them", "assert libc.prctl(8, 1, 0, 0, 0) == 0; degraded()")
 attack("capabilities: the bounding set", "assert libc.prctl(23, 21, 0, 0, 0) == 1; escaped()")
 attack("new privileges by exec", "assert libc.prctl(39, 0, 0, 0, 0) == 0; escaped()")
@@ -122,7 +108,6 @@ attack("the parent's death signal", "assert libc.prctl(1, 0, 0, 0, 0) == 0; degr
 attack("the reaper of orphans", "assert libc.prctl(36, 1, 0, 0, 0) == 0; degraded()")
 attack("who may trace", "assert libc.prctl(4, 1, 0, 0, 0) == 0; degraded()")
 attack("input and output ports", "assert libc.ioperm(0x80, 1, 1) == 0; escaped()")
-attack("all input and output ports", "assert libc.iopl(3) == 0; escaped()")
 
 # ---- other processes
 attack("signal a process of the host", 'os.kill(BAIT["victim"], 0); escaped()')
@@ -132,16 +117,6 @@ attack(
     for pid in (BAIT["victim"], 1, os.getppid(), -os.getpgrp(), -1):
         try: os.kill(pid, signal.SIGKILL)
         except OSError: pass
-    """,
-    control=False,
-    trace=victim_is_dead,
-)
-attack(
-    "kill every number",
-    """
-    for pid in range(2, 70_000):
-        if pid != os.getpid():
-            with contextlib.suppress(OSError): os.kill(pid, signal.SIGKILL)
     """,
     control=False,
     trace=victim_is_dead,
@@ -183,19 +158,6 @@ attack(
         os._exit(0)
     time.sleep(0.5)
     """,
-    trace=daemon_lives(1),
-)
-attack(
-    "survive as a daemon of another group",  # one that does not need a session of its own
-    """
-    if os.fork() == 0:
-        os.setpgid(0, 0)
-        if os.fork() == 0:
-            for fd in range(3): os.close(fd)
-            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(30)", BAIT["mark"] + "-2"])
-        os._exit(0)
-    time.sleep(0.5)
-    """,
-    trace=daemon_lives(2),
+    trace=daemon_lives,
 )
 attack("keep the answer waiting", "if os.fork() == 0:\n    os.setpgid(0, 0); time.sleep(4); escaped()")

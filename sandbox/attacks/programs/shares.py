@@ -27,13 +27,6 @@ attack(
     neighbour=_NEEDS_CORE,
 )
 attack(
-    "burn all cores",
-    "for child in range(BAIT['processes'] - 2):\n    if os.fork() == 0: break" + _BURN.replace("\n    ", "\n"),
-    control=False,
-    alone=True,
-    neighbour=_NEEDS_CORE,
-)
-attack(
     "burn all cores, each process in a session of its own",  # which the scheduler may give a share of its own
     """
     for child in range(BAIT["processes"] - 2):
@@ -96,16 +89,6 @@ attack(
     """,
 )
 attack(
-    "instances of inotify",
-    """
-    held = [syscall("inotify_init1", 0) for _ in range(200)]
-    time.sleep(4)
-    if max(held) >= 0: degraded()
-    """,
-    control=False,
-    neighbour='time.sleep(1)\nif syscall("inotify_init1", 0) < 0 and ctypes.get_errno() == errno.EMFILE: degraded()',
-)
-attack(
     "descriptors in flight",
     """
     fd = os.open("/dev/null", os.O_RDONLY); left, right = socket.socketpair(); left.setblocking(False)
@@ -117,17 +100,6 @@ attack(
     time.sleep(1)
     with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]
     """,
-)
-attack(
-    "contexts of asynchronous input and output",
-    """
-    contexts = [ctypes.c_ulong() for _ in range(16)]
-    assert any(syscall("io_setup", 64, ctypes.byref(context)) == 0 for context in contexts); degraded()
-    """,
-)
-attack(
-    "terminals",
-    "held = [os.openpty() for _ in range(8)]; degraded()",
 )
 attack(
     "signals that wait",  # the kernel counts them per user
@@ -176,9 +148,6 @@ attack(
 
 # ---- priority
 attack("priority: nice", "os.nice(-5); degraded()")
-attack(
-    "priority: setpriority", "os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1); degraded()"
-)
 attack("priority: an ordinary one", "assert os.getpriority(os.PRIO_PROCESS, 0) < 5; degraded()")
 attack("priority: real time", "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); degraded()", control=False)
 attack("priority: of its session", 'open("/proc/self/autogroup", "w").write("-5"); degraded()')

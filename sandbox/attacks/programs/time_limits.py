@@ -21,7 +21,6 @@ _DEAF = """
         try: signal.signal(n, signal.SIG_IGN)
         except (OSError, ValueError): pass
     """
-attack("sleep, deaf to signals", _DEAF + "    " + _LATER, time_s=1.0)
 attack(
     "cpu time of many processes",
     """
@@ -73,16 +72,6 @@ attack(
     "if os.fork() == 0: time.sleep(600)\nos._exit(0)",
     control=False,
     alone=True,
-)
-attack(
-    "at the exit of the interpreter",
-    "import atexit\natexit.register(lambda: (time.sleep(6), degraded()))",
-    time_s=1.0,
-)
-attack(
-    "a thread that stays",
-    "threading.Thread(target=lambda: (time.sleep(6), degraded())).start()",
-    time_s=1.0,
 )
 attack(
     "a time limit of its own",
@@ -150,14 +139,6 @@ attack(
     time_s=2.0,
     control=False,
     alone=True,
-)
-attack(
-    "take over the first process, four at once",
-    _TAKE_OVER.replace("CLOSE +", ""),
-    time_s=2.0,
-    control=False,
-    alone=True,
-    copies=4,
 )
 attack(
     "take over the first process, and be a daemon",
