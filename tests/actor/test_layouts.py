@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.exactness.layout_comparisons import LAYOUTS, REFERENCE, compare_all, run_reference
+from tests.exactness.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
 from tests.kit.layout_run import ACTIVATIONS, GRADIENTS, PER_TRAJECTORY, STEPS, ParallelLayout, Result, make_checkpoint
 
 # The other two share their code with these; `python -m tests.exactness.layouts` runs all of them.

@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 COMPARED = {
     "docs/measurements/stability.md": "lab/tests/stability/test_stability_page.py",
     "docs/measurements/alarm.md": "lab/tests/stability/test_stability_page.py",
-    "docs/guide/read-a-run.md": "tests/docs/test_quickstart_numbers.py",
+    "docs/guide/read-a-run.md": "tests/docs/test_numbers.py",
     "docs/measurements/paper.md": "tests/docs/test_numbers.py",
 }
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name != "upstream.md"]
@@ -132,3 +132,18 @@ def test_what_is_said_of_levels_of_the_ess_ratio_follows_from_its_table() -> Non
     assert said in page
     assert f"precision: {100 * mean[0] / mean[1]:.0f} % instead of {100 * row[0] / row[1]:.0f} %" in page
     assert f"is too low here: for 5 steps in a row it is in time for {cells['0.1'][0][0]}." in page
+
+
+def test_the_lines_that_a_page_shows_are_of_the_published_runs() -> None:
+    text = (DOCS / "guide/read-a-run.md").read_text().split("## In the quickstart's runs")[1].split("## ")[0]
+    (table,) = tables(text)
+
+    def line_of(step: int) -> list[str]:
+        cells = [str(step)]
+        for method in ("none", "vcpo"):
+            lines = map(json.loads, (DOCS / "quickstart" / method / "metrics.jsonl").read_text().splitlines())
+            (line,) = (line for line in lines if line["step"] == step)
+            cells += [f"{line['ess_ratio']:.2f}", f"{line['kl']:.2f}", f"{100 * line['val_accuracy']:.1f} %"]
+        return cells
+
+    assert len(rows(table)) > 3 and rows(table) == [line_of(int(row[0])) for row in rows(table)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from recipe.tasks import boxed, gsm8k, math_reward, reward
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from recipe.tasks.tool_use.turns import Turn, read_turn
+from recipe.tasks.tool_use.turns import read_turn
 from recipe.tasks.verifier import Verdict
 
 SHORT, TIMES = 12_500, 8  # the long text has 100,000 characters
@@ -134,26 +134,6 @@ def test_an_answer_with_a_unit_is_the_number() -> None:
         assert (found and found[1]) == (expected and expected[1])
 
     check()
-
-
-def line_by_line(text: str) -> Turn:
-    """What `read_turn` does, said in another way."""
-    position, start, end, code = 0, None, None, None
-    for line in text.split("\n"):
-        fence = line.rstrip(" \t")
-        if code is None and start is None and fence in ("```python", "```py") and position + len(line) < len(text):
-            start, body = position, position + len(line) + 1
-        elif code is None and start is not None and fence == "```":
-            code, end = text[body:position], position + len(line)
-        position += len(line) + 1
-    before = text if code is None else text[:start]
-    return Turn(code, end, "\\boxed{" in before or "<answer>" in before)
-
-
-@settings(max_examples=2000)
-@given(st.lists(st.sampled_from([*ALPHABET, "```", "```python", "\n", "\n"]), max_size=16).map("".join))
-def test_a_turn_is_read_line_by_line(text: str) -> None:
-    assert read_turn(text, ANSWER_PATTERN) == line_by_line(text)
 
 
 def test_an_answer_pattern_that_is_exponential_fails_with_its_name() -> None:

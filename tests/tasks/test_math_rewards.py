@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from recipe.tasks import math_reward, reward, verifier
@@ -128,11 +127,6 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("data_source", "rows"), [("gsm8k", GSM8K), ("math-500", MATH), ("aime25", TOOL_USE)])
-def test_the_tables_are_large(data_source: str, rows: list[tuple[str, float]]) -> None:
-    assert len({text for text, _ in rows} | set(HOSTILE[data_source][1])) >= 30
-
-
 @pytest.mark.parametrize(("text", "expected"), GSM8K, ids=range(len(GSM8K)))
 def test_gsm8k(text: str, expected: float) -> None:
     assert reward.compute_score("gsm8k", text, "18")["score"] == expected
@@ -205,10 +199,6 @@ def test_the_keys_of_the_ready_made_set(data_source: str) -> None:
 def test_an_unknown_data_source_is_an_error() -> None:
     with pytest.raises(ValueError, match="data_source='gsm9k' has no reward: use one of countdown, gsm8k"):
         reward.compute_score("gsm9k", "#### 18", "18")
-
-
-def test_a_ground_truth_may_be_a_number() -> None:
-    assert reward.compute_score("aime25", "\\boxed{70}", np.int64(70))["score"] == 1.0
 
 
 @pytest.mark.parametrize("truth", ["", None, True, {"target": 1}])
