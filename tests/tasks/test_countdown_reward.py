@@ -32,35 +32,10 @@ def test_arithmetic_is_exact() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "",
-        " ",
-        "3+5+7",  # another value
-        "22",  # not the numbers
-        "3*5+7+7-7",  # a number too often
-        "3*5",  # a number too few
-        "35-13",  # other numbers
-        "3*5+7=22",
-        "3*5--7",
-        "+3*5+7",
-        "3*5+7.0",
-        "3*5+0x7",
-        "3*5+07",
-        "3**5+7",
-        "3//5+7",
-        "3×5+7",
-        "３*5+7",
-        "3*5+7,",
-        "(3,5,7)",
-        "3(5)+7",
-        "3 5 7",
-        "(3*5+7",
-        "3*5+7)",
-        "3*5+7#",
-        "True*3*5+7",
-        "__import__('os')",
-        "(lambda: 22)()",
-        "7/(5-5)",
-        "3/0",
+        *("3+5+7", "22", "3*5+7+7-7", "3*5", "35-13"),  # another value, or other numbers
+        *("", " ", "3*5+7=22", "3*5--7", "+3*5+7", "3*5+7.0", "3*5+0x7", "3*5+07", "3**5+7", "3//5+7", "3×5+7"),
+        *("３*5+7", "3*5+7,", "(3,5,7)", "3(5)+7", "3 5 7", "(3*5+7", "3*5+7)", "3*5+7#", "True*3*5+7"),
+        *("__import__('os')", "(lambda: 22)()", "7/(5-5)", "3/0"),
     ],
 )
 def test_wrong(answer: str) -> None:
@@ -101,17 +76,9 @@ def test_numbers_as_any_parquet_reader_gives_them(numbers) -> None:
 @pytest.mark.parametrize(
     "truth",
     [
-        None,
-        "22",
-        {},
-        {"target": 22},
-        {"target": None, "numbers": [1]},
-        {"target": 22.0, "numbers": [1]},
-        {"target": True, "numbers": [1]},
-        {"target": 22, "numbers": None},
-        {"target": 22, "numbers": []},
-        {"target": 22, "numbers": "357"},
-        {"target": 22, "numbers": [3, "5"]},
+        *(None, "22", {}, {"target": 22}),
+        *({"target": target, "numbers": [1]} for target in (None, 22.0, True)),
+        *({"target": 22, "numbers": numbers} for numbers in (None, [], "357", [3, "5"])),
     ],
 )
 def test_a_malformed_ground_truth_is_an_error(truth) -> None:
