@@ -294,7 +294,6 @@ def main() -> int:
         help="Megatron's own, or Transformer Engine's, of which a CPU runs the Python alone; default: on a GPU both, "
         "where Transformer Engine is installed, on a CPU Megatron's",
     )
-    parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--smallest", action="store_true", help="one case only, of one small layer")
     parser.add_argument("--rounds", type=whole_number(1), default=10, help="timed steps of every method")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins later, or goes on longer")
@@ -309,7 +308,6 @@ def main() -> int:
         case
         for case in cases
         if (arguments.only or "") in case.name
-        and arguments.tp in (None, case.tp)
         and arguments.dtype in (None, case.dtype)
         and arguments.layers in (None, case.layers_of)
     ]

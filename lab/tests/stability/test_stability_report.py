@@ -10,7 +10,7 @@ from lab.simulator.grid import Folder, GridRun
 from lab.stability import __main__ as comparison
 from lab.stability import report as stability_report
 from lab.stability.published import publish, read_curves
-from lab.stability.report import ALL, contrasts_of, make_report, of_tasks, of_the_alarm, shifts_of, write
+from lab.stability.report import ALL, contrasts_of, make_report, of_tasks, shifts_of, write
 from lab.stability.tables import SYNCHRONOUS, Table, all_contrasts, shift_table
 from lab.tests.stability.curves import curve
 
@@ -66,13 +66,6 @@ def test_tasks_are_compared_one_by_one(
     page = capsys.readouterr().out
     assert "Points ahead" in page and "countdown_lag: Accuracy after step k" in page
     reports = {task: make_report(of, STEPS) for task, of in read_curves(files).items()}
-    joined, small = tmp_path / "joined.parquet", tmp_path / "small.parquet"
-    assert stability_report.main([*map(str, files), "--join", str(joined)]) == 0
-    assert stability_report.main([str(joined), "--join", str(small), "--accuracies"]) == 0
-    for file in (joined, small):
-        again = {task: make_report(of, STEPS) for task, of in read_curves([file]).items()}
-        assert of_tasks(again) == of_tasks(reports)
-        assert of_the_alarm(again) == ([] if file is small else of_the_alarm(reports))
     *_, overview = of_tasks(reports)
     ahead = {row[0]: row[1:] for row in overview.rows}
     assert ahead["`vcpo_ess`"] == ["0", "0", "0 of 12"] and ahead["`vcpo`"] == ["(-1.0)", "(-1.0)", "0 of 12"]
