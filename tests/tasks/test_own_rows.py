@@ -140,16 +140,3 @@ def test_a_wrong_file_is_one_line_and_status_2(case: str, tmp_path: Path, capsys
     assert error.startswith("prepare_data rows: ") and error.count("\n") == 1
     assert expected.format(file=file) in error
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_that_cannot_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.csv").write_text(CSV)
-
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", str(tmp_path / "a.csv"))
-
-    monkeypatch.setattr("builtins.open", denied)
-    assert prepare(tmp_path / "a.csv") == 2
-    assert "Permission denied" in capsys.readouterr().err

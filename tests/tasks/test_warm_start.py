@@ -65,11 +65,6 @@ def test_digits_stand_alone_and_prompts_are_short(tokenizer) -> None:
         assert all(len(token) == 1 for token in map(tokenizer.decode, ids) if any(map(str.isdigit, token)))
 
 
-def test_an_expression_costs_a_token_per_character(tokenizer) -> None:
-    ids = tokenizer(response_text("(12+3)*4"))["input_ids"]
-    assert [tokenizer.decode([i]) for i in ids] == ["<answer>", *"(12+3)*4", "</answer>"]
-
-
 def test_batch_has_loss_on_the_response_only(tokenizer) -> None:
     (problem,) = generate(Difficulty(), 1, random.Random(0))
     pairs = [(problem.prompt, response_text("1+2")), (problem.prompt, response_text("(1+2)*3"))]
