@@ -73,6 +73,10 @@ class Attacks(list[Attack]):
                 settings[text] = textwrap.dedent(settings[text])
         self.append(Attack(name, textwrap.dedent(code), **settings))
 
+    def alone(self, name: str, code: str, **settings: Any) -> None:
+        """Add one that takes all there is: no other runs meanwhile, and it is not tried without a sandbox."""
+        self(name, code, control=False, alone=True, **settings)
+
 
 def program(code: str, bait: dict[str, Any]) -> str:
     """A whole program: it knows the bait, and the numbers of the system calls that it names."""

@@ -60,7 +60,7 @@ attack(
     degraded()
     """,
 )
-attack(
+attack.alone(
     "memory: pipes of many processes",  # 16 pages each, of which a user has 64 MiB
     """
     held, block = [], b"1" * 65536
@@ -71,10 +71,8 @@ attack(
             held.append(os.pipe()); os.set_blocking(held[-1][1], False); os.write(held[-1][1], block)
     time.sleep(3)
     """,
-    control=False,
-    alone=True,
 )
-attack(
+attack.alone(
     "memory: buffers of unix sockets",
     """
     held, block, mb, told = [], b"1" * 65536, 0, mmap.mmap(-1, 4096)
@@ -94,11 +92,9 @@ attack(
         time.sleep(2); print(sum(told))
         if sum(told) > BAIT["too_much_mb"]: degraded()
     """,
-    control=False,
-    alone=True,
     whole_program=True,
 )
-attack(
+attack.alone(
     "memory: page tables",
     """
     space = mmap.mmap(-1, 200 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
@@ -107,8 +103,6 @@ attack(
     for at in range(0, len(space), 2 << 20): space[at] = 1
     time.sleep(2)
     """,
-    control=False,
-    alone=True,
 )
 attack(
     "memory: many mappings",
@@ -145,14 +139,12 @@ attack(
     control=False,
     whole_program=True,
 )
-attack(
+attack.alone(
     "files: deep folders",  # for a server that removes them
     """
     for i in range(20_000): os.mkdir("d"); os.chdir("d")
     open("file", "w").close()
     """,
-    control=False,
-    alone=True,
 )
 attack(
     "processes",
@@ -170,15 +162,13 @@ attack(
     """,
 )
 attack("raise a limit", "resource.setrlimit(resource.RLIMIT_NPROC, (10**6, 10**6)); degraded()")
-attack(
+attack.alone(
     "limits of the first process",  # which reports how the program ended
     """
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_AS):
         with contextlib.suppress(OSError): resource.prlimit(1, limit, (0, 0))
     os._exit(7)
     """,
-    control=False,
-    alone=True,
     told=lambda answer: answer["run_result"]["return_code"] not in (7, 137),
 )
 attack(
@@ -210,16 +200,14 @@ attack(
 
 # ---- output
 attack("output", 'sys.stdout.write("x" * (20 << 20)); sys.stdout.flush(); print("DEGRADED", file=sys.stderr)')
-attack(
+attack.alone(
     "output of many processes",
     """
     for child in range(20):
         if os.fork() == 0: break
     while True: os.write(1, b"x" * 4096); os.write(2, b"y" * 4096)
     """,
-    control=False,
     told=long_answer,
-    alone=True,
 )
 attack(
     "output that grows as JSON",

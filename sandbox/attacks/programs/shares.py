@@ -15,18 +15,16 @@ _BURN = """
     end = time.time() + 8
     while time.time() < end: pass
     """
-attack(
+attack.alone(
     "fork bomb",
     """
     end = time.time() + 8
     while time.time() < end:
         with contextlib.suppress(OSError): os.fork()
     """,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "burn all cores, each process in a session of its own",  # which the scheduler may give a share of its own
     """
     for child in range(BAIT["processes"] - 2):
@@ -35,11 +33,9 @@ attack(
             break
     """
     + _BURN,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "churn of processes",
     """
     end = time.time() + 8
@@ -48,11 +44,9 @@ attack(
             if os.fork() == 0: os._exit(0)
         with contextlib.suppress(OSError): os.waitpid(-1, os.WNOHANG)
     """,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "thrash the page cache and the disk",
     """
     end, names = time.time() + 6, ("/tmp", "/dev/shm")
@@ -62,11 +56,9 @@ attack(
                 for _ in range(60): f.write(b"1" * (1 << 20))
                 os.fsync(f.fileno())
     """,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "pages of pipes",
     """
     for child in range(BAIT["processes"] - 2):
@@ -76,8 +68,6 @@ attack(
         while True: held.append(os.pipe())
     time.sleep(7)
     """,
-    control=False,
-    alone=True,
     neighbour="""
     time.sleep(3); end = time.time() + 2
     while time.time() < end:
@@ -101,7 +91,7 @@ attack(
     with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]
     """,
 )
-attack(
+attack.alone(
     "signals that wait",  # the kernel counts them per user
     """
     libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
@@ -109,8 +99,6 @@ attack(
     while sent < 2_000_000 and libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0: sent += 1
     print(sent, flush=True); time.sleep(5)
     """,
-    control=False,
-    alone=True,
     neighbour="""
     libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN]); time.sleep(1.5); end = time.time() + 3
@@ -119,7 +107,7 @@ attack(
         signal.sigtimedwait([signal.SIGRTMIN], 0); time.sleep(0.05)
     """,
 )
-attack(
+attack.alone(
     "locks on files that all programs have",
     """
     import fcntl, glob
@@ -133,8 +121,6 @@ attack(
         with contextlib.suppress(OSError): fcntl.lockf(os.open(name, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
     time.sleep(7)
     """,
-    control=False,
-    alone=True,
     neighbour="""
     import fcntl, multiprocessing, sqlite3, tempfile
     time.sleep(1.5); start = time.time()

@@ -107,7 +107,7 @@ attack(
     control=False,
 )
 attack("warm: priority", "import numpy\nassert os.getpriority(os.PRIO_PROCESS, 0) < 5; degraded()")
-attack(
+attack.alone(
     "warm: run another program first",  # the interpreter's own functions are within reach: they start only this one
     """
     import numpy
@@ -115,8 +115,6 @@ attack(
     while frame.f_back: frame = frame.f_back
     if "main" in frame.f_globals and frame.f_globals is not globals(): frame.f_globals["main"]()
     """,
-    control=False,
-    alone=True,
     stdin="\0\0\0\1N",
 )
 attack(
