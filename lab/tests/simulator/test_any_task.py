@@ -113,6 +113,7 @@ def test_a_reward_that_raises_in_the_run_is_one_line(
             "val_kwargs.temperature=0.5: the simulator knows 1.0 only",
         ),
         ("trainer.resume_mode=auto", "trainer.resume_mode=auto: the simulator knows disable only"),
+        ("method=a2c", "critic.enable=True: the simulator knows false only"),
         ("data.max_prompt_length=8", "data.max_prompt_length=8: "),
         ("reward.custom_reward_function.path=null", "the simulator needs a reward of the run's own"),
         ("reward.custom_reward_function.name=no", "does not load: there is no function no, but compute_score"),
