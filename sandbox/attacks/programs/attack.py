@@ -24,8 +24,6 @@ def opened():
             yield fd
 """
 
-# Calls that are newer than the installed libseccomp may be have one number on every architecture.
-_NEWER = {"map_shadow_stack": 453, "statmount": 457, "listmount": 458, "lsm_list_modules": 461, "open_tree_attr": 467}
 _NAMED = re.compile(r'(?:syscall\(|\["calls"\]\[)"(\w+)"')
 
 
@@ -82,8 +80,5 @@ def program(code: str, bait: dict[str, Any]) -> str:
     """A whole program: it knows the bait, and the numbers of the system calls that it names."""
     import pyseccomp
 
-    calls = {}
-    for name in _NAMED.findall(code):
-        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-        calls[name] = number if number >= 0 else _NEWER.get(name, -1)
+    calls = {name: pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) for name in _NAMED.findall(code)}
     return f"BAIT = {bait | {'calls': calls}!r}\n{PRELUDE}\n{code}\n"

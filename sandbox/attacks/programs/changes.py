@@ -40,15 +40,6 @@ attack("control groups", 'assert os.listdir("/sys/fs/cgroup"); escaped()')
 attack("memory of the first process, by /proc", 'os.open("/proc/1/mem", os.O_RDWR); degraded()')
 attack("its own memory, by /proc", 'os.open("/proc/self/mem", os.O_RDWR); degraded()')
 attack(
-    "device nodes: make one",
-    """
-    node = f"/tmp/node{os.getpid()}"
-    os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(1, 8))  # the kernel's random numbers
-    try: os.read(os.open(node, os.O_RDONLY), 1); escaped()
-    finally: os.remove(node)
-    """,
-)
-attack(
     "device nodes: find one",
     """
     for name in ("mem", "kmsg", "kvm", "fuse", "vda", "sda", "nvme0n1", "loop-control", "net/tun", "vhost-net",

@@ -41,17 +41,6 @@ attack(
 )
 attack("climb by a parent's root", 'open(f"/proc/{os.getppid()}/root" + BAIT["file"]).read(); escaped()')
 attack(
-    "climb by a file handle",  # the root folder of ext4 is inode 2
-    """
-    handle = ctypes.create_string_buffer(struct.pack("=IiII", 8, 1, 2, 0))
-    for place in ("/usr", "/packages", "/tmp"):
-        if os.path.exists(place):
-            root = syscall("open_by_handle_at", os.open(place, os.O_RDONLY), handle, os.O_RDONLY)
-            if root >= 0:
-                os.open(BAIT["file"].lstrip("/"), os.O_RDONLY, dir_fd=root); escaped()
-    """,
-)
-attack(
     "climb by openat2",  # with no flag that keeps a path below its folder
     """
     how = ctypes.create_string_buffer(struct.pack("=QQQ", os.O_RDONLY, 0, 0))
@@ -84,8 +73,6 @@ attack(
     control=False,
 )
 attack("shared memory, posix", 'assert BAIT["secret"] in open("/dev/shm/" + BAIT["mark"]).read(); escaped()')
-attack("shared memory, system v", 'assert libc.shmget(BAIT["shm_key"], 16, 0) >= 0; escaped()')
-attack("the kernel's log", "b = ctypes.create_string_buffer(99); assert libc.klogctl(3, b, 99) >= 0; escaped()")
 attack("the kernel's memory", 'open("/proc/kcore", "rb").read(1); escaped()')
 
 # ---- where things are on this machine

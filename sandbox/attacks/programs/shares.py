@@ -78,19 +78,6 @@ attack.alone(
     if len(child.stdout) != 100001: degraded()
     """,
 )
-attack(
-    "descriptors in flight",
-    """
-    fd = os.open("/dev/null", os.O_RDONLY); left, right = socket.socketpair(); left.setblocking(False)
-    for _ in range(100): socket.send_fds(left, [b"x"], [fd] * 4)
-    degraded(); time.sleep(2)
-    """,
-    neighbour="""
-    import multiprocessing
-    time.sleep(1)
-    with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]
-    """,
-)
 attack.alone(
     "signals that wait",  # the kernel counts them per user
     """
@@ -135,7 +122,6 @@ attack.alone(
 # ---- priority
 attack("priority: nice", "os.nice(-5); degraded()")
 attack("priority: an ordinary one", "assert os.getpriority(os.PRIO_PROCESS, 0) < 5; degraded()")
-attack("priority: real time", "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); degraded()", control=False)
 attack("priority: of its session", 'open("/proc/self/autogroup", "w").write("-5"); degraded()')
 attack("priority: not the first to go without memory", 'open("/proc/self/oom_score_adj", "w").write("0"); degraded()')
 attack(

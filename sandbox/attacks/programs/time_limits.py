@@ -121,16 +121,6 @@ attack.alone(
     time_s=2.0,
 )
 attack.alone(
-    "take over the first process without /proc",
-    """
-    assert BAIT["inside"]
-    here = ctypes.create_string_buffer(b"\\xcc" * 8)
-    vector = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(here), 8))
-    if syscall("process_vm_writev", 1, vector, 1, vector, 1, 0) >= 0: degraded()
-    if syscall("ptrace", 16, 1, 0, 0) >= 0: degraded()
-    """,
-)
-attack.alone(
     "kill the first process",
     "os.kill(1, signal.SIGKILL); os.kill(1, signal.SIGTERM); time.sleep(6); degraded()",
     time_s=1.0,
