@@ -1,4 +1,4 @@
-"""The pages of docs/reference, and a row of the guide to a cluster, say what the code says."""
+"""The pages of docs/reference, a row of the guide to a cluster, and the site's navigation say what is there."""
 
 import re
 from pathlib import Path
@@ -106,3 +106,9 @@ def test_models_of_each_installation() -> None:
     _, cpu, gpu, more = (set(re.findall(r"`(\w+)`", cell)) for cell in row.strip("|").split("|"))
     assert (cpu, gpu) == (set(trained_with(Install.CPU)), set(trained_with(Install.GPU)))
     assert gpu | more == set(trained_with(Install.TRANSFORMER_ENGINE)) and not gpu & more
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
+    assert not [page for page in pages if f" {page}\n" not in navigation]

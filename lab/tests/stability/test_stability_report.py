@@ -120,27 +120,12 @@ def test_some_lags_are_reported_by_themselves(
     assert "--lags 64: the files have runs at 0, 32 only" in capsys.readouterr().err
 
 
-def test_the_figure_by_lag_leaves_out_methods_that_were_run_at_lag_0_only(curves: pd.DataFrame, tmp_path: Path) -> None:
-    at_zero = curve([0.2, 0.3, 0.3, 0.3, *[0.4] * 5], method="topr", lag=0, seed=1, lr=1e-3)
-    smaller = curves[curves["lag"] == 32].assign(lag=8)
-    files = write({"countdown_lag": make_report(pd.concat([curves, smaller, at_zero]), STEPS)}, tmp_path)
-    assert (tmp_path / "lags.png") in files and (tmp_path / "lags.png").stat().st_size > 10_000
-
-
 def published(curves: pd.DataFrame, file: Path, task: str, **settings: object) -> Path:
     """As lab.stability writes them."""
     table = curves.copy()
     table.attrs["settings"] = {"task": task} | settings
     publish({task: table}, file)
     return file
-
-
-def test_one_method_is_reported_too(tmp_path: Path) -> None:
-    runs = curve([0.2, 0.3, 0.4], lag=0)
-    report = make_report(runs, 20)
-    (table,) = of_tasks({"countdown_lag": report})
-    assert list(table.rows[0]) == ["`tis_seq`", "35.0 %"]
-    assert write({"countdown_lag": report}, tmp_path)
 
 
 def test_the_command_reads_files(

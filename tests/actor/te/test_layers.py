@@ -7,7 +7,7 @@ import torch
 import transformer_engine.pytorch as te
 from torch import Tensor
 
-from tests.actor.te.oracle import LENGTHS, TOKENS, Errors, errors, own_gradients, packed_layout
+from tests.actor.te.oracle import TOKENS, Errors, errors, own_gradients
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms import te_modules
 from verl_vcpo.actor.norms.layout import MicroBatch
@@ -147,23 +147,9 @@ def test_a_weight_that_every_rank_has_whole_is_named(monkeypatch: pytest.MonkeyP
     assert obstacle is not None and "every tensor-parallel rank" in obstacle
 
 
-def test_parts_of_one_tensor_are_joined_without_a_copy() -> None:
-    """Catches a copy of all experts' rows in every layer, and parts of several tensors that are taken for one."""
-    whole = torch.randn(9, 4)
-    parts = whole.split([2, 0, 7])
-    assert te_modules._joined(parts).equal(whole) and te_modules._joined(parts).data_ptr() == whole.data_ptr()
-    assert te_modules._joined(parts[::-1]).equal(torch.cat(parts[::-1]))
-    assert te_modules._joined([parts[0], parts[2].clone()]).equal(whole)
-
-
 def test_experts_of_which_some_are_trained_are_named() -> None:
     """Catches experts for which Transformer Engine would call no store: it asks the first of them."""
     layer = te.GroupedLinear(2, INPUTS, OUTPUTS, device="cpu", bias=False)
     layer.weight0.requires_grad_(False)
     obstacle = te_modules._obstacle(layer, of_experts=True)
     assert obstacle is not None and "a weight that is not" in obstacle
-
-
-def test_lengths_differ() -> None:
-    """Without that a mix-up of sequences would not show."""
-    assert len(set(LENGTHS)) == len(LENGTHS) and packed_layout().sequence.shape == (TOKENS, 1)
