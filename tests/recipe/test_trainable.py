@@ -10,7 +10,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.plan.gpu_plan import norms_line
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from tests.recipe.refused import MODEL, run
@@ -111,24 +110,6 @@ def test_a_plan_for_gpus_on_a_laptop_tells_what_the_model_needs(
     assert main.main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "DeepSeek-V3 needs Transformer Engine: scripts/install_gpu.sh --te, on every node." in printed
-
-
-@pytest.mark.parametrize(
-    ("transformer_engine", "expected"),
-    [
-        (False, "packed, on Megatron's own layers (Transformer Engine is not installed), vcpo"),
-        (True, "packed, on the layers of Transformer Engine, vcpo"),
-    ],
-)
-def test_the_plan_names_the_layers_that_are_installed(
-    tmp_path: Path, installed: Any, transformer_engine: bool, expected: str
-) -> None:
-    installed(transformer_engine)
-    actor = {"megatron": {"override_transformer_config": {}}}
-    config = OmegaConf.create({"vcpo": {}, "actor_rollout_ref": {"model": {"path": str(tmp_path)}, "actor": actor}})
-    line = norms_line(config) or ""
-    assert expected in line
-    assert ("checks the installed version" in line) is transformer_engine
 
 
 def test_the_table_names_models_that_have_a_bridge() -> None:
