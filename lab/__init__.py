@@ -2,9 +2,11 @@
 
     simulator/   VCPO at a lag in one process, without Ray, vLLM or Megatron
     stability/   which method is stable at which lag: runs, tables, figures
-    baselines/   how much variance a baseline removes
-    cost/        what a step with gradient norms costs (steps, layers, operations), and what asynchrony gains (overlap)
+    baselines/   which constant baseline has the least variance
+    cost/        what a step with gradient norms costs (steps), and its layers (layers)
     long_responses   does the step follow the lag where sampler and trainer differ in arithmetic?
 
+A question that is answered and that nobody asks again leaves. Its page keeps the numbers, and names a commit that has
+the program.
 `python -m lab.NAME --help` says what a command measures and how long that takes.
 """

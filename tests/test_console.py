@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_vcpo.common.console import Screen, duration
+from verl_vcpo.common.console import Screen
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -151,10 +151,3 @@ def test_what_is_not_finished_is_said() -> None:
         "Ending the run's processes ...",
         "Ending the run's processes: 3 s",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(6.6, "7 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests import mutants
 from tests.kit import ROOT, mutation
 
@@ -61,9 +59,3 @@ def test_every_harmless_mistake_exists() -> None:
     assert not mutants.harmless(ROOT / mutants.HARMLESS).keys() - there
     tests = {test for of_file in files.values() for test in of_file}
     assert all((ROOT / test.split("::")[0]).is_file() for test in tests)
-
-
-def test_a_harmless_mistake_needs_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("vcpo/ess.py ess_ratio: 0.0 -> 1.0\n")
-    with pytest.raises(ValueError, match="list.txt: vcpo/ess.py ess_ratio: 0.0 -> 1.0: no reason before it"):
-        mutants.harmless(tmp_path / "list.txt")

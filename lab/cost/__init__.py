@@ -1,1 +1,1 @@
-"""Commands that measure what a step costs: steps, layers, operations, overlap."""
+"""Commands that measure what a step costs: steps, layers."""

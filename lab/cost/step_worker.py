@@ -1,12 +1,11 @@
 """One process of a case of `steps`: the same update of a model in several ways, one after the other."""
 
-import contextlib
 import gc
 import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -22,11 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from lab.cost.steps import METHODS, PACKED, PER_TRAJECTORY, PLAIN, SLOW, TWICE, Case
+from lab.cost.steps import METHODS, PER_TRAJECTORY, PLAIN, SLOW, TWICE, Case
 from tests.kit.layout_run import ParallelLayout
 from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.norms import update as packed_update
-from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 _PROMPT = 16
@@ -70,60 +67,12 @@ def make_batch(case: Case, seed: int = 0) -> TensorDict:
     )
 
 
-class PartTimer:
-    """Seconds by part of a step, of code that `inside` is put around; a part within a part counts once."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._open = 0
-
-    @contextlib.contextmanager
-    def inside(self, target: Any, name: str, part: str) -> Iterator[None]:
-        """Calls of target.name count as `part`."""
-        original = getattr(target, name)
-        own = name in vars(target)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._open:
-                return original(*args, **kwargs)
-            self._open += 1
-            start = now()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.seconds[part] += now() - start
-                self._open -= 1
-
-        setattr(target, name, timed)
-        try:
-            yield
-        finally:
-            setattr(target, name, original) if own else delattr(target, name)
-
-
 def now() -> float:
     """On a GPU: when it has done its work. One CPU process: processor time, which other programs don't take."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
     return time.process_time() if dist.get_world_size() == 1 else time.perf_counter()
-
-
-@contextlib.contextmanager
-def _parts(engine: Any, clock: PartTimer) -> Iterator[None]:
-    parts: list[tuple[Any, str, str]] = [
-        (engine, "forward_step", "forward"),
-        (engine, "optimizer_step", "optimizer"),
-        (Collector, "linear", "norms and sums"),
-        (Collector, "vector", "norms and sums"),
-        (Collector, "embedding", "norms and sums"),
-        (Collector, "squared_norms", "norms and sums"),
-        (packed_update.PackedUpdate, "_combine", "accumulation"),
-    ]
-    with contextlib.ExitStack() as stack:
-        for target, name, part in parts:
-            stack.enter_context(clock.inside(target, name, part))
-        yield
 
 
 def _held_bytes() -> int:
@@ -221,12 +170,8 @@ def _trained(engine: Any) -> list[torch.nn.Parameter]:
     return [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
 
 
-def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, rank: int) -> None:
-    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method.
-
-    Args:
-        quick: the plain update and the default alone, without their errors and their memory.
-    """
+def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> None:
+    """Measure every method as rank `rank`; rank 0 writes `folder/result`: a dictionary per method."""
     join_processes(rank, case.tp, folder)
     layout = ParallelLayout(case.name, tp=case.tp, sequence_parallel=case.tp > 1, layers=case.layers_of)
     # at a learning rate of 0 a step costs what it costs, and every method has the same weights
@@ -244,39 +189,22 @@ def run(case: Case, rounds: int, checkpoint: Path, quick: bool, folder: Path, ra
             engine.train_batch(data, loss_function(VCPOSettings(**METHODS[method])))
             return look()
 
-    methods = [PLAIN, PACKED] if quick else list(METHODS)
-    rows: dict[str, dict[str, Any]] = {method: {} for method in methods}
-    if quick:
-        for method in methods:  # to warm up
-            step(method)
-    else:
-        _check(engine, step, rows)
+    rows: dict[str, dict[str, Any]] = {method: {} for method in METHODS}
+    _check(engine, step, rows)
     for method, row in rows.items():
-        row["parts"] = _seconds_by_part(engine, partial(step, method))
         _free(engine)
-        if not quick:
-            row["peak_bytes"] = _peak_bytes(partial(step, method))
-    for method, seconds in _in_turns(step, methods, rounds).items():
+        row["peak_bytes"] = _peak_bytes(partial(step, method))
+    for method, seconds in _in_turns(step, rounds).items():
         rows[method] |= seconds
     if rank == 0:
         torch.save(rows, folder / "result")
     dist.barrier()
 
 
-def _seconds_by_part(engine: Any, step: Callable[[], None]) -> dict[str, float]:
-    clock = PartTimer()
-    start = now()
-    with _parts(engine, clock):
-        step()
-    total = now() - start
-    named = {"forward": 0.0, "norms and sums": 0.0, "accumulation": 0.0, "optimizer": 0.0, **clock.seconds}
-    return {**named, "backward and rest": total - sum(named.values())}
-
-
-def _in_turns(step: Callable[[str], None], methods: list[str], rounds: int) -> dict[str, dict[str, float]]:
+def _in_turns(step: Callable[[str], None], rounds: int) -> dict[str, dict[str, float]]:
     """Per method {seconds: the median step's; ratio: to the plain step of the same round, the median;
     processor_ratio: the same of all processes' processor time, which other programs don't take}."""
-    seconds: dict[str, list[float]] = defaultdict(list)
+    methods, seconds = list(METHODS), defaultdict[str, list[float]](list)
     work: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds):
         first = turn % len(methods)  # each comes after each: what one leaves in caches and memory, the next one finds

@@ -193,12 +193,8 @@ class Checkpoints:
         return self._written[key]
 
 
-def measure(
-    case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = math.inf, quick: bool = False
-) -> dict[str, Any]:
-    """The row of a case: per method {seconds, ratio, peak_bytes, parts, errors}, of two backwards also {noise}.
-
-    With `quick` of two methods, without peak_bytes and errors.
+def measure(case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = math.inf) -> dict[str, Any]:
+    """The row of a case: per method {seconds, ratio, peak_bytes, errors}, of two backwards also {noise}.
 
     Raises:
         RuntimeError: the case failed, or has not ended after `limit_s`.
@@ -208,15 +204,13 @@ def measure(
         folder, limit_s = Path(name), min(limit_s, (rounds + 5) * _STEPS_OF_A_ROUND_S)
         stand_in = case.layers_of == "te" and not torch.cuda.is_available()
         worker = f"lab.cost.{'te_step_worker' if stand_in else 'step_worker'}"
-        run_processes(case.name, case.tp, worker, (case, rounds, checkpoint, quick), folder, limit_s)
+        run_processes(case.name, case.tp, worker, (case, rounds, checkpoint), folder, limit_s)
         methods = torch.load(folder / "result", weights_only=True)
     return {"case": asdict(case), "rounds": rounds, "methods": methods}
 
 
 def exact(row: dict[str, Any]) -> bool:
     """Whether norms and gradients differ from the reference by no more than rounding."""
-    if TWICE not in row["methods"]:
-        return True  # not asked
     dtype, noise = row["case"]["dtype"], row["methods"][TWICE]["noise"]
     limits = dict.fromkeys(noise, ERROR_LIMITS[dtype])
     if dtype == "bfloat16":
@@ -229,21 +223,27 @@ def print_table(row: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    times = ("s/step", "time", "work", "peak", "forward", "norms, sums", "accum.", "optimizer", "rest")
-    table = Table("case", "method", *times, "norms' error", "gradient's", title=f"{row['case']['layers']} layers")
+    table = Table(
+        "case",
+        "method",
+        "s/step",
+        "time",
+        "work",
+        "peak",
+        "norms' error",
+        "gradient's",
+        title=f"{row['case']['layers']} layers",
+    )
     plain = row["methods"][PLAIN]
     for name, result in row["methods"].items():
-        total = sum(result["parts"].values())
-        parts = ("forward", "norms and sums", "accumulation", "optimizer", "backward and rest")
-        errors = [f"{error:.0e}" for error in result["errors"].values()] if "errors" in result else ["", ""]
+        errors = [f"{error:.0e}" for error in result.get("errors", {}).values()]
         table.add_row(
             Case(**row["case"]).name,
             name,
             f"{result['seconds']:.2f}",
             f"{result['ratio']:.2f}",
             f"{result['processor_ratio']:.2f}",
-            f"{result['peak_bytes'] / plain['peak_bytes']:.2f}" if "peak_bytes" in result else "",
-            *(f"{result['parts'][part] / total:.0%}" for part in parts),
+            f"{result['peak_bytes'] / plain['peak_bytes']:.2f}",
             *errors,
         )
     Console(width=180).print(table)
@@ -255,9 +255,7 @@ def device_and_torch() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__}
 
 
-def measure_all(
-    cases: list[Case], rounds: int, out: Path | None, minutes: float, quick: bool = False
-) -> tuple[list[dict[str, Any]], int]:
+def measure_all(cases: list[Case], rounds: int, out: Path | None, minutes: float) -> tuple[list[dict[str, Any]], int]:
     """The rows, and the number of cases that failed or had no time left; each row is in `out` once it is measured."""
     end, rows, failed = time.monotonic() + 60 * minutes, [], 0
     with tempfile.TemporaryDirectory() as root:
@@ -267,7 +265,7 @@ def measure_all(
             try:
                 if left <= 0:
                     raise RuntimeError(f"{case.name!r}: not begun, --minutes={minutes:g} are over")
-                row = measure(case, rounds, checkpoints, left, quick)
+                row = measure(case, rounds, checkpoints, left)
             except RuntimeError as error:
                 failed += 1
                 tqdm.write(f"error: {error}", file=sys.stderr)
@@ -295,9 +293,7 @@ def main() -> int:
         help="Megatron's own, or Transformer Engine's, of which a CPU runs the Python alone; default: on a GPU both, "
         "where Transformer Engine is installed, on a CPU Megatron's",
     )
-    parser.add_argument("--tp", type=int, choices=(1, 2), help="tensor-parallel processes; default: both")
     parser.add_argument("--smallest", action="store_true", help="one case only, of one small layer")
-    parser.add_argument("--quick", action="store_true", help="the plain update and the default alone, not checked")
     parser.add_argument("--rounds", type=whole_number(1), default=10, help="timed steps of every method")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins later, or goes on longer")
     parser.add_argument("--out", type=Path, metavar="FILE", help="add a JSON line for each case once it is measured")
@@ -311,13 +307,12 @@ def main() -> int:
         case
         for case in cases
         if (arguments.only or "") in case.name
-        and arguments.tp in (None, case.tp)
         and arguments.dtype in (None, case.dtype)
         and arguments.layers in (None, case.layers_of)
     ]
     if not chosen:
         parser.error(f"no such case; cases: {'; '.join(case.name for case in cases)}")
-    rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes, arguments.quick)
+    rows, failed = measure_all(chosen, arguments.rounds, arguments.out, arguments.minutes)
     if arguments.json:
         print(json.dumps({**device_and_torch(), "rounds": arguments.rounds, "rows": rows}))
     return 0 if not failed and all(map(exact, rows)) else 1

@@ -94,16 +94,12 @@ def check(config: "DictConfig") -> None:
     """
     from recipe.fully_async_policy.settings.validate import SettingError
     from recipe.tasks.rows import SINGLE_TURN
-    from verl_vcpo.common.truncated import Truncated
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
-    tba = actor.policy_loss.loss_mode == "tba"  # whose loss has the penalty in it
-    treatment = Truncated(config["async"].truncated)
     temperature = validation.temperature if validation.do_sample else 1.0
     for name, value, wanted in (
         (EXACT_LAG, config["async"].exact_lag, True),
-        ("async.truncated", treatment, Truncated.TRAIN if tba and treatment.leaves_out else treatment),
         ("trainer.val_only", config.trainer.val_only, False),
         ("trainer.resume_mode", config.trainer.resume_mode, "disable"),
         ("actor_rollout_ref.rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, SINGLE_TURN),
@@ -113,7 +109,8 @@ def check(config: "DictConfig") -> None:
         ("actor_rollout_ref.actor.entropy_coeff", actor.entropy_coeff, 0),
         ("actor_rollout_ref.actor.optim.optimizer", actor.optim.optimizer, "adam"),
         ("actor_rollout_ref.actor.optim.lr_decay_style", actor.optim.lr_decay_style, "constant"),
-        ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, tba),
+        ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, False),
+        ("critic.enable", config.critic.enable, False),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", temperature, 1.0),
         ("actor_rollout_ref.rollout.val_kwargs.top_p", validation.top_p, 1.0),
     ):

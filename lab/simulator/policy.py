@@ -5,7 +5,6 @@ values of what nothing is predicted after. What is drawn goes on after it, token
 axis of the policy.
 """
 
-import copy
 import json
 import math
 from dataclasses import dataclass, field
@@ -113,12 +112,6 @@ class Policy:
             pad_token=config["pad_token_id"],
         )
         return cls({name: p[None] for name, p in load_file(Path(folder) / "model.safetensors").items()}, shape)
-
-    def copied(self) -> "Policy":
-        """The same parameters, to be trained by themselves."""
-        other = copy.copy(self)
-        other.flat = self.flat.detach().clone().requires_grad_()
-        return other
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -16,7 +16,6 @@ from lab.simulator.batch import Batch, roll_out
 from lab.simulator.memory import keep_freed_memory
 from lab.simulator.optimizer import Optimizer
 from lab.simulator.policy import Policy
-from lab.simulator.replay import TrajectoryBalance
 from lab.simulator.sampling import sample
 from lab.simulator.task import Task
 from lab.simulator.update import LossMethod, Update, VCPOMethod
@@ -50,7 +49,7 @@ class Simulator:
         self.generator = torch.Generator().manual_seed(config.data.seed)
         self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
         self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
-        self.method = build_method(config, self.policy)
+        self.method = build_method(config)
         self._optimizer = Optimizer(self.policy, config.actor_rollout_ref.actor.optim, config.trainer)
         self._prompt_rows = self._epochs()
         self.queue: deque[Batch] = deque()
@@ -193,19 +192,12 @@ class Simulator:
         }
 
 
-def build_method(config: DictConfig, policy: Policy) -> VCPOMethod | LossMethod | TrajectoryBalance:
-    """The method that the configuration asks for; `policy` is the first one."""
+def build_method(config: DictConfig) -> VCPOMethod | LossMethod:
+    """The method that the configuration asks for."""
     settings, treatment = config.actor_rollout_ref.actor, Truncated(config["async"].truncated)
     if config.vcpo.enable:
         vcpo = VCPOSettings.of(config.vcpo)
         return VCPOMethod(vcpo, settings, treatment)
     from verl.utils.config import omega_conf_to_dataclass
 
-    actor = omega_conf_to_dataclass(settings)
-    if actor.policy_loss.loss_mode == "tba":
-        return TrajectoryBalance(actor.stabilizer["beta"], policy, config.data.seed)
-    if config.critic.enable:
-        from lab.simulator.actor_critic import ActorCritic
-
-        return ActorCritic(actor, config, policy)
-    return LossMethod(actor, config.algorithm, treatment)
+    return LossMethod(omega_conf_to_dataclass(settings), config.algorithm, treatment)

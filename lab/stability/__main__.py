@@ -18,7 +18,7 @@ from lab.simulator.grid import Folder, GridRun, run_all
 from lab.simulator.level import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
-from lab.stability.report import make_report, numbers, of_tasks, show_tables, write
+from lab.stability.report import make_report, numbers, of_tasks, show_tables
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
@@ -61,7 +61,6 @@ def _parser() -> argparse.ArgumentParser:
         help="finished runs: curves.parquet of an --out",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
-    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there, and write the tables")
     parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")
     parser.add_argument(
         "--new-policy",
@@ -127,8 +126,6 @@ def run_and_report(
     publish({task.preset: curves}, arguments.out / "curves.parquet")
     reports = {task.preset: make_report(curves, steps)}
     show_tables(of_tasks(reports))
-    for file in write(reports, arguments.figures) if arguments.figures else ():
-        print(file)
     if arguments.json:
         print(numbers(reports).to_json(orient="records"))
     return 0

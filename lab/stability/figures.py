@@ -154,22 +154,6 @@ def predictors(curves: pd.DataFrame) -> Any:
     return _panels(curves, draw)
 
 
-def beside(curves: pd.DataFrame, file: Path) -> Path:
-    """The curves of lab.stability.real_stack, a line per run: a colour per method, one line style per stack."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    stacks, names = list(dict.fromkeys(curves["stack"])), list(dict.fromkeys(curves["method"]))
-
-    def draw(axis: Any, name: str) -> None:
-        for (method, stack, seed), run in curves.groupby(["method", "stack", "seed"], sort=False):
-            measured = run.dropna(subset=name)
-            values = measured[name] if name == "val_accuracy" else measured[name].rolling(_SMOOTHED, 1).mean()
-            style = {"color": f"C{names.index(method)}", "linestyle": ("--", "-")[stacks.index(stack)]}
-            label = f"{method}, {stack}" if seed == curves["seed"].iloc[0] else None
-            axis.plot(measured["step"], values, label=label, linewidth=1, **style)
-
-    return _save(_panels(curves, draw), file)
-
-
 def _panels(curves: pd.DataFrame, draw: Callable[[Any, str], None]) -> Any:
     """One panel for each of `PANELS`; `draw` puts a metric's lines on its axis."""
     figure, axes = _figure(2, 2, sharex=True, figsize=(12, 7.5))

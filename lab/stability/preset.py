@@ -9,7 +9,8 @@ from pathlib import Path
 from lab.simulator.grid import fingerprint
 from recipe.fully_async_policy.settings import method
 
-METHODS = method.names()
+METHODS = tuple(name for name in method.names() if name not in ("a2c", "tba"))
+"""Of the simulator, which has neither a critic nor a reference policy."""
 FIRST_POLICIES = Path(__file__).resolve().parents[2] / "docs/measurements/stability/first_policy"
 
 

@@ -19,29 +19,28 @@ _ESS_STEPS, _KL_STEPS = 1600, 500
 docs/measurements/alarm.md what it is with whole numbers."""
 
 
-def publish(curves: Mapping[str, pd.DataFrame], file: Path, accuracies_only: bool = False) -> None:
+def publish(curves: Mapping[str, pd.DataFrame], file: Path) -> None:
     """Write one table.
 
     Args:
         curves: by task, steps of runs, one below the other; `attrs["settings"]` says what the runs have in common.
         file: where to.
-        accuracies_only: leaves out what was measured at every step: such a file says nothing of the alarm.
     """
-    parts = [_small(of, accuracies_only).assign(task=task) for task, of in curves.items()]
+    parts = [_small(of).assign(task=task) for task, of in curves.items()]
     table = pd.concat(parts, ignore_index=True).astype({"task": "category", "method": "category"})
     table.attrs["settings"] = {task: settings(of) for task, of in curves.items()}
     with whole_file(file) as partial:
         table.to_parquet(partial, index=False, compression="zstd", compression_level=19, row_group_size=len(table))
 
 
-def _small(curves: pd.DataFrame, accuracies_only: bool) -> pd.DataFrame:
+def _small(curves: pd.DataFrame) -> pd.DataFrame:
     table = curves[[*RUN, "step"]].astype({"lag": "int16", "seed": "int16", "step": "int16"})
     table[["finite", "val_accuracy"]] = curves[["finite", "val_accuracy"]].astype("float32")
     for name in (name for name in LAST if name in curves):
         table[name] = curves[name].astype("float32")
     if "shift" in curves or {"baseline", "reward"} <= set(curves.columns):
         table["shift"] = _shift(curves).astype("float32")
-    if accuracies_only or "ess_ratio" not in curves:
+    if "ess_ratio" not in curves:
         return table[table["val_accuracy"].notna()]
     ess = (np.floor(_ESS_STEPS * curves["ess_ratio"] + 1e-9) + 0.5) / _ESS_STEPS
     table["ess_ratio"] = ess.clip(upper=1).astype("float32")

@@ -23,7 +23,7 @@ from lab.stability import alarm, contrasts, tables
 from lab.stability.cells import Cell, summarise
 from lab.stability.contrasts import Contrast
 from lab.stability.inference import interval, share_interval
-from lab.stability.published import PUBLISHED, publish, read_curves
+from lab.stability.published import PUBLISHED, read_curves
 from lab.stability.tables import Table
 from lab.stability.tuning import chosen_cells
 from recipe.command_line import OneLineParser, run_command, whole_number
@@ -174,8 +174,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="*.parquet, by lab.stability")
     parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help="only these (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables there")
-    parser.add_argument("--join", type=Path, metavar="FILE", help="write the runs of all files into this one")
-    parser.add_argument("--accuracies", action="store_true", help="--join without ESS ratio, KL and gradient norm")
     parser.add_argument("--json", action="store_true", help="print what contrasts.csv has as one JSON line, last")
     arguments = parser.parse_args(argv)
     files = arguments.files or [PUBLISHED / name for name in SHOWN]
@@ -186,8 +184,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     reports = {task: make_report(of, int(of["step"].max())) for task, of in curves.items()}
     show_tables([*of_tasks(reports), *of_the_alarm(reports)])
-    if arguments.join:
-        publish(curves, arguments.join, arguments.accuracies)
     for file in write(reports, arguments.out) if arguments.out else ():
         print(file)
     if arguments.json:

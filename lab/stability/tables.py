@@ -11,7 +11,7 @@ from scipy import stats
 from lab.simulator.analysis import accuracy_after
 from lab.stability.cells import Cell, by_method
 from lab.stability.contrasts import BEST, SAME, Contrast, Standing, lag_groups, reference, standings
-from lab.stability.inference import Difference, interval, share_interval, welch
+from lab.stability.inference import Difference, share_interval, welch
 
 Found = Mapping[str, Sequence[Contrast]]
 """Contrasts by task."""
@@ -184,12 +184,6 @@ def short(task: str) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def with_interval(values: Sequence[float]) -> str:
-    """Mean and half of its 95 % interval, in %."""
-    half = interval(values)
-    return percent(statistics.mean(values)) + ("" if math.isnan(half) else f" ± {100 * half:.1f}")
 
 
 def share(hits: int, runs: int) -> str:

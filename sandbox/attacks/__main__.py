@@ -1,10 +1,10 @@
-"""Does the code sandbox hold, and how fast is it? `python -m sandbox.attacks [--json]`.
+"""Does the code sandbox hold? `python -m sandbox.attacks [--json]`.
 
 Attacks: the programs of sandbox/attacks/programs and the requests of sandbox/attacks/requests.py against a
 server, in each way to start it that this machine allows (sandbox/attacks/modes.py). An attack escapes if it gets
 at what is not its own; it degrades if it takes more than its share: another program, the server or this machine is
-worse off. Those that harm nothing also run without a sandbox, where they have to succeed. Then executions per second,
-latencies and the server's memory. Exit code 1 if anything escaped or degraded.
+worse off. Programs that harm nothing also run without a sandbox, where they have to succeed. Exit code 1 if anything
+escaped or degraded.
 """
 
 import argparse
@@ -12,11 +12,10 @@ import json
 import sys
 from typing import Any
 
-from recipe.command_line import OneLineParser, run_command, whole_number
+from recipe.command_line import OneLineParser, run_command
 from sandbox.attacks.modes import modes, not_here
 from sandbox.attacks.programs import ATTACKS
 from sandbox.attacks.requests import REQUESTS
-from sandbox.attacks.speed import measure, print_figures
 from sandbox.attacks.trial import DEGRADED, ESCAPED, HELD, Trial, controls, run_attacks
 from tests.kit.sandbox_server import NotStarted
 
@@ -48,18 +47,14 @@ def main() -> int:
             continue
         trials.append(trial)
         _print_trial(trial, arguments.only != "")
-    freely = {} if arguments.no_controls else controls(attacks, requests)
-    _print_controls(freely, len(attacks) + len(requests))
+    freely = {} if arguments.no_controls else controls(attacks)
+    _print_controls(freely, len(attacks))
     for name, reason in missing.items():
         print(f"mode left out: {name}: {reason}")
     failed = any(trial.named(DEGRADED) + trial.named(ESCAPED) for trial in trials)
     counts = _counts(trials, missing, freely, len(attacks) + len(requests))
     tried = f"{counts['attacks']} attacks in {len(trials)} modes"
     print(f"{tried}: {counts['escaped']} escaped, {counts['degraded']} degraded")
-    if not (arguments.only or arguments.no_speed):
-        figures = measure(arguments.runs)
-        print_figures(figures)
-        counts |= figures
     if arguments.json:
         print(json.dumps(counts))
     return int(failed or not trials)
@@ -70,13 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m sandbox.attacks",
         description=__doc__,
     )
-    parser.add_argument(
-        "--runs", type=whole_number(1), default=2000, help="executions before memory is measured (default 2000)"
-    )
     parser.add_argument("--mode", default="", help="only modes whose name contains this")
-    parser.add_argument("--only", default="", help="only attacks whose name contains this; speed is not measured")
+    parser.add_argument("--only", default="", help="only attacks whose name contains this")
     parser.add_argument("--no-controls", action="store_true", help="do not run the attacks without a sandbox")
-    parser.add_argument("--no-speed", action="store_true", help="do not measure speed")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     return parser
 

@@ -1,7 +1,6 @@
 """What the attacks of sandbox/attacks/programs look for, laid out on the host."""
 
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
@@ -62,7 +61,6 @@ def laid_out(server_port: int, secret: str, user: int | None = None) -> Iterator
         user: whose the files and the process are, if not this process's user's.
     """
     mark, untold = f"sandbox-bait-{secrets.token_hex(4)}", secrets.token_hex(8)
-    libc = ctypes.CDLL(None)
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="sandbox-bait-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, folder)
@@ -73,9 +71,6 @@ def laid_out(server_port: int, secret: str, user: int | None = None) -> Iterator
             stack.callback(file.unlink, missing_ok=True)
             if user is not None:
                 os.chown(file, user, user)
-        key = secrets.randbelow(1 << 30) + 1
-        segment = libc.shmget(key, 16, 0o1666)
-        stack.callback(libc.shmctl, segment, 0, None)
         victim = subprocess.Popen(["sleep", "3600"], user=user)
         stack.callback(victim.wait)
         stack.callback(victim.kill)
@@ -93,7 +88,6 @@ def laid_out(server_port: int, secret: str, user: int | None = None) -> Iterator
             "host": socket.gethostname(),
             "victim": victim.pid,
             "victim_user": os.getuid() if user is None else user,
-            "shm_key": key,
             "core_pattern": Path("/proc/sys/kernel/core_pattern").read_text(),
             "memory_mb": attacks.LIMIT_MB,
             "too_much_mb": attacks.TOO_MUCH_MB,

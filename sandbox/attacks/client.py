@@ -3,10 +3,6 @@
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +10,8 @@ from typing import Any
 import aiohttp
 
 from sandbox.attacks.health import Target
-from tests.kit import ROOT
-from tests.kit.sandbox_server import Mode, free_port
+from tests.kit.sandbox_server import Mode
 
-_NAIVE_START_S = 60.0
 Act = Callable[[Target], Awaitable[str]]
 OwnAct = Callable[[Mode, bool], Awaitable[str]]
 
@@ -27,7 +21,6 @@ class RequestAttack:
     """Requests that try to make the server serve others worse, or whom it should not serve.
 
     name, act: what it tries, and how: "" or, of the attacks that succeeded, "DEGRADED: why" or "ESCAPED: why".
-    control: try it on a server without any defence too, where it must succeed.
     light: it is one request, or a few: all of these run at once, and the server is looked at after all of them.
     slow: it takes long, and takes little while it lasts: other attacks run meanwhile.
     own_server: it starts servers itself: `act` gets the mode to start them in, and whether memory is limited there.
@@ -35,7 +28,6 @@ class RequestAttack:
 
     name: str
     act: Act | OwnAct
-    control: bool = True
     light: bool = False
     slow: bool = False
     own_server: bool = False
@@ -140,35 +132,3 @@ class Peak:
 
     def _note(self) -> None:
         self.growth_mb = max(self.growth_mb, self._target.memory_mb - self._before)
-
-
-@contextlib.contextmanager
-def _naive() -> Any:
-    port = free_port()
-    command = [sys.executable, "-m", "sandbox.attacks.naive", str(port)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + _NAIVE_START_S
-        while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/stats", timeout=5).close()
-                break
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the server without a defence did not start in {_NAIVE_START_S:g} s")
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        process.kill()
-        process.wait()
-
-
-def against_naive(attack: RequestAttack) -> bool:
-    """Whether it succeeds on a server without any defence."""
-
-    async def run(url: str, pid: int) -> str:
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120), connector=connector) as session:
-            return await attack.tried(Target(url, pid, 4, 0, session))
-
-    with _naive() as (url, pid):
-        return asyncio.run(run(url, pid)) != ""

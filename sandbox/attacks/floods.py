@@ -154,18 +154,6 @@ async def _hang_ups(target: Target) -> str:
     return await _verdict(target)
 
 
-async def _hang_ups_at_any_time(target: Target) -> str:
-    """Clients that hang up while the interpreter starts."""
-    content = body(code="import numpy; import time; time.sleep(4)")
-    for _ in range(40):
-        _, writer = await connect(target)
-        writer.write(head(len(content)) + content)
-        await writer.drain()
-        await asyncio.sleep(random.uniform(0, 0.1))
-        writer.close()
-    return await _verdict(target)
-
-
 async def _half_closed(target: Target) -> str:
     """Clients that send their request and close their side of the connection."""
     content = body(code="import time; time.sleep(3)")
@@ -175,16 +163,6 @@ async def _half_closed(target: Target) -> str:
         writer.write_eof()
     await asyncio.sleep(0.3)
     return await _verdict(target)
-
-
-async def _announced(target: Target) -> str:
-    """Clients that announce the largest body that is allowed, and send nothing of it."""
-    return await _slow(head(4 * _MB), 40)(target)
-
-
-async def _nearly_sent(target: Target) -> str:
-    """Clients that send the largest body that is allowed, but for its end."""
-    return await _slow(head(4 * _MB) + b" " * (4 * _MB - 1), 40)(target)
 
 
 async def _short_limits(target: Target) -> str:
@@ -207,11 +185,6 @@ async def _queue(target: Target) -> str:
     statuses = [status for status, _ in await asyncio.gather(*[ask(target, content) for _ in range(250)])]
     wrong = {status for status in statuses if status not in (200, 503)}
     return f"DEGRADED: {wrong}" if wrong else await _verdict(target)
-
-
-async def _kept_alive(target: Target) -> str:
-    """A connection that is used again and again, or waits for it."""
-    return await _slow(head(None, "GET", "/v1/ping"))(target)
 
 
 async def _pipelined(target: Target) -> str:
@@ -254,41 +227,32 @@ _CHUNK = b"100000\r\n" + b"x" * _MB + b"\r\n"
 FLOODS = [
     RequestAttack("flood: a body of 200 MB", _large(head(200 * _MB), b"x" * _MB, 200)),
     RequestAttack("flood: a body of 200 MB, by PUT", _large(head(200 * _MB, "PUT"), b"x" * _MB, 200)),
-    RequestAttack(
-        "flood: a body of 200 MB, by GET", _large(head(200 * _MB, "GET", "/stats"), b"x" * _MB, 200), control=False
-    ),
     RequestAttack("flood: chunks of 200 MB", _large(head(None, Transfer_Encoding="chunked"), _CHUNK, 200)),
-    RequestAttack(
-        "flood: chunks of 200 MB, by GET",
-        _large(head(None, "GET", "/stats", Transfer_Encoding="chunked"), _CHUNK, 200),
-        control=False,
-    ),
     RequestAttack(
         "flood: chunks of 200 MB, by PUT", _large(head(None, "PUT", "/stats", Transfer_Encoding="chunked"), _CHUNK, 200)
     ),
     RequestAttack("flood: a header without an end", _large(b"POST /run_code HTTP/1.1\r\nX: ", b"x" * _MB, 100)),
     RequestAttack("flood: 40 bodies of 24 MB", _many_bodies),
-    RequestAttack("flood: 120 bodies that are allowed", _bodies_below_the_limit, control=False),
-    RequestAttack("flood: 250 programs at once", _queue, control=False),
-    RequestAttack("flood: 80 limits of 0.1 to 0.3 s", _short_limits, control=False),
+    RequestAttack("flood: 120 bodies that are allowed", _bodies_below_the_limit),
+    RequestAttack("flood: 250 programs at once", _queue),
+    RequestAttack("flood: 80 limits of 0.1 to 0.3 s", _short_limits),
     RequestAttack("slow: 300 clients that send nothing", _slow(b"")),
     RequestAttack(
         "slow: 300 clients that do not end the header", _slow(b"POST /run_code HTTP/1.1\r\nHost: localhost\r\n")
     ),
     RequestAttack("slow: 300 clients that do not end the body", _slow(head(1000) + b"{")),
-    RequestAttack("slow: 300 clients that keep the connection", _kept_alive, control=False),
-    RequestAttack("slow: 40 clients that announce 4 MB", _announced),
-    RequestAttack("slow: 40 clients that send 4 MB but for the end", _nearly_sent),
-    RequestAttack("slow: 40 clients that do not read", _unread, control=False),
-    RequestAttack("slow: requests in a row", _pipelined, control=False),
+    RequestAttack("slow: 300 clients that keep the connection", _slow(head(None, "GET", "/v1/ping"))),
+    RequestAttack("slow: 40 clients that announce 4 MB", _slow(head(4 * _MB), 40)),
+    RequestAttack("slow: 40 clients that send 4 MB but for the end", _slow(head(4 * _MB) + b" " * (4 * _MB - 1), 40)),
+    RequestAttack("slow: 40 clients that do not read", _unread),
+    RequestAttack("slow: requests in a row", _pipelined),
     RequestAttack("slow: clients that hang up", _hang_ups),
-    RequestAttack("slow: clients that hang up at any time", _hang_ups_at_any_time, control=False),
     RequestAttack("slow: clients that close their side", _half_closed),
-    RequestAttack("slow: no header", _closed(b""), control=False, slow=True),
-    RequestAttack("slow: half a header", _closed(b"POST /run_code HTTP/1.1\r\nHost: lo"), control=False, slow=True),
-    RequestAttack("slow: half a body", _closed(head(1000) + b"{"), control=False, slow=True),
-    RequestAttack("slow: a body of another method", _closed(head(1000, "PUT") + b"{"), control=False, slow=True),
-    RequestAttack("slow: a byte a second", _drips, control=False, slow=True),
-    RequestAttack("slow: an answer that nobody reads", _unread_for_ever, control=False),
-    RequestAttack("what the host sees of a program", _watched, control=False),
+    RequestAttack("slow: no header", _closed(b""), slow=True),
+    RequestAttack("slow: half a header", _closed(b"POST /run_code HTTP/1.1\r\nHost: lo"), slow=True),
+    RequestAttack("slow: half a body", _closed(head(1000) + b"{"), slow=True),
+    RequestAttack("slow: a body of another method", _closed(head(1000, "PUT") + b"{"), slow=True),
+    RequestAttack("slow: a byte a second", _drips, slow=True),
+    RequestAttack("slow: an answer that nobody reads", _unread_for_ever),
+    RequestAttack("what the host sees of a program", _watched),
 ]

@@ -14,30 +14,18 @@ _SECRET = "an-echo-that-nobody-asked-for"
 _DEEP = 100_000
 WRONG: dict[str, bytes] = {
     "NaN as time": body(run_timeout=float("nan"), stdin=_SECRET),
-    "Infinity as time": body(run_timeout=float("inf"), stdin=_SECRET),
-    "-Infinity as time": body(run_timeout=float("-inf"), stdin=_SECRET),
     "a negative time": body(run_timeout=-1, stdin=_SECRET),
-    "no time": body(run_timeout=0, stdin=_SECRET),
-    "NaN as time to compile": body(compile_timeout=float("nan"), stdin=_SECRET),
     "a time of 5000 digits": b'{"code": "print(1)", "stdin": "%s", "run_timeout": %s}'
-    % (_SECRET.encode(), b"9" * 5000),
-    "memory of 5000 digits": b'{"code": "print(1)", "stdin": "%s", "memory_limit_MB": %s}'
     % (_SECRET.encode(), b"9" * 5000),
     "a lone surrogate in the program": b'{"code": "print(1) # \\ud800", "stdin": "%s"}' % _SECRET.encode(),
     "a lone surrogate in the input": b'{"code": "print(1)", "stdin": "%s \\udfff"}' % _SECRET.encode(),
-    "a lone surrogate in the language": b'{"code": "1", "stdin": "%s", "language": "\\ud800"}' % _SECRET.encode(),
-    "a lone surrogate in a key": b'{"code": 1, "\\ud800": "%s"}' % _SECRET.encode(),
-    "a program that is a list": body(code=["print(1)"], stdin=_SECRET),
     "deep lists": b"[" * _DEEP + b"]" * _DEEP,
-    "deep objects": b'{"code": "1", "files": ' + b'{"a":' * _DEEP + b"1" + b"}" * (_DEEP + 1),
     "no JSON": b"{",
     "an empty body": b"",
-    "null": b"null",
     "bytes that are not UTF-8": b'{"code": "\xff\xfe", "stdin": "%s"}' % _SECRET.encode(),
     "a program of 1 MiB of 4-byte characters": body(code="#" + "\U0001f600" * ((1 << 20) - 1)),
     "many keys": json.dumps({str(i): i for i in range(200_000)}).encode(),
     "files that climb": body(files={"../../../../tmp/escaped": "aGk="}),
-    "files to fetch": body(fetch_files=["/etc/passwd"]),
     "a language that is a path": body(language="../../bin/sh"),
 }
 """name -> body, none of which the server may run, and which must not make it fail."""
@@ -164,18 +152,15 @@ _TWO = head(_LENGTH).replace(b"Content-Length:", b"Content-Length: 5\r\nContent-
 _CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (_LENGTH, body())
 
 _WRONG_ONES = [
-    *[RequestAttack(f"request: {name}", _refused(content), control=False) for name, content in WRONG.items()],
-    RequestAttack("request: duplicate keys", _answered(_TWICE), control=False),
-    RequestAttack("request: UTF-16", _answered(body().decode().encode("utf-16")), control=False),
-    RequestAttack("request: a time of 1e308", _clamped(run_timeout=1e308), control=False),
-    RequestAttack("request: memory of 10^30 MB", _clamped(memory_limit_MB=10**30), control=False),
-    RequestAttack("request: memory of -10^9 MB", _clamped(memory_limit_MB=-(10**9)), control=False),
+    *[RequestAttack(f"request: {name}", _refused(content)) for name, content in WRONG.items()],
+    RequestAttack("request: duplicate keys", _answered(_TWICE)),
+    RequestAttack("request: UTF-16", _answered(body().decode().encode("utf-16"))),
+    RequestAttack("request: a time of 1e308", _clamped(run_timeout=1e308)),
+    RequestAttack("request: memory of 10^30 MB", _clamped(memory_limit_MB=10**30)),
     RequestAttack("request: the host of another site", _foreign(host="evil.example")),
     RequestAttack("request: a host that only looks local", _foreign(host="localhost.evil.example")),
-    RequestAttack("request: the host of a login", _foreign(host="localhost@evil.example")),
     RequestAttack("request: no host", _foreign(host="")),
     RequestAttack("request: the origin of another site", _foreign(Origin="http://evil.example")),
-    RequestAttack("request: no origin", _foreign(Origin="null")),
     RequestAttack(
         "request: a form's text of another site", _foreign(Origin="http://a.example", Content_Type="text/plain")
     ),
@@ -184,20 +169,16 @@ _WRONG_ONES = [
     RequestAttack("request: two ways of a length", _smuggled(_BOTH, _CHUNKED)),
     RequestAttack("request: two lengths", _smuggled(_TWO, body())),
     RequestAttack("request: a length with a sign", _smuggled(head(None, Content_Length=f"+{_LENGTH}"), body())),
-    RequestAttack("request: a negative length", _smuggled(head(None, Content_Length="-1"), body()), control=False),
-    RequestAttack(
-        "request: a length of 5000 digits", _smuggled(head(None, Content_Length="9" * 5000), body()), control=False
-    ),
-    RequestAttack("request: no length", _smuggled(head(None), body()), control=False),
-    RequestAttack(
-        "request: 10,000 headers", _smuggled(head(0, **{f"x{i}": "y" for i in range(10_000)}), b""), control=False
-    ),
-    RequestAttack("request: a header of 1 MB", _smuggled(head(_LENGTH, x="y" * 1_000_000), body()), control=False),
-    RequestAttack("request: no HTTP", _smuggled(b"\x16\x03\x01" + bytes(range(256)) * 40, b"\r\n\r\n"), control=False),
+    RequestAttack("request: a negative length", _smuggled(head(None, Content_Length="-1"), body())),
+    RequestAttack("request: a length of 5000 digits", _smuggled(head(None, Content_Length="9" * 5000), body())),
+    RequestAttack("request: no length", _smuggled(head(None), body())),
+    RequestAttack("request: 10,000 headers", _smuggled(head(0, **{f"x{i}": "y" for i in range(10_000)}), b"")),
+    RequestAttack("request: a header of 1 MB", _smuggled(head(_LENGTH, x="y" * 1_000_000), body())),
+    RequestAttack("request: no HTTP", _smuggled(b"\x16\x03\x01" + bytes(range(256)) * 40, b"\r\n\r\n")),
     RequestAttack("request: what describes the server", _described),
-    RequestAttack("request: paths that climb", _paths, control=False),
+    RequestAttack("request: paths that climb", _paths),
     RequestAttack("request: other methods", _methods),
-    RequestAttack("request: an upgrade", _upgrade, control=False),
-    RequestAttack("request: where the server is", _told_paths, control=False),
+    RequestAttack("request: an upgrade", _upgrade),
+    RequestAttack("request: where the server is", _told_paths),
 ]
 REQUESTS = [*[dataclasses.replace(request, light=True) for request in _WRONG_ONES], *FLOODS, *STARTS]

@@ -12,7 +12,7 @@ import aiohttp
 from tqdm import tqdm
 
 from sandbox.attacks.bait import kill_marked, laid_out, program, run_unsandboxed
-from sandbox.attacks.client import RequestAttack, against_naive
+from sandbox.attacks.client import RequestAttack
 from sandbox.attacks.health import Health, Target, followed
 from sandbox.attacks.programs import ATTACKS, FILES_MB, LIMIT_MB, PROCESSES, TIME_S, Attack
 from sandbox.attacks.requests import REQUESTS
@@ -75,8 +75,7 @@ async def _tried(target: Target, attack: Attack, bait: dict[str, Any]) -> Attack
         if attack.neighbour:
             beside.append(target.run(program(attack.neighbour, bait, inside=True), TIME_S))
         code = program(attack.code, bait, inside=True)
-        own = [target.run(code, attack.time_s, attack.stdin) for _ in range(attack.copies)]
-        answers = await asyncio.gather(*beside, *own)
+        answers = await asyncio.gather(*beside, target.run(code, attack.time_s, attack.stdin))
     except (RuntimeError, aiohttp.ClientError, TimeoutError) as error:
         return AttackVerdict(attack.name, DEGRADED, [f"the service failed: {type(error).__name__} {error}"])
     verdict = AttackVerdict(attack.name, HELD, answer=answers)
@@ -190,7 +189,7 @@ def _control(attack: Attack, bait: dict[str, Any]) -> bool:
     return "ESCAPED" in output or "DEGRADED" in output or bool(attack.trace and attack.trace(bait))
 
 
-def controls(attacks: list[Attack], requests: list[RequestAttack], show: bool = True) -> dict[str, bool]:
+def controls(attacks: list[Attack], show: bool = True) -> dict[str, bool]:
     """Attack -> whether it succeeds without a sandbox, for those that harm nothing."""
     freely = {}
     with laid_out(0, SECRET) as bait:
@@ -198,8 +197,6 @@ def controls(attacks: list[Attack], requests: list[RequestAttack], show: bool = 
         for attack in tqdm([a for a in attacks if a.control], desc="without a sandbox", disable=None if show else True):
             freely[attack.name] = _control(attack, bait)
             kill_marked(bait["mark"])
-    for request in tqdm([r for r in requests if r.control], desc="without limits", disable=None if show else True):
-        freely[request.name] = against_naive(request)
     return freely
 
 

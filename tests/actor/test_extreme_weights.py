@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from tests.exactness.extreme_weight_cases import EACH_GROUP, LIMIT, ONE, WAYS, Actor, log_weights
+from tests.exactness.extreme_weights import EACH_GROUP, LIMIT, ONE, WAYS, Actor, log_weights
 from tests.kit.layout_run import GROUP_SIZE, GROUPS, Method, ParallelLayout, run_layout
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 

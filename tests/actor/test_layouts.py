@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.exactness.layout_comparisons import LAYOUTS, REFERENCE, compare_all, run_reference
+from tests.exactness.layouts import LAYOUTS, REFERENCE, compare_all, run_reference
 from tests.kit.layout_run import PACKED, PER_TRAJECTORY, STEPS, TWO_BACKWARDS, ParallelLayout, Result, make_checkpoint
 
 # The other shares its code with these; `python -m tests.exactness.layouts` runs all of them.
@@ -68,8 +67,4 @@ def test_the_reference_is_worth_comparing_with(model: str, models: Models) -> No
     before = load_file(checkpoint / "model.safetensors")
     for name, after in reference.parameters.items():
         moved = (after - before[name]).abs().max() / before[name].abs().max()
-        assert torch.isfinite(after).all() and moved > 1e-3, f"{name} moved by {moved:.1e}"
-
-
-def test_what_is_left_to_the_night_exists() -> None:
-    assert {layout.name for layout in LAYOUTS} > NIGHTLY
+        assert moved > 1e-3, f"{name} moved by {moved:.1e}"

@@ -18,7 +18,6 @@ from tests.kit.layout_worker import make_batch
 from vcpo.gradnorm import sums
 from verl_vcpo.actor.norms import experts, layout, update
 from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.routing import ExpertRows
 from verl_vcpo.actor.norms.settings import NOT_PACKED_EXPERTS
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -113,23 +112,6 @@ def test_a_mixture_of_experts(make_engine: Callable[..., Any], settings: dict[st
     assert_same_update(lambda: make_engine("moe"), batch, 4 * TOLERANCE, **settings)  # of an expert's few tokens
 
 
-@pytest.mark.parametrize("tap", [experts.TappedRouter, experts.TappedMoELayer])
-def test_without_a_tap_of_a_mixture_of_experts_the_comparison_fails(
-    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tap: type
-) -> None:
-    """A control of the test above: without the router's gradients, and with numbers of other sequences."""
-    if tap is experts.TappedRouter:
-        monkeypatch.setattr(Collector, "router", lambda *args, **kwargs: None)
-    else:
-        of_rows = ExpertRows.sequence_of_run.func  # type: ignore[attr-defined]  # a cached property's
-        monkeypatch.setattr(ExpertRows, "sequence_of_run", property(lambda self: of_rows(self).flip(0)))
-    packed, oracle = make_engine("moe"), make_engine("moe")
-    train(packed, make_batch(ONE_PROCESS), VCPOSettings())
-    train(oracle, make_batch(ONE_PROCESS), VCPOSettings(norms={"how": "per_trajectory"}))
-    norms, expected = (engine.last_update[0].squared_norm for engine in (packed, oracle))
-    assert ((norms - expected).abs() / expected).max() > 1e-3
-
-
 def test_padded_sequences_of_a_mixture_of_experts(make_engine: Callable[..., Any]) -> None:
     """Catches rows of [S, n, d], in which neighbouring rows are of different sequences, that are read as runs."""
     padded = ParallelLayout("padded", model="moe", packed=False, distributed_optimizer=False)
@@ -168,17 +150,6 @@ def test_copies_of_experts_with_parts_of_a_sequence_fall_back_and_say_so(
     monkeypatch.setattr(experts.dist, "get_process_group_ranks", lambda group: [0, 1])
     reason = engine._why_not_packed()
     assert reason is not None and "copies of an expert" in reason and "expert_model_parallel_size" in reason
-
-
-def test_a_fallback_of_a_mixture_of_experts_is_said(
-    make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = make_engine("moe")
-    engine.unpackable = "moe_z_loss_coeff=0.1: the loss is no sequence's own"
-    with caplog.at_level(logging.WARNING):
-        train(engine, make_batch(ONE_PROCESS), VCPOSettings())
-    assert "packed -> per_trajectory: moe_z_loss_coeff=0.1" in caplog.text
-    assert engine.last_update[0].squared_norm is not None
 
 
 def test_settings_under_which_layers_form_or_hide_gradients(

@@ -58,12 +58,6 @@ def test_modules_that_have_the_plain_function_already_get_the_other(monkeypatch:
     assert controller.create_zmq_socket is zmq_utils.create_zmq_socket is not plain
 
 
-def test_zeromq_without_encryption_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zmq, "has", lambda capability: False)
-    with pytest.raises(RuntimeError, match="this pyzmq has no CURVE"):
-        queue_sockets._replace(zmq_utils)
-
-
 def test_transfer_queue_makes_all_its_sockets_in_the_function_that_is_replaced() -> None:
     sources = Path(transfer_queue.__file__).parent.rglob("*.py")
     makers = [file.name for file in sources if re.search(r"(?<!socket)\.socket\(|Socket\(\w*context", file.read_text())]

@@ -1,6 +1,5 @@
 """`data.shares` in verl's own loader: exact shares, every row of a file in turn, the same order after a resumption."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +138,6 @@ def test_other_shares_hold_from_the_resumption_on(data: DictConfig) -> None:
     assert later.count(True) == 2, "what was drawn before is not made up for"
     with pytest.raises(ValueError, match=r"data.shares: .* of 2 files with shares, not of 3"):
         iter(InShares((1, 1, 1), [1, 1, 1], seed=1)).load_state_dict(before.state_dict())
-
-
-@pytest.mark.parametrize("shares", [[0.7, 0.3], [1, 2, 3, 5], [0.1] * 7, [1e-3, 1]])
-def test_no_file_is_a_row_above_its_share(shares: list[float]) -> None:
-    order = InShares([10] * len(shares), shares, seed=None)
-    total = sum(Fraction(str(share)) for share in shares)
-    for n in range(1, 500):
-        order.next_row()
-        for share, count in zip(shares, order.drawn, strict=True):
-            assert count - n * Fraction(str(share)) / total < 1
 
 
 def test_rows_are_those_of_verls_dataset(data: DictConfig) -> None:

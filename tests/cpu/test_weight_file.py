@@ -77,14 +77,6 @@ def test_an_update_that_a_sampler_did_not_survive_is_made_again(
     assert not weight_files("run", str(tmp_path)), "the file of the update that failed is gone with the next one's"
 
 
-def test_weights_mapped_from_a_file_that_is_gone_are_still_there(tmp_path: Path) -> None:
-    sender = engine(tmp_path, is_master=True)
-    asyncio.run(sender.send_weights(iter(weights(1.0).items()), global_steps=1))
-    received = asyncio.run(receive(engine(tmp_path), 1))
-    sender.finalize()
-    assert torch.equal(received["a"], weights(1.0)["a"])
-
-
 def test_tensors_that_are_sent_themselves_are_copied_out_of_the_senders_buffer() -> None:
     buffer = torch.zeros(4)
     received = dict(weights_of([("a", buffer[:2]), ("b", buffer[2:])]))
@@ -92,21 +84,8 @@ def test_tensors_that_are_sent_themselves_are_copied_out_of_the_senders_buffer()
     assert received["a"].tolist() == received["b"].tolist() == [0.0, 0.0]
 
 
-def test_nothing_is_left_after_a_synchronisation(tmp_path: Path) -> None:
-    sender = engine(tmp_path, is_master=True)
-    asyncio.run(sender.send_weights(iter(weights(1.0).items()), global_steps=7))
-    assert [path.name for path in weight_files("run", str(tmp_path))] == ["vcpo-run-weights-v7"]
-    sender.finalize()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_half_written_file_is_never_read(tmp_path: Path) -> None:
-    (tmp_path / "vcpo-run-weights-v1.partial").write_bytes(b"half")
-    with pytest.raises(TimeoutError):
-        asyncio.run(receive(engine(tmp_path, timeout_s=0.05), 1))
-
-
 def test_waiting_ends_with_an_error_that_names_what_was_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "vcpo-run-weights-v3.partial").write_bytes(b"half, which is never read")
     with pytest.raises(TimeoutError, match=r"waited 0.05 s for the trainer's weights, version 3 .*timeout_s"):
         asyncio.run(receive(engine(tmp_path, timeout_s=0.05), 3))
 
@@ -115,12 +94,6 @@ def test_two_runs_never_meet(tmp_path: Path) -> None:
     asyncio.run(engine(tmp_path, "one", is_master=True).send_weights(iter(weights(1.0).items()), global_steps=1))
     with pytest.raises(TimeoutError):
         asyncio.run(receive(engine(tmp_path, "two", timeout_s=0.05), 1))
-
-
-def test_other_ranks_walk_the_weights_and_write_nothing(tmp_path: Path) -> None:
-    seen = []
-    asyncio.run(engine(tmp_path).send_weights(((n, seen.append(n) or w) for n, w in weights(1.0).items()), 1))
-    assert seen == ["a", "b"] and not list(tmp_path.iterdir())
 
 
 def test_a_run_without_a_name_is_refused_and_the_backend_is_registered(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from recipe.fully_async_policy.launch.processes import processes_of
 from tests.kit import ROOT
 from tests.kit.small_run import TrainerRun, abandoned
-from tests.reliability.injected_faults import left_over
+from tests.reliability.faults import left_over
 from verl_vcpo.report.run_log import MODEL_FOLDER, read_metrics
 
 pytestmark = pytest.mark.e2e

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.nodes import why_not
 from tests.kit.small_run import TrainerRun
-from tests.reliability.node_runs import CASES, LAG, REPEATABLE, STEPS, Case, NodesVerdict, try_case
+from tests.reliability.nodes import CASES, LAG, REPEATABLE, STEPS, Case, NodesVerdict, try_case
 
 REASON = why_not()
 pytestmark = [

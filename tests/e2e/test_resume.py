@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recipe.fully_async_policy.launch.processes import processes_of
 from tests.kit.nodes import cluster, why_not
 from tests.kit.small_run import BATCH, TrainerRun, abandoned
-from tests.reliability import node_runs as nodes
-from tests.reliability.injected_faults import left_over
+from tests.reliability import nodes
+from tests.reliability.faults import left_over
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.loop.checkpoint import checkpoints, written_by
 from verl_vcpo.report.run_log import METRICS_FILE, SAMPLES_FILE, WEIGHTS_FOLDER, read_metrics

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.calls_a_tool import CallsATool
 from tests.kit.own_method import written
-from tests.reliability.injected_faults import FAULTS, FaultVerdict, try_fault
+from tests.reliability.faults import FAULTS, FaultVerdict, try_fault
 from verl_vcpo.report.run_log import read_metrics
 
 pytestmark = pytest.mark.e2e

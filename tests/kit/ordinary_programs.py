@@ -4,12 +4,6 @@ Each program prints "done" last, both as an ordinary process and in the sandbox.
 """
 
 PROGRAMS: dict[str, str] = {
-    "plain arithmetic": """
-import cmath, decimal, fractions, functools, itertools, math, random, statistics
-print(math.factorial(50), fractions.Fraction(1, 3) + 1, decimal.Decimal(2).sqrt(), cmath.sqrt(-1))
-print(statistics.mean(random.sample(range(100), 10)), sum(itertools.accumulate(range(10))))
-print(functools.reduce(math.gcd, [12, 18]), sum(1 for n in range(2, 2000) if all(n % d for d in range(2, n))))
-""",
     "numpy": """
 import numpy as np
 a = np.random.default_rng(0).normal(size=(300, 300))

@@ -29,16 +29,15 @@ _TIMEOUT_S = 900
 _OF_A_RUN = re.compile(r"(?:vcpo-)?([0-9a-f]{12})(?:-weights-|[0-9a-f]{4}$)")
 
 
-def make_assets(folder: Path, train: int = 64, environment: dict[str, str] | None = None) -> Path:
+def make_assets(folder: Path, environment: dict[str, str] | None = None) -> Path:
     """Make data/{train,val}.parquet and model/, a warm start of a few steps, by the project's commands.
 
     Args:
         folder: the folder of the assets.
-        train: the number of prompts in train.parquet.
         environment: the variables of the commands; None: this process's.
     """
     for command in (
-        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", str(train), "--val", "16"],
+        ["scripts.prepare_data", "countdown", "--out", f"{folder}/data", "--train", "64", "--val", "16"],
         ["recipe.warm_start.train", "--data", f"{folder}/data", "--out", f"{folder}/model", *_TAUGHT],
     ):
         subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, check=True, capture_output=True)

@@ -256,15 +256,6 @@ def manager_of_busy_workers(log: list[str], monkeypatch: pytest.MonkeyPatch, tak
     return manager
 
 
-def test_prompts_are_submitted_without_a_wait_for_busy_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    manager = manager_of_busy_workers(log, monkeypatch, taken=[])
-    prompts = TensorDict({"uid": torch.arange(4)}, batch_size=4)
-    manager.generate_sequences(prompts)
-    manager.generate_sequences(prompts)
-    assert log == ["sent"] * 4
-
-
 def test_a_prompt_is_with_its_worker_before_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     manager = manager_of_busy_workers(log, monkeypatch, taken=[])

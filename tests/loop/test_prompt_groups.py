@@ -48,11 +48,6 @@ def test_ranks_get_about_as_many_tokens() -> None:
     assert [lengths[row] for row in order[:16]] == sorted((lengths[row] for row in order[:16]), reverse=True)
 
 
-def test_a_group_that_does_not_fit_on_a_rank_is_spread_over_them() -> None:
-    order = whole_groups_order(["a"] * 6, [1] * 6, mini_batch_size=6, ranks=2)
-    assert sorted(order) == list(range(6))
-
-
 def test_groups_of_different_sizes_lose_no_sequence() -> None:
     groups = ["a"] * 5 + ["b"] * 4 + ["c"] * 3
     order = whole_groups_order(groups, [1] * 12, mini_batch_size=6, ranks=2)

@@ -48,15 +48,6 @@ def choose(buffer: LagKReplayBuffer, step: int, batch_size: int) -> list[str] | 
     return buffer._oldest("train", finished, batch_size)
 
 
-def test_waits_for_a_batch() -> None:
-    assert choose(buffer_with(2, {"a": 1, "b": 1}, {"a"}), step=1, batch_size=2) is None
-
-
-def test_oldest_first() -> None:
-    buffer = buffer_with(2, {"old": 1, "new": 2}, {"new", "old"})
-    assert choose(buffer, step=2, batch_size=1) == ["old"]
-
-
 def test_of_one_step_in_the_order_of_submission() -> None:
     names = [f"{number:x}" for number in range(15, 0, -1)]
     buffer = buffer_with(4, dict.fromkeys(names, 1), set(names))
@@ -153,19 +144,6 @@ def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
     assert lines == ["Prompt bad failed, and is sampled again: train: the reward of bad hangs"] * (MAX_ATTEMPTS - 1)
 
 
-def test_of_many_failures_the_first_are_named(capfd: pytest.CaptureFixture[str]) -> None:
-    buffer = buffer_with(2, dict.fromkeys("abcdef", 1), set())
-    buffer.failures_fn = lambda uids, partition_id: [Failure("why")] * len(uids)
-    buffer.failure_keys["train"] = set("abcdef")
-    buffer._terminal_eviction_reasons(2, "train")
-    assert [line[:8] for line in capfd.readouterr().out.splitlines()] == [
-        "Prompt a",
-        "Prompt b",
-        "Prompt c",
-        "... and ",
-    ]
-
-
 def test_a_validation_prompt_that_fails_is_sampled_again(capfd: pytest.CaptureFixture[str]) -> None:
     """verl would count it as a wrong answer."""
     reissued: list[str] = []
@@ -235,17 +213,6 @@ def test_deadlines_that_cannot_hold_end_the_run_instead_of_a_wait_without_end() 
     buffer = buffer_with(1, {f"p{i}": 1 for i in range(6)}, {f"p{i}" for i in range(6)})
     with pytest.raises(RuntimeError, match=r"a lag of 1: every prompt is finished, and at step 2 .* cannot hold"):
         choose(buffer, step=2, batch_size=2)
-
-
-def test_thousand_late_prompts_are_issued_again_at_once() -> None:
-    """As few as it takes, and in one pass: the deadlines are counted once."""
-    submitted = {f"slow{i}": 1 for i in range(1000)} | {f"fast{i}": 2 for i in range(1000)}
-    reissued: list[str] = []
-    buffer = buffer_with(
-        2, submitted, {uid for uid in submitted if uid.startswith("fast")}, OnDeadline.REISSUE, reissued
-    )
-    assert choose(buffer, step=3, batch_size=1000) is None
-    assert len(reissued) == 1000 and set(buffer.prompt_global_steps["train"].values()) == {2, 3}
 
 
 def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:

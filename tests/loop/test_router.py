@@ -28,14 +28,6 @@ def test_idle_share_is_the_time_without_requests(clock: list[float]) -> None:
     assert balancer.take_idle_share() == pytest.approx(1.0)
 
 
-def test_idle_share_is_the_mean_over_servers(clock: list[float]) -> None:
-    balancer = IdleTimeLoadBalancer({"a": None, "b": None})
-    server, _ = balancer.acquire_server("r")
-    clock[0] += 10
-    assert server in ("a", "b")
-    assert balancer.take_idle_share() == pytest.approx(0.5)
-
-
 def test_time_before_the_first_server_is_no_idle_time(clock: list[float]) -> None:
     balancer = IdleTimeLoadBalancer({})
     clock[0] += 50

@@ -74,11 +74,6 @@ def test_the_summary_in_words(tmp_path: Path) -> None:
     ]
 
 
-def test_the_summary_of_a_run_without_a_finite_ratio(tmp_path: Path) -> None:
-    RunLog(tmp_path).write(1, step_metrics(2, float("nan")))
-    assert "mean ESS ratio not measured" in in_words(summary_of(tmp_path))
-
-
 def test_every_held_out_set_has_an_accuracy_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = RunLog(tmp_path)
     names = "val-core/countdown/acc/mean@4", "val-core/openai/gsm8k/reward/mean@4"

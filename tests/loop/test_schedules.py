@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.reliability.random_schedules import Schedule, ScheduleOutcome
+from tests.reliability.schedules import Schedule, ScheduleOutcome
 from tests.reliability.simulated_loop import run
 from verl_vcpo.loop import replay_buffer
 

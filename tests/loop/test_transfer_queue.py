@@ -158,15 +158,6 @@ def test_a_prompt_is_asked_for_until_it_is_finished(queue: None, monkeypatch: py
     assert asked == [["p", "q", "r"], ["p", "q", "r"], ["p", "r"], ["r"]]
 
 
-def test_more_keys_than_verl_allows(queue: None) -> None:
-    keys = [f"{number}_0_0" for number in range(101_000)]
-    for first in range(0, len(keys), 10_000):
-        some = keys[first : first + 10_000]
-        tq.kv_batch_put(some, "many", fields=TensorDict({"seq_len": torch.zeros(len(some))}, batch_size=len(some)))
-    assert len(tq.kv_list("many")["many"]) == len(keys)
-    tq.kv_clear(keys=keys, partition_id="many")
-
-
 def test_remembered_groups_come_back_whole(queue: None) -> None:
     replayed = TBAReplay(seed=1, capacity=2, recent=0.0, temperature=0.01)  # always the best one
     first = put(["u1", "u3"], step=0)

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import math
-import random
 from pathlib import Path
 
 import pytest
@@ -43,17 +41,6 @@ def test_more_samples_count_as_far_as_they_tell_something_new() -> None:
         interval([])
 
 
-def test_the_interval_covers_the_truth_19_times_of_20() -> None:
-    """Problems of different difficulty, 4 samples of each of 40: the share of intervals that hold the mean."""
-    rng, hits, repetitions = random.Random(0), 0, 2000
-    for _ in range(repetitions):
-        shares = [sum(rng.random() < chance for _ in range(4)) / 4 for chance in (rng.random() ** 3 for _ in range(40))]
-        found = interval(shares, 4)
-        hits += found.low <= 0.25 <= found.high  # the mean of u^3
-    spread = 3 * math.sqrt(0.05 * 0.95 / repetitions)
-    assert hits / repetitions > 0.95 - spread - 0.01
-
-
 def answers(source: str, first: int, *correct: list[float]) -> list[Answer]:
     return [Answer(first + i, source, "text", c / 2, c) for i, of_one in enumerate(correct) for c in of_one]
 
@@ -80,18 +67,14 @@ def test_a_reward_without_right_and_wrong_has_a_score_only() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["{tmp}/nowhere", "--task", "countdown"], "nowhere: no such folder"),
         (["{tmp}", "--task", "countdown"], "is no checkpoint with a model"),
-        (["{model}", "--task", "cuontdown"], "cuontdown"),
         (["{model}", "--task", "countdown", "data.val_files=/no.parquet"], "data.val_files=/no.parquet: no such file"),
         (["{model}", "--task", "countdown", "--samples", "0", "data.val_files={data}"], "--samples 0: give 1 or more"),
         (["{model}", "--task", "tool_use"], "trainer.val_only=true"),
         (["{model}", "--task", "countdown", "actor_rollout_ref.model.path=x"], "MODEL names it"),
-        (["{model}", "--task", "countdown", "data.val_files={data}"], "not a readable parquet file"),
         (["{model}", "--task", "countdown", "--json", "{tmp}"], "cannot be written; give a file in a folder"),
         (["{model}", "--task", "countdown", "data.max_response_length=999"], "together are 1063 tokens; raise it"),
         (["{model}", "--task", "countdown", "actor_rollout_ref.rollout.val_kwargs.top_p=2"], "top_p=2: give a share"),
-        (["{model}", "--task", "countdown", "data.val_flies={data}"], "val_flies"),
     ],
 )
 def test_what_is_refused(

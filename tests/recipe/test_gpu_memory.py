@@ -1,77 +1,34 @@
 """The plan's formulas give what Megatron's model keeps, to 5 percent, for five published models."""
 
+from typing import Any
+
 import pytest
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from recipe.fully_async_policy.plan.gpu_memory import ENTROPY_BYTES, LOGITS_BYTES, layer_activations
 from recipe.fully_async_policy.plan.model_shape import ModelShape, shape_of
 
-# By name: the published config.json, and the published count of parameters.
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def published(kind: type[PretrainedConfig], *sizes: int, kv_heads: int, tied: bool = False, **more: Any) -> Any:
+    """The published config.json, as far as sizes go."""
+    named = dict(zip(_SIZES, sizes, strict=True))
+    return kind(**named, num_key_value_heads=kv_heads, tie_word_embeddings=tied, **more)
+
+
+_EXPERTS = dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768)
+# By name: the configuration, and the published count of parameters.
 MODELS: dict[str, tuple[PretrainedConfig, int]] = {
-    "Qwen2.5-1.5B": (
-        Qwen2Config(
-            vocab_size=151936,
-            hidden_size=1536,
-            intermediate_size=8960,
-            num_hidden_layers=28,
-            num_attention_heads=12,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        ),
-        1_543_714_304,
-    ),
-    "Qwen2.5-7B": (
-        Qwen2Config(
-            vocab_size=152064,
-            hidden_size=3584,
-            intermediate_size=18944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-            tie_word_embeddings=False,
-        ),
-        7_615_616_512,
-    ),
-    "Qwen3-8B": (
-        Qwen3Config(
-            vocab_size=151936,
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=36,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            tie_word_embeddings=False,
-        ),
-        8_190_735_360,
-    ),
+    "Qwen2.5-1.5B": (published(Qwen2Config, 151936, 1536, 8960, 28, 12, kv_heads=2, tied=True), 1_543_714_304),
+    "Qwen2.5-7B": (published(Qwen2Config, 152064, 3584, 18944, 28, 28, kv_heads=4), 7_615_616_512),
+    "Qwen3-8B": (published(Qwen3Config, 151936, 4096, 12288, 36, 32, kv_heads=8, head_dim=128), 8_190_735_360),
     "Qwen3-30B-A3B": (
-        Qwen3MoeConfig(
-            vocab_size=151936,
-            hidden_size=2048,
-            intermediate_size=6144,
-            num_hidden_layers=48,
-            num_attention_heads=32,
-            num_key_value_heads=4,
-            head_dim=128,
-            num_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=768,
-            tie_word_embeddings=False,
-        ),
+        published(Qwen3MoeConfig, 151936, 2048, 6144, 48, 32, kv_heads=4, head_dim=128, **_EXPERTS),
         30_532_122_624,
     ),
     "Llama-3.1-8B": (
-        LlamaConfig(
-            vocab_size=128256,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=False,
-        ),
+        published(LlamaConfig, 128256, 4096, 14336, 32, 32, kv_heads=8, rms_norm_eps=1e-5),
         8_030_261_248,
     ),
 }

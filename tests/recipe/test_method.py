@@ -67,12 +67,10 @@ def test_every_method_passes_every_check(good: dict[str, str], name: str) -> Non
     ("overrides", "message"),
     [
         ("method=none vcpo.enable=true", "vcpo.enable=true: contradicts method=none, which sets it to false"),
-        ("vcpo.enable=false", "vcpo.enable=false: contradicts method=vcpo, which sets it to true"),
         ("vcpo={enable:false}", "vcpo.enable=false: contradicts method=vcpo"),
         (f"method=ppo {ACTOR}.policy_loss.loss_mode=gspo", "loss_mode=gspo: contradicts method=ppo"),
         ("method=vcpo_minibatch vcpo.opob_scope=group", "opob_scope=group: contradicts method=vcpo_minibatch"),
         (f"method=none {ACTOR}.policy_loss.rollout_correction.rollout_is=token", "rollout_is=token: contradicts"),
-        ("method=a2c critic.enable=false", "critic.enable=false: contradicts method=a2c"),
     ],
 )
 def test_what_contradicts_the_method_is_refused(overrides: str, message: str) -> None:
@@ -85,10 +83,8 @@ def test_what_contradicts_the_method_is_refused(overrides: str, message: str) ->
     "overrides",
     [
         "method=tis_seq actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_threshold=4",
-        "method=mis actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_threshold=0.4_2.5",
         f"method=ppo {ACTOR}.clip_ratio_high=0.28",
         f"method=ppo {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio=0.1",
-        f"method=m2po {ACTOR}.stabilizer.tau=0.1",
         "method=vcpo vcpo.enable=true vcpo.baseline=mean",
         "vcpo.norms.how=two_backwards",
         "method=a2c critic.optim.lr=1e-5 algorithm.lam=0.9",
@@ -103,25 +99,14 @@ def test_a_methods_parameters_can_be_given(overrides: str) -> None:
 IGNORED_BY_VCPO = (
     f"{ACTOR}.policy_loss.loss_mode=gspo",
     f"+{ACTOR}.stabilizer.tau=1",
-    f"{ACTOR}.clip_ratio=0.3",
     f"{ACTOR}.clip_ratio_high=0.3",
-    f"{ACTOR}.tau_pos=2",
-    f"{ACTOR}.kl_loss_coef=0.1",
     f"{ACTOR}.calculate_entropy=true",
     "algorithm.adv_estimator=rloo",
-    "algorithm.norm_adv_by_std_in_grpo=false",
     "algorithm.gamma=0.9",
-    "algorithm.use_pf_ppo=true",
     "algorithm.rollout_correction.rollout_is=token",
-    "algorithm.rollout_correction.rollout_is_threshold=3",
-    "algorithm.rollout_correction.rollout_rs=token_k1",
-    "algorithm.rollout_correction.bypass_mode=false",
     "critic.enable=true",
-    "distillation.enabled=true",
     "vcpo.baseline=mean vcpo.norms.how=per_trajectory",
     "trainer.v1.sampler.max_off_policy_threshold=2",
-    "trainer.v1.sampler.custom_sampler.path=sampler.py",
-    "trainer.v1.separate_async.num_warmup_batches=3",
     "+trainer.remove_previous_ckpt_in_save=true",
 )
 
@@ -138,14 +123,9 @@ def test_what_vcpo_would_ignore_is_refused(overrides: str) -> None:
         "method=none vcpo.truncation=4",
         "method=ppo vcpo.norms.how=per_trajectory",
         f"method=ppo {ACTOR}.clip_ratio=0.3",
-        f"method=none {ACTOR}.clip_ratio_low=0.3",
-        f"method=gspo {ACTOR}.clip_ratio_c=4",
         f"method=ppo +{ACTOR}.policy_loss.rollout_correction.rollout_is=token",
         f"method=ppo {ACTOR}.policy_loss.clip_cov_ratio=0.1",
-        "method=ppo algorithm.lam=0.9",
         "method=opo algorithm.norm_adv_by_std_in_grpo=false",
-        "method=ppo algorithm.kl_ctrl.kl_coef=0.1",
-        "method=ppo critic.enable=true",
     ],
 )
 def test_what_another_method_would_ignore_is_refused(overrides: str) -> None:

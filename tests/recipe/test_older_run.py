@@ -155,7 +155,7 @@ def test_a_copy_of_a_checkpoint_is_the_runs(run_dir: Path, tmp_path: Path) -> No
     assert run_in(run_dir) == A and (run_dir / "metrics.jsonl").read_text() == LINES
 
 
-@pytest.mark.parametrize("spoilt", [None, "", "\0" * 12, "é"], ids=repr)
+@pytest.mark.parametrize("spoilt", [None, "\0" * 12], ids=repr)
 def test_a_run_without_an_id_goes_on(tmp_path: Path, spoilt: str | None) -> None:
     """One of version 0.1, or one whose file was spoilt."""
     begin(tmp_path, A, 5)

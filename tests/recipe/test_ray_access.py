@@ -19,7 +19,6 @@ import ray
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import ray_access
 from recipe.fully_async_policy.launch.processes import processes_of
-from recipe.fully_async_policy.launch.session import environment_of_workers
 from recipe.fully_async_policy.settings.validate import SettingError
 from tests.kit.small_run import listening
 from verl_vcpo.common.run_folder import private_folder, run_folder
@@ -157,15 +156,6 @@ def test_a_joined_cluster_keeps_the_resources_of_its_nodes(monkeypatch: pytest.M
         assert found.num_cpus is found.num_gpus is found.object_store_memory is None
     with pytest.raises(SettingError, match=r"ray_init.num_gpus=2: the Ray cluster at 10.0.0.1:6379 has .*leave it out"):
         main.compose([*task, "ray_kwargs.ray_init.num_gpus=2"])
-
-
-def test_the_workers_of_a_ray_that_was_running_get_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VCPO_RUN_ID", "abc")
-    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    given = environment_of_workers()
-    assert given.items() >= {"VCPO_RUN_ID": "abc", "OMP_NUM_THREADS": "3", "VERL_PLATFORM": "cpu"}.items()
-    assert all(isinstance(value, str) for value in given.values())
 
 
 def test_a_cluster_without_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

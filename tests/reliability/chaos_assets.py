@@ -25,26 +25,12 @@ def make_chaos_assets(folder: Path) -> Path:
     lessons = [{"prompt": [{"role": "user", "content": row["question"]}], "answer": _CONVERSATION} for row in rows]
     _write(folder / "lessons.jsonl", lessons[:: ROWS // _LESSONS])
     of_rows = ["rows", "--from", f"{folder}/rows.jsonl", "--question", "question", "--answer", "answer"]
+    of_model = ["--data", f"{folder}/lessons.jsonl", "--answers", "answer", "--out", f"{folder}/model"]
+    of_model += f"--samples 0 --correct-fraction 1 --steps {_LESSON_STEPS} --batch-size 16".split()
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # on a busy machine several threads wait for each other
     for command in (
         ["scripts.prepare_data", *of_rows, "--name", TASK, "--val-fraction", "0.0008", "--out", f"{folder}/data"],
-        [
-            "recipe.warm_start.train",
-            "--data",
-            f"{folder}/lessons.jsonl",
-            "--answers",
-            "answer",
-            "--samples",
-            "0",
-            "--correct-fraction",
-            "1",
-            "--steps",
-            str(_LESSON_STEPS),
-            "--batch-size",
-            "16",
-            "--out",
-            f"{folder}/model",
-        ],
+        ["recipe.warm_start.train", *of_model],
     ):
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=ROOT, env=one_thread, capture_output=True, text=True

@@ -26,7 +26,7 @@ from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa: E402
 
 from tests.reliability.memory_queue import MemoryQueue  # noqa: E402
-from tests.reliability.random_schedules import Schedule, ScheduleOutcome  # noqa: E402
+from tests.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
 from verl_vcpo.common import stored_tags  # noqa: E402
 from verl_vcpo.common.stored_tags import prompt_of  # noqa: E402
 from verl_vcpo.loop import replay_buffer, withheld_prompts  # noqa: E402

@@ -3,8 +3,6 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,13 +190,6 @@ def test_a_resumed_run_counts_its_time_and_steps_once(tmp_path: Path) -> None:
     assert (read.steps, read.accuracy, read.hours) == (2, 0.66, 9000 / 3600 * 8)
 
 
-def test_two_tasks_are_kept_apart(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / task, config(0, task=task), [0.4, 0.5], 60) for task in ("math", "gsm8k")]
-    rows = table.make_table([read_run(run) for run in runs])
-    assert rows[0] == ["Task", "Method", "Accuracy", "Steps", "GPU hours"]
-    assert [row[0] for row in rows[1:]] == ["MATH-500", "MATH-500", "GSM8K", "GSM8K"]
-
-
 @pytest.mark.parametrize(
     ("settings", "label"),
     [
@@ -250,15 +241,6 @@ def test_a_run_that_was_never_validated_is_drawn_beside_another(tmp_path: Path) 
     lines = [line | {"val_accuracy": None} for line in read_metrics(runs[0])]
     (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert figure.draw([read_run(run) for run in runs], tmp_path / "figure.png").is_file()
-
-
-def test_who_reads_metrics_only_loads_no_drawing_library() -> None:
-    program = (
-        "import sys, scripts.report.__main__, scripts.report.payload; print({'plotly', 'matplotlib'} & {*sys.modules})"
-    )
-    root = Path(__file__).resolve().parents[2]
-    run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
-    assert run.stdout == "set()\n"
 
 
 def drawn(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> Figure:

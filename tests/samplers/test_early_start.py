@@ -68,10 +68,6 @@ def test_they_start_once_the_trainer_has_its_devices() -> None:
     assert manager.config == {"lag": 1}
 
 
-def test_a_pool_that_verl_has_not_made_yet_has_no_devices() -> None:
-    assert not LagKTrainer._has_devices(SimpleNamespace())
-
-
 def test_they_start_at_the_latest_when_the_trainer_asks_for_them() -> None:
     with early_start({}, lambda: False) as manager:
         assert created({}) is manager

@@ -86,15 +86,6 @@ def test_a_replacement_that_does_not_start_ends_the_run_with_a_line(monkeypatch:
         samplers.keeper.replace_missing()
 
 
-def test_what_is_probed_names_the_engine_first() -> None:
-    def actor(name: str) -> Any:
-        call = SimpleNamespace(remote=lambda: name)
-        return SimpleNamespace(probe=call, __ray_ready__=call)
-
-    one = SimpleNamespace(servers=[actor("engine")], workers=[actor("worker 0"), actor("worker 1")])
-    assert sampler_keeper._probes(one) == ["engine", "worker 0", "worker 1"]
-
-
 def test_without_any_sampler_the_run_ends_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     samplers = Samplers(monkeypatch, alive=[], free=0)
     with pytest.raises(RuntimeError, match="no sampler is left.*another node"):

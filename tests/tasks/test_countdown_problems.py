@@ -16,7 +16,6 @@ from recipe.tasks.countdown.problems import (
     to_row,
 )
 from recipe.tasks.countdown.reward import compute_score, evaluate
-from recipe.warm_start.tokenizer import train_tokenizer
 
 difficulties = st.builds(
     Difficulty,
@@ -73,13 +72,8 @@ def test_too_many_problems_is_an_error_that_names_the_settings() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("numbers", 1),
-        ("numbers", 7),
-        ("max_number", 0),
-        ("max_target", 0),
-        ("operators", ""),
-        ("operators", "+%"),
-        ("operators", "++"),
+        *(("numbers", 1), ("numbers", 7), ("max_number", 0), ("max_target", 0)),
+        *(("operators", ""), ("operators", "+%"), ("operators", "++")),
     ],
 )
 def test_a_bad_setting_is_named(setting: str, value: int | str) -> None:
@@ -105,21 +99,3 @@ def test_rows_survive_parquet_and_keep_the_solution_to_themselves(tmp_path) -> N
         response = f"<answer>{problem.solution}</answer>"
         assert compute_score(row["data_source"], response, truth, row["extra_info"])["score"] == 1.0
         assert "solution" not in str(row)
-
-
-def test_verl_loads_the_rows(tmp_path) -> None:
-    rl_dataset = pytest.importorskip("verl.utils.dataset.rl_dataset")
-    from omegaconf import OmegaConf
-
-    train, _ = make_split(Difficulty(), 20, 5, seed=0)
-    pd.DataFrame([to_row(p, "train", i) for i, p in enumerate(train)]).to_parquet(tmp_path / "train.parquet")
-    config = OmegaConf.create(
-        {"cache_dir": str(tmp_path), "max_prompt_length": 48, "filter_overlong_prompts_workers": None}
-    )
-    dataset = rl_dataset.RLHFDataset(str(tmp_path / "train.parquet"), train_tokenizer(Difficulty()), config)
-    assert len(dataset) == len(train)  # none was filtered out as too long
-    row = dataset[3]
-    assert row["index"] == 3
-    assert row["raw_prompt"] == [{"role": "user", "content": train[3].prompt}]
-    response = f"<answer>{train[3].solution}</answer>"
-    assert compute_score(row["data_source"], response, row["reward_model"]["ground_truth"])["acc"] == 1.0

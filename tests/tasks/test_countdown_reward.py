@@ -32,35 +32,10 @@ def test_arithmetic_is_exact() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "",
-        " ",
-        "3+5+7",  # another value
-        "22",  # not the numbers
-        "3*5+7+7-7",  # a number too often
-        "3*5",  # a number too few
-        "35-13",  # other numbers
-        "3*5+7=22",
-        "3*5--7",
-        "+3*5+7",
-        "3*5+7.0",
-        "3*5+0x7",
-        "3*5+07",
-        "3**5+7",
-        "3//5+7",
-        "3×5+7",
-        "３*5+7",
-        "3*5+7,",
-        "(3,5,7)",
-        "3(5)+7",
-        "3 5 7",
-        "(3*5+7",
-        "3*5+7)",
-        "3*5+7#",
-        "True*3*5+7",
-        "__import__('os')",
-        "(lambda: 22)()",
-        "7/(5-5)",
-        "3/0",
+        *("3+5+7", "22", "3*5+7+7-7", "3*5", "35-13"),  # another value, or other numbers
+        *("", " ", "3*5+7=22", "3*5--7", "+3*5+7", "3*5+7.0", "3*5+0x7", "3*5+07", "3**5+7", "3//5+7", "3×5+7"),
+        *("３*5+7", "3*5+7,", "(3,5,7)", "3(5)+7", "3 5 7", "(3*5+7", "3*5+7)", "3*5+7#", "True*3*5+7"),
+        *("__import__('os')", "(lambda: 22)()", "7/(5-5)", "3/0"),
     ],
 )
 def test_wrong(answer: str) -> None:
@@ -101,17 +76,9 @@ def test_numbers_as_any_parquet_reader_gives_them(numbers) -> None:
 @pytest.mark.parametrize(
     "truth",
     [
-        None,
-        "22",
-        {},
-        {"target": 22},
-        {"target": None, "numbers": [1]},
-        {"target": 22.0, "numbers": [1]},
-        {"target": True, "numbers": [1]},
-        {"target": 22, "numbers": None},
-        {"target": 22, "numbers": []},
-        {"target": 22, "numbers": "357"},
-        {"target": 22, "numbers": [3, "5"]},
+        *(None, "22", {}, {"target": 22}),
+        *({"target": target, "numbers": [1]} for target in (None, 22.0, True)),
+        *({"target": 22, "numbers": numbers} for numbers in (None, [], "357", [3, "5"])),
     ],
 )
 def test_a_malformed_ground_truth_is_an_error(truth) -> None:
@@ -126,33 +93,13 @@ def test_no_text_raises(text: str) -> None:
         assert compute_score("countdown", response, TRUTH)["score"] in (0.0, 1.0)
 
 
-HOSTILE = {
-    "parentheses": "(" * 100_000 + ")" * 100_000,
-    "open parentheses": "(" * 100_000,
-    "many short parentheses": "(" * (MAX_ANSWER_CHARS // 2) + ")" * (MAX_ANSWER_CHARS // 2),
-    "parentheses and products": "(3*" * 31 + "(" + ")" * 30,
-    "huge integer": "9" * 1_000_000,
-    "longest integer": "9" * MAX_ANSWER_CHARS,
-    "longest product": "*".join(["99"] * (MAX_ANSWER_CHARS // 3)),
-    "longest quotient": "/".join(["97"] * (MAX_ANSWER_CHARS // 3)),
-    "powers": "9**9**9**9",
-    "signs": "-" * (MAX_ANSWER_CHARS - 1) + "3",
-    "null bytes": "3+5\0" * 50,
-    "a megabyte": "3+5*7" * 200_000,
-    "spaces": " " * 1_000_000,
-    "surrogate": "\ud800",
-    "open tags": "<answer>" * 100_000,
-    "close tags": "</answer>" * 100_000,
-    "half tags": "<answer" * 100_000,
-    "boxes": "\\boxed{" * 100_000,
-    "braces": "{" * 1_000_000,
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-@pytest.mark.parametrize("wrapper", ["{}", "<answer>{}</answer>", "\\boxed{{{}}}"], ids=["bare", "tags", "box"])
-def test_hostile_text_is_cheap(text: str, wrapper: str) -> None:
-    response = wrapper.format(text)
+@pytest.mark.parametrize(
+    "text",
+    ["(" * 100_000 + ")" * 100_000, "9" * MAX_ANSWER_CHARS, "*".join(["99"] * (MAX_ANSWER_CHARS // 3)), "9**9**9**9"],
+    ids=["deep", "integer", "product", "powers"],
+)
+def test_hostile_text_is_cheap(text: str) -> None:
+    """tests/tasks/test_linear_time.py has texts that are long."""
     start = time.thread_time()  # other processes on the same machine take nothing of it
-    assert compute_score("countdown", response, TRUTH)["score"] == 0.0
-    assert time.thread_time() - start < 0.2, "where time grows with the square of the length it is seconds"
+    assert compute_score("countdown", f"<answer>{text}</answer>", TRUTH)["score"] == 0.0
+    assert time.thread_time() - start < 0.2

@@ -2,113 +2,50 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from recipe.tasks import math_reward, reward, verifier
 from tests.tasks.answers import ENDLESS, ODD
 
 GSM8K_RIGHT = [
-    "She has 9 + 9 = 18.\n#### 18",
-    "#### 18.0",
-    "#### 18.",
-    "####18",
-    "#### $18",
-    "#### 18 dollars",
-    "#### 18 big red pens.",
-    "#### \\frac{36}{2}",
-    "#### 17\n#### 18",
-    "\\boxed{18}",
-    "first \\boxed{3}, then \\boxed{18}.",
-    "#### 18\nThat was easy.",
+    *("She has 9 + 9 = 18.\n#### 18", "#### 18.0", "#### 18.", "####18", "#### $18", "#### 18 dollars"),
+    *("#### 18 big red pens.", "#### \\frac{36}{2}", "#### 17\n#### 18", "\\boxed{18}"),
+    *("first \\boxed{3}, then \\boxed{18}.", "#### 18\nThat was easy."),
 ]
 GSM8K_WRONG = [
-    "#### 17",
-    "#### -18",
-    "#### 180",
-    "#### 0.18",
-    "#### 18\n#### 17",
-    "\\boxed{18} and then #### 17",
-    "#### 18/0",
-    "#### 18 + 1",
+    *("#### 17", "#### -18", "#### 180", "#### 0.18", "#### 18\n#### 17", "\\boxed{18} and then #### 17"),
+    *("#### 18/0", "#### 18 + 1"),
 ]
 GSM8K_MALFORMED = [
-    "",
-    "18",
-    "The answer is 18.",
-    "####",
-    "#### ",
-    "#### eighteen point",
-    "# 18",
-    "\\boxed{18",
-    "####\n18",
+    *("", "18", "The answer is 18.", "####", "#### ", "#### eighteen point", "# 18", "\\boxed{18", "####\n18"),
 ]
 
 MATH_RIGHT = [
-    "\\boxed{\\frac{1}{2}}",
-    "\\boxed{0.5}",
-    "\\boxed{1/2}",
-    "\\boxed{\\dfrac{1}{2}}",
-    "\\boxed{\\frac12}",
-    "\\boxed{ \\frac{2}{4} }",
-    "\\boxed{2^{-1}}",
-    "\\boxed{\\sqrt{0.25}}",
-    "so \\boxed{7}, no: $\\boxed{0.50}$.",
+    *("\\boxed{\\frac{1}{2}}", "\\boxed{0.5}", "\\boxed{1/2}", "\\boxed{\\dfrac{1}{2}}", "\\boxed{\\frac12}"),
+    *("\\boxed{ \\frac{2}{4} }", "\\boxed{2^{-1}}", "\\boxed{\\sqrt{0.25}}", "so \\boxed{7}, no: $\\boxed{0.50}$."),
     "\\boxed{\\left(\\frac{1}{2}\\right)}",
 ]
 MATH_WRONG = [
-    "\\boxed{2}",
-    "\\boxed{-\\frac{1}{2}}",
-    "\\boxed{0.51}",
-    "\\boxed{0.5} or \\boxed{1}",
-    "\\boxed{x}",
-    "\\boxed{\\frac{1}{2}, 1}",
-    "\\boxed{\\text{one half}}",
-    "\\boxed{\\frac{1}{0}}",
-    "\\boxed{\\infty}",
+    *("\\boxed{2}", "\\boxed{-\\frac{1}{2}}", "\\boxed{0.51}", "\\boxed{0.5} or \\boxed{1}", "\\boxed{x}"),
+    *("\\boxed{\\frac{1}{2}, 1}", "\\boxed{\\text{one half}}", "\\boxed{\\frac{1}{0}}", "\\boxed{\\infty}"),
     "\\boxed{\\emptyset}",
 ]
 MATH_MALFORMED = [
-    "",
-    "0.5",
-    "The answer is 1/2.",
-    "\\boxed{}",
-    "\\boxed{ }",
-    "\\boxed{0.5",
-    "\\boxed 0.5",
-    "boxed{0.5}",
-    "\\boxed{\\frac{1}{2}",
-    "\\fbox{0.5}",
+    *("", "0.5", "The answer is 1/2.", "\\boxed{}", "\\boxed{ }", "\\boxed{0.5", "\\boxed 0.5", "boxed{0.5}"),
+    *("\\boxed{\\frac{1}{2}", "\\fbox{0.5}"),
 ]
 
 TOOL_RIGHT = [
-    "```python\nprint(70)\n```\n70\nThe answer is \\boxed{70}.",
-    "\\boxed{070}",
-    "\\boxed{70.0}",
-    "\\boxed{7 \\cdot 10}",
-    "\\boxed{\\frac{140}{2}}",
-    "\\boxed{m+n = 70}",
-    "\\boxed{70^\\circ}",
+    *("```python\nprint(70)\n```\n70\nThe answer is \\boxed{70}.", "\\boxed{070}", "\\boxed{70.0}"),
+    *("\\boxed{7 \\cdot 10}", "\\boxed{\\frac{140}{2}}", "\\boxed{m+n = 70}", "\\boxed{70^\\circ}"),
     "```python\nprint('\\\\boxed{3}')\n```\n\\boxed{3}\n\\boxed{70}",
 ]
 TOOL_WRONG = [
-    "\\boxed{71}",
-    "\\boxed{-70}",
-    "\\boxed{7}",
-    "\\boxed{70, 71}",
-    "\\boxed{70!}",
-    "\\boxed{70\\%}",
-    "\\boxed{70} but really \\boxed{0}",
-    "\\boxed{print(70)}",
+    *("\\boxed{71}", "\\boxed{-70}", "\\boxed{7}", "\\boxed{70, 71}", "\\boxed{70!}", "\\boxed{70\\%}"),
+    *("\\boxed{70} but really \\boxed{0}", "\\boxed{print(70)}"),
 ]
 TOOL_MALFORMED = [
-    "",
-    "70",
-    "Answer: 70",
-    "```python\nprint(70)\n```\n70",
-    "\\boxed{70",
-    "<answer>70</answer>",
-    "\\boxed{}",
+    *("", "70", "Answer: 70", "```python\nprint(70)\n```\n70", "\\boxed{70", "<answer>70</answer>", "\\boxed{}"),
 ]
 
 
@@ -126,11 +63,6 @@ HOSTILE = {
     "math-500": ("\\boxed{{{}}}", [*ODD, *ENDLESS]),
     "aime25": ("so \\boxed{{{}}}.", [*ODD, *ENDLESS[:1]]),  # the reward of MATH: the quick ones, and one that is not
 }
-
-
-@pytest.mark.parametrize(("data_source", "rows"), [("gsm8k", GSM8K), ("math-500", MATH), ("aime25", TOOL_USE)])
-def test_the_tables_are_large(data_source: str, rows: list[tuple[str, float]]) -> None:
-    assert len({text for text, _ in rows} | set(HOSTILE[data_source][1])) >= 30
 
 
 @pytest.mark.parametrize(("text", "expected"), GSM8K, ids=range(len(GSM8K)))
@@ -205,10 +137,6 @@ def test_the_keys_of_the_ready_made_set(data_source: str) -> None:
 def test_an_unknown_data_source_is_an_error() -> None:
     with pytest.raises(ValueError, match="data_source='gsm9k' has no reward: use one of countdown, gsm8k"):
         reward.compute_score("gsm9k", "#### 18", "18")
-
-
-def test_a_ground_truth_may_be_a_number() -> None:
-    assert reward.compute_score("aime25", "\\boxed{70}", np.int64(70))["score"] == 1.0
 
 
 @pytest.mark.parametrize("truth", ["", None, True, {"target": 1}])

@@ -46,9 +46,7 @@ def test_the_rows_are_split_and_have_verls_columns(tmp_path: Path, capsys: pytes
 
 RIGHT = [
     ("quotes.csv", 'question,answer\n"Say ""hi"", twice","hi, hi"\nb,c\n', ('Say "hi", twice', "hi, hi")),
-    ("lines.csv", 'question,answer\n"one\ntwo","1\n2"\n\nb,c\n', ("one\ntwo", "1\n2")),
     ("windows.csv", "\ufeffquestion,answer\r\nWie groß ist 7²?,049\r\nb,c\r\n", ("Wie groß ist 7²?", "049")),
-    ("tabs.tsv", "question\tanswer\na, b\tc\nb\tc\n", ("a, b", "c")),
     ("numbers.jsonl", '{"question": "7 * 6?", "answer": 42}\n\n{"question": "b", "answer": 0.5}\n', ("7 * 6?", "42")),
     (
         "utf8.jsonl",
@@ -90,11 +88,8 @@ def test_no_question_is_both_taught_and_held_out(tmp_path: Path, capsys: pytest.
 WRONG: dict[str, tuple[str, str | bytes | None, list[str], str]] = {
     "missing": ("a.csv", None, [], "--from {file}: no such file"),
     "a name of another kind": ("a.xlsx", "x", [], "give a file with one of the names .csv, .tsv, .parquet, .jsonl"),
-    "empty": ("a.csv", "", [], "--from {file}: has no rows"),
     "a header alone": ("a.csv", "question,answer\n", [], "has no rows"),
-    "empty lines": ("a.jsonl", "\n\n", [], "has no rows"),
     "no such column": ("a.csv", "id,Question,answer\n1,a,b\n", [], "{file}:2: no column 'question'; it has 'id', 'Que"),
-    "semicolons": ("a.csv", "question;answer\na;b\n", [], "no column 'question'; it has 'question;answer'"),
     "a column twice": ("a.csv", "question,answer,answer\na,b,c\n", [], "{file}:1: column 'answer' is there twice"),
     "empty answers": (
         "a.csv",
@@ -102,7 +97,6 @@ WRONG: dict[str, tuple[str, str | bytes | None, list[str], str]] = {
         [],
         "column 'answer' is empty in line 22, 23, 24, 25, 26, 27, 28, 29, 30, 31 and 1 more; fill it, or remove",
     ),
-    "an empty question": ("a.jsonl", '{"question": "", "answer": 1}', [], "column 'question' is empty in line 1;"),
     "a null": ("a.jsonl", '\n{"question": "q", "answer": null}', [], "column 'answer' is empty in line 2;"),
     "after a quoted line": ("a.csv", 'question,answer\n"a\nb",c\nd,\n', [], "'answer' is empty in line 4;"),
     "too many fields": ("a.csv", CSV + "7,1,000?,b\n", [], "{file}:22: 4 fields, and the first line has 3; fields are"),
@@ -121,7 +115,6 @@ WRONG: dict[str, tuple[str, str | bytes | None, list[str], str]] = {
         [],
         "{file}:1: column 'answer' holds [1]",
     ),
-    "NaN": ("a.jsonl", '{"question": "a", "answer": NaN}', [], "{file}:1: column 'answer' holds nan where text or"),
     "no parquet": ("a.parquet", "question,answer\n", [], "{file}: not a readable parquet file"),
     "one question": ("a.csv", "question,answer\na,b\na,b\n", [], "1 different questions; give two or more"),
     "a fraction": ("a.csv", CSV, ["--val-fraction", "10"], "--val-fraction 10.0: give a number between 0 and 1"),
@@ -140,16 +133,3 @@ def test_a_wrong_file_is_one_line_and_status_2(case: str, tmp_path: Path, capsys
     assert error.startswith("prepare_data rows: ") and error.count("\n") == 1
     assert expected.format(file=file) in error
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_that_cannot_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.csv").write_text(CSV)
-
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", str(tmp_path / "a.csv"))
-
-    monkeypatch.setattr("builtins.open", denied)
-    assert prepare(tmp_path / "a.csv") == 2
-    assert "Permission denied" in capsys.readouterr().err

@@ -65,13 +65,6 @@ def test_a_bad_setting_is_one_line_and_status_2(tmp_path, capsys, options: list[
     assert not (tmp_path / "out").exists()
 
 
-def test_an_out_that_is_a_file_is_one_line_and_status_2(tmp_path, capsys) -> None:
-    (tmp_path / "out").write_text("mine")
-    assert countdown(tmp_path / "out") == 2
-    assert "--out" in capsys.readouterr().err
-    assert (tmp_path / "out").read_text() == "mine"
-
-
 def test_a_failed_write_leaves_the_old_files(tmp_path, monkeypatch) -> None:
     assert countdown(tmp_path) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -107,8 +107,6 @@ def test_prompts_longer_than_the_model_takes_are_removed(raw: Path, tmp_path: Pa
     [
         ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").unlink(), "no parquet or JSON lines file of the val split"),
         ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_text("{"), "test.jsonl:1: not JSON lines"),
-        ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_text("[1]\n"), "test.jsonl:1: a line must be"),
-        ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_bytes(b"\xff"), "test.jsonl: not text in UTF-8"),
         ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_text(""), "no validation rows are left"),
         (
             "gsm8k",
@@ -129,11 +127,6 @@ def test_prompts_longer_than_the_model_takes_are_removed(raw: Path, tmp_path: Pa
             "math",
             lambda raw: rewrite(raw / "math/math-500/test.jsonl", lambda r: {"problem": r["problem"]}),
             "no file of MATH-500",
-        ),
-        (
-            "math",
-            lambda raw: (raw / "math/hendrycks/algebra/train-00000-of-00001.parquet").write_text("no"),
-            "not a readable parquet file",
         ),
         (
             "tool_use",

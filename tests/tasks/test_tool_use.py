@@ -164,29 +164,6 @@ def test_a_model_stuck_in_fences_costs_a_few_requests(tokenizer: Any) -> None:
     assert runner.text(output, sampled=True) == FENCED * (_STOPS_PER_TURN + 20) + TURN_END
 
 
-def test_the_program_after_many_fences_ends_the_turn(tokenizer: Any) -> None:
-    runner = Runner(tokenizer, NOWHERE, max_turns=1)
-    output = runner.run(*[(FENCED, 1)] * _STOPS_PER_TURN, (CODE + "The result is 41." + TURN_END, 1))
-    assert runner.text(output, sampled=True) == FENCED * _STOPS_PER_TURN + CODE.rstrip("\n")
-    assert output.extra_fields["tool_use"]["void_trajectories"] == 0
-
-
-def test_the_time_limit_counts_inside_a_turn(tokenizer: Any) -> None:
-    runner = Runner(tokenizer, NOWHERE, max_time_s=1e-9, drop_void_turns=False)
-    output = runner.run((FENCED, 1), (FENCED, 1))
-    assert len(runner.policy.read) == 1
-    assert runner.text(output, sampled=True) == FENCED
-
-
-def test_programs_of_a_trajectory_run_in_order_and_know_nothing_of_each_other(runner: Runner) -> None:
-    first = "```python\nx = 1\nprint('first')\n```\n"
-    second = "```python\nprint('x' in globals(), 'second')\n```\n"
-    output = runner.run((first, 1), (second, 1), (ANSWER, 1))
-    assert runner.text(output, sampled=False) == (
-        "\nCode execution result: first\n\nCode execution result: False second\n"
-    )
-
-
 def test_trajectories_run_side_by_side(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most = 0, 0
     run = SandboxClient.run

@@ -1,6 +1,5 @@
 """The warm start at toy size: the tokenizer's promises, and a checkpoint that is whole, reusable and ordinary."""
 
-import json
 import random
 import re
 from pathlib import Path
@@ -66,20 +65,6 @@ def test_digits_stand_alone_and_prompts_are_short(tokenizer) -> None:
         assert all(len(token) == 1 for token in map(tokenizer.decode, ids) if any(map(str.isdigit, token)))
 
 
-def test_an_expression_costs_a_token_per_character(tokenizer) -> None:
-    ids = tokenizer(response_text("(12+3)*4"))["input_ids"]
-    assert [tokenizer.decode([i]) for i in ids] == ["<answer>", *"(12+3)*4", "</answer>"]
-
-
-def test_any_text_round_trips(tokenizer) -> None:
-    text = "Ünïcödé 🙂, tabs\tand  spaces: 3 + 4 = 7?"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_tokenizer_is_reproducible(tokenizer) -> None:
-    assert train_tokenizer(Difficulty()).get_vocab() == tokenizer.get_vocab()
-
-
 def test_batch_has_loss_on_the_response_only(tokenizer) -> None:
     (problem,) = generate(Difficulty(), 1, random.Random(0))
     pairs = [(problem.prompt, response_text("1+2")), (problem.prompt, response_text("(1+2)*3"))]
@@ -113,15 +98,6 @@ def test_checkpoint_loads_with_the_auto_classes(checkpoint, tokenizer) -> None:
     assert 1_000_000 <= model.num_parameters() <= 3_000_000
     assert model.generation_config.eos_token_id == loaded.eos_token_id
     assert model.generation_config.pad_token_id == loaded.pad_token_id
-
-
-def test_record(checkpoint) -> None:
-    record = json.loads((checkpoint / "warm_start.json").read_text())
-    assert record["settings"]["steps"] == 3
-    assert record["settings"]["difficulty"]["numbers"] == 3
-    assert 0 <= record["accuracy"] <= 1
-    assert record["pass_at_2"] >= record["sampled_accuracy"]
-    assert record["seconds"] > 0
 
 
 def test_same_settings_reuse_the_checkpoint(data, checkpoint, capsys, monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -121,25 +120,6 @@ def test_it_ends_at_the_accuracy_asked_for(
     printed = capsys.readouterr()
     assert ("step 20 of 45: loss" in printed.out) == (made == 20), "the step that reached it is told"
     assert "teach longer (--until 0.4" in printed.err, "the model itself, by its own accuracy, is never right"
-
-
-def test_lines_into_a_pipe(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Step, loss, accuracy and the time that is left; nothing of the libraries."""
-    monkeypatch.chdir(file.parents[1])
-    monkeypatch.setattr("recipe.warm_start.progress.LINE_S", 0.0)
-    taught(file.parents[1])
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert re.fullmatch(r"step 1 of 2: loss \d\.\d\d, accuracy 0 %; \d+ s left", lines[0])
-    assert re.fullmatch(r"step 2 of 2: loss \d\.\d\d, accuracy (0 %|not measured yet)", lines[1])
-    assert lines[2].startswith(
-        "Accuracy before RL: 0.0% greedy (always the likeliest token), 0.0% drawn (each token by"
-    )
-    assert printed.err == (
-        "warm_start: warning: no response is right. RL learns nothing from this model, as all rewards of a prompt are "
-        "equal: teach longer (--until 0.3 --steps 20), make the model larger (--layers, --heads), or shorten the "
-        "answers\n"
-    ), "and no bar of transformers"
 
 
 def test_measuring_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

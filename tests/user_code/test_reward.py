@@ -15,9 +15,7 @@ from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl_vcpo.user_code import killable, reward
 from verl_vcpo.user_code.errors import UserCodeError
-from verl_vcpo.user_code.killable import Pool
 from verl_vcpo.user_code.reward import bound_custom_reward, compute_score
-from verl_vcpo.user_code.reward_function import RewardFunction
 
 LIMIT_S, SHORT_S = 60.0, 1.0  # of calls that end by themselves, and of calls that do not
 REWARDS = Path(__file__).with_name("rewards_that_fail.py")
@@ -97,19 +95,6 @@ def test_a_failure_names_the_reward_and_its_prompt(name: str, text: str, complai
 
     limit_s = 3 * SHORT_S if "took longer" in complaint else LIMIT_S  # the next call has to end in time
     assert run(work, name, limit_s)["score"] == 1.0, "it goes on"
-
-
-@pytest.mark.parametrize("name", ["sync", "coroutine"])
-def test_a_reward_that_is_nan_one_time_in_ten_is_refused_these_times(name: str) -> None:
-    async def work(scored: Any) -> list[Any]:
-        texts = ["nan" if i % 10 == 9 else f"text {i}" for i in range(100)]
-        return await asyncio.gather(*[scored(text, i) for i, text in enumerate(texts)], return_exceptions=True)
-
-    for i, result in enumerate(run(work, name)):
-        if i % 10 == 9:
-            assert isinstance(result, UserCodeError) and f"returned nan, on row {i} of 'toy'" in str(result)
-        else:
-            assert result["score"] == i + 1
 
 
 def test_a_call_that_hangs_takes_no_other_with_it() -> None:
@@ -197,15 +182,3 @@ def test_without_a_custom_reward_nothing_changes() -> None:
     config = OmegaConf.create({"async": {"reward_timeout_s": 5}, "reward": {"custom_reward_function": {"path": None}}})
     bound_custom_reward(config)
     assert get_custom_reward_fn(config) is None
-
-
-def test_the_projects_rewards_load_from_their_package() -> None:
-    async def main() -> Any:
-        pool = Pool(RewardFunction("pkg://recipe.tasks.reward", "compute_score", {}, 60))
-        call = {"data_source": "gsm8k", "solution_str": "#### 18", "ground_truth": "18", "extra_info": None}
-        try:
-            return await pool.call(call)
-        finally:
-            pool.close()
-
-    assert asyncio.run(main()) == {"score": 1.0, "acc": 1.0, "over_limit": 0.0}

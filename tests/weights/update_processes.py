@@ -124,8 +124,6 @@ class Driver:
                 of_process = {name: values[i] for name, values in kwargs.items()}
                 calls[process] = process.call("init_process_group", **of_process)
         answers(calls, self.limit_s)
-        if self._engine.__module__.startswith("verl."):  # with which what is published before a subscription is lost
-            answers({self.trainers[0]: self.trainers[0].call("take_subscriptions", len(self.samplers))}, self.limit_s)
 
     def transfer(self, version: int, dying: tuple[int, ...] = (), held: str = "") -> None:
         """Of the weights.
@@ -198,8 +196,6 @@ class _Served:
     def __init__(self, engine: Any, trainers: Any) -> None:
         self._engine, self._trainers = engine, trainers
         self._held, self._next_group = threading.Event(), threading.Event()
-        if engine.is_master:
-            engine.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # it sees every subscription, not only the first to a topic
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -249,11 +245,6 @@ class _Served:
         while not self._held.is_set():
             await asyncio.sleep(0.01)
 
-    def take_subscriptions(self, count: int) -> None:
-        """Wait until `count` more subscriptions have come."""
-        while count:
-            count -= self._engine.socket.recv().startswith(b"\1")
-
     async def send(self, version: int) -> None:
         await self._engine.send_weights(self._gathered(version), global_steps=version)
 
@@ -283,7 +274,6 @@ def _put_in_place(folder: Path) -> None:
     zeros = torch.zeros
     for owner, name, value in (
         (torch, "zeros", lambda *args, device=None, **kwargs: zeros(*args, **kwargs)),
-        (zmq, "PUB", zmq.XPUB),  # publishes as PUB does, and tells who has subscribed
         (torch.cuda, "synchronize", stand_in.synchronize),
         (ray, "get_actor", _no_actor),
         (ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the only node")),

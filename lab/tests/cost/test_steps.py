@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from lab.cost import steps
 from lab.cost.steps import (
     METHODS,
     NOISE_LIMIT,
@@ -22,8 +20,6 @@ from lab.cost.steps import (
     TWICE,
     Case,
     exact,
-    gpu_cases,
-    layers_that_fit,
 )
 from tests.kit import ROOT
 
@@ -92,47 +88,3 @@ def test_in_bfloat16_as_much_as_the_reference_differs_from_itself_is_rounding(
     assert exact(row) is expected
     row["methods"][PACKED]["errors"]["gradient"] = 1.1 * NOISE_LIMIT * 0.1
     assert not exact(row)
-
-
-def test_a_case_that_fails_does_not_end_the_others(
-    row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measure(case: Case, *_: Any) -> dict[str, Any]:
-        if case.layers == 2:
-            raise RuntimeError("out of memory")
-        return row
-
-    monkeypatch.setattr(steps, "measure", measure)
-    cases, out = [Case("d512", layers, 20, 40, groups=2, group_size=2) for layers in (1, 2, 3)], tmp_path / "rows"
-    rows, failed = steps.measure_all(cases, 1, out, minutes=1.0)
-    assert (len(rows), failed) == (2, 1)
-    assert [json.loads(line)["case"] for line in out.read_text().splitlines()] == [row["case"]] * 2
-    assert steps.measure_all(cases, 1, out, minutes=0.0) == ([], 3)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
-        ([], 1, "PyTorch sees no GPU"),
-        (["--minutes", "soon"], 2, "--minutes soon: give a whole number"),
-        (["--dtype", "float8"], 2, "--dtype float8: bfloat16 or float32"),
-        (["--fast"], 2, "bash scripts/gpu_check.sh [--minutes M]"),
-    ],
-)
-def test_what_cannot_be_measured(arguments: list[str], code: int, expected: str) -> None:
-    done = gpu_check(*arguments)
-    assert done.returncode == code
-    assert expected in done.stderr
-
-
-def test_as_many_layers_as_fit() -> None:
-    assert layers_that_fit("Qwen2.5-1.5B", 28, 139 * GIB) == 28
-    assert 1 < layers_that_fit("Qwen2.5-7B", 28, 139 * GIB) < 28
-    assert layers_that_fit("Qwen2.5-7B", 28, 24 * GIB) == 1
-    cases = gpu_cases(gpus=1, memory_bytes=139 * GIB, transformer_engine=False)
-    assert {case.tp for case in cases} == {1} and {case.layers_of for case in cases} == {"local"}
-    assert [case.dtype for case in cases] == ["bfloat16"] * 6 + ["float32"] * 6
-    assert [case.cost for case in cases[:6]] == sorted(case.cost for case in cases[:6]), "the quickest first"
-    both = gpu_cases(gpus=1, memory_bytes=139 * GIB, transformer_engine=True)
-    assert [case.layers_of for case in both] == ["te", "local"] * 12 and len({case.name for case in both}) == 24

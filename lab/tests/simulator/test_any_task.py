@@ -1,7 +1,6 @@
 """A task of the user's own: its rows and its reward are asked, the lag is exact unasked, the report reads the run."""
 
 import json
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -90,30 +89,6 @@ def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(own_task: 
     assert len(Simulator(main.compose([*own_task, *settings])).task.train) == 3
 
 
-@pytest.mark.parametrize("method", ["none", "vcpo"])
-@pytest.mark.parametrize("spoilt", ["nan", "inf", "-inf"])
-def test_a_reward_that_is_not_finite_one_time_in_ten_ends_the_run(
-    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, spoilt: str
-) -> None:
-    """Of the rows 9, 19 and 29. Nothing is trained on it, whatever the method."""
-    reward = tmp_path / "reward.py"
-    reward.write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        f"    return float('{spoilt}') if extra_info['index'] % 10 == 9 else len(solution_str) / 10\n"
-    )
-    own = [f"method={method}", f"reward.custom_reward_function.path={reward}", "trainer.total_training_steps=15"]
-    assert main.main([*overrides, "async.lag=0", *own]) == 1
-    line = capsys.readouterr().err
-    said = (
-        rf"error: the reward {reward}:compute_score returned {spoilt}, on row [12]?9 of 'countdown', for the response "
-    )
-    assert re.match(said + r"that starts with '.*'; return a finite .* \(the prompt: '.*'\)\n", line), line
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(len(lines))) and 1 < len(lines) < 15
-    assert all(line["reward"] is not None and line["finite"] for line in lines[1:])
-    assert lines[0]["val_accuracy"] is not None and not (tmp_path / "run" / "summary.json").exists()
-
-
 def test_a_reward_that_raises_in_the_run_is_one_line(
     own_task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +108,12 @@ def test_a_reward_that_raises_in_the_run_is_one_line(
         ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "knows single_turn_agent only"),
         ("actor_rollout_ref.rollout.temperature=0.5", "rollout.temperature=0.5: the simulator knows 1.0 only"),
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=0.5",
+            "val_kwargs.temperature=0.5: the simulator knows 1.0 only",
+        ),
         ("trainer.resume_mode=auto", "trainer.resume_mode=auto: the simulator knows disable only"),
+        ("method=a2c", "critic.enable=True: the simulator knows false only"),
         ("data.max_prompt_length=8", "data.max_prompt_length=8: "),
         ("reward.custom_reward_function.path=null", "the simulator needs a reward of the run's own"),
         ("reward.custom_reward_function.name=no", "does not load: there is no function no, but compute_score"),
@@ -143,7 +123,7 @@ def test_a_reward_that_raises_in_the_run_is_one_line(
 def test_what_the_simulator_cannot_do(
     own_task: list[str], capsys: pytest.CaptureFixture[str], setting: str, message: str
 ) -> None:
-    assert main.main([*own_task, setting]) == 2
+    assert main.main([*own_task, *setting.split()]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -160,3 +140,18 @@ def test_shares_of_files(own_task: list[str], tmp_path: Path, capsys: pytest.Cap
     assert main.main([*main_settings, "data.train_batch_size=2", "data.train_max_samples=3"]) == 2
     error = capsys.readouterr().err
     assert "data.shares: data.train_max_samples=3 and " in error and f"leave no row of {tmp_path}/long.parq" in error
+
+
+PRESET = """# @package _global_
+defaults: [{/scale: "${oc.env:VCPO_HARDWARE}"}, _self_]
+data: {max_response_length: 0}
+actor_rollout_ref: {model: {path: models/mine}}
+"""
+
+
+def test_the_simulator_takes_presets_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text(PRESET)
+    files = [f"data.{part}_files=no.parquet" for part in ("train", "val")]
+    assert main.main(["+task=mine", "--config-dir", str(tmp_path), "hardware=cpu", *files]) == 2
+    assert "task/mine.yaml:3: data.max_response_length=0: give a whole number" in capsys.readouterr().err

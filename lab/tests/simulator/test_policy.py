@@ -73,19 +73,6 @@ def test_it_is_the_transformers_model(assets: Path, policy: Policy, prompts: Tok
         torch.testing.assert_close(recomputed[row][batch.mask[row]], expected, rtol=0, atol=2e-5)
 
 
-def test_common_beginnings_are_there_once(policy: Policy, prompts: TokenizedPrompts) -> None:
-    batch = branching(drawn(policy, prompts))
-    rows = [
-        (tuple(batch.prompt[row][batch.prompt_mask[row]].tolist()), batch.response[row][batch.mask[row]].tolist())
-        for row in range(len(batch))
-    ]
-    contexts = {prompt[: end + 1] for prompt, _ in rows for end in range(len(prompt) - 1)}
-    beginnings = {(prompt, *response[:end]) for prompt, response in rows for end in range(len(response))}
-    assert batch.tree.context == len(contexts)
-    assert batch.tree.token.shape[1] == len(contexts) + len(beginnings) < batch.separate.token.shape[1]
-    assert len(batch.distinct[0]) == len({(prompt, *response) for prompt, response in rows}) < len(batch)
-
-
 def test_greedy_is_the_most_likely(policy: Policy, prompts: TokenizedPrompts) -> None:
     response, _, mask = sample(policy, prompts, 1, 5)
     tree = TokenTree.of(prompts.tokens, prompts.mask, response, mask)

@@ -36,11 +36,6 @@ def test_what_each_treatment_changes(overrides: list[str], method: str) -> None:
         assert 0 < first["train"][name] <= 1 and first["mask"][name] == 0
 
 
-def test_what_the_simulator_does_not_know_is_refused(overrides: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"async.truncated=mask: the simulator knows train only"):
-        main.compose([*overrides, "method=tba", "async.truncated=mask"])
-
-
 def test_the_groups_that_verls_estimators_compare(overrides: list[str]) -> None:
     config = main.compose([*overrides, "method=none"])
     simulator = Simulator(config)

@@ -11,16 +11,13 @@ from lab.stability.alarm import (
     AlarmRun,
     alarm_runs,
     choose_levels,
-    definitions_table,
     first_step,
-    halves,
     high,
     low,
     low_on_average,
     ranking_table,
     score,
     score_alarm,
-    scores_table,
     vanished,
 )
 from lab.tests.stability.curves import curve
@@ -50,17 +47,6 @@ def test_the_alarms_score(runs: list[AlarmRun]) -> None:
     assert score_alarm(runs, [Sign.KL_GROWTH]).warned == 0
     nothing = score(runs, [math.inf] * 5)
     assert nothing.f1 == 0 and math.isnan(nothing.precision) and nothing.recall == 0
-
-
-def test_the_scores_table_has_wilsons_intervals(runs: list[AlarmRun]) -> None:
-    rows = {(row[0], row[1]): row[2:] for row in scores_table({"all": runs}).rows}
-    assert list(rows["all", "any of them"][:3]) == ["3", "2 of 3, 67 % (21 to 94)", "1 of 3, 33 % (6 to 79)"]
-    assert rows["all", f"`{Sign.KL_GROWTH}`"][1] == "-"
-
-
-def test_levels_are_chosen_on_other_runs_than_they_are_told_about(runs: list[AlarmRun]) -> None:
-    choosing, telling = halves(runs)
-    assert [run.seed for run in choosing] == [1, 3, 5] and [run.seed for run in telling] == [2, 4]
 
 
 def made(seed: int, ess: float, collapse: int | None) -> AlarmRun:
@@ -93,11 +79,6 @@ def test_the_first_step_of_a_sign() -> None:
     values = np.array([0.5, 0.1, 0.1, 0.3, 0.1, 0.1, 0.1])
     assert first_step(values, 3, low(0.2)) == 7 and first_step(values, 3, low_on_average(0.2)) == 4
     assert first_step(values, 3, low(0.05)) == math.inf and first_step(values, 8, low(0.2)) == math.inf
-
-
-def test_the_tables_on_the_ess_ratio(runs: list[AlarmRun]) -> None:
-    (first, *_) = definitions_table(runs).rows
-    assert list(first) == ["0.1", *["1 in time; 2 of 3 right"] * 4]
 
 
 def test_the_ranking_of_signs() -> None:

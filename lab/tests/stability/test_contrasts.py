@@ -1,12 +1,11 @@
 """Which rate a method gets at a lag, and what it is compared with: on curves made by hand."""
 
-import math
 from collections.abc import Iterable
 
 import pandas as pd
 import pytest
 
-from lab.stability.cells import Cell, by_method, over, pooled_deviation, summarise
+from lab.stability.cells import Cell, summarise
 from lab.stability.contrasts import (
     BEST,
     COLLAPSED,
@@ -15,7 +14,6 @@ from lab.stability.contrasts import (
     collapses,
     contrasts,
     corrected,
-    lag_groups,
     standings,
 )
 from lab.stability.inference import holm, paired
@@ -44,21 +42,6 @@ def test_the_chosen_rate_is_the_smallest_as_good_as_the_best_but_for_chance() ->
     assert choose({"two rates": clear, "one rate": {1e-3: [0.4, 0.5]}})["one rate"] == 1e-3
 
 
-def test_each_lag_has_its_own_rate() -> None:
-    low, high = 1e-4, 3e-4
-    slow, fast = at("none", 0, low, 0.40, 0.41), at("none", 0, high, 0.50, 0.51)
-    stable, broken = at("none", 64, low, 0.40, 0.41), at("none", 64, high, 0.01, 0.02)
-    chosen = by_method(chosen_cells(cells([*slow, *fast, *stable, *broken])))
-    assert {lag: cell.lr for lag, cell in chosen["none"].items()} == {0: high, 64: low}
-
-
-def test_large_and_small_lags_are_compared_by_themselves() -> None:
-    runs = [run for lag in (0, 8, 32, 64, 128) for run in at("vcpo_ess", lag, 1e-4, 0.4, 0.5)]
-    assert lag_groups(cells([*runs, *at("none", 4, 1e-4, 0.3, 0.3)])) == [[64, 128], [8, 32]]
-    assert lag_groups(cells(at("vcpo_ess", 32, 1e-4, 0.4, 0.5))) == [[32]]
-    assert lag_groups(cells(at("vcpo_ess", 0, 1e-4, 0.4, 0.5))) == [] == lag_groups(cells(at("ppo", 8, 1e-4, 0.4)))
-
-
 def test_a_contrast_is_of_the_mean_over_a_group_of_lags() -> None:
     runs = [
         *at("vcpo_ess", 8, 1e-4, 0.9, 0.9, 0.9),  # of another group
@@ -85,12 +68,6 @@ def test_a_contrast_is_of_the_mean_over_a_group_of_lags() -> None:
     assert 0 < found["none"].visible < 0.1 and found["none"].compared == BEST
 
 
-def test_some_methods_are_compared_with_each_other() -> None:
-    made = cells(run for name in ("vcpo_ess", "vcpo", "vcpo_minibatch") for run in at(name, 8, 1e-4, 0.4, 0.5))
-    pairs = {(one.method, one.against) for one in contrasts(made, made)}
-    assert pairs == {("vcpo", "vcpo_ess"), ("vcpo_minibatch", "vcpo_ess"), ("vcpo_minibatch", "vcpo")}
-
-
 def test_rates_with_more_seeds_are_compared_by_themselves() -> None:
     """Methods that have all those seeds, over all those rates."""
     more = {"vcpo_ess": (0.4, 0.42, 0.44, 0.46), "topr": (0.41, 0.44, 0.46, 0.47)}
@@ -110,14 +87,3 @@ def test_collapses_are_compared_over_all_tasks() -> None:
     assert (found.method, found.compared) == ("none", COLLAPSED), "oapl was run on one task only"
     assert found.difference.mean == pytest.approx(6 / 7)
     assert corrected([found])[0].verdict == "worse", "more of them is worse"
-
-
-def test_the_mean_over_cells_is_of_whole_seeds() -> None:
-    both = cells([*at("vcpo", 8, 1e-4, 0.5, 0.7, 0.1), *at("vcpo", 64, 1e-4, 0.3, 0.4)])
-    assert over(both) == pytest.approx({1: 0.4, 2: 0.55}), "seed 3 was not run at lag 64"
-    assert over([]) == {}
-
-
-def test_the_deviation_within_samples() -> None:
-    assert pooled_deviation([[1.0, 2.0, 3.0], [10.0, 14.0], [7.0]]) == pytest.approx(math.sqrt((2 + 8) / 3))
-    assert math.isnan(pooled_deviation([[1.0], []]))

@@ -52,13 +52,6 @@ def test_the_tables_are_what_the_command_prints(reports: dict[str, Report]) -> N
     assert not lacking, _REDO
 
 
-def test_the_page_is_short() -> None:
-    """A reader gets through it: 1,500 words, two figures, one table."""
-    text = PAGE.read_text()
-    assert len(text.split()) <= 1500 and text.count("![") == 2 and text.count("\n| -- ") == 1
-    assert len((DOCS / "guide" / "choose-a-method.md").read_text().split()) <= 400
-
-
 def test_the_figures_are_what_the_command_draws(reports: dict[str, Report], tmp_path: Path) -> None:
     drawn = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, shifts_of(reports), tmp_path)
     assert max(difference(file, FOLDER / file.name) for file in drawn) < 1e-3, _REDO

@@ -9,10 +9,8 @@ import pytest
 from lab.simulator.grid import Folder, GridRun
 from lab.stability import __main__ as comparison
 from lab.stability import report as stability_report
-from lab.stability.figures import beside
 from lab.stability.published import publish, read_curves
-from lab.stability.real_stack import outcomes, table
-from lab.stability.report import ALL, contrasts_of, make_report, of_tasks, of_the_alarm, shifts_of, write
+from lab.stability.report import ALL, contrasts_of, make_report, of_tasks, shifts_of, write
 from lab.stability.tables import SYNCHRONOUS, Table, all_contrasts, shift_table
 from lab.tests.stability.curves import curve
 
@@ -68,13 +66,6 @@ def test_tasks_are_compared_one_by_one(
     page = capsys.readouterr().out
     assert "Points ahead" in page and "countdown_lag: Accuracy after step k" in page
     reports = {task: make_report(of, STEPS) for task, of in read_curves(files).items()}
-    joined, small = tmp_path / "joined.parquet", tmp_path / "small.parquet"
-    assert stability_report.main([*map(str, files), "--join", str(joined)]) == 0
-    assert stability_report.main([str(joined), "--join", str(small), "--accuracies"]) == 0
-    for file in (joined, small):
-        again = {task: make_report(of, STEPS) for task, of in read_curves([file]).items()}
-        assert of_tasks(again) == of_tasks(reports)
-        assert of_the_alarm(again) == ([] if file is small else of_the_alarm(reports))
     *_, overview = of_tasks(reports)
     ahead = {row[0]: row[1:] for row in overview.rows}
     assert ahead["`vcpo_ess`"] == ["0", "0", "0 of 12"] and ahead["`vcpo`"] == ["(-1.0)", "(-1.0)", "0 of 12"]
@@ -129,43 +120,12 @@ def test_some_lags_are_reported_by_themselves(
     assert "--lags 64: the files have runs at 0, 32 only" in capsys.readouterr().err
 
 
-def test_the_figure_by_lag_leaves_out_methods_that_were_run_at_lag_0_only(curves: pd.DataFrame, tmp_path: Path) -> None:
-    at_zero = curve([0.2, 0.3, 0.3, 0.3, *[0.4] * 5], method="topr", lag=0, seed=1, lr=1e-3)
-    smaller = curves[curves["lag"] == 32].assign(lag=8)
-    files = write({"countdown_lag": make_report(pd.concat([curves, smaller, at_zero]), STEPS)}, tmp_path)
-    assert (tmp_path / "lags.png") in files and (tmp_path / "lags.png").stat().st_size > 10_000
-
-
 def published(curves: pd.DataFrame, file: Path, task: str, **settings: object) -> Path:
     """As lab.stability writes them."""
     table = curves.copy()
     table.attrs["settings"] = {"task": task} | settings
     publish({task: table}, file)
     return file
-
-
-def test_one_method_is_reported_too(tmp_path: Path) -> None:
-    runs = curve([0.2, 0.3, 0.4], lag=0)
-    report = make_report(runs, 20)
-    (table,) = of_tasks({"countdown_lag": report})
-    assert list(table.rows[0]) == ["`tis_seq`", "35.0 %"]
-    assert write({"countdown_lag": report}, tmp_path)
-
-
-def test_the_real_stack_beside_the_simulator(tmp_path: Path) -> None:
-    accuracies = {"simulator": (0.30, 0.34), "real stack": (0.31, 0.05)}
-    curves = pd.concat(
-        [
-            curve([0.2, 0.3, last], method="vcpo_ess", stack=stack, seed=seed)
-            for stack, of in accuracies.items()
-            for seed, last in enumerate(of, start=1)
-        ]
-    )
-    real, simulated = table(outcomes(curves, 20, 10), lag=10).rows
-    assert simulated[:3] == ["`vcpo_ess`", "simulator", "30.0 %, 34.0 %"] and simulated[4] == "-"
-    assert real[1:3] == ["real stack", "31.0 %, 5.0 %"] and real[4].startswith("-14.0 (")
-    assert real[6].startswith("1 of 2 (") and simulated[6].startswith("0 of 2 (")
-    assert beside(curves, tmp_path / "real_stack.png").stat().st_size > 10_000
 
 
 def test_the_command_reads_files(

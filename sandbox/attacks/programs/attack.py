@@ -24,8 +24,6 @@ def opened():
             yield fd
 """
 
-# Calls that are newer than the installed libseccomp may be have one number on every architecture.
-_NEWER = {"map_shadow_stack": 453, "statmount": 457, "listmount": 458, "lsm_list_modules": 461, "open_tree_attr": 467}
 _NAMED = re.compile(r'(?:syscall\(|\["calls"\]\[)"(\w+)"')
 
 
@@ -43,7 +41,6 @@ class Attack:
     time_s: the time limit that it asks for.
     whole_program: it can be stopped only where control groups are available.
     alone: no other attack runs meanwhile, and the server is looked at afterwards.
-    copies: how many of it run at the same time.
     stdin: its input.
     """
 
@@ -57,7 +54,6 @@ class Attack:
     time_s: float = TIME_S
     whole_program: bool = False
     alone: bool = False
-    copies: int = 1
     stdin: str = ""
 
     @property
@@ -75,13 +71,14 @@ class Attacks(list[Attack]):
                 settings[text] = textwrap.dedent(settings[text])
         self.append(Attack(name, textwrap.dedent(code), **settings))
 
+    def alone(self, name: str, code: str, **settings: Any) -> None:
+        """Add one that takes all there is: no other runs meanwhile, and it is not tried without a sandbox."""
+        self(name, code, control=False, alone=True, **settings)
+
 
 def program(code: str, bait: dict[str, Any]) -> str:
     """A whole program: it knows the bait, and the numbers of the system calls that it names."""
     import pyseccomp
 
-    calls = {}
-    for name in _NAMED.findall(code):
-        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-        calls[name] = number if number >= 0 else _NEWER.get(name, -1)
+    calls = {name: pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) for name in _NAMED.findall(code)}
     return f"BAIT = {bait | {'calls': calls}!r}\n{PRELUDE}\n{code}\n"

@@ -25,13 +25,7 @@ attack("write to the root folder", 'open("/" + BAIT["mark"], "w").close(); os.re
 attack("change a package", 'open("/packages/numpy/__init__.py", "a").close(); escaped()', control=False)
 attack("change the interpreter", 'open(os.__file__, "a").close(); escaped()')
 attack("change the interpreter's rights", "os.chmod(os.__file__, os.stat(os.__file__).st_mode); escaped()")
-attack(
-    "change the interpreter's times",
-    "os.utime(os.__file__, ns=(os.stat(os.__file__).st_atime_ns,) * 2); escaped()",
-    control=False,
-)
 attack("change what starts programs", 'open("/interpreter.py", "a").close(); escaped()', control=False)
-attack("replace what starts programs", 'os.rename("/tmp/main.py", "/interpreter.py"); escaped()', control=False)
 attack(
     "write by a mapping of the interpreter",
     """
@@ -46,15 +40,6 @@ attack("control groups", 'assert os.listdir("/sys/fs/cgroup"); escaped()')
 attack("memory of the first process, by /proc", 'os.open("/proc/1/mem", os.O_RDWR); degraded()')
 attack("its own memory, by /proc", 'os.open("/proc/self/mem", os.O_RDWR); degraded()')
 attack(
-    "device nodes: make one",
-    """
-    node = f"/tmp/node{os.getpid()}"
-    os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(1, 8))  # the kernel's random numbers
-    try: os.read(os.open(node, os.O_RDONLY), 1); escaped()
-    finally: os.remove(node)
-    """,
-)
-attack(
     "device nodes: find one",
     """
     for name in ("mem", "kmsg", "kvm", "fuse", "vda", "sda", "nvme0n1", "loop-control", "net/tun", "vhost-net",
@@ -64,8 +49,6 @@ attack(
     """,
 )
 attack("the terminal", 'os.open("/dev/tty", os.O_RDWR); escaped()', control=False)
-attack("the host's name", 'socket.sethostname("escaped"); escaped()', control=False)
-attack("the clock", "time.clock_settime(time.CLOCK_REALTIME, time.time()); escaped()", control=False)
 attack(
     "a race of links",  # for a server that looks at a program's files
     """

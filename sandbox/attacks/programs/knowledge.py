@@ -24,15 +24,6 @@ attack(
         except OSError: pass
     """,
 )
-attack(
-    "the server's environment: what libc has",
-    """
-    environ = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ"); i = 0
-    while environ[i]:
-        if BAIT["secret"].encode() in environ[i]: escaped()
-        i += 1
-    """,
-)
 attack("see other processes", "assert os.path.exists(f\"/proc/{BAIT['victim']}/cmdline\"); escaped()")
 attack("the machine's kernel options", 'assert open("/proc/cmdline").read(); degraded()')
 attack("home", 'open(BAIT["home_file"]).read(); escaped()')
@@ -48,27 +39,7 @@ attack(
     finally: os.remove(link)
     """,
 )
-attack(
-    "a hard link to a secret file",
-    """
-    link = os.path.dirname(BAIT["file"]) + f"/{os.getpid()}"; os.link(BAIT["file"], link)
-    os.remove(link); escaped()
-    """,
-)
-attack("climb by ..", 'open("/tmp" + "/.." * 20 + BAIT["file"]).read(); escaped()')
 attack("climb by a parent's root", 'open(f"/proc/{os.getppid()}/root" + BAIT["file"]).read(); escaped()')
-attack("climb by a parent's folder", 'open(f"/proc/{os.getppid()}/cwd" + "/.." * 20 + BAIT["file"]).read(); escaped()')
-attack(
-    "climb by a file handle",  # the root folder of ext4 is inode 2
-    """
-    handle = ctypes.create_string_buffer(struct.pack("=IiII", 8, 1, 2, 0))
-    for place in ("/usr", "/packages", "/tmp"):
-        if os.path.exists(place):
-            root = syscall("open_by_handle_at", os.open(place, os.O_RDONLY), handle, os.O_RDONLY)
-            if root >= 0:
-                os.open(BAIT["file"].lstrip("/"), os.O_RDONLY, dir_fd=root); escaped()
-    """,
-)
 attack(
     "climb by openat2",  # with no flag that keeps a path below its folder
     """
@@ -102,8 +73,6 @@ attack(
     control=False,
 )
 attack("shared memory, posix", 'assert BAIT["secret"] in open("/dev/shm/" + BAIT["mark"]).read(); escaped()')
-attack("shared memory, system v", 'assert libc.shmget(BAIT["shm_key"], 16, 0) >= 0; escaped()')
-attack("the kernel's log", "b = ctypes.create_string_buffer(99); assert libc.klogctl(3, b, 99) >= 0; escaped()")
 attack("the kernel's memory", 'open("/proc/kcore", "rb").read(1); escaped()')
 
 # ---- where things are on this machine

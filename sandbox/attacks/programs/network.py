@@ -6,7 +6,6 @@ NETWORK = attack = Attacks()
 
 attack("tcp to the loopback", 'socket.create_connection(("127.0.0.1", BAIT["port"]), 2); escaped()')
 attack("tcp to the loopback, version 6", 'socket.create_connection(("::1", BAIT["port_6"]), 2); escaped()')
-attack("tcp to the host's address", 'socket.create_connection((BAIT["address"], BAIT["port"]), 2); escaped()')
 attack("the server's own port", 'socket.create_connection(("127.0.0.1", BAIT["server_port"]), 2); escaped()')
 attack(
     "udp",
@@ -33,17 +32,12 @@ attack(
 )
 attack("see the host's interfaces", 'assert [n for _, n in socket.if_nameindex() if n != "lo"]; escaped()')
 attack("packet socket", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); escaped()")
-attack("raw socket", "socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); escaped()")
 attack("virtual machine socket", "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); escaped()")
 attack("kernel crypto socket", "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET); escaped()")
 attack("netlink socket", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); degraded()")
 attack(
     "netlink socket, a family of 33 bits",  # the kernel reads 32 of them
     'assert syscall("socket", 1 << 32 | socket.AF_NETLINK, socket.SOCK_RAW, 0) >= 0; degraded()',
-)
-attack(
-    "pairs of sockets that are not unix sockets",  # no family of them can make pairs, but for one
-    'pair = (ctypes.c_int * 2)(); assert syscall("socketpair", 30, socket.SOCK_STREAM, 0, pair) == 0; degraded()',
 )
 attack(
     "sockets of rare protocols",

@@ -15,25 +15,16 @@ _BURN = """
     end = time.time() + 8
     while time.time() < end: pass
     """
-attack(
+attack.alone(
     "fork bomb",
     """
     end = time.time() + 8
     while time.time() < end:
         with contextlib.suppress(OSError): os.fork()
     """,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
-    "burn all cores",
-    "for child in range(BAIT['processes'] - 2):\n    if os.fork() == 0: break" + _BURN.replace("\n    ", "\n"),
-    control=False,
-    alone=True,
-    neighbour=_NEEDS_CORE,
-)
-attack(
+attack.alone(
     "burn all cores, each process in a session of its own",  # which the scheduler may give a share of its own
     """
     for child in range(BAIT["processes"] - 2):
@@ -42,11 +33,9 @@ attack(
             break
     """
     + _BURN,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "churn of processes",
     """
     end = time.time() + 8
@@ -55,11 +44,9 @@ attack(
             if os.fork() == 0: os._exit(0)
         with contextlib.suppress(OSError): os.waitpid(-1, os.WNOHANG)
     """,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "thrash the page cache and the disk",
     """
     end, names = time.time() + 6, ("/tmp", "/dev/shm")
@@ -69,11 +56,9 @@ attack(
                 for _ in range(60): f.write(b"1" * (1 << 20))
                 os.fsync(f.fileno())
     """,
-    control=False,
-    alone=True,
     neighbour=_NEEDS_CORE,
 )
-attack(
+attack.alone(
     "pages of pipes",
     """
     for child in range(BAIT["processes"] - 2):
@@ -83,8 +68,6 @@ attack(
         while True: held.append(os.pipe())
     time.sleep(7)
     """,
-    control=False,
-    alone=True,
     neighbour="""
     time.sleep(3); end = time.time() + 2
     while time.time() < end:
@@ -95,41 +78,7 @@ attack(
     if len(child.stdout) != 100001: degraded()
     """,
 )
-attack(
-    "instances of inotify",
-    """
-    held = [syscall("inotify_init1", 0) for _ in range(200)]
-    time.sleep(4)
-    if max(held) >= 0: degraded()
-    """,
-    control=False,
-    neighbour='time.sleep(1)\nif syscall("inotify_init1", 0) < 0 and ctypes.get_errno() == errno.EMFILE: degraded()',
-)
-attack(
-    "descriptors in flight",
-    """
-    fd = os.open("/dev/null", os.O_RDONLY); left, right = socket.socketpair(); left.setblocking(False)
-    for _ in range(100): socket.send_fds(left, [b"x"], [fd] * 4)
-    degraded(); time.sleep(2)
-    """,
-    neighbour="""
-    import multiprocessing
-    time.sleep(1)
-    with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]
-    """,
-)
-attack(
-    "contexts of asynchronous input and output",
-    """
-    contexts = [ctypes.c_ulong() for _ in range(16)]
-    assert any(syscall("io_setup", 64, ctypes.byref(context)) == 0 for context in contexts); degraded()
-    """,
-)
-attack(
-    "terminals",
-    "held = [os.openpty() for _ in range(8)]; degraded()",
-)
-attack(
+attack.alone(
     "signals that wait",  # the kernel counts them per user
     """
     libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
@@ -137,8 +86,6 @@ attack(
     while sent < 2_000_000 and libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0: sent += 1
     print(sent, flush=True); time.sleep(5)
     """,
-    control=False,
-    alone=True,
     neighbour="""
     libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN]); time.sleep(1.5); end = time.time() + 3
@@ -147,7 +94,7 @@ attack(
         signal.sigtimedwait([signal.SIGRTMIN], 0); time.sleep(0.05)
     """,
 )
-attack(
+attack.alone(
     "locks on files that all programs have",
     """
     import fcntl, glob
@@ -161,8 +108,6 @@ attack(
         with contextlib.suppress(OSError): fcntl.lockf(os.open(name, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
     time.sleep(7)
     """,
-    control=False,
-    alone=True,
     neighbour="""
     import fcntl, multiprocessing, sqlite3, tempfile
     time.sleep(1.5); start = time.time()
@@ -176,11 +121,7 @@ attack(
 
 # ---- priority
 attack("priority: nice", "os.nice(-5); degraded()")
-attack(
-    "priority: setpriority", "os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1); degraded()"
-)
 attack("priority: an ordinary one", "assert os.getpriority(os.PRIO_PROCESS, 0) < 5; degraded()")
-attack("priority: real time", "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); degraded()", control=False)
 attack("priority: of its session", 'open("/proc/self/autogroup", "w").write("-5"); degraded()')
 attack("priority: not the first to go without memory", 'open("/proc/self/oom_score_adj", "w").write("0"); degraded()')
 attack(

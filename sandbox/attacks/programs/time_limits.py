@@ -21,7 +21,6 @@ _DEAF = """
         try: signal.signal(n, signal.SIG_IGN)
         except (OSError, ValueError): pass
     """
-attack("sleep, deaf to signals", _DEAF + "    " + _LATER, time_s=1.0)
 attack(
     "cpu time of many processes",
     """
@@ -33,24 +32,20 @@ attack(
     """,
     time_s=1.0,
 )
-attack(
+attack.alone(
     "stop the first process and itself",
     _DEAF + "    os.kill(1, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP); " + _LATER,
     time_s=1.0,
-    control=False,
-    alone=True,
 )
-attack(
+attack.alone(
     "a stopped child holds the output",
     """
     child = os.fork()
     if child == 0: os.kill(os.getpid(), signal.SIGSTOP); time.sleep(6); degraded()
     os.waitpid(child, os.WUNTRACED)
     """,
-    control=False,
-    alone=True,
 )
-attack(
+attack.alone(
     "all signals to the first process",
     """
     for n in range(1, 65):
@@ -58,37 +53,18 @@ attack(
     time.sleep(6); degraded()
     """,
     time_s=1.0,
-    control=False,
-    alone=True,
 )
-attack(
+attack.alone(
     "without input and output",
     "for fd in range(256):\n    with contextlib.suppress(OSError): os.close(fd)\ntime.sleep(600)",
     time_s=1.0,
-    control=False,
-    alone=True,
 )
-attack(
-    "end at once, leave a child with the output",
-    "if os.fork() == 0: time.sleep(600)\nos._exit(0)",
-    control=False,
-    alone=True,
-)
-attack(
-    "at the exit of the interpreter",
-    "import atexit\natexit.register(lambda: (time.sleep(6), degraded()))",
-    time_s=1.0,
-)
-attack(
-    "a thread that stays",
-    "threading.Thread(target=lambda: (time.sleep(6), degraded())).start()",
-    time_s=1.0,
-)
+attack.alone("end at once, leave a child with the output", "if os.fork() == 0: time.sleep(600)\nos._exit(0)")
 attack(
     "a time limit of its own",
     "resource.setrlimit(resource.RLIMIT_CPU, (10**6, 10**6)); degraded()",
 )
-attack(
+attack.alone(
     "memory that takes long to give back",
     """
     for _ in range(24):
@@ -99,11 +75,9 @@ attack(
     time.sleep(600)
     """,
     time_s=2.0,
-    control=False,
-    alone=True,
     whole_program=True,
 )
-attack(
+attack.alone(
     "orphans that multiply",
     """
     def go():
@@ -114,10 +88,8 @@ attack(
     go(); degraded()
     """,
     time_s=2.0,
-    control=False,
-    alone=True,
 )
-attack(
+attack.alone(
     "zombies",
     """
     for _ in range(BAIT["processes"] - 4):
@@ -125,8 +97,6 @@ attack(
     time.sleep(600)
     """,
     time_s=1.0,
-    control=False,
-    alone=True,
 )
 
 # ---- the first process of the namespace, with which all others end
@@ -144,46 +114,16 @@ _TAKE_OVER = """
     while True: time.sleep(0.2)
     """
 _CLOSE = 'b"".join(b"\\xb8\\x03\\0\\0\\0\\xbf" + struct.pack("<I", fd) + b"\\x0f\\x05" for fd in range(3))'
-attack(
-    "take over the first process",
-    _TAKE_OVER.replace("CLOSE +", ""),
-    time_s=2.0,
-    control=False,
-    alone=True,
-)
-attack(
-    "take over the first process, four at once",
-    _TAKE_OVER.replace("CLOSE +", ""),
-    time_s=2.0,
-    control=False,
-    alone=True,
-    copies=4,
-)
-attack(
+attack.alone("take over the first process", _TAKE_OVER.replace("CLOSE +", ""), time_s=2.0)
+attack.alone(
     "take over the first process, and be a daemon",
     _TAKE_OVER.replace("CLOSE", _CLOSE).replace("while True: time.sleep(0.2)", "os._exit(0)"),
     time_s=2.0,
-    control=False,
-    alone=True,
 )
-attack(
-    "take over the first process without /proc",
-    """
-    assert BAIT["inside"]
-    here = ctypes.create_string_buffer(b"\\xcc" * 8)
-    vector = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(here), 8))
-    if syscall("process_vm_writev", 1, vector, 1, vector, 1, 0) >= 0: degraded()
-    if syscall("ptrace", 16, 1, 0, 0) >= 0: degraded()
-    """,
-    control=False,
-    alone=True,
-)
-attack(
+attack.alone(
     "kill the first process",
     "os.kill(1, signal.SIGKILL); os.kill(1, signal.SIGTERM); time.sleep(6); degraded()",
     time_s=1.0,
-    control=False,
-    alone=True,
 )
 
 # ---- what the server is told about the end

@@ -89,30 +89,6 @@ attack(
 )
 attack("warm: memory", 'import numpy\nx = numpy.ones((BAIT["memory_mb"] + 100) << 17); degraded()')
 attack(
-    "warm: memory of many processes",
-    """
-    import numpy
-    children, alive = 7, os.pipe()
-    for i in range(children):
-        if os.fork() == 0:
-            os.close(1); os.close(2); x = bytearray(b"1") * ((BAIT["memory_mb"] * 3 // 4) << 20)
-            os.write(alive[1], b"."); time.sleep(30); os._exit(0)
-    while children: children -= len(os.read(alive[0], 1))
-    degraded()
-    """,
-    whole_program=True,
-)
-attack(
-    "warm: processes",
-    """
-    import numpy
-    for i in range(BAIT["processes"] + 20):
-        if os.fork() == 0: os.close(1); os.close(2); time.sleep(30); os._exit(0)
-    degraded()
-    """,
-)
-attack("warm: time", "import numpy\nend = time.time() + 6\nwhile time.time() < end: pass\ndegraded()", time_s=1.0)
-attack(
     "warm: user namespace",  # by a child, because only a process of one thread can have a new one
     """
     import numpy
@@ -131,7 +107,7 @@ attack(
     control=False,
 )
 attack("warm: priority", "import numpy\nassert os.getpriority(os.PRIO_PROCESS, 0) < 5; degraded()")
-attack(
+attack.alone(
     "warm: run another program first",  # the interpreter's own functions are within reach: they start only this one
     """
     import numpy
@@ -139,8 +115,6 @@ attack(
     while frame.f_back: frame = frame.f_back
     if "main" in frame.f_globals and frame.f_globals is not globals(): frame.f_globals["main"]()
     """,
-    control=False,
-    alone=True,
     stdin="\0\0\0\1N",
 )
 attack(
@@ -166,14 +140,6 @@ attack(
     "sys.modules without the main program",
     'sys.modules.clear(); sys.stdout = sys.stderr = None; os._exit = None; raise SystemError("end")',
     control=False,
-)
-attack(
-    "hooks of the interpreter",
-    """
-    sys.excepthook = sys.unraisablehook = lambda *_: (time.sleep(6), degraded())
-    sys.settrace(lambda *_: None); raise SystemError("end")
-    """,
-    time_s=1.0,
 )
 attack("a program that nests too deep", "eval('(' * 100_000 + ')' * 100_000); degraded()", control=False)
 attack(

@@ -1,8 +1,8 @@
 """A seccomp filter that allows the system calls of numerical Python, and no others.
 
 Namespaces hide from a program what is not its own; the filter forbids the calls themselves, so that flaws of the kernel
-in other calls are out of reach. `python -m lab.sandbox_calls` recorded the list from the programs of
-`tests/kit/ordinary_programs.py`; it has the older and newer forms of the recorded calls. libseccomp writes the filter.
+in other calls are out of reach. strace recorded the list from the programs of `tests/kit/ordinary_programs.py`; it has
+the older and newer forms of the recorded calls. libseccomp writes the filter.
 """
 
 import errno

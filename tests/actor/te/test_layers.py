@@ -7,7 +7,7 @@ import torch
 import transformer_engine.pytorch as te
 from torch import Tensor
 
-from tests.actor.te.oracle import LENGTHS, TOKENS, Errors, errors, own_gradients, packed_layout
+from tests.actor.te.oracle import TOKENS, Errors, errors, own_gradients
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms import te_modules
 from verl_vcpo.actor.norms.layout import MicroBatch
@@ -142,21 +142,9 @@ def test_a_weight_that_every_rank_has_whole_is_named(monkeypatch: pytest.MonkeyP
     assert obstacle is not None and "every tensor-parallel rank" in obstacle
 
 
-def test_another_norm_than_rmsnorm_is_named() -> None:
-    """Catches a LayerNorm, whose mean and bias nothing collects."""
-    layer = te.LayerNormLinear(INPUTS, OUTPUTS, device="cpu", normalization="LayerNorm")
-    obstacle = Tapped(layer, (TOKENS, 1, INPUTS)).obstacle
-    assert obstacle is not None and "normalization=LayerNorm" in obstacle
-
-
 def test_experts_of_which_some_are_trained_are_named() -> None:
     """Catches experts for which Transformer Engine would call no store: it asks the first of them."""
     layer = te.GroupedLinear(2, INPUTS, OUTPUTS, device="cpu", bias=False)
     layer.weight0.requires_grad_(False)
     obstacle = te_modules._obstacle(layer, of_experts=True)
     assert obstacle is not None and "a weight that is not" in obstacle
-
-
-def test_lengths_differ() -> None:
-    """Without that a mix-up of sequences would not show."""
-    assert len(set(LENGTHS)) == len(LENGTHS) and packed_layout().sequence.shape == (TOKENS, 1)

@@ -9,8 +9,6 @@ import torch
 from tests.actor.te.conftest import TENSOR_PARALLEL
 from tests.actor.te.model import MOE, QWEN2, QWEN3, SmallModel
 from tests.actor.te.oracle import Errors
-from verl_vcpo.actor.norms import te_modules
-from verl_vcpo.actor.norms.collector import Collector
 
 TOLERANCE = 1e-5
 BF16 = 2e-2  # products of numbers of 8 bits, rounded to 8 bits before they are added in float32
@@ -51,43 +49,3 @@ def test_two_tensor_parallel_ranks(case: str, tensor_parallel_processes: Callabl
     """Catches a norm's or a head norm's gradient that is squared before it is summed over ranks, a shard that is
     counted twice, and inputs that are not gathered under sequence parallelism."""
     assert tensor_parallel_processes()[case].within(TOLERANCE)
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_without_the_fused_norms_tap_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control of the tests above: norms without the fused norms' weights are found to be wrong."""
-    model = SmallModel(**QWEN2)
-
-    def take_nothing(self: te_modules.Extension, *args: Any) -> bool:
-        announced, self._announced = self._announced, None
-        return announced is not None
-
-    monkeypatch.setattr(te_modules.Extension, "_take", take_nothing)
-    assert model.errors().norms > 100 * TOLERANCE
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_without_biases_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control of the tests above: norms without the biases are found to be wrong."""
-    vector = Collector.vector
-
-    def no_bias(self: Collector, *args: Any, sharded: bool = False, **kwargs: Any) -> None:
-        if not sharded:
-            vector(self, *args, **kwargs)
-
-    monkeypatch.setattr(Collector, "vector", no_bias)
-    assert SmallModel(**QWEN2).errors().norms > 100 * TOLERANCE
-
-
-@pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("tap", ["router", "experts", "vector"])
-def test_without_a_tap_of_a_mixture_of_experts_the_comparison_fails(monkeypatch: pytest.MonkeyPatch, tap: str) -> None:
-    """A control of the tests above: norms without the router, the experts or the shared expert's gate are wrong."""
-    taken = getattr(Collector, tap)
-
-    def take(self: Collector, weight: Any, *args: Any, **kwargs: Any) -> None:
-        if tap == "vector" and weight.shape[0] != 1:
-            taken(self, weight, *args, **kwargs)
-
-    monkeypatch.setattr(Collector, tap, take)
-    assert SmallModel(**MOE, moe_grouped_gemm=True).errors().norms > 100 * TOLERANCE
