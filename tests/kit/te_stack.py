@@ -14,20 +14,19 @@ from typing import Any  # noqa: E402
 import transformer_engine  # noqa: E402
 
 from tests.kit import layout_worker  # noqa: E402
-from verl_vcpo.actor import megatron_bridge  # noqa: E402
 from verl_vcpo.actor.local_layers import LocalLayers  # noqa: E402
 from verl_vcpo.actor.varlen_attention import VarlenAttention  # noqa: E402
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG  # noqa: E402
 
-megatron_bridge.adapters.version = lambda package: (
-    transformer_engine.__version__
-)  # read from a package that is not installed as such
 TRANSFORMER_CONFIG["moe_grouped_gemm"] = True  # as Megatron-Bridge has it on a GPU
 run = layout_worker.run  # a process of `layout_run`
 _upstream = LocalLayers._build_tf_config
 
 
 def _build_tf_config(self: Any) -> None:
+    from megatron.bridge.peft import utils
+
+    utils.version = lambda package: transformer_engine.__version__  # no package of that name is installed
     _upstream(self)
     layers = self.provider.transformer_layer_spec
 
