@@ -51,11 +51,8 @@ def row(file: str, line: str) -> Row:
 def page(table: list[Place]) -> str:
     """The text of docs/reference/upstream.md: its head as it is, and the tables."""
     parts = [PAGE.read_text().partition(_FIRST)[0], _FIRST]
-    parts.append("\n| file | look at | both have |\n| -- | -- | -- |\n")
-    for place in table:
-        both = {"string": "text", "setting": "theirs"}
-        texts = [getattr(row, both[row.kind]) for row in place.rows if row.kind in both]
-        parts.append(f"| {place.file} | {place.look_at} | {_code(texts)} |\n")
+    parts.append("\n| file | look at |\n| -- | -- |\n")
+    parts += [f"| {place.file} | {place.look_at} |\n" for place in table]
     parts.append("\n## Replaced while our code runs\n\n| theirs | why |\n| -- | -- |\n")
     rows = (row for place in table for row in place.rows if row.kind == "replaces")
     parts += [f"| {_code([row.theirs, row.text])} | {row.why} |\n" for row in rows]

@@ -35,7 +35,7 @@ class Rates:
 
 
 CPU = Rates(95e9, 0.75, memory=25e9, nearby=50e9, call=8e-6, own_call=8e-6, symmetric=True)
-"""One thread of the machine that docs/measurements/step-cost.md was measured on (`lab.cost.layers`)."""
+"""One thread of the machine that docs/measurements/README.md was measured on (`lab.cost.layers`)."""
 
 GPU_BFLOAT16 = Rates(450e12, 0.75, memory=3e12, nearby=3e12, call=0.0, own_call=15e-6, symmetric=False)
 """An H100's rates in bfloat16: those of large products, and 90 % of the memory's. Estimated, not measured."""
