@@ -61,7 +61,7 @@ def test_a_search_finds_what_users_ask_for(site: Path) -> None:
 def test_the_first_page_is_the_repository_s(site: Path) -> None:
     first = (site / "index.html").read_text()
     assert "What VCPO does" in first and "Where to go next" in first
-    assert 'src="quickstart.png"' in first and 'href="guide/start/"' in first
+    assert 'src="accuracy.png"' in first and 'href="guide/start/"' in first
 
 
 @contextlib.contextmanager
