@@ -79,8 +79,9 @@ def front_page() -> str:
 
 
 def api_page() -> str:
-    """The reference of `API`, for mkdocstrings. A module has no heading of its own."""
-    parts = ["# Functions and classes", "In a run the settings of `VCPOConfig` are `vcpo.NAME=VALUE`."]
+    """The example of vcpo/README.md, and the reference of `API` for mkdocstrings. Modules have no headings."""
+    parts = ["# Functions and classes", "In a run the settings of `VCPOConfig` are `vcpo.NAME=VALUE`. An update:"]
+    parts += re.findall(r"^```python\n.*?^```$", (ROOT / "vcpo/README.md").read_text(), re.DOTALL | re.MULTILINE)
     for title, names in API.items():
         parts.append(f"## {title}")
         for name in names.split():
