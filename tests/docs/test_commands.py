@@ -12,7 +12,7 @@ VERL = find_spec("verl")
 assert VERL is not None and VERL.origin
 UPSTREAM = Path(VERL.origin).parents[1]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")})
-OURS = ("docs", "examples", "recipe", "scripts", "tests.kit", "tests", "vcpo", "verl", "deploy", "requirements")
+OURS = ("docs", "examples", "lab", "recipe", "sandbox", "scripts", "tests", "vcpo", "verl", "deploy", "requirements")
 COMMAND = re.compile(r"(?:python(?: -P)? (-m )?|bash )([\w./=-]+)([^`\n|&;#]*)")
 OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
 PASSED_ON = ("recipe/vllm.py",)  # its options are vLLM's
@@ -21,8 +21,9 @@ FILE = re.compile(rf"[`(](?:\.\./)*((?:{'|'.join(OURS)})/[\w./-]+\.(?:py|sh|yaml
 
 
 def text_of(page: Path) -> str:
-    """With lines that go on joined."""
-    return re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+    """With lines that go on joined, and without what only an earlier commit has."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+    return re.sub(r"`[^`]+`\s+of\s+commit\s+`\w+`", "", text)
 
 
 def commands(page: Path) -> Iterator[tuple[str, Path | None, list[str]]]:

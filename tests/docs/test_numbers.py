@@ -1,4 +1,4 @@
-"""A number on a page is compared with what it comes from, or names the command that printed it, and the date."""
+"""A number on a page is compared with what it comes from, or names the command (or commit) and the date."""
 
 import json
 import re
@@ -15,13 +15,13 @@ THE_PAPER = "## The paper's results"  # not our numbers
 # Pages whose tables are compared with what they come from: the test that does it.
 COMPARED = {
     "docs/measurements/stability.md": "lab/tests/stability/test_stability_page.py",
-    "docs/guide/read-a-run.md": "tests/docs/test_quickstart_numbers.py",
+    "docs/guide/read-a-run.md": "tests/docs/test_numbers.py",
 }
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name != "upstream.md"]
 NUMBER = re.compile(
     r"\W*\d[\d.,]*(e[-+]?\d+)?( ?(%|s|h|x|GiB|MB|points|minutes|of \d+|in \d[\d.]*|(±|\(|to |\+).*))?\W*"
 )
-COMMAND = re.compile(r"`[^`]*(python -m |bash scripts/|DRY_RUN=1)[^`]*`|^(python -m|bash) ", re.MULTILINE)
+COMMAND = re.compile(r"`[^`]*(python -m |bash scripts/|DRY_RUN=1)[^`]*`|^(python -m|bash) |commit `", re.MULTILINE)
 DATE = re.compile(r"\b2\d{3}-\d{2}-\d{2}\b")
 
 
@@ -115,48 +115,6 @@ def test_the_paper_s_speed_ups_follow_from_its_table() -> None:
     )
 
 
-def test_what_is_said_of_baselines_follows_from_their_table() -> None:
-    page = section_of(MEASURED, "What a baseline gains")
-    (table,) = (table for table in tables(page) if table.startswith("| slope"))
-    cells = [[float(cell.strip("+ %")) for cell in row] for row in rows(table)]
-
-    def ahead(slope: float) -> list[float]:
-        """Points by which OPOB of 64 is better than RLOO of 64."""
-        return [row[4] - row[5] for row in cells if row[0] == slope]
-
-    said = f"by {min(ahead(0.5)):.0f} to {max(ahead(0.5)):.0f} points at slope 0.5 and {min(ahead(1)):.0f} to "
-    said += f"{max(ahead(1)):.0f} at slope 1, and worse by up to {-min(ahead(0)):.0f} at slope 0"
-    assert said in " ".join(page.split())
-    assert all((row[3] > row[2]) == (row[0] < 1) for row in cells), "OPOB of 8 is worse up to slope 0.5"
-
-
-def test_what_is_said_of_the_step_s_cost_follows_from_its_tables() -> None:
-    page = section_of(MEASURED, "Step cost")
-    groups, whole = tables(page)
-    times = [float(row[3]) for row in rows(groups)]
-    said = f"{min(times):.2f} to {max(times):.2f} times"
-    for text in (page, MEASURED.read_text(), (DOCS / "explanation/packed-norms.md").read_text()):
-        assert said in " ".join(text.split())
-    slow = [float(row[2]) for row in rows(whole)]
-    assert f"One backward for each sequence takes {min(slow):.1f} to {max(slow):.1f} times" in " ".join(page.split())
-
-
-def test_what_is_said_of_the_overlap_follows_from_its_table() -> None:
-    page = section_of(MEASURED, "Overlap")
-    (table,) = tables(page)
-    seconds = {row[0]: float(row[1]) for row in rows(table)}
-    said = f"{seconds['lag 0'] / seconds['lag 4']:.2f} times as fast"
-    assert MEASURED.read_text().count(said) == 2, "in the section, and in the first table"
-    assert f"{100 * seconds['lag 4, ideal'] / seconds['lag 4']:.0f} % of the ideal overlap" in " ".join(page.split())
-
-
-def test_what_is_said_of_faults_follows_from_their_table() -> None:
-    page = section_of(MEASURED, "Failures")
-    (table,) = tables(page)
-    assert {number for row in rows(table) for number in row[2:]} == {"0"}
-    assert "No prompt was lost or trained twice and no lag was above its bound" in " ".join(page.split())
-
-
 def test_the_first_policies_solve_what_the_page_says() -> None:
     """Greedily, as when they were made, but for rounding; and no run ends above them."""
     (table,) = (table for table in tables(STABILITY.read_text()) if "| greedy |" in table)
@@ -181,3 +139,18 @@ def test_what_is_said_of_levels_of_the_ess_ratio_follows_from_its_table() -> Non
     assert said in page
     assert f"precision: {100 * mean[0] / mean[1]:.0f} % instead of {100 * row[0] / row[1]:.0f} %" in page
     assert f"is too low here: for 5 steps in a row it is in time for {cells['0.1'][0][0]}." in page
+
+
+def test_the_lines_that_a_page_shows_are_of_the_published_runs() -> None:
+    text = (DOCS / "guide/read-a-run.md").read_text().split("## In the quickstart's runs")[1].split("## ")[0]
+    (table,) = tables(text)
+
+    def line_of(step: int) -> list[str]:
+        cells = [str(step)]
+        for method in ("none", "vcpo"):
+            lines = map(json.loads, (DOCS / "quickstart" / method / "metrics.jsonl").read_text().splitlines())
+            (line,) = (line for line in lines if line["step"] == step)
+            cells += [f"{line['ess_ratio']:.2f}", f"{line['kl']:.2f}", f"{100 * line['val_accuracy']:.1f} %"]
+        return cells
+
+    assert len(rows(table)) > 3 and rows(table) == [line_of(int(row[0])) for row in rows(table)]

@@ -1,4 +1,4 @@
-"""What a page calls `file.py:name` is in such a file of ours; every page is in the site's navigation."""
+"""What a page calls `file.py:name` is in such a file of ours."""
 
 import ast
 import re
@@ -46,8 +46,3 @@ def test_every_file_and_name_on_the_page_exists(page: str) -> None:
     assert references, "no references found: has their form changed?"
     wrong = [f"{file}:{name}" for file, name in references if not any(name in names_in(path) for path in files(file))]
     assert not wrong, f"docs/explanation/{page}: {wrong}"
-
-
-def test_every_page_is_in_the_navigation() -> None:
-    navigation, docs = (ROOT / "mkdocs.yml").read_text(), ROOT / "docs"
-    assert not [page for page in docs.rglob("*.md") if f" {page.relative_to(docs)}\n" not in navigation]

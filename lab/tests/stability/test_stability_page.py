@@ -134,4 +134,4 @@ def test_what_is_said_of_the_alarm_follows_from_its_table(reports: dict[str, Rep
     assert recall.format(*(100 * score.recall for score in scores)) in page
     precision = "right in {:.0f}, {:.0f} and {:.0f} % of the runs warned of"
     assert precision.format(*(100 * score.precision for score in scores)) in page
-    assert choose_levels(choosing) == AlarmLevels(), "and those of docs/reference/metrics.md: test_metrics_page.py"
+    assert choose_levels(choosing) == AlarmLevels(), "and those of docs/reference/metrics.md: test_reference.py"
