@@ -1,4 +1,7 @@
-"""Hooks of mkdocs.yml: what GitHub makes of pages by itself (formulas, diagrams), and the page of a program."""
+"""Hooks of mkdocs.yml: what GitHub makes of pages by itself (formulas, diagrams), and pages that are no file in docs/.
+
+These are the first page, which is the repository's README.md; the page of a program; and the reference of `API`.
+"""
 
 import html
 import logging
@@ -14,6 +17,26 @@ from mkdocs.utils import get_relative_url
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TUTORIAL_SOURCE, TUTORIAL_PAGE = ROOT / "examples" / "plain_loop.py", "tutorial/plain_loop.md"
+# The page of public functions and classes: a heading, and what mkdocstrings shows below it.
+API_PAGE = "reference/api.md"
+API = {
+    "The update": "vcpo.estimate vcpo.Estimate",
+    "Settings of the update": "vcpo.VCPOConfig vcpo.config",
+    "Weights": "vcpo.importance",
+    "Effective sample size": "vcpo.ess",
+    "Lag and arithmetic": "vcpo.mismatch",
+    "Baselines": "vcpo.baseline",
+    "Gradient norms": "vcpo.gradnorm.Segments vcpo.gradnorm.squared_norms",
+    "The alarm": "vcpo.diagnostics",
+    "Other methods": "vcpo.stabilizers.bapo vcpo.stabilizers.m2po vcpo.stabilizers.off_policy_mask "
+    "vcpo.stabilizers.topr vcpo.stabilizers.vespo vcpo.stabilizers.tba",
+    "veRL's trainer": "verl_vcpo.loop.trainer.LagKTrainer verl_vcpo.loop.replay_buffer.LagKReplayBuffer "
+    "verl_vcpo.loop.deadlines verl_vcpo.user_code.killable.Pool",
+    "veRL's actor": "verl_vcpo.actor.megatron_actor.VCPOMegatronEngine verl_vcpo.actor.engine_workers.VCPOActorWorker "
+    "verl_vcpo.actor.vcpo_settings.VCPOSettings verl_vcpo.actor.norms.settings",
+    "veRL's samplers": "verl_vcpo.samplers.client.ResumingLLMClient verl_vcpo.samplers.keeper.SamplerKeeper "
+    "verl_vcpo.samplers.admission.AdmissionGate",
+}
 MERMAID = ROOT / ".venv-docs" / "mermaid" / "mermaid.min.js"  # scripts/install_docs.sh
 MERMAID_ON_SITE = "assets/javascripts/mermaid.min.js"
 # The theme's own script, which loads Mermaid from the network where a page with diagrams has not loaded it before.
@@ -23,13 +46,15 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 # [text](docs/file) of the repository's README.md
 LOCAL_LINK = re.compile(r"\]\((?!\w+:|#)(docs/)?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>', re.DOTALL)
+_NO_HEADING = "\n    options: {show_root_heading: false}"
 _log = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends a strict build
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the tutorial, whose source is a program, and the script that draws diagrams, where it is installed."""
+    """Add the pages that are no file in docs/, and the script that draws diagrams, where it is installed."""
     program = TUTORIAL_SOURCE.read_text(encoding="utf-8").replace("](../docs/", "](../")
-    files.append(File.generated(config, TUTORIAL_PAGE, content=as_page(program)))
+    for page, content in (("README.md", front_page()), (TUTORIAL_PAGE, as_page(program)), (API_PAGE, api_page())):
+        files.append(File.generated(config, page, content=content))
     if MERMAID.is_file():
         files.append(File.generated(config, MERMAID_ON_SITE, abs_src_path=str(MERMAID)))
     return files
@@ -47,21 +72,27 @@ def as_page(program: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def front_page(pages: str) -> str:
-    """The repository's README.md, with the list of all pages (docs/README.md) for the short one on where to go."""
+def front_page() -> str:
+    """The repository's README.md, with its links as they are from docs/."""
     front = (ROOT / "README.md").read_text(encoding="utf-8")
-    from_docs = LOCAL_LINK.sub(lambda link: "](" if link[1] else "](../", front)
-    before, after = re.split(r"^## Where to go$.*?(?=^## )", from_docs, flags=re.MULTILINE | re.DOTALL)
-    return f"{before}#{pages}\n{after}"
+    return LOCAL_LINK.sub(lambda link: "](" if link[1] else "](../", front)
+
+
+def api_page() -> str:
+    """The example of vcpo/README.md, and the reference of `API` for mkdocstrings. Modules have no headings."""
+    parts = ["# Functions and classes", "In a run the settings of `VCPOConfig` are `vcpo.NAME=VALUE`. An update:"]
+    parts += re.findall(r"^```python\n.*?^```$", (ROOT / "vcpo/README.md").read_text(), re.DOTALL | re.MULTILINE)
+    for title, names in API.items():
+        parts.append(f"## {title}")
+        for name in names.split():
+            path = name.replace(".", "/")
+            is_module = any((root / f"{path}.py").is_file() for root in (ROOT, ROOT / "verl"))
+            parts.append(f"::: {name}" + (_NO_HEADING if is_module else ""))
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """The first page is the repository's.
-
-    Links to files outside docs/ lead to the repository, or become plain text where no repository is named.
-    """
-    if page.file.src_uri == "README.md":
-        markdown = front_page(markdown)
+    """Links to files outside docs/ lead to the repository, or become plain text where no repository is named."""
     folder = (DOCS / page.file.src_uri).parent
     pages = {ROOT / "README.md": "README.md", TUTORIAL_SOURCE: TUTORIAL_PAGE}
 

@@ -15,7 +15,6 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any
 
-from recipe.fully_async_policy.settings import method
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from verl_vcpo.actor.norms.settings import NormsConfig
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -29,18 +28,48 @@ _LINE, _ABOVE = re.compile(r"^( *)(\w+): ([^#\s].*?)(?: # (.*))?$"), re.compile(
 
 _HEAD = """# Settings
 
-Three settings make a run: `+task=NAME` says what is learned, `method=NAME` what is made of stale rollouts, and
-`async.lag=K` how old they may be. All others have defaults. A setting that is wrong, or that would have no effect, ends
-the launcher with exit code 2 and one line that says what to give instead.
+Three settings make a run: `+task=NAME` says what is learned, `method=NAME` what is done with old rollouts, and
+`async.lag=K` how old rollouts may be. All others have defaults. A setting that is wrong, or that would have no effect,
+ends the launcher with exit code 2 and one line that says what to give instead.
 
 ```bash
 python -m recipe.fully_async_policy.main +task=countdown method=vcpo async.lag=8
 python -m recipe.fully_async_policy.main +task=countdown --print-config    # all settings, verl's own too
 ```
 
-When to change which setting of VCPO: [the algorithm](../explanation/algorithm.md#when-to-change-a-setting). Layouts of
-GPUs: [on a cluster](../guide/cluster.md#settings). This page is written from the code:
-`python -m scripts.settings_page --write`.
+[When to change a setting of VCPO](../explanation/algorithm.md#when-to-change-a-setting). [All methods](methods.md).
+This page is written from the code: `python -m scripts.settings_page --write`.
+"""
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+# Settings of verl, Megatron and Ray: what it is.
+_LAYOUTS = {
+    "`trainer.nnodes`, `trainer.n_gpus_per_node`": "the trainer's GPUs",
+    f"`{_ACTOR}.megatron.{{tensor_model,pipeline_model,expert_model,context}}_parallel_size`": (
+        "how the model is split over the trainer's GPUs; the rest is data parallel. With "
+        "`virtual_pipeline_model_parallel_size` the micro-batches must be a multiple of the stages"
+    ),
+    f"`{_ROLLOUT}.nnodes`, `{_ROLLOUT}.n_gpus_per_node`": "the samplers' GPUs, besides the trainer's",
+    f"`{_ROLLOUT}.tensor_model_parallel_size`": "GPUs of one sampler",
+    f"`{_ACTOR}.ppo_max_token_len_per_gpu`": "tokens of a forward pass: lower it first when memory is short",
+    f"`{_ACTOR}.megatron.optimizer_offload=true`": "the optimizer's state is on the GPU for its step only",
+    f"`{_ACTOR}.megatron.param_offload=true`": "weights and gradients leave the GPU between updates",
+    f"`{_ROLLOUT}.checkpoint_engine.backend=nccl`": (
+        "how weights reach the samplers: `hardware=gpu` sets it. `naive` is refused"
+    ),
+    f"`{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes`": "memory of that transfer on each side",
+    "`trainer.save_freq=25`, `trainer.resume_mode=auto`": "checkpoints; continue from the newest",
+    "`trainer.max_actor_ckpt_to_keep=2`": "the two newest checkpoints stay",
+    "`RAY_ADDRESS`, or `ray_kwargs.ray_init.address`": (
+        "joins a cluster. Without it a run starts its own Ray, which alone obeys `ray_kwargs.ray_init.num_cpus`, "
+        "`num_gpus` and `object_store_memory`"
+    ),
+}
+_LAYOUTS_HEAD = """## Layouts of GPUs
+
+Settings of verl, Megatron and Ray that a cluster needs most often ([your cluster](../guide/cluster.md)).
+
+| setting | what it is |
+| -- | -- |
 """
 
 
@@ -60,12 +89,8 @@ def page() -> str:
                 "With `+task=reasoning_gym`.\n\n",
                 _of_yaml(CONFIG / "task" / "reasoning_gym.yaml", "reasoning_gym"),
             ),
-            _files(
-                "Methods",
-                "method",
-                "`method=NAME`. As formulas, and what to know before using one: [methods](methods.md).",
-            ),
-            _files("Tasks", "task", "`+task=NAME`. Of your own: [a task of your own](../guide/own-task.md)."),
+            _LAYOUTS_HEAD + "".join(f"| {setting} | {meaning} |\n" for setting, meaning in _LAYOUTS.items()),
+            _files("Tasks", "task", "`+task=NAME`; [a task of your own](../guide/own-task.md)."),
         ]
     )
 
@@ -82,8 +107,6 @@ def _files(title: str, group: str, lead: str) -> str:
 
 def _comment(file: Path) -> str:
     """The first sentence of a preset's comment."""
-    if file.parent == method.FOLDER:
-        return method.description(file.stem)
     lines = file.read_text(encoding="utf-8").splitlines()
     return lines[1].removeprefix("# ").split(". ")[0].rstrip(".")
 

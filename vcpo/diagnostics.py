@@ -25,7 +25,7 @@ class Sign(StrEnum):
 class AlarmLevels:
     """The thresholds of the signs.
 
-    docs/measurements/alarm.md has the runs that the defaults were chosen on, and their precision and recall on
+    docs/measurements/stability.md has the runs that the defaults were chosen on, and their precision and recall on
     others.
     """
 

@@ -1,7 +1,7 @@
 """Interventions on the level of a baseline: does OPOB gain by its level, or by what differs between groups and steps?
 
 The level of a step is OPOB's baseline less the mean reward of the group, a mean over the sequences with a signal
-(`lab.simulator.update.level`). docs/measurements/stability/predictions.md says what each intervention should do.
+(`lab.simulator.update.level`). lab/stability/predictions.md says what each intervention should do.
 """
 
 from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ from verl_vcpo.common.whole_file import whole_file
 PUBLISHED = Path("docs/measurements/runs")
 _ESS_STEPS, _KL_STEPS = 1600, 500
 """The ESS ratio is kept to 1/1600, the middle of its interval, and KL to 1/500: as coarse as leaves every number of
-docs/measurements/alarm.md what it is with whole numbers."""
+docs/measurements/stability.md what it is with whole numbers."""
 
 
 def publish(curves: Mapping[str, pd.DataFrame], file: Path) -> None:

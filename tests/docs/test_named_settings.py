@@ -12,7 +12,7 @@ from recipe.fully_async_policy.settings import names, own_files
 from tests.docs.test_commands import PAGES, ROOT, text_of
 
 # A change says what the settings were called before; the reference of other packages has their names.
-PAGES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "upstream.md")]
+PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 CHOICE = re.compile(r"(?<![\w.])\+?(task|method|agent|hardware)=([a-z]\w*)")
 # Sections whose entries another package reads: Megatron, Ray. A column of rows

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import http.server
+import json
 import os
 import re
 import subprocess
@@ -43,13 +44,24 @@ def test_pages_have_what_the_hooks_make(site: Path) -> None:
     assert "score_gradients" in tutorial and "# %%" not in tutorial
     pages = [page.read_text() for page in (site / "index.html", site / "guide/start/index.html")]
     assert not [page for page in pages if 'plain_loop.py"' in page], "links to the program lead to its page"
-    assert 'id="vcpo.estimate"' in (site / "reference/vcpo/index.html").read_text()
+
+
+def test_the_page_of_functions_has_the_update_and_its_example(site: Path) -> None:
+    page = (site / "reference/api/index.html").read_text()
+    assert all(f'id="{name}"' in page for name in ("vcpo.estimate", "verl_vcpo.loop.trainer.LagKTrainer"))
+    assert "update.step_size_multiplier" in re.sub("<[^>]*>", "", page)
+
+
+def test_a_search_finds_what_users_ask_for(site: Path) -> None:
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    texts = [f"{entry['title']} {entry['text']}".lower() for entry in entries]
+    assert not [word for word in ("lora", "lag", "resume", "out of memory") if not any(word in text for text in texts)]
 
 
 def test_the_first_page_is_the_repository_s(site: Path) -> None:
     first = (site / "index.html").read_text()
-    assert "What VCPO does" in first and "The pages, by what you want" in first and "Where to go" not in first
-    assert 'src="quickstart.png"' in first and 'href="guide/start/"' in first
+    assert "What VCPO does" in first and "Where to go next" in first
+    assert 'src="accuracy.png"' in first and 'href="guide/start/"' in first
 
 
 @contextlib.contextmanager
@@ -102,7 +114,7 @@ def test_pages_are_formatted() -> None:
         for hook in repository["hooks"]
         if hook["id"] == "mdformat"
     )
-    texts = (*ROOT.glob("*.md"), *ROOT.glob("v*/README.md"), *(ROOT / "docs").rglob("*.md"))
+    texts = (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md"))
     pages = [str(page.relative_to(ROOT)) for page in texts]
     pages = [page for page in pages if re.search(hook["files"], page)]
     assert len(pages) > 20

@@ -25,9 +25,8 @@ STEPS = 4
 
 
 def commands() -> list[str]:
-    """The page's bash blocks, but for those on GPUs: tests/recipe/test_own_task_on_gpus.py."""
-    laptop, _ = PAGE.read_text().split("## With a real model, on GPUs\n")
-    return re.findall(r"^```bash\n(.*?)^```$", laptop, re.DOTALL | re.MULTILINE)
+    """The page's bash blocks."""
+    return re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""docs/guide/own-task.md on GPUs: its rows, its preset, and the plan of every line of its table."""
+"""docs/guide/cluster.md, "Your model": its rows, its preset, and the plan of every line of its table."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from recipe.warm_start.tokenizer import train_tokenizer
 from scripts import prepare_data
 from tests.kit import ROOT
 
-SECTION = (ROOT / "docs/guide/own-task.md").read_text().split("## With a real model, on GPUs\n")[1]
+SECTION = (ROOT / "docs/guide/cluster.md").read_text().split("## Your model\n")[1].split("## Several nodes\n")[0]
 ROWS = re.findall(r"^\| (\d) \| (\S+) \| (?:`(.*)`)? *\| ([\d.]+) \| ([\d.]+) \|$", SECTION, re.MULTILINE)
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SIZES = (

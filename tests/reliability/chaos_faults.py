@@ -1,6 +1,6 @@
 """The faults of an hour of chaos: actions on a run, each with the expected end.
 
-docs/explanation/asynchrony.md's table "When something fails" has the expectations.
+docs/guide/troubleshooting.md's table "When something fails" has the expectations.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""The quickstart's figure and table on the README: `python -m tests.report.published RUN...`, runs of several seeds.
+"""The quickstart's figures and the table on the README: `python -m tests.report.published RUN...`, of several seeds.
 
-docs/quickstart/ then holds what the figure is drawn from, the first run of each method, and a line for each run.
+docs/quickstart/ then holds what the figures are drawn from, the first run of each method, and a line for each run.
 """
 
 import csv
@@ -17,7 +17,7 @@ from scripts.report.runs import ReportedRun, read_run
 from verl_vcpo.report.run_log import ANSWERS, CONFIG_FILE, HEADLINES, METRICS_FILE, SUMMARY_FILE, read_metrics
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-FOLDER, FIGURE = DOCS / "quickstart", DOCS / "quickstart.png"
+FOLDER, FIGURE, ACCURACY = DOCS / "quickstart", DOCS / "quickstart.png", DOCS / "accuracy.png"
 SEEDS = FOLDER / "seeds.csv"
 _OF_SUMMARY = ("method", "lag", "steps", "base_accuracy", "final_accuracy", "wall_clock_s")
 _SETTINGS = (
@@ -63,6 +63,35 @@ def publish(runs: list[Path]) -> None:
         table.writeheader()
         table.writerows(rows)
     figure.draw(published(), FIGURE)
+    draw_accuracy(ACCURACY)
+
+
+_LABELS = {"none": "without a correction", "vcpo": "VCPO"}
+
+
+def draw_accuracy(path: Path) -> Path:
+    """Draw the README's figure: the accuracy of the first runs, and the range over all runs at the last step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    for run in published():
+        known = [(line["step"], 100 * line["val_accuracy"]) for line in run.lines if line["val_accuracy"] is not None]
+        steps, accuracies = zip(*known, strict=True)
+        (curve,) = axis.plot(steps, accuracies, marker="o", linewidth=2)
+        ends = [100 * float(row["final_accuracy"]) for row in published_seeds() if row["method"] == run.method]
+        last = steps[-1] + 2
+        axis.vlines(last, min(ends), max(ends), color=curve.get_color(), linewidth=6, alpha=0.4)
+        axis.text(last + 1, sum(ends) / len(ends), _LABELS[run.method], color=curve.get_color(), va="center")
+    axis.set(title="Rollouts that are 16 updates old", xlabel="optimizer step", ylabel="accuracy on Countdown, %")
+    axis.set(xlim=(-1, 103), ylim=(0, 45), xticks=range(0, 81, 20))
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    drawn.savefig(path, dpi=120, metadata={"Software": None})
+    plt.close(drawn)
+    return path
 
 
 def _take(run: Path, folder: Path) -> None:

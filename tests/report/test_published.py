@@ -1,10 +1,10 @@
-"""The figure on the README is what the code draws now."""
+"""The published figures are what the code draws now."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from scripts.report import figure
-from tests.report.published import FIGURE, difference, published
+from tests.report.published import ACCURACY, FIGURE, difference, draw_accuracy, published
 
 _SAME = 1e-3
 
@@ -14,6 +14,7 @@ def test_the_figure_is_what_the_code_draws(tmp_path: Path) -> None:
     assert difference(drawn, FIGURE) < _SAME, (
         "python -m tests.report.published RUN..., the runs of scripts/quickstart.sh"
     )
+    assert difference(draw_accuracy(tmp_path / "accuracy.png"), ACCURACY) < _SAME
 
 
 def test_another_figure_differs(tmp_path: Path) -> None:

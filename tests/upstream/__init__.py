@@ -1,1 +1,1 @@
-"""What our code takes from other packages, compared with what is installed: docs/reference/upstream.md."""
+"""What our code takes from other packages, compared with what is installed: tests/upstream/README.md."""

@@ -1,4 +1,4 @@
-"""table.txt, what reading our sources does not find; and the tables of docs/reference/upstream.md, written from it."""
+"""table.txt, what reading our sources does not find; and the tables of tests/upstream/README.md, written from it."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tests.upstream import theirs
 
 ROOT = Path(__file__).parents[2]
-TABLE, PAGE = Path(__file__).parent / "table.txt", ROOT / "docs/reference/upstream.md"
+TABLE, PAGE = Path(__file__).parent / "table.txt", ROOT / "tests/upstream/README.md"
 _FIRST = "## When the pin moves\n"
 
 
@@ -49,13 +49,10 @@ def row(file: str, line: str) -> Row:
 
 
 def page(table: list[Place]) -> str:
-    """The text of docs/reference/upstream.md: its head as it is, and the tables."""
+    """The text of tests/upstream/README.md: its head as it is, and the tables."""
     parts = [PAGE.read_text().partition(_FIRST)[0], _FIRST]
-    parts.append("\n| file | look at | both have |\n| -- | -- | -- |\n")
-    for place in table:
-        both = {"string": "text", "setting": "theirs"}
-        texts = [getattr(row, both[row.kind]) for row in place.rows if row.kind in both]
-        parts.append(f"| {place.file} | {place.look_at} | {_code(texts)} |\n")
+    parts.append("\n| file | look at |\n| -- | -- |\n")
+    parts += [f"| {place.file} | {place.look_at} |\n" for place in table]
     parts.append("\n## Replaced while our code runs\n\n| theirs | why |\n| -- | -- |\n")
     rows = (row for place in table for row in place.rows if row.kind == "replaces")
     parts += [f"| {_code([row.theirs, row.text])} | {row.why} |\n" for row in rows]

@@ -1,4 +1,4 @@
-"""What our code takes from other packages is there, and is written down: docs/reference/upstream.md."""
+"""What our code takes from other packages is there, and is written down: tests/upstream/README.md."""
 
 from inspect import signature
 from pathlib import Path
@@ -42,7 +42,7 @@ def inventory() -> Inventory:
 
 def test_what_is_installed_is_what_we_rely_on(inventory: Inventory) -> None:
     found = check.differences(inventory, table.places(), check.read())
-    assert not found, f"{len(found)} differences; see docs/reference/upstream.md:\n" + "\n".join(found)
+    assert not found, f"{len(found)} differences; see tests/upstream/README.md:\n" + "\n".join(found)
     assert table.page(table.places()) == table.PAGE.read_text(), "python -m tests.upstream --write"
 
 

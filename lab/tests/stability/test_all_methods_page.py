@@ -1,4 +1,4 @@
-"""docs/measurements/all-methods.md says what lab.stability.report prints of published runs."""
+"""docs/measurements/stability.md, "All methods on Countdown": what lab.stability.report prints of published runs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from lab.stability.published import read_curves
 from lab.stability.report import Report, contrasts_of, make_report, of_tasks
 
 DOCS = Path(__file__).parents[3] / "docs"
-RUNS, PAGE = DOCS / "measurements" / "runs", DOCS / "measurements" / "all-methods.md"
+RUNS, PAGE = DOCS / "measurements" / "runs", DOCS / "measurements" / "stability.md"
 LAG = 128
 
 

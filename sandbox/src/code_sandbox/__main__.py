@@ -1,7 +1,7 @@
 """Serve the code sandbox: `python -m code_sandbox --port 8080`.
 
 Untrusted Python programs, isolated by the kernel, over HTTP as SandboxFusion's /run_code.
-docs/explanation/sandbox.md says what is isolated how. Without isolation the sandbox does not start.
+docs/explanation/security.md and README.md say what is isolated. Without isolation the sandbox does not start.
 """
 
 import argparse
@@ -166,11 +166,11 @@ def _check(sandbox: Sandbox, unbounded: bool) -> None:
         if not unbounded:
             raise IsolationError(
                 f"no control groups ({sandbox.no_groups}), so a program could take all of the machine's memory: "
-                "run it as root or in a control group of your own (docs/explanation/sandbox.md), or add "
+                "run it as root or in a control group of your own (docs/explanation/security.md), or add "
                 "--allow-unbounded-memory"
             )
         logging.warning(
-            "no control groups here: memory is limited per process, not per program (docs/explanation/sandbox.md)"
+            "no control groups here: memory is limited per process, not per program (docs/explanation/security.md)"
         )
     asyncio.run(sandbox.check())
 
