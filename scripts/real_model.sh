@@ -19,11 +19,14 @@ if [ ! -d "$model" ]; then
 fi
 for method in none vcpo; do
     python -m recipe.fully_async_policy.main +task=reasoning_gym method="$method" async.lag=4 \
-        reasoning_gym.tasks='{chain_sum: 1}' reasoning_gym.instruction="''" reasoning_gym.answer=last_number \
+        reasoning_gym.tasks='{chain_sum: 1}' reasoning_gym.answer=last_number \
+        reasoning_gym.instruction="'Answer with the number alone.'" \
         reasoning_gym.difficulty='{chain_sum: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}' \
         actor_rollout_ref.model.path="$model" actor_rollout_ref.actor.optim.lr=5e-6 \
-        data.train_batch_size=8 data.max_prompt_length=72 data.max_response_length=24 \
-        actor_rollout_ref.rollout.max_model_len=96 trainer.total_training_steps=40 trainer.test_freq=10 \
+        actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 data.train_batch_size=8 \
+        data.max_prompt_length=72 data.max_response_length=24 actor_rollout_ref.rollout.max_model_len=96 \
+        actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
+        trainer.total_training_steps=40 trainer.test_freq=10 \
         run_dir="$out/$method" "$@"
 done
 python -m scripts.report "$out/none" "$out/vcpo" --out "$out"

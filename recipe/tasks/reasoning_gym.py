@@ -101,6 +101,8 @@ def settings_of(task: str, difficulty: Mapping[str, Any], level: int) -> dict[st
         curriculum.set_global_level(level - 1)
         made = vars(curriculum.generate_configuration())
         settings = {name: made[name] for name in made if made[name] != getattr(known[task][1](), name)}
+    if not isinstance(difficulty, Mapping):
+        raise ValueError(f'{task}: {difficulty!r} is no difficulty; give settings, as {{"max_terms": 3}}')
     settings |= difficulty
     fields = _fields_of(task)
     if strangers := [name for name in settings if name not in fields]:

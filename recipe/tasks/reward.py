@@ -11,7 +11,6 @@ Reward = Callable[..., dict[str, float]]
 # Our own rows' keys, those of raw DAPO, and those of the ready-made set lukhuang/vcpo.
 REWARDS: dict[str, Reward] = {
     "countdown": countdown.compute_score,
-    human_eval.DATA_SOURCE: human_eval.compute_score,
     "gsm8k": gsm8k.compute_score,
     "openai/gsm8k": gsm8k.compute_score,
     "math": math_reward.compute_score,
@@ -21,7 +20,7 @@ REWARDS: dict[str, Reward] = {
     "dapo_filter": math_reward.compute_score,
     "deepscaler": math_reward.compute_score,
     "aime25": math_reward.compute_score,
-    reasoning_gym.SOURCE: reasoning_gym.compute_score,  # and the task's name, after a slash
+    "human_eval": human_eval.compute_score,
     "sort_digits": sort_digits.compute_score,
     "test-math-aime25": math_reward.compute_score,
 }
@@ -35,7 +34,9 @@ def compute_score(
     Returns {"score", "acc", "over_limit"}, the same keys for every task: verl takes a batch's keys from its first row.
     Raises ValueError for a `data_source` or a ground truth that is none; never turns a failure into a zero.
     """
-    reward = REWARDS.get(data_source.partition("/")[0] if data_source.startswith(reasoning_gym.SOURCE) else data_source)
+    reward = REWARDS.get(data_source)
+    if str(data_source).startswith(f"{reasoning_gym.SOURCE}/"):
+        reward = reasoning_gym.compute_score
     if reward is None:
         raise ValueError(
             f"data_source={data_source!r} has no reward: use one of {', '.join(REWARDS)}, or set "
