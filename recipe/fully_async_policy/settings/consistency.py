@@ -22,7 +22,7 @@ _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.weights.nccl", None)
 _ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "local": "000"}
 """For each attention_backend what Megatron wants of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN."""
 _AFTER_THE_FORWARD = ("optimal_token_baseline", "tir_optimal_token_baseline")
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 Found = Iterator[tuple[str, str]]
 """Settings with what is wrong with them: words to follow `setting=value: `."""
 
@@ -54,6 +54,14 @@ def lengths(config: DictConfig) -> Found:
     for kind, length in (("prompt", prompt), ("response", response)):
         if rollout[f"{kind}_length"] != length:
             yield f"{_ROLLOUT}.{kind}_length", f"data.max_{kind}_length={length} decides; leave it out"
+
+
+def _adapters(config: DictConfig) -> Found:
+    """Adapters for samplers that begin with random weights."""
+    lora, load_format = config.actor_rollout_ref.model.lora, config.actor_rollout_ref.rollout.load_format
+    if lora.rank and not lora.merge and load_format.startswith("dummy"):
+        words = f"with {_MODEL}.lora.merge=false samplers read all weights but the adapters from the model's folder"
+        yield f"{_ROLLOUT}.load_format", f"{words}; set it to auto"
 
 
 def _shares(config: DictConfig) -> Found:
@@ -226,4 +234,15 @@ def _batches(config: DictConfig, ranks: int) -> Found:
         yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{words} pipeline_model_parallel_size={stages}"
 
 
-_CHECKS = (_shares, _truncated, _samplers, _vcpos_update, lengths, _schedule, _attention, _estimator, _layout)
+_CHECKS = (
+    _shares,
+    _adapters,
+    _truncated,
+    _samplers,
+    _vcpos_update,
+    lengths,
+    _schedule,
+    _attention,
+    _estimator,
+    _layout,
+)

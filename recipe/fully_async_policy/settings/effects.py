@@ -17,7 +17,7 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import Truncated
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
-_ADAPTERS = ("alpha", "target_modules", "exclude_modules", "lora_A_init_method", "lora_B_init_method", "dtype")
+_ADAPTERS = ("merge", "alpha", "target_modules", "exclude_modules", "lora_A_init_method", "lora_B_init_method", "dtype")
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _CLIP_BOUNDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 _OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "sat", "tba", "topr", "vespo")

@@ -150,7 +150,7 @@ TYPES: dict[str, Any] = {
     f"{_MODEL}.lora.alpha": _COUNT,
     f"{_MODEL}.lora.type": _one_of("lora"),
     f"{_MODEL}.lora.dropout": _one_of(0, why="the second forward of an update would drop other numbers than the first"),
-    f"{_MODEL}.lora.merge": _one_of(True, why="a weight update sends whole weights, with the adapters in them"),
+    f"{_MODEL}.lora.merge": _FLAG,
     # the samplers, whose recorded log-probs must be those of the trainer's policy
     f"{_ROLLOUT}.name": _one_of("vllm", why="the samplers are vLLM's"),
     f"{_ROLLOUT}.mode": _one_of("async", why="the samplers are servers"),

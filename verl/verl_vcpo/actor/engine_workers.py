@@ -49,9 +49,11 @@ class VCPOActorWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_hugging_face(self, folder: str) -> None:
         """Write the policy as a Hugging Face folder."""
+        engine = self.actor.engine
         with torch.no_grad():
-            weights, _ = self.actor.engine.get_per_tensor_param()
-            write_folder(weights, self.actor.engine.model_config, Path(folder))
+            engine.get_per_tensor_param()  # brings offloaded weights back
+            weights = engine.bridge.export_hf_weights(engine.module, show_progress=False)
+            write_folder(weights, engine.model_config, Path(folder))
 
 
 class VCPOCriticWorker(TrainingWorker):

@@ -307,6 +307,13 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})
         return outputs
 
+    def get_per_tensor_param(self, base_sync_done: bool = True, **kwargs: Any) -> Any:
+        """Return what samplers get: all weights; the adapters alone, where samplers do not get them merged.
+
+        `base_sync_done`: samplers have the first policy, from its folder (`rollout.load_format`).
+        """
+        return super().get_per_tensor_param(base_sync_done=base_sync_done, **kwargs)
+
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save verl's checkpoint, and what has been measured of the weights of fresh data."""
         super().save_checkpoint(local_path, *args, **kwargs)

@@ -9,11 +9,16 @@ from typing import Any
 import torch
 import zmq
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.models.utils import WeightsMapper
 
 from verl_vcpo.cpu.weight_file import weights_of
 from verl_vcpo.samplers.vllm_worker import LagKWorkerExtension
+
+# verl's loader of adapters calls the method by the name that the GPUs' vLLM has.
+WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper
 
 _RECEIVE_TIMEOUT_MS = 300_000
 
@@ -45,16 +50,16 @@ class CPUWorkerExtension(LagKWorkerExtension):
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = True
     ) -> None:
-        """Replace all weights of the served model by those that the trainer sends.
+        """Replace all weights of the served model, or its adapters, by those that the trainer sends.
 
         Raises:
-            NotImplementedError: LoRA adapters.
             TimeoutError: the sender stopped.
         """
-        if peft_config:
-            raise NotImplementedError("LoRA on CPU: train the whole model (actor_rollout_ref.model.lora.rank=0)")
         model = self.model_runner.model
         receiver = _Receiver(zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=use_shm)
+        if peft_config:
+            self._replace_adapters(receiver, peft_config)
+            return
 
         def load(weights: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
             model.load_weights(weights_of(weights))
@@ -63,3 +68,9 @@ class CPUWorkerExtension(LagKWorkerExtension):
             initialize_layerwise_reload(model)
             receiver.receive_weights(on_bucket_received=load)
             finalize_layerwise_reload(model, self.model_config)
+
+    def _replace_adapters(self, receiver: _Receiver, peft_config: dict[str, Any]) -> None:
+        adapters: dict[str, torch.Tensor] = {}
+        receiver.receive_weights(on_bucket_received=lambda sent, is_last: adapters.update(weights_of(sent)))
+        self.remove_lora(VLLM_LORA_INT_ID)
+        self._update_weights(list(adapters.items()), peft_config=peft_config, base_sync_done=True)

@@ -5,10 +5,12 @@ number from `verl.third_party.vllm`, which imports vLLM: seconds of processor ti
 """
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.utils.megatron_peft_utils import build_peft_config_for_vllm
 
 from verl_vcpo.common.run_folder import in_run_folder
 
@@ -25,3 +27,7 @@ class LagKCheckpointEngineWorker(CheckpointEngineWorker):
         sys.modules.setdefault(_IMPORTS_VLLM, stand_in)
         super().__init__(*args, **kwargs)
         self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
+        lora = self.model_config.lora
+        if lora.get("rank") and not lora.get("merge"):
+            adapters = {"peft_config": build_peft_config_for_vllm(lora), "base_sync_done": True}
+            self.server_adapter.update_weights = partial(self.server_adapter.update_weights, **adapters)
