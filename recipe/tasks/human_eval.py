@@ -47,7 +47,7 @@ def build(args: argparse.Namespace) -> Prepared:
         truth = json.dumps({name: problem[name] for name in ("prompt", "test", "entry_point")})
         row = make_row(DATA_SOURCE, prompt(problem["prompt"]), truth, part, index)
         split[part].append({**row, "ability": "code"})
-    return Prepared(**split, settings={"val": args.val, "seed": args.seed})
+    return Prepared(split["train"], split["val"], {"val": args.val, "seed": args.seed})
 
 
 def compute_score(
