@@ -47,7 +47,7 @@ def build(args: argparse.Namespace) -> Prepared:
         truth = json.dumps({name: problem[name] for name in ("prompt", "test", "entry_point")})
         row = make_row(DATA_SOURCE, prompt(problem["prompt"]), truth, part, index)
         split[part].append({**row, "ability": "code"})
-    return Prepared(split["train"], split["val"], settings={"val": args.val, "seed": args.seed})
+    return Prepared(split["train"], split["val"], {"val": args.val, "seed": args.seed})
 
 
 def compute_score(
@@ -80,7 +80,7 @@ def program(response: str, problem: Mapping[str, str], passed: str) -> str:
     """The code of a response with the problem's tests, which prints `passed` after the last one.
 
     The function's head comes first: it has imports and helpers, and code may be the function's body alone. A program
-    that leaves before the tests has not printed the word.
+    that leaves before the tests has not printed the word, which it cannot know before.
     """
     code = read_turn(response, "(?!)").code or ""
     return f"{problem['prompt']}\n{code}\n{problem['test']}\ncheck({problem['entry_point']})\nprint({passed!r})\n"

@@ -35,7 +35,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
     check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: vcpo_of(config))
     samples: list[Sample] = []
 
-    def read_files() -> None:
+    def check_model_and_data() -> None:
         make_files(config)
         samples.extend(check_data(config, check_model(config)))
 
@@ -43,7 +43,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_folders(config),
         lambda: check_nothing_replaced(config),
         lambda: check_checkpoint(config),
-        read_files,
+        check_model_and_data,
     ]
     check_each(
         lambda: check_consistency(config),
