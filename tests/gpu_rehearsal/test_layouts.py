@@ -8,7 +8,7 @@ from tests.kit.layout_run import Method, ParallelLayout, Result, norm_error, run
 from tests.kit.resumption import largest_difference
 from verl_vcpo.actor.norms.settings import NormsHow
 
-METHODS = [Method(how, {"norms": {"how": how}}, whole_groups=True) for how in NormsHow]
+METHODS = [Method(how.value, {"norms": {"how": how.value}}, whole_groups=True) for how in NormsHow]
 TOLERANCE = 1e-6  # of the norms (`norm_error`), and of each parameter (absolute; the largest are about 1)
 LAYOUTS = [
     ParallelLayout("TP2 SP", tp=2, sequence_parallel=True),

@@ -15,7 +15,12 @@ VARIABLE = "VCPO_FAKE_CUDA"  # the folder of the stand-ins, in processes that ru
 
 def environment(folder: Path, devices: int) -> dict[str, str]:
     """Return the variables of a process that runs on the stand-ins in `folder`."""
-    first = [HERE / "site", ROOT, Path(ROOT) / "verl"]  # before an environment's own installation of the project
+    first = [
+        HERE / "site",
+        ROOT,
+        Path(ROOT) / "verl",
+        Path(ROOT) / "sandbox" / "src",
+    ]  # before an environment's own installation of the project
     return {
         VARIABLE: str(folder),
         "VCPO_FAKE_CUDA_DEVICES": str(devices),
