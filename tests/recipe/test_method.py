@@ -141,6 +141,7 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
         (f"{ACTOR}.use_dynamic_bsz=true",),
         ("trainer.save_freq=5",),
         ("async.truncated=penalty", "async.overlong_buffer_len=8"),
+        ("actor_rollout_ref.model.lora.rank=4",),
     ]
     some += [
         (f"method={name}",) for name in ("none", "tis_seq", "sapo", "clip_cov", "m2po", "decoupled_ppo", "a2c", "tba")

@@ -103,7 +103,7 @@ RIGHT = {
     "two files and their shares": GOOD.replace("train.parquet", "[a.parquet, b.parquet]") + "  shares: [0.7, 0.3]\n",
     "a reference": GOOD + "trainer:\n  save_freq: ${trainer.test_freq}\n",
     "null": GOOD + "  train_max_samples: -1\n  val_batch_size: null\n",
-    "vcpo": GOOD + "vcpo:\n  truncation: 4\n  norms:\n    keep: gradients\n",
+    "vcpo": GOOD + "vcpo:\n  truncation: 4\n  norms:\n    how: two_backwards\n",
     "arguments of the reward": GOOD + below("reward.custom_reward_function.reward_kwargs", "worth: 2"),
     "Megatron's": GOOD + below(f"{ACTOR}.megatron.override_transformer_config", "attention_softmax_in_fp32: true"),
     "vLLM's": GOOD + below(f"{ROLLOUT}.engine_kwargs.vllm", "enable_prefix_caching: false"),

@@ -33,6 +33,8 @@ THE_ACTORS = [name for name in METHODS if not decided_by(name)["vcpo.enable"] an
 def as_simulated(data: TensorDict) -> Batch:
     """The engine's batch in the simulator's form, which knows no tools."""
     mask = data["response_mask"].to_padded_tensor(0).bool()
+    treated = tu.get_non_tensor_data(data, key="truncated", default=None) is not None
+    marked = [treated and of["truncated"] for of in tu.get(data, "extra_fields")]
     return Batch(
         prompt=torch.stack(data["prompts"].unbind()),
         prompt_mask=torch.ones(len(data), 5, dtype=torch.bool),
@@ -42,7 +44,7 @@ def as_simulated(data: TensorDict) -> Batch:
         reward=torch.stack([reward.sum() for reward in data["rm_scores"].unbind()]).double(),
         group=torch.tensor([int(uid, 16) for uid in data["uid"]]),
         version=torch.zeros(len(data), dtype=torch.int64),
-        truncated=torch.tensor([bool(of.get("truncated")) for of in tu.get(data, "extra_fields", [{}] * len(data))]),
+        truncated=torch.tensor(marked),
     )
 
 
@@ -101,7 +103,7 @@ def test_truncated_responses_are_left_out_alike(
     update = method.update(policy, batch, {}, lag=0)
     assert update.ess_ratio == pytest.approx(real_step.ess_ratio, rel=1e-5)
     torch.testing.assert_close(update.estimate.baseline, real_step.baseline, rtol=2e-5, atol=0)
-    assert (update.estimate.coefficient[1::3] == 0).all() and update.parts["vcpo/truncated/gradient_share"] == 0
+    assert (update.estimate.coefficient[1::3] == 0).all() and update.of_truncated["vcpo/truncated/gradient_share"] == 0
     check_step(engine, checkpoints(), policy, update)
 
 

@@ -74,6 +74,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     standalone_server_manager: Any
     train_dataloader: Any
     train_dataloader_it: Any
+    curriculum: Curriculum | None = None
+    """The levels of `data.levels`; None: there are none."""
 
     # Start: the parts of the run, each created once.
 
@@ -139,7 +141,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         data = self.config.data
         keep_files_apart(data)
         super()._init_dataloader()
-        self.curriculum: Curriculum | None = None
         if data.shares:
             self.train_dataloader = loader = with_shares(self.train_dataloader, data)
             if data.levels:
