@@ -51,9 +51,7 @@ class VCPOActorWorker(DetachActorWorker):
         """Write the policy as a Hugging Face folder."""
         engine = self.actor.engine
         with torch.no_grad():
-            engine.get_per_tensor_param()  # brings offloaded weights back
-            weights = engine.bridge.export_hf_weights(engine.module, show_progress=False)
-            write_folder(weights, engine.model_config, Path(folder))
+            write_folder(engine.whole_policy(), engine.model_config, Path(folder))
 
 
 class VCPOCriticWorker(TrainingWorker):

@@ -5,14 +5,15 @@ count into a checkpoint, which it reads from Adam's state; torch makes that stat
 the count into Adam's parameter groups; torch counts in the state of each parameter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.optimizer import DistributedOptimizer, distrib_optimizer
 from megatron.core.optimizer import optimizer as any_optimizer
+from verl.utils.megatron_utils import load_megatron_model_to_gpu
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from verl_vcpo.actor.hugging_face import write_weights
@@ -43,8 +44,16 @@ class Resumable(MegatronEngineWithLMHead):
             self.checkpoint_mananager._save_model_as_hf_via_bridge = self._write_weights
             self.checkpoint_mananager._maybe_filter_peft_state_dict = self._trained_alone
 
+    def whole_policy(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return (Hugging Face name, weight) of all weights, adapters merged. Collective; offloaded weights come back.
+
+        `get_per_tensor_param` is what samplers get, which may be the adapters alone.
+        """
+        load_megatron_model_to_gpu(self.module, load_grad=False)
+        return cast(Iterable[tuple[str, torch.Tensor]], self.bridge.export_hf_weights(self.module, show_progress=False))
+
     def _write_weights(self, folder: str) -> None:
-        write_weights(self.bridge.export_hf_weights(self.module, show_progress=False), Path(folder))
+        write_weights(self.whole_policy(), Path(folder))
         if self.peft_cls is not None:
             self.bridge.save_hf_adapter(self.module, Path(folder) / "adapter", self.peft_cls, show_progress=False)
 
