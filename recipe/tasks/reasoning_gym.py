@@ -164,7 +164,7 @@ def _is_right(answer: str, index: int, *of: Any) -> bool:
     try:
         return bool(verify(answer, entry=problem) >= 1)
     except Exception:
-        # A verifier that takes the right answer has failed because of this one.
+        # A verifier that accepts the problem's own answer has failed because of the response's answer.
         if problem["answer"] is not None and verify(problem["answer"], entry=problem) < 1:
             raise
         return False

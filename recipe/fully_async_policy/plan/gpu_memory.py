@@ -165,8 +165,8 @@ def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: 
 
     def trained(dense: float, experts: float) -> tuple[float, float]:
         """Bytes of gradients, and of the optimizer."""
-        of_dense, of_experts = (layout.dp * layout.cp, layout.expert_dp) if sharded else (1, 1)
-        return 4 * (dense + experts), 12 * (dense / of_dense + experts / of_experts)
+        ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if sharded else (1, 1)
+        return 4 * (dense + experts), 12 * (dense / ranks + experts / expert_ranks)
 
     gradients, optimizer = trained(dense, experts)
     critic = weights + gradients + optimizer
@@ -239,7 +239,7 @@ def _activations(config: DictConfig, layout: Layout, shape: ModelShape, last: bo
     return use | {"recomputed layers": recomputed}
 
 
-def of_experts(config: DictConfig) -> bool:
+def is_mixture_of_experts(config: DictConfig) -> bool:
     """True where the model's config.json is here, and is that of a mixture of experts."""
     file = Path(config.actor_rollout_ref.model.path) / "config.json"
     return file.is_file() and has_experts(json.loads(file.read_text()))
@@ -248,7 +248,9 @@ def of_experts(config: DictConfig) -> bool:
 def obstacle(config: DictConfig) -> str | None:
     """Why norms cannot be packed, as far as settings and config.json tell; None if nothing is known against it."""
     settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
-    return against_packing(settings.get) or (against_packing_experts(settings.get) if of_experts(config) else None)
+    return against_packing(settings.get) or (
+        against_packing_experts(settings.get) if is_mixture_of_experts(config) else None
+    )
 
 
 def _second_buffer(config: DictConfig, layout: Layout, shape: ModelShape, gradients: float) -> dict[str, float]:

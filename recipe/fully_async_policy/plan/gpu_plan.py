@@ -12,9 +12,9 @@ from recipe.fully_async_policy.launch.ray_access import cluster_address
 from recipe.fully_async_policy.plan.gpu_memory import (
     Layout,
     check_memory,
+    is_mixture_of_experts,
     kv_tokens,
     obstacle,
-    of_experts,
     read_layout,
     sampler_memory,
     trainer_memory,
@@ -171,7 +171,7 @@ def norms_line(config: DictConfig) -> str | None:
     asked, install = settings.get("transformer_impl") == "local", install_here("cuda")
     own = asked or install is Install.GPU
     layers = "Megatron's own layers (transformer_impl=local)" if asked else _LAYERS[install]
-    experts, reason = of_experts(config), obstacle(config)
+    experts, reason = is_mixture_of_experts(config), obstacle(config)
     line = in_words(vcpo.norms.how, layers, reason, experts)
     checked = vcpo.packs_gradient_norms and not reason and (experts or not own)
     what = "its experts' settings and layers" if experts else "the installed version"
