@@ -35,6 +35,7 @@ _BATCHES = ["tests/actor/test_losses.py"]
 _BUFFER = ["tests/loop/test_replay_buffer.py", "tests/loop/test_schedules.py::test_some_schedules"]
 TESTS: dict[str, list[str]] = {
     "vcpo/*.py": _ALGORITHM,
+    "vcpo/mismatch.py": ["tests/vcpo/test_mismatch.py"],
     **{f"vcpo/gradnorm/{name}.py": _GRADNORM for name in ("linear", "segments", "sums", "vectors")},
     "vcpo/stabilizers/*.py": ["tests/vcpo/test_stabilizers.py"],
     f"{_LOOP}/deadlines.py": _BUFFER,

@@ -190,7 +190,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _oldest(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> list[str]:
         submitted, number = self.prompt_global_steps[partition_id], self._submission_number
-        return sorted(sampleable_keys, key=lambda uid: (submitted.get(uid, 0), number.get(uid, 0)))[:batch_size]
+        return sorted(sampleable_keys, key=lambda uid: (submitted[uid], number.get(uid, 0)))[:batch_size]
 
     def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
         submitted = self.prompt_global_steps[partition_id]
