@@ -18,7 +18,7 @@ from lab.simulator.batch import Batch
 from lab.simulator.norms import block_gradients, squared_norms, weighted_gradient
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
-from vcpo import Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
+from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.baseline import group_mean, group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
@@ -123,7 +123,7 @@ class VCPOMethod:
     def __init__(self, vcpo: VCPOConfig, actor: Any, treatment: Truncated = Truncated.TRAIN) -> None:
         self._vcpo, self._treatment = vcpo, treatment
         self._mode, self._factor = actor.loss_agg_mode, actor.loss_scale_factor
-        self._freshest, self._mismatch = FreshestEssRatio(), Mismatch()
+        self._mismatch = Mismatch()
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """Nothing is needed of the batch as a whole."""
@@ -137,7 +137,6 @@ class VCPOMethod:
         masked = batch.truncated & (self._treatment is Truncated.MASK)
         parts = self._parts(batch, log_prob, log_weight, lag)
         step = self._estimate(batch, log_weight.masked_fill(dropped, math.nan), norm, masked, parts)
-        self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
         return Update(
             gradient=weighted(-step.coefficient) if (step.usable & ~masked).any() else None,
@@ -164,7 +163,6 @@ class VCPOMethod:
             batch.group,
             squared_norm=norm,
             length=batch.mask.sum(dim=-1),
-            base_ess_ratio=self._freshest.value,
             masked=masked,
             lag_ess_ratio=parts.lag if parts else None,
         )

@@ -277,9 +277,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))
-        # With vcpo.base_ess_ratio=auto the engine takes the base ratio from the batches with the smallest lag.
-        batch.extra_info["lag"] = self.global_steps - 1 - oldest
         batch.extra_info[TRUNCATED] = self.config["async"].truncated
         batch.extra_info["policy_version"] = self.global_steps - 1
         return super()._update_actor(batch, metrics)
