@@ -245,27 +245,23 @@ class LossMethod:
         left_out, compared = batch.left_out(self._treatment)
         mask = batch.mask & ~left_out[:, None]
         fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": mask, "left_out": left_out}
-        extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
                 every = node_log_probs(policy, batch.tree)
             fields["old_log_probs"] = of_tokens(every, batch.tree, batch.response)
             fields |= self._correct(fields["old_log_probs"], batch, mask)
-            if self._actor.calculate_sum_pi_squared:
-                extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)[batch.tree.parent[0]]  # [B, T]
-                extra["rollout_is_weights"] = fields.get("rollout_is_weights")
         fields["advantages"] = self._advantages(
             token_level_rewards=token_rewards(batch),
             response_mask=mask.float(),
             index=np.array(compared),
-            **self._estimator_arguments(fields["old_log_probs"], extra),
+            **self._estimator_arguments(),
         )[0].float()
         return fields
 
-    def _estimator_arguments(self, old_log_prob: Tensor, extra: dict[str, Tensor | None]) -> dict[str, Any]:
+    def _estimator_arguments(self) -> dict[str, Any]:
         if self._algorithm.adv_estimator == "grpo":
             return {"norm_adv_by_std_in_grpo": self._algorithm.norm_adv_by_std_in_grpo}
-        return {"old_log_probs": old_log_prob, **extra} if extra else {}
+        return {}
 
     def _correct(self, old_log_prob: Tensor, batch: Batch, response_mask: Tensor) -> dict[str, Tensor]:
         """verl's correction between sampler and `old_log_prob` (its decoupled mode)."""
