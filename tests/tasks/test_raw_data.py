@@ -9,16 +9,17 @@ import pytest
 from recipe.tasks import reward
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.warm_start.tokenizer import train_tokenizer
-from scripts import prepare_data, sample_data
+from scripts import prepare_data
+from tests.kit import raw_data
 
-TASKS = tuple(sample_data.TASKS)
+TASKS = tuple(raw_data.TASKS)
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     """Raw files of every task, each in a folder of its name."""
     for task in TASKS:
-        assert sample_data.main([task, "--out", str(tmp_path / "raw" / task)]) == 0
+        raw_data.write(task, tmp_path / "raw" / task)
     return tmp_path / "raw"
 
 
@@ -69,9 +70,9 @@ def test_math_leaves_out_what_is_evaluated_on(raw: Path, capsys) -> None:
     held_out = json.loads((raw / "math/math-500/test.jsonl").read_text().splitlines()[0])
     extra = raw / "math/hendrycks/geometry/train-00000-of-00001.parquet"
     boxless = {"problem": "Prove it.", "solution": "Trivial.", "level": "Level 5", "type": "Geometry"}
-    sample_data.write_parquet(extra, [{**boxless, **{k: held_out[k] for k in ("problem", "solution")}}, boxless])
+    raw_data.write_parquet(extra, [{**boxless, **{k: held_out[k] for k in ("problem", "solution")}}, boxless])
     # the whole test split of MATH, beside MATH-500
-    sample_data.write_parquet(extra.with_name("test-00000-of-00001.parquet"), [boxless])
+    raw_data.write_parquet(extra.with_name("test-00000-of-00001.parquet"), [boxless])
     assert prepare("math", raw) == 0
     assert "removed: 1 in MATH-500, 1 without a \\boxed answer" in capsys.readouterr().out
     assert json.loads((raw.parent / "math/meta.json").read_text())["rows"] == {"train": 64, "val": 16}
@@ -130,7 +131,7 @@ def test_prompts_longer_than_the_model_takes_are_removed(raw: Path, tmp_path: Pa
         ),
         (
             "tool_use",
-            lambda raw: sample_data.write_parquet(raw / "tool_use/dapo/more.parquet", [{"prompt": "2+2?"}]),
+            lambda raw: raw_data.write_parquet(raw / "tool_use/dapo/more.parquet", [{"prompt": "2+2?"}]),
             "column 'prompt' must hold one chat message: '2+2?'",
         ),
         (
