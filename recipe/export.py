@@ -5,20 +5,17 @@
 A checkpoint holds the weights already, gathered from the layout of the run: the new folder is a copy.
 """
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from recipe.command_line import OneLineParser, run_command
+from recipe.fully_async_policy.settings.model import missing_weights
 from verl_vcpo.common.whole_file import whole_folder
 from verl_vcpo.loop import checkpoint as checkpoints
 
 # verl/utils/megatron_utils.py: get_hf_model_checkpoint_path, get_model_dist_checkpoint_path
 _WEIGHTS, _SHARDS = Path("model", "huggingface"), Path("model", "dist_ckpt")
-_INDEX = "model.safetensors.index.json"
 
 
 class ExportError(ValueError):
@@ -38,7 +35,7 @@ def export(checkpoint: Path, out: Path) -> None:
     weights = weights_of(checkpoint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} is there already: give a new folder")
-    if wrong := _damage(checkpoint) or _missing(weights):
+    if wrong := _damage(checkpoint) or missing_weights(weights):
         raise ExportError(f"{checkpoint}: {wrong}; take another checkpoint")
     with whole_folder(out) as partial:
         shutil.copytree(weights, partial, dirs_exist_ok=True)
@@ -74,22 +71,6 @@ def _damage(checkpoint: Path) -> str | None:
     for folder in (checkpoint, checkpoint.parent):
         if (folder / checkpoints.MANIFEST).is_file():
             return checkpoints.damage(folder)
-    return None
-
-
-def _missing(weights: Path) -> str | None:
-    """Return the first weight or file that the weights' index names and that is missing; None: all are there."""
-    index, place = weights / _INDEX, {}
-    if index.is_file():
-        place = json.loads(index.read_text())["weight_map"]
-    try:
-        for file in set(place.values()) or {"model.safetensors"}:
-            with safe_open(weights / file, framework="pt") as tensors:
-                names = set(tensors.keys())
-            if lost := [name for name, of in place.items() if of == file and name not in names]:
-                return f"{file} lacks {lost[0]}"
-    except (OSError, SafetensorError) as error:
-        return " ".join(str(error).split())
     return None
 
 
