@@ -1,18 +1,22 @@
-"""Hooks of mkdocs.yml: what GitHub makes of pages by itself (formulas, diagrams), and pages that are no file in docs/.
+"""The documentation as a site: `.venv-docs/bin/python -m scripts.docs_site`. It is built in outputs/docs/site.
 
-These are the first page, which is the repository's README.md; the page of a program; and the reference of `API`.
+Zensical makes the site of pages in docs/ that this program writes: links to files outside docs/ are mended, and the
+first page (README.md), the page of a program and the reference of `API` are added. The program is Zensical's extension
+of Markdown, too, which shows formulas.
 """
 
+import argparse
 import html
-import logging
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File, Files
-from mkdocs.utils import get_relative_url
+from markdown import Extension, Markdown
+from markdown.postprocessors import Postprocessor
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -38,26 +42,49 @@ API = {
     "verl_vcpo.samplers.admission.AdmissionGate",
 }
 MERMAID = ROOT / ".venv-docs" / "mermaid" / "mermaid.min.js"  # scripts/install_docs.sh
-MERMAID_ON_SITE = "assets/javascripts/mermaid.min.js"
-# The theme's own script, which loads Mermaid from the network where a page with diagrams has not loaded it before.
-THEME_SCRIPT = re.compile(r'<script src="[^"]*/bundle\.[^"]*"></script>')
+# Pages with diagrams load the site's own Mermaid before the theme's script, which else loads it from the network.
+TEMPLATE = """{% extends "base.html" %}
+{% block libs %}
+  {% if 'class="mermaid"' in page.content %}
+    <script src="{{ 'assets/mermaid.min.js' | url }}"></script>
+  {% endif %}
+{% endblock %}
+"""
 # [text](../file#anchor)
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 # [text](docs/file) of the repository's README.md
 LOCAL_LINK = re.compile(r"\]\((?!\w+:|#)(docs/)?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>', re.DOTALL)
 _NO_HEADING = "\n    options: {show_root_heading: false}"
-_log = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends a strict build
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are no file in docs/, and the script that draws diagrams, where it is installed."""
+def write_pages(folder: Path, repository: str) -> None:
+    """Write what Zensical reads into a folder: mkdocs.yml, the pages, and Mermaid where it is installed.
+
+    Args:
+        folder: an earlier site in it is removed.
+        repository: the address of the repository, or nothing.
+
+    Raises:
+        ValueError: for a link that leads nowhere, and for a folder with other files.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / "mkdocs.yml").exists():
+        raise ValueError(f"{folder} has other files: give --out a new folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(DOCS, folder / "docs")
     program = TUTORIAL_SOURCE.read_text(encoding="utf-8").replace("](../docs/", "](../")
-    for page, content in (("README.md", front_page()), (TUTORIAL_PAGE, as_page(program)), (API_PAGE, api_page())):
-        files.append(File.generated(config, page, content=content))
+    made = {"README.md": front_page(), TUTORIAL_PAGE: as_page(program), API_PAGE: api_page()}
+    pages = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
+    for name, text in {**pages, **made}.items():
+        target = folder / "docs" / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(with_links_mended(text, name, repository), encoding="utf-8")
+    (folder / "theme").mkdir()
     if MERMAID.is_file():
-        files.append(File.generated(config, MERMAID_ON_SITE, abs_src_path=str(MERMAID)))
-    return files
+        (folder / "theme" / "main.html").write_text(TEMPLATE)
+        (folder / "docs" / "assets").mkdir()
+        shutil.copy(MERMAID, folder / "docs" / "assets")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
 
 
 def as_page(program: str) -> str:
@@ -91,44 +118,63 @@ def api_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+def with_links_mended(text: str, name: str, repository: str) -> str:
     """Links to files outside docs/ lead to the repository, or become plain text where no repository is named."""
-    folder = (DOCS / page.file.src_uri).parent
+    folder = (DOCS / name).parent
     pages = {ROOT / "README.md": "README.md", TUTORIAL_SOURCE: TUTORIAL_PAGE}
 
     def mended(link: re.Match[str]) -> str:
-        text, path, anchor = link.groups()
+        words, path, anchor = link.groups()
         target = (folder / path).resolve()
         if target in pages:
-            return f"[{text}]({os.path.relpath(DOCS / pages[target], folder)}{anchor or ''})"
+            return f"[{words}]({os.path.relpath(DOCS / pages[target], folder)}{anchor or ''})"
         if target.is_relative_to(DOCS):
             return link[0]
         if not (target.is_relative_to(ROOT) and target.exists()):
-            _log.warning("%s: the link to %s leads nowhere", page.file.src_uri, path)
-        if not config.repo_url:
-            return text
+            raise ValueError(f"{name}: the link to {path} leads nowhere")
+        if not repository:
+            return str(words)
         kind = "tree" if target.is_dir() else "blob"
-        return f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{target.relative_to(ROOT)}{anchor or ''})"
+        return f"[{words}]({repository.rstrip('/')}/{kind}/main/{target.relative_to(ROOT)}{anchor or ''})"
 
-    return LINK.sub(mended, markdown)
+    return LINK.sub(mended, text)
 
 
-def on_page_content(page_html: str, page: Any, config: Any, files: Any) -> str:
+class _MathML(Postprocessor):
+    def run(self, text: str) -> str:
+        def mathml(formula: re.Match[str]) -> str:
+            display = "block" if formula[1] == "div" else "inline"
+            return str(convert(html.unescape(formula[2]), display=display))
+
+        return FORMULA.sub(mathml, text)
+
+
+class Formulas(Extension):
     """Formulas as MathML, which browsers show without a script."""
 
-    def mathml(formula: re.Match[str]) -> str:
-        display = "block" if formula[1] == "div" else "inline"
-        return convert(html.unescape(formula[2]), display=display)
-
-    return FORMULA.sub(mathml, page_html)
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Add it after all else, because other extensions hold back parts of the page until the end."""
+        md.postprocessors.register(_MathML(md), "mathml", -100)
 
 
-def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Pages with diagrams load the site's own Mermaid, so that they are drawn without a network, too."""
-    if not MERMAID.is_file() or 'class="mermaid"' not in output:
-        return output
-    script = f'<script src="{get_relative_url(MERMAID_ON_SITE, page.url)}"></script>'
-    with_script, places = THEME_SCRIPT.subn(lambda theme: script + theme[0], output)
-    if places != 1:
-        _log.warning("%s: the theme's script is not where diagrams need it", page.file.src_uri)
-    return with_script
+def main() -> int:
+    """Write the pages, and build the site or serve it. Return 1 with a line on stderr where `write_pages` raises."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.docs_site", description="Build the documentation's site.")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "docs", help="folder of pages and site")
+    parser.add_argument("--serve", action="store_true", help="show the site at an address of this machine")
+    settings = parser.parse_args()
+    folder = settings.out.resolve()
+    try:
+        write_pages(folder, os.environ.get("REPO_URL", ""))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    what = ["serve"] if settings.serve else ["build", "--strict"]
+    command = [sys.executable, "-m", "zensical", *what, "-f", folder / "mkdocs.yml"]
+    # mkdocstrings finds packages on Python's path, and Markdown this file
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'verl'}"}
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

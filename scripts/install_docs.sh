@@ -8,8 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 LOCK=requirements/docs.lock
 STAMP=.venv-docs/install.sha256
 LOG=$(mktemp "${TMPDIR:-/tmp}/vcpo-install-docs.XXXXXX")
-MERMAID=11.17.2
-MERMAID_SHA256=581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8 # of dist/mermaid.min.js
+MERMAID=12.3.0
+MERMAID_SHA256=336df803d87a38b70a01e736e666c8f7601d2ce42f5e47c8fafe5d721074b9a3 # of dist/mermaid.min.js
 
 source scripts/install_steps.sh
 
@@ -39,4 +39,4 @@ else
 fi
 digest >"$STAMP"
 rm -f "$LOG"
-echo "install: .venv-docs/bin/mkdocs serve"
+echo "install: .venv-docs/bin/python -m scripts.docs_site --serve"

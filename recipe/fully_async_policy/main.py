@@ -12,6 +12,7 @@ import contextlib
 import importlib.resources
 import io
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -42,9 +43,9 @@ def main(argv: list[str] | None = None) -> int:
             code = processes.code_of_interruption(error)
             if code is None:
                 raise
-            from recipe.fully_async_policy.launch import next_steps
-
-            print(next_steps.before_start(composed_of(args)), file=sys.stderr)
+            # Nothing is imported here: an interrupted import of torch that is begun again crashes the process
+            again = shlex.join(["python", "-m", __spec__.name, *composed_of(args)])
+            print(f"interrupted before the run started. To start it:\n  {again}", file=sys.stderr)
             return code
         with in_its_folders:
             return launch(config, run_id, composed_of(args))

@@ -3,6 +3,8 @@
 import contextlib
 import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -13,6 +15,7 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import processes, session
 from recipe.fully_async_policy.launch.next_steps import after_error, after_interruption, to_go_on
 from recipe.fully_async_policy.launch.processes import Run
+from tests.kit import ROOT
 from tests.kit.checkpoints import write_checkpoint
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.loop.checkpoint import NoWholeCheckpoint
@@ -194,6 +197,33 @@ def test_interrupted_before_anything_started(
     assert said.startswith("interrupted before the run started. To start it:\n")
     assert command_in(said) == given
     assert signal.getsignal(signal.SIGTERM) != processes._terminate
+
+
+# Sends SIGTERM to itself when torch's extension has been loaded, and the rest of torch has not.
+_TERMINATED_IN_TORCH = """
+import importlib.util, os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "torch._C":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), os.kill(os.getpid(), signal.SIGTERM))
+        return spec
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["+task=countdown"]
+runpy.run_module("recipe.fully_async_policy.main", run_name="__main__")
+"""
+
+
+def test_interrupted_in_the_import_of_torch() -> None:
+    """An interrupted import of torch that is begun again crashes the process."""
+    done = subprocess.run([sys.executable, "-c", _TERMINATED_IN_TORCH], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, command_in(done.stderr)) == (143, ["+task=countdown"]), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_import_that_fails_because_of_ctrl_c_is_an_interruption(

@@ -48,11 +48,6 @@ def of_several_turns(task: str, model: Path, config_dir: str | Path | None) -> s
     return f"python -m {LAUNCHER} {presets}+task={task} {path} trainer.val_only=true run_dir=FOLDER"
 
 
-def before_start(given: list[str]) -> str:
-    """Of a run that was interrupted while its settings were checked."""
-    return f"interrupted before the run started. To start it:\n  {command(LAUNCHER, given)}"
-
-
 def after_interruption(config: DictConfig, given: list[str]) -> str:
     """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint."""
     step = last_step(config.run_dir)
