@@ -5,7 +5,6 @@ Read in this order: `importance` (how far off policy is each sequence), `ess` (h
 """
 
 from vcpo.config import (
-    AUTO,
     Baseline,
     EssPart,
     EssWeights,
@@ -14,17 +13,14 @@ from vcpo.config import (
     StepSizeRule,
     VCPOConfig,
 )
-from vcpo.ess import FreshestEssRatio
 from vcpo.estimator import Estimate, estimate
 from vcpo.mismatch import Mismatch
 
 __all__ = [
-    "AUTO",
     "Baseline",
     "EssPart",
     "EssWeights",
     "Estimate",
-    "FreshestEssRatio",
     "Mismatch",
     "OpobScope",
     "OpobWeights",

@@ -68,9 +68,6 @@ class OpobScope(StrEnum):
     """All sequences of the mini-batch, of every data-parallel rank."""
 
 
-AUTO = "auto"
-"""The value of `base_ess_ratio` that is measured while training (`vcpo.ess.FreshestEssRatio`)."""
-
 _E = TypeVar("_E", bound=Enum)
 
 
@@ -117,8 +114,8 @@ class VCPOConfig:
     where sampler and trainer differ in arithmetic. Until the parts are known, and where arithmetic hardly counts, it is
     the whole."""
 
-    base_ess_ratio: float | str = 1.0
-    """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn, or `auto`."""
+    base_ess_ratio: float = 1.0
+    """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""
 
     min_step_size_multiplier: float = 0.0
     """The learning rate is never multiplied by less than this."""
@@ -153,8 +150,7 @@ class VCPOConfig:
             object.__setattr__(self, name, choice(name, getattr(self, name), enum))
         if self.truncation is not None:
             _number("truncation", self.truncation, 0.0, math.inf, low_open=True)
-        if self.base_ess_ratio != AUTO:
-            _number("base_ess_ratio", self.base_ess_ratio, 0.0, 1.0, low_open=True)
+        _number("base_ess_ratio", self.base_ess_ratio, 0.0, 1.0, low_open=True)
         _number("min_step_size_multiplier", self.min_step_size_multiplier, 0.0, 1.0, low_open=False)
         self._refuse_what_has_no_effect()
 
@@ -162,15 +158,12 @@ class VCPOConfig:
         """Refuse settings without effect: a setting that is silently ignored makes two different runs look alike."""
         if self.step_size_rule is StepSizeRule.NONE:
             for name, ignored in (
-                ("base_ess_ratio", self.base_ess_ratio == AUTO),
                 ("ess_part", self.ess_part is EssPart.LAG),
                 ("min_step_size_multiplier", self.min_step_size_multiplier != 0),
             ):
                 if ignored:
                     value = getattr(self, name)
                     raise ValueError(f"vcpo.{name}={value}: has no effect with vcpo.step_size_rule=none; leave it out")
-        if self.ess_part is EssPart.LAG and self.base_ess_ratio == AUTO:
-            raise ValueError("vcpo.base_ess_ratio=auto: vcpo.ess_part=lag takes arithmetic out already; leave one out")
         if self.ess_part is EssPart.LAG and self.ess_weights is EssWeights.TRUNCATED:
             raise ValueError("vcpo.ess_weights=truncated: vcpo.ess_part=lag needs the untruncated; leave one out")
         if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:

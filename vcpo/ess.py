@@ -1,8 +1,6 @@
 """Effective sample size, and the step size that follows it (paper: "VCPO", effective-sample-size step scaling)."""
 
 import math
-from collections import deque
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,49 +43,3 @@ def step_size_multiplier(ratio: float, rule: StepSizeRule, base_ratio: float, fl
         return 1.0
     fraction = min(1.0, ratio / base_ratio)
     return max(floor, math.sqrt(fraction) if rule is StepSizeRule.SQRT else fraction)
-
-
-class FreshestEssRatio:
-    """rho_base measured while training: the ESS ratio of the freshest data (`base_ess_ratio=auto`).
-
-    The mean of rho over the last `WINDOW` mini-batches among those with the smallest lag seen so far. Sampler and
-    trainer compute the same policy in different arithmetic, so even on-policy data has rho below 1; that loss comes
-    from numerics, not staleness, so it should not shrink the learning rate. In a lag-k run the freshest data is the
-    first mini-batch (lag 0); with k = 0 it is the first mini-batch of every batch, since earlier updates of the same
-    batch have moved the policy: the caller leaves later ones out. Stale data is left out: its low rho would lower
-    rho_base, and thereby raise the step size on the stale data that should make the step smaller.
-    """
-
-    WINDOW = 16
-
-    def __init__(self) -> None:
-        self._lag = math.inf
-        self._ratios: deque[float] = deque(maxlen=self.WINDOW)
-
-    @property
-    def value(self) -> float | None:
-        """rho_base as measured so far, in (0, 1]; None before the first mini-batch."""
-        return sum(self._ratios) / len(self._ratios) if self._ratios else None
-
-    def update(self, ratio: float, lag: float) -> None:
-        """Take in the ESS ratio of a mini-batch; ignore a ratio of 0, that of a mini-batch without usable weights.
-
-        Args:
-            ratio: rho of the mini-batch.
-            lag: the largest lag among its trajectories, in policy versions.
-        """
-        if ratio <= 0 or lag > self._lag:
-            return
-        if lag < self._lag:
-            self._ratios.clear()
-            self._lag = lag
-        self._ratios.append(ratio)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON: a resumed run has no fresh data to measure again."""
-        return {"lag": self._lag if self._ratios else None, "ratios": list(self._ratios)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self._lag = math.inf if state["lag"] is None else state["lag"]
-        self._ratios = deque(state["ratios"], maxlen=self.WINDOW)

@@ -17,7 +17,7 @@ from vcpo.baseline import (
     optimal_off_policy,
     without_optimal,
 )
-from vcpo.config import AUTO, Baseline, EssPart, EssWeights, OpobScope, OpobWeights, VCPOConfig
+from vcpo.config import Baseline, EssPart, EssWeights, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
 
@@ -61,7 +61,6 @@ def estimate(
     *,
     squared_norm: Tensor | None = None,
     length: Tensor | None = None,
-    base_ess_ratio: float | None = None,
     masked: Tensor | None = None,
     lag_ess_ratio: float | None = None,
 ) -> Estimate:
@@ -74,8 +73,6 @@ def estimate(
         group: [B] integers, equal for the sequences of one prompt.
         squared_norm: [B] ||g_i||^2; needed by `baseline=opob`.
         length: [B] numbers of response tokens; needed by `baseline=length` and `opob_weights=published`.
-        base_ess_ratio: with `base_ess_ratio=auto`, `FreshestEssRatio.value`: None before anything was measured, when
-            this batch is the freshest there is and earns the full learning rate.
         masked: [B] bool: sequences without a gradient in the update. They count in B, and in baselines as if they had
             their gradient; rho, which says how few sequences are the update, leaves them out.
         lag_ess_ratio: with `ess_part=lag`, `vcpo.mismatch.WeightParts.lag`. The whole ratio bounds it from below: only
@@ -98,9 +95,9 @@ def estimate(
         coefficient[usable], baseline[usable], weight[usable] = parts
     if masked is not None:
         coefficient[masked] = 0.0
-    base = (base_ess_ratio or rho or 1.0) if config.base_ess_ratio == AUTO else float(config.base_ess_ratio)
     followed = rho if config.ess_part is EssPart.WHOLE else max(rho, lag_ess_ratio or 0.0)
-    multiplier = step_size_multiplier(followed, config.step_size_rule, base, config.min_step_size_multiplier)
+    scale = (config.step_size_rule, config.base_ess_ratio, config.min_step_size_multiplier)
+    multiplier = step_size_multiplier(followed, *scale)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
 
 

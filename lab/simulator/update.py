@@ -18,7 +18,7 @@ from lab.simulator.batch import Batch
 from lab.simulator.norms import block_gradients, squared_norms, weighted_gradient
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
-from vcpo import Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
+from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.baseline import group_mean, group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
@@ -123,7 +123,7 @@ class VCPOMethod:
     def __init__(self, vcpo: VCPOConfig, actor: Any, treatment: Truncated = Truncated.TRAIN) -> None:
         self._vcpo, self._treatment = vcpo, treatment
         self._mode, self._factor = actor.loss_agg_mode, actor.loss_scale_factor
-        self._freshest, self._mismatch = FreshestEssRatio(), Mismatch()
+        self._mismatch = Mismatch()
 
     def prepare(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
         """Nothing is needed of the batch as a whole."""
@@ -137,7 +137,6 @@ class VCPOMethod:
         masked = batch.truncated & (self._treatment is Truncated.MASK)
         parts = self._parts(batch, log_prob, log_weight, lag)
         step = self._estimate(batch, log_weight.masked_fill(dropped, math.nan), norm, masked, parts)
-        self._freshest.update(step.ess_ratio, lag)
         usable = step.usable.any()
         return Update(
             gradient=weighted(-step.coefficient) if (step.usable & ~masked).any() else None,
@@ -164,7 +163,6 @@ class VCPOMethod:
             batch.group,
             squared_norm=norm,
             length=batch.mask.sum(dim=-1),
-            base_ess_ratio=self._freshest.value,
             masked=masked,
             lag_ess_ratio=parts.lag if parts else None,
         )
@@ -247,27 +245,23 @@ class LossMethod:
         left_out, compared = batch.left_out(self._treatment)
         mask = batch.mask & ~left_out[:, None]
         fields = {"old_log_probs": batch.rollout_log_prob, "response_mask": mask, "left_out": left_out}
-        extra: dict[str, Tensor | None] = {}
         if not correction.bypass_mode:
             with torch.no_grad():
                 every = node_log_probs(policy, batch.tree)
             fields["old_log_probs"] = of_tokens(every, batch.tree, batch.response)
             fields |= self._correct(fields["old_log_probs"], batch, mask)
-            if self._actor.calculate_sum_pi_squared:
-                extra["sum_pi_squared"] = (2 * every).exp().sum(dim=-1)[batch.tree.parent[0]]  # [B, T]
-                extra["rollout_is_weights"] = fields.get("rollout_is_weights")
         fields["advantages"] = self._advantages(
             token_level_rewards=token_rewards(batch),
             response_mask=mask.float(),
             index=np.array(compared),
-            **self._estimator_arguments(fields["old_log_probs"], extra),
+            **self._estimator_arguments(),
         )[0].float()
         return fields
 
-    def _estimator_arguments(self, old_log_prob: Tensor, extra: dict[str, Tensor | None]) -> dict[str, Any]:
+    def _estimator_arguments(self) -> dict[str, Any]:
         if self._algorithm.adv_estimator == "grpo":
             return {"norm_adv_by_std_in_grpo": self._algorithm.norm_adv_by_std_in_grpo}
-        return {"old_log_probs": old_log_prob, **extra} if extra else {}
+        return {}
 
     def _correct(self, old_log_prob: Tensor, batch: Batch, response_mask: Tensor) -> dict[str, Tensor]:
         """verl's correction between sampler and `old_log_prob` (its decoupled mode)."""

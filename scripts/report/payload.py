@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.fully_async_policy.plan.gpu_plan import SETTINGS
 from recipe.fully_async_policy.settings.method import description
 from scripts.report.outcome import error_of, outcome
 from scripts.report.runs import ReportedRun, labels
@@ -25,33 +26,6 @@ _SERIES = (
 _NEWEST, _HEAVIEST = 500, 500
 """Samples that the page holds: the newest, and those of the largest weight."""
 _OF_SAMPLE = ("step", "reward", "lag", "weight", "log_weight", "prompt", "response")
-_SETTINGS = {
-    "model": "actor_rollout_ref.model.path",
-    "training data": "data.train_files",
-    "held-out data": "data.val_files",
-    "method": "method",
-    "async.lag (k)": "async.lag",
-    "on deadline": "async.on_deadline",
-    "steps": "trainer.total_training_steps",
-    "prompts per step": "data.train_batch_size",
-    "responses per prompt": "actor_rollout_ref.rollout.n",
-    "longest prompt, tokens": "data.max_prompt_length",
-    "longest response, tokens": "data.max_response_length",
-    "learning rate": "actor_rollout_ref.actor.optim.lr",
-    "truncation of weights": "vcpo.truncation",
-    "step size": "vcpo.step_size_rule",
-    "base ESS ratio": "vcpo.base_ess_ratio",
-    "baseline": "vcpo.baseline",
-    "gradient norms": "vcpo.norms.how",
-    "temperature": "actor_rollout_ref.rollout.temperature",
-    "temperature, held out": "actor_rollout_ref.rollout.val_kwargs.temperature",
-    "device": "trainer.device",
-    "nodes of the trainer": "trainer.nnodes",
-    "devices of the trainer, per node": "trainer.n_gpus_per_node",
-    "nodes of the samplers": "actor_rollout_ref.rollout.nnodes",
-    "devices of the samplers, per node": "actor_rollout_ref.rollout.n_gpus_per_node",
-    "seed of the data": "data.seed",
-}
 _OF_VCPO = "vcpo."
 _MEANINGS = MEANINGS | {
     "equal groups": "share of the batch's prompts whose samples all got the same reward: they teach nothing"
@@ -156,7 +130,7 @@ def _warnings(lines: list[dict[str, Any]]) -> list[str]:
 
 def _settings(config: DictConfig) -> dict[str, str]:
     shown = {}
-    for name, setting in _SETTINGS.items():
+    for setting in SETTINGS:
         if setting.startswith(_OF_VCPO) and not config.vcpo.enable:
             continue
         try:
@@ -164,5 +138,5 @@ def _settings(config: DictConfig) -> dict[str, str]:
         except OmegaConfBaseException:  # an interpolation of the environment that the run had
             continue
         if value is not None:
-            shown[name] = str(value)
+            shown[setting] = str(value)
     return shown

@@ -39,15 +39,13 @@ def log_probs(folder: Path, adapter: Path | None = None) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
-    from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL, SHARDS
+    from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL
 
     model = checkpoints(layout.model)
     run_processes(layout.name, layout.world_size, "tests.kit.export_worker", (layout, model), tmp_path)
     export.export(tmp_path / CHECKPOINT, tmp_path / "exported")
-    of_shards = (tmp_path / SHARDS, tmp_path / "converted", str(model))
-    run_processes("conversion", 1, "tests.kit.conversion_worker", of_shards, tmp_path)
     wanted = torch.load(tmp_path / LOG_PROBS)
-    for folder in (tmp_path / MODEL, tmp_path / "exported", tmp_path / "converted"):
+    for folder in (tmp_path / MODEL, tmp_path / "exported"):
         assert (log_probs(folder) - wanted).abs().max() < 1e-5, folder.name
         assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
     assert (log_probs(model) - wanted).abs().max() > 1e-3, "the step changed nothing, so the comparison proves nothing"

@@ -3,27 +3,23 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.v1.trainer_base import reduce_metrics
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.engine import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
-from recipe.fully_async_policy import main
 from tests.actor.conftest import ONE_PROCESS, sgd
 from tests.actor.test_vcpo_engine import exported, reference_scores, train
 from tests.kit.actor import engine_settings, loss_function
 from tests.kit.layout_run import GROUP_SIZE, GROUPS
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
-from verl_vcpo.loop.trainer import LagKTrainer
 
 EPOCHS, MINI_BATCHES = 2, 2
 
@@ -68,50 +64,6 @@ def test_every_update_is_made_and_reported(worker: TrainingWorker, make_engine: 
     theirs = exported(engine)
     for name, weight in exported(worker.engine).items():
         assert weight.equal(theirs[name]), name
-
-
-@pytest.mark.parametrize("lags", [(0, 0), (0, 3, 3), (3, 0)], ids=str)
-def test_the_base_ratio_is_that_of_the_first_mini_batches_of_the_freshest_batches(
-    worker: TrainingWorker, lags: tuple[int, ...]
-) -> None:
-    """The other mini-batches are stale: updates of the same batch have moved the policy."""
-    worker.set_loss_fn(loss_function(VCPOSettings(base_ess_ratio="auto")))
-    sent: list[TensorDict] = []
-    ratios, multipliers = list[float](), list[float]()
-
-    def update_actor(meta: KVBatchMeta) -> TensorDict:
-        tu.assign_non_tensor(sent[-1], **meta.extra_info)  # as verl's bridge from TransferQueue
-        metrics = tu.get(worker.train_mini_batch(sent[-1]), "metrics")
-        ratios.append(metrics["vcpo/ess_ratio"][0])
-        multipliers.append(metrics["vcpo/lr_multiplier"][0])
-        return tu.get_tensordict({}, {"metrics": {**metrics, "mfu": 0.0}})
-
-    main.prepare_environment(["hardware=cpu"])
-    sizes = [f"data.train_batch_size={GROUPS}", f"actor_rollout_ref.rollout.n={GROUP_SIZE}"]
-    actor = [f"ppo_mini_batch_size={GROUPS // MINI_BATCHES}", f"ppo_epochs={EPOCHS}"]
-    trainer = object.__new__(LagKTrainer)
-    trainer.config = main.compose(["+task=countdown", *sizes, *(f"actor_rollout_ref.actor.{each}" for each in actor)])
-    trainer.actor_rollout_wg = SimpleNamespace(update_actor=update_actor)
-    for step, lag in enumerate(lags, start=7):
-        sent.append(by_group(make_batch(ONE_PROCESS, step)))
-        tu.pop(sent[-1], "lag")
-        tags: list[dict[str, Any]] = [{"min_global_steps": step - 1 - max(0, lag - i)} for i in range(len(sent[-1]))]
-        tags[3] = {"min_global_steps": 0, "is_padding": True}
-        trainer.global_steps = step
-        trainer._update_actor(KVBatchMeta(keys=[str(i) for i in range(len(tags))], tags=tags), metrics={})
-
-    freshest = [ratio for ratio, lag in zip(ratios, lags, strict=True) if lag == min(lags)]
-    assert worker.engine.freshest_ess_ratio.state_dict() == {"lag": min(lags), "ratios": freshest}
-    assert multipliers[0] == 1.0 and multipliers[1] == pytest.approx(min(1.0, ratios[1] / ratios[0]) ** 0.5)
-
-
-def test_auto_without_the_lag_is_refused(make_engine: Callable[..., Any]) -> None:
-    """Catches stale batches that count as fresh ones, which would lower the base ratio and so raise the step."""
-    engine, batch = make_engine(), make_batch(ONE_PROCESS)
-    tu.pop(batch, "lag")
-    train(engine, batch.clone(), VCPOSettings())
-    with pytest.raises(KeyError, match="vcpo.base_ess_ratio=auto needs the batch's `lag`"):
-        train(engine, batch, VCPOSettings(base_ess_ratio="auto"))
 
 
 @pytest.mark.parametrize("vcpo", [VCPOSettings(truncation=1.0), VCPOSettings(enable=False)], ids=["vcpo", "none"])

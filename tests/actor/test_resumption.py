@@ -8,10 +8,10 @@ import pytest
 
 from tests.kit.actor import adamw, build_engine
 from tests.kit.layout_run import ParallelLayout
-from tests.kit.resumption import ONE_PROCESS, stopped_and_not, train_actor, train_actor_by_lag, train_critic
+from tests.kit.resumption import ONE_PROCESS, stopped_and_not, train_actor, train_critic
 
 CASES = [
-    *[("language_model", train, n, ONE_PROCESS) for train in (train_actor, train_actor_by_lag) for n in (0, 2)],
+    *[("language_model", train_actor, n, ONE_PROCESS) for n in (0, 2)],
     *[("language_model", train_actor, n, ParallelLayout("LoRA", model="lora")) for n in (0, 2)],
     *[("value_model", train_critic, n, ONE_PROCESS) for n in (0, 2)],
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy.settings import method, own_files
-from scripts import settings_page
+from tests.docs import settings_page
 from vcpo.diagnostics import AlarmLevels, Sign
 from verl_vcpo.actor.models import Install, trained_with
 from verl_vcpo.report import advice
@@ -47,7 +47,7 @@ def test_every_method_has_one_row() -> None:
 
 
 def test_the_settings_are_what_the_command_writes() -> None:
-    assert settings_page.PAGE.read_text() == settings_page.page(), "python -m scripts.settings_page --write"
+    assert settings_page.PAGE.read_text() == settings_page.page(), "python -m tests.docs.settings_page --write"
 
 
 def test_no_setting_is_left_out() -> None:

@@ -15,19 +15,17 @@ from verl_vcpo.actor.hugging_face import write_folder
 from verl_vcpo.actor.losses import padded_responses
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
-CHECKPOINT, SHARDS, MODEL, LOG_PROBS = "global_step_1", "shards", "model", "log_probs"
+CHECKPOINT, MODEL, LOG_PROBS = "global_step_1", "model", "log_probs"
 _SHARD_BYTES = 100_000  # several files
 
 
 def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
-    """Leave the folders `CHECKPOINT`, `SHARDS` (Megatron's own), `MODEL`, and the batch's `LOG_PROBS` [B, T]."""
+    """Leave the folders `CHECKPOINT` and `MODEL`, and the batch's `LOG_PROBS` [B, T]."""
     join_processes(rank, layout.world_size, folder)
     engine = build_engine(layout, model, adamw())
     with engine.train_mode():
         engine.train_batch(batch_of(layout), loss_function(VCPOSettings(baseline=Baseline.MEAN)))
     engine.save_checkpoint(str(folder / CHECKPOINT / "actor"))
-    engine.checkpoint_mananager.use_dist_checkpointing = True
-    engine.save_checkpoint(str(folder / SHARDS / "actor"))
     with torch.no_grad():
         weights, _ = engine.get_per_tensor_param()
         write_folder(weights, engine.model_config, folder / MODEL, _SHARD_BYTES)

@@ -106,7 +106,6 @@ def make_batch(
             "temperature": 1.0,
             "use_remove_padding": layout.packed,
             "global_batch_size": GROUPS * GROUP_SIZE,
-            "lag": 0,
             **({"truncated": truncated} if truncated else {}),
             "policy_version": 8,
             **micro_batches,

@@ -29,11 +29,6 @@ def with_returns(batch: TensorDict) -> TensorDict:
 
 
 def train_actor(engine: Any, seed: int) -> dict[str, Any]:
-    """Make a VCPO update on the batch of `seed`; return its metrics. `auto` makes a measurement to resume."""
-    return _train(engine, make_batch(ONE_PROCESS, seed), loss_function(VCPOSettings(base_ess_ratio="auto")))
-
-
-def train_actor_by_lag(engine: Any, seed: int) -> dict[str, Any]:
     """Make a VCPO update on the batch of `seed` whose step follows the lag part; return its metrics."""
     return _train(engine, make_batch(ONE_PROCESS, seed), loss_function(VCPOSettings(ess_part=EssPart.LAG)))
 

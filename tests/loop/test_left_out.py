@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.loop.left_out import groups_without_signal, leave_out
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
+from verl_vcpo.loop.trainer import LagKTrainer
 
 GROUPS = {
     # the rewards of a prompt's samples, and which are truncated
@@ -121,3 +124,12 @@ def test_dynamic_filtering_compares_what_is_trained_on(
     filtered, _ = buffer._dapo_filtered_keys("train")
     assert filtered == nothing | ({"a"} if treatment == "drop" else set())
     assert buffer.partitions["train"] is tags and buffer.finished_keys["train"] == set(GROUPS)
+
+
+def test_the_engine_is_told_the_treatment_and_the_version_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is that which the update begins with: by it the engine knows the lag of each token."""
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
+    trainer = object.__new__(LagKTrainer)
+    trainer.config, trainer.global_steps = OmegaConf.create({"async": {"truncated": "mask"}}), 7
+    batch = trainer._update_actor(KVBatchMeta(keys=[], tags=[]), metrics={})
+    assert batch.extra_info == {"truncated": "mask", "policy_version": 6}

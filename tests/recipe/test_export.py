@@ -61,13 +61,11 @@ def test_what_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "is no checkpoint with a model" in complaint(capsys, tmp_path, tmp_path / "out")
 
 
-def test_shards_without_what_the_run_began_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_megatrons_own_shards_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = tmp_path / "global_step_1" / "actor" / "model" / "dist_ckpt"
     shards.mkdir(parents=True)
     (shards / "metadata.json").write_text("{}")
-    assert "--model" in complaint(capsys, tmp_path / "global_step_1", tmp_path / "out")
-    with pytest.raises(export.ExportError, match="python -m recipe.export"):  # as recipe.evaluate asks
-        export.weights_of(tmp_path / "global_step_1")
+    assert "add hf_model to" in complaint(capsys, tmp_path / "global_step_1", tmp_path / "out")
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_how_norms_will_be_measured(
 )
 def test_a_mixture_of_experts_is_told(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
     """Catches a plan that promises packed norms where the trainer will fall back."""
-    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 8}))
     config = OmegaConf.create(
         {
             "vcpo": {},

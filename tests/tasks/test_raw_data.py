@@ -7,18 +7,17 @@ import pandas as pd
 import pytest
 
 from recipe.tasks import reward
-from recipe.tasks.countdown.problems import Difficulty
-from recipe.warm_start.tokenizer import train_tokenizer
-from scripts import prepare_data, sample_data
+from scripts import prepare_data
+from tests.kit import raw_data
 
-TASKS = tuple(sample_data.TASKS)
+TASKS = tuple(raw_data.TASKS)
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     """Raw files of every task, each in a folder of its name."""
     for task in TASKS:
-        assert sample_data.main([task, "--out", str(tmp_path / "raw" / task)]) == 0
+        raw_data.write(task, tmp_path / "raw" / task)
     return tmp_path / "raw"
 
 
@@ -69,9 +68,9 @@ def test_math_leaves_out_what_is_evaluated_on(raw: Path, capsys) -> None:
     held_out = json.loads((raw / "math/math-500/test.jsonl").read_text().splitlines()[0])
     extra = raw / "math/hendrycks/geometry/train-00000-of-00001.parquet"
     boxless = {"problem": "Prove it.", "solution": "Trivial.", "level": "Level 5", "type": "Geometry"}
-    sample_data.write_parquet(extra, [{**boxless, **{k: held_out[k] for k in ("problem", "solution")}}, boxless])
+    raw_data.write_parquet(extra, [{**boxless, **{k: held_out[k] for k in ("problem", "solution")}}, boxless])
     # the whole test split of MATH, beside MATH-500
-    sample_data.write_parquet(extra.with_name("test-00000-of-00001.parquet"), [boxless])
+    raw_data.write_parquet(extra.with_name("test-00000-of-00001.parquet"), [boxless])
     assert prepare("math", raw) == 0
     assert "removed: 1 in MATH-500, 1 without a \\boxed answer" in capsys.readouterr().out
     assert json.loads((raw.parent / "math/meta.json").read_text())["rows"] == {"train": 64, "val": 16}
@@ -84,22 +83,6 @@ def test_tool_use_drops_repetitions_and_dapos_own_instructions(raw: Path, capsys
     for prompt in rows["prompt"]:
         text = prompt[0]["content"]
         assert "Answer:" not in text and "```python" in text and text.endswith("?")
-
-
-def test_prompts_longer_than_the_model_takes_are_removed(raw: Path, tmp_path: Path, capsys) -> None:
-    train_tokenizer(Difficulty()).save_pretrained(tmp_path / "tokenizer")
-    rewrite(raw / "gsm8k/train.jsonl", lambda r: {**r, "question": r["question"] + "!" * 200 * (" 2 pens" in str(r))})
-    long = sum("!" in line for line in (raw / "gsm8k/train.jsonl").read_text().splitlines())
-    options = ("--tokenizer", str(tmp_path / "tokenizer"))
-    assert prepare("gsm8k", raw, *options, "--max-prompt-length", "200") == 0
-    assert 0 < long < 64
-    assert f"removed: {long} train prompts of more than 200 tokens" in capsys.readouterr().out
-    meta = json.loads((raw.parent / "gsm8k/meta.json").read_text())
-    assert meta["rows"]["train"] == 64 - long and meta["longest_train_prompt"] <= 200
-    assert prepare("gsm8k", raw, *options) == 0, "the preset's limit is 2048"
-    assert "removed: nothing" in capsys.readouterr().out
-    assert prepare("gsm8k", raw, *options, "--max-prompt-length", "5") == 2
-    assert "no training rows are left (64 train prompts of more than 5 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -130,7 +113,7 @@ def test_prompts_longer_than_the_model_takes_are_removed(raw: Path, tmp_path: Pa
         ),
         (
             "tool_use",
-            lambda raw: sample_data.write_parquet(raw / "tool_use/dapo/more.parquet", [{"prompt": "2+2?"}]),
+            lambda raw: raw_data.write_parquet(raw / "tool_use/dapo/more.parquet", [{"prompt": "2+2?"}]),
             "column 'prompt' must hold one chat message: '2+2?'",
         ),
         (
@@ -149,8 +132,6 @@ def test_a_bad_source_is_one_line_and_status_2(raw: Path, capsys, task: str, spo
     assert not (raw.parent / task).exists()
 
 
-def test_a_source_or_a_tokenizer_that_is_not_there(raw: Path, capsys) -> None:
+def test_a_source_that_is_not_there(capsys) -> None:
     assert prepare_data.main(["gsm8k", "--source", "nowhere", "--out", "x"]) == 2
     assert "--source nowhere: no such folder; get them with `hf download openai/gsm8k" in capsys.readouterr().err
-    assert prepare("gsm8k", raw, "--tokenizer", str(raw)) == 2
-    assert "no tokenizer" in capsys.readouterr().err

@@ -29,7 +29,6 @@ def test_right_or_wrong(response: str, right: float) -> None:
     [
         (["--digits", "2"], "digits=2"),
         (["--val", "0"], "val=0"),
-        (["--tokenizer", "anywhere"], "--max-prompt-length is missing"),
     ],
 )
 def test_a_bad_setting_is_one_line(tmp_path, capsys, options: list[str], named: str) -> None:

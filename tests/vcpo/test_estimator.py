@@ -165,7 +165,6 @@ def test_non_finite_reward_is_an_error() -> None:
         ({"min_step_size_multiplier": "x"}, r"vcpo.min_step_size_multiplier='x': give a number in \[0, 1\]"),
         ({"base_ess_ratio": "best"}, r"vcpo.base_ess_ratio='best': give a number in \(0, 1\]"),
         ({"norm_by_std": "yes"}, "vcpo.norm_by_std='yes': give true or false"),
-        ({"step_size_rule": "none", "base_ess_ratio": "auto"}, "vcpo.base_ess_ratio=auto: has no effect"),
         ({"step_size_rule": "none", "min_step_size_multiplier": 0.1}, "min_step_size_multiplier=0.1: has no effect"),
         ({"truncation": None, "ess_weights": "truncated"}, "vcpo.ess_weights=truncated: nothing is truncated"),
         (
@@ -264,18 +263,6 @@ def test_rewards_count_as_equal_below_a_deviation_of_a_millionth() -> None:
         reward = torch.tensor([1 + deviation, 1 - deviation]).double()
         step = estimate(config, torch.zeros(2), reward, torch.zeros(2).long())
         torch.testing.assert_close(step.coefficient, torch.tensor([normalised, -normalised]).double())
-
-
-def test_a_base_that_is_measured_takes_the_place_of_a_given_one() -> None:
-    log_weight = torch.tensor([1e4, 0.0, 0.0, 0.0])  # rho is 1/4
-    rest = (torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4).long())
-    config = VCPOConfig(baseline="mean", base_ess_ratio="auto")
-    for base, multiplier in ((0.5, math.sqrt(0.5)), (None, 1.0)):
-        assert estimate(config, log_weight, *rest, base_ess_ratio=base).step_size_multiplier == pytest.approx(
-            multiplier
-        )
-    nothing = torch.full((4,), math.nan)
-    assert estimate(config, nothing, *rest).step_size_multiplier == 0.0
 
 
 def test_settings_that_are_not_given_are_the_published_method() -> None:

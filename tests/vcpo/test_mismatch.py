@@ -141,7 +141,6 @@ def test_the_expected_ratio_is_that_of_the_batchs_own_lengths_and_size() -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"base_ess_ratio": "auto"}, "takes arithmetic out already"),
         ({"ess_weights": "truncated"}, "needs the untruncated"),
         ({"step_size_rule": "none"}, "vcpo.ess_part=lag: has no effect"),
     ],

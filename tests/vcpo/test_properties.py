@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vcpo import Baseline, FreshestEssRatio, OpobScope, OpobWeights, StepSizeRule, VCPOConfig, estimate
+from vcpo import Baseline, OpobScope, OpobWeights, StepSizeRule, VCPOConfig, estimate
 from vcpo.baseline import leave_one_out, length_weighted, optimal_off_policy
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
@@ -164,23 +164,6 @@ def test_groups_are_independent_at_group_scope(batch: dict[str, torch.Tensor]) -
     torch.testing.assert_close(part.baseline, whole.baseline[first])
     size = len(first) / int(first.sum())  # each divides by its own batch size
     torch.testing.assert_close(part.coefficient, whole.coefficient[first] * size)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), max_size=60))
-def test_the_measured_base_is_the_mean_of_the_freshest(measured: list[tuple[float, int]]) -> None:
-    base = FreshestEssRatio()
-    for ratio, lag in measured:
-        base.update(ratio, lag)
-    usable = [(ratio, lag) for ratio, lag in measured if ratio > 0]
-    if not usable:
-        assert base.value is None
-        return
-    freshest = min(lag for _, lag in usable)
-    window = [ratio for ratio, lag in usable if lag == freshest][-FreshestEssRatio.WINDOW :]
-    assert base.value == pytest.approx(sum(window) / len(window))
-    restored = FreshestEssRatio()
-    restored.load_state_dict(base.state_dict())
-    assert restored.value == base.value
 
 
 REWARD = st.one_of(st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.floats(-2, 2))

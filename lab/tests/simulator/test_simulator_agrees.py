@@ -26,8 +26,8 @@ from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import Truncated
 
-# VCPO's updates are compared above; two others get weights from a pass of log-probs before the update
-THE_ACTORS = [name for name in METHODS if not decided_by(name)["vcpo.enable"] and name not in ("otb", "decoupled_ppo")]
+# VCPO's updates are compared above; another method gets weights from a pass of log-probs before the update
+THE_ACTORS = [name for name in METHODS if not decided_by(name)["vcpo.enable"] and name != "decoupled_ppo"]
 
 
 def as_simulated(data: TensorDict) -> Batch:

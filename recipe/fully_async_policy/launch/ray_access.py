@@ -163,7 +163,7 @@ def started(ray_init: Mapping[str, Any], folder: Path | None = None) -> Iterator
                 environment |= loopback | {_ONE_MACHINE: "0"}
             if _given_token() is None:
                 environment[_TOKEN] = secrets.token_hex(32)
-        stack.enter_context(_environment(environment))
+        stack.enter_context(start_up.environment(environment))
         Config.initialize("")  # this process has read the mode already, and may have read a token
         loader.reset_cache()
         ray_constants.ENABLE_RAY_CLUSTER = had_clusters and _ONE_MACHINE not in environment
@@ -281,17 +281,3 @@ def _status(address: str, metadata: list[tuple[str, str]]) -> Any:
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

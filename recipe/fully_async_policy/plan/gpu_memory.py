@@ -25,7 +25,6 @@ The activations are those of a micro-batch in which every sequence has the full 
 is set aside for CUDA, NCCL and working memory. tests/recipe/test_gpu_memory.py counts what Megatron keeps.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.plan.model_shape import ModelShape
 from recipe.fully_async_policy.settings.errors import SettingError
-from recipe.fully_async_policy.settings.model import has_experts
+from recipe.fully_async_policy.settings.model import has_experts, read_config
 from vcpo import OpobScope
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -241,8 +240,8 @@ def _activations(config: DictConfig, layout: Layout, shape: ModelShape, last: bo
 
 def is_mixture_of_experts(config: DictConfig) -> bool:
     """True where the model's config.json is here, and is that of a mixture of experts."""
-    file = Path(config.actor_rollout_ref.model.path) / "config.json"
-    return file.is_file() and has_experts(json.loads(file.read_text()))
+    folder = Path(config.actor_rollout_ref.model.path)
+    return (folder / "config.json").is_file() and has_experts(read_config(folder))
 
 
 def obstacle(config: DictConfig) -> str | None:

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 GPUS_PER_NODE = 8
 
-# What a reader of a run asks first; --print-config prints everything.
 SETTINGS = (
     "actor_rollout_ref.model.path",
     "data.train_files",
     "data.val_files",
     "run_dir",
     "async.lag",
+    "async.on_deadline",
     "method",
     "vcpo.truncation",
     "vcpo.step_size_rule",
@@ -50,6 +50,8 @@ SETTINGS = (
     "vcpo.baseline",
     "vcpo.opob_scope",
     "vcpo.norm_by_std",
+    "vcpo.norms.how",
+    "data.seed",
     "data.train_batch_size",
     "actor_rollout_ref.rollout.n",
     "data.max_prompt_length",
@@ -71,7 +73,13 @@ SETTINGS = (
     "actor_rollout_ref.rollout.val_kwargs.top_p",
     "trainer.test_freq",
     "trainer.total_training_steps",
+    "trainer.device",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "actor_rollout_ref.rollout.nnodes",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
 )
+"""The settings that a reader of a run asks for first; --print-config prints all. A report of runs shows the same."""
 
 _LAYERS = {
     None: "the layers of Transformer Engine, where that is installed, else Megatron's own",

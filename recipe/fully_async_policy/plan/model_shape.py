@@ -1,11 +1,10 @@
 """The sizes of a decoder with grouped-query attention and gated MLPs or experts, from transformers' configuration."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.model import read_config
 
 # The models of Megatron-Bridge that a `ModelShape` describes.
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -109,14 +108,10 @@ def read_shape(path: str) -> ModelShape | None:
     Raises:
         SettingError: the config.json cannot be read.
     """
-    file = Path(path) / "config.json"
-    if not file.is_file():
+    if not (Path(path) / "config.json").is_file():
         return KNOWN_SHAPES.get(Path(path).name)
-    try:
-        settings: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise SettingError(f"actor_rollout_ref.model.path={path}: config.json is not JSON ({error})") from None
-    if settings.get("model_type") not in MODEL_TYPES:
+    settings = read_config(Path(path))
+    if settings["model_type"] not in MODEL_TYPES:
         return None
     from transformers import AutoConfig
 

@@ -21,7 +21,7 @@ BACKENDS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.weights.nccl", None)
 _ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "local": "000"}
 """For each attention_backend what Megatron wants of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN."""
-_AFTER_THE_FORWARD = ("optimal_token_baseline", "tir_optimal_token_baseline")
+_NEEDS_PROBABILITIES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 Found = Iterator[tuple[str, str]]
 """Settings with what is wrong with them: words to follow `setting=value: `."""
@@ -174,14 +174,10 @@ def _estimator(config: DictConfig) -> Found:
     import verl_vcpo.actor.policy_losses  # noqa: F401  # registers ours
 
     setting, estimator = "algorithm.adv_estimator", config.algorithm.adv_estimator
-    measured = (
-        config.actor_rollout_ref.actor.calculate_sum_pi_squared and not config.algorithm.rollout_correction.bypass_mode
-    )
     if estimator not in ADV_ESTIMATOR_REGISTRY:
         yield setting, choices(estimator, ADV_ESTIMATOR_REGISTRY)
-    if estimator in _AFTER_THE_FORWARD and not measured:
-        words = f"needs the policy's probabilities before the update; set {_ACTOR}.calculate_sum_pi_squared=true"
-        yield setting, f"{words}, algorithm.rollout_correction.bypass_mode=false"
+    if estimator in _NEEDS_PROBABILITIES:
+        yield setting, "needs the policy's probabilities, which verl's V1 trainer does not pass to it; choose another"
 
 
 def _layout(config: DictConfig) -> Found:

@@ -33,7 +33,8 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase":
         model.path = _downloaded(config, model.path)
     folder = Path(model.path)
     settings = read_config(folder)
-    _check_weights(folder)
+    if why := missing_weights(folder):
+        raise _wrong(folder, f"{why}; {_FOLDER}, or get the checkpoint again")
     _check_positions(config, settings)
     return read_tokenizer(model)
 
@@ -75,24 +76,24 @@ def has_experts(model: dict[str, Any]) -> bool:
     return any(model.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
-def _check_weights(folder: Path) -> None:
+def missing_weights(folder: Path) -> str | None:
+    """What is wrong with the files of weights in a model's folder, in words; None: nothing."""
     if (folder / _INDEX).is_file():
         try:
             parts = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
         except (ValueError, KeyError, AttributeError) as error:
-            raise _wrong(folder, f"{_INDEX} cannot be read ({first_line(error)})") from None
+            return f"{_INDEX} cannot be read ({first_line(error)})"
         if missing := sorted(part for part in parts if not (folder / part).is_file()):
-            words = f"{len(missing)} of {len(parts)} files of weights are missing, the first is {missing[0]}"
-            raise _wrong(folder, f"{words}; download the checkpoint again")
+            return f"{len(missing)} of {len(parts)} files of weights are missing, the first is {missing[0]}"
     elif not any(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)):
-        raise _wrong(folder, f"the folder has no weights (*.safetensors); {_FOLDER}")
+        return "the folder has no weights (*.safetensors)"
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="numpy"):  # reads the header, and compares it with the file's size
                 pass
         except (OSError, SafetensorError) as error:
-            words = f"{file.name} cannot be read ({first_line(error)}); get the checkpoint again"
-            raise _wrong(folder, words) from None
+            return f"{file.name} cannot be read ({first_line(error)})"
+    return None
 
 
 def _check_positions(config: DictConfig, settings: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from vcpo import AUTO, Estimate, FreshestEssRatio, Mismatch, VCPOConfig, estimate
+from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.mismatch import WeightParts
 from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
@@ -65,7 +65,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.freshest_ess_ratio = FreshestEssRatio()
         self.mismatch = Mismatch()
         self.sequence_weights = SequenceWeights()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
@@ -95,8 +94,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
         Args:
             data: this data-parallel rank's B sequences, with verl's fields and `rollout_log_probs` [B, T], `rm_scores`
-                [B, T] (their sum: the raw reward), `uid` (the prompt group) and, with `base_ess_ratio=auto`, `lag` (the
-                largest lag of the batch).
+                [B, T] (their sum: the raw reward) and `uid` (the prompt group).
             loss_function: verl's, a partial that carries the actor's config.
 
         Returns:
@@ -104,7 +102,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
         Raises:
             ValueError: a sequence without one log-prob, or one value of the mask, for each response token.
-            KeyError: `base_ess_ratio=auto` and no `lag`.
         """
         actor_config = loss_function.keywords["config"]
         vcpo: VCPOSettings = actor_config.vcpo
@@ -120,7 +117,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             parts = self._parts(batch, batch_begins)
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch, parts), parts)
 
-        lag = _lag(data, vcpo)
         note_longest_response(data)
         aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
         packed = self._packed_update(data, vcpo, aggregation)
@@ -130,8 +126,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         step = self._estimate(vcpo, batch, parts)
         self.last_update = (batch, step)
         self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
-        if batch_begins and lag is not None:  # later mini-batches are stale: the earlier have moved the policy
-            self.freshest_ess_ratio.update(step.ess_ratio, lag)
         if not (step.usable & ~batch.masked).any():  # a gradient of zero still moves weights: momentum, weight decay
             return self._with_metrics(self._outputs([0.0]), batch, step, parts, grad_norm=0.0)
         if losses is not None:
@@ -261,7 +255,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             batch.group,
             squared_norm=batch.squared_norm,
             length=batch.tokens,
-            base_ess_ratio=self.freshest_ess_ratio.value,
             masked=batch.masked,
             lag_ess_ratio=parts.lag if parts else None,
         )
@@ -318,8 +311,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         """Save verl's checkpoint, and what has been measured of the weights of fresh data."""
         super().save_checkpoint(local_path, *args, **kwargs)
         if dist.get_rank() == 0:
-            state = {**self.freshest_ess_ratio.state_dict(), "mismatch": self.mismatch.state_dict()}
-            write_whole(Path(local_path) / STATE_FILE, json.dumps(state))
+            write_whole(Path(local_path) / STATE_FILE, json.dumps({"mismatch": self.mismatch.state_dict()}))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load a checkpoint of this engine, or of verl's."""
@@ -327,7 +319,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         state = json.loads(state_file.read_text()) if local_path and state_file.is_file() else None
         super().load_checkpoint(local_path, *args, **kwargs)
         if state is not None:
-            self.freshest_ess_ratio.load_state_dict(state)
             self.mismatch.load_state_dict(state["mismatch"])
 
 
@@ -339,14 +330,6 @@ class ValueEngine(LocalLayers, Resumable, MegatronEngineWithValueHead):
 def _ends_batch(data: TensorDict) -> bool:
     """Return True for a batch's last mini-batch in the last epoch, as verl's worker marks it."""
     return bool(tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True))
-
-
-def _lag(data: TensorDict, config: VCPOConfig) -> int | None:
-    """Return the batch's largest lag. If it is missing: None, or a KeyError with `base_ess_ratio=auto`."""
-    lag: int | None = tu.get_non_tensor_data(data, key="lag", default=None)
-    if lag is None and config.base_ess_ratio == AUTO:
-        raise KeyError("vcpo.base_ess_ratio=auto needs the batch's `lag`, which the trainer puts into its extra_info")
-    return lag
 
 
 def _mean(values: Tensor) -> float:

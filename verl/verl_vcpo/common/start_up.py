@@ -5,7 +5,7 @@ import gc
 import getpass
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from verl_vcpo.common import queue_sockets
@@ -42,18 +42,26 @@ def temporary_files_in_run_folder() -> Iterator[None]:
     Raises:
         PermissionError: the folder of the run cannot be made (`run_folder.private_folder`).
     """
-    places = _places()
-    before = {name: os.environ.get(name) for name in places}
-    os.environ.update(places)
-    tempfile.tempdir = None
+    try:
+        with environment(_places()):
+            tempfile.tempdir = None
+            yield
+    finally:
+        tempfile.tempdir = None
+
+
+@contextlib.contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the block."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
         for name, value in before.items():
-            del os.environ[name]
+            os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        tempfile.tempdir = None
 
 
 def _places() -> dict[str, str]:

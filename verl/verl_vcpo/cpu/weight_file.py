@@ -24,11 +24,6 @@ _POLL_S = 0.01
 _FILE_NAME = "vcpo_weight_file"
 
 
-def weight_files(run_id: str, directory: str = "/dev/shm") -> list[Path]:
-    """Return the weight files of a run that are in shared memory now; none between synchronisations."""
-    return sorted(Path(directory).glob(f"vcpo-{run_id}-*"))
-
-
 def weights_of(sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
     """Return the weights of the file whose name `receive_weights` has yielded; the file is mapped.
 

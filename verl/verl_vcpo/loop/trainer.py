@@ -31,7 +31,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 import verl_vcpo.actor.policy_losses  # noqa: F401  # registers the advantages of one of our methods
-from verl_vcpo.actor import token_baseline
 from verl_vcpo.actor.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.actor.norms.settings import in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -87,7 +86,6 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.run_log = RunLog(config.run_dir, scales, advisor, answered)
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
-        self.has_token_baseline: bool = actor.calculate_sum_pi_squared
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. So the driver fetches no
         # token of a batch, and its work for a step does not grow with the tokens of the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
@@ -267,19 +265,14 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             return batch
         # PPOTrainerSeparateAsync saves a CPU copy of the model here, for parameter_sync_step > 1. Ours is 1: every step
         # ends with a weight update. The grandparent makes no copy.
-        with token_baseline.requested(batch) if self.has_token_baseline else contextlib.nullcontext():
-            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.engine_reads_batch:
             return batch
-        with token_baseline.passed_to_estimator(batch) if self.has_token_baseline else contextlib.nullcontext():
-            return super()._compute_advantage(batch, metrics)
+        return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        oldest = min(tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding"))
-        # With vcpo.base_ess_ratio=auto the engine takes the base ratio from the batches with the smallest lag.
-        batch.extra_info["lag"] = self.global_steps - 1 - oldest
         batch.extra_info[TRUNCATED] = self.config["async"].truncated
         batch.extra_info["policy_version"] = self.global_steps - 1
         return super()._update_actor(batch, metrics)

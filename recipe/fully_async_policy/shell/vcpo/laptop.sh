@@ -16,8 +16,10 @@ if [[ ! -f $MODEL/config.json ]]; then
   python -m recipe.warm_start.train --data data/laptop/countdown --out "$MODEL" --steps 20
 fi
 if [[ ! -f $DATA/meta.json ]]; then
-  python -m scripts.sample_data "$TASK" --out "$DATA/raw"
-  python -m scripts.prepare_data "$TASK" --source "$DATA/raw" --tokenizer "$MODEL" --max-prompt-length 448 --out "$DATA"
+  sums=$(for a in {1..8}; do for b in {1..10}; do echo "What is $a + $b?,$((a + b))"; done; done)
+  printf 'question,answer\n%s\n' "$sums" >"$DATA.csv"
+  python -m scripts.prepare_data rows --from "$DATA.csv" --question question --answer answer --val-fraction 0.2 \
+    --name "${TASK/tool_use/dapo}" --out "$DATA"
 fi
 if [[ $TASK == tool_use && ${DRY_RUN:-} != 1 ]]; then
   # This run starts its own sandbox: the sandbox of another run ends with that run.

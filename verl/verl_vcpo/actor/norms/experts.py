@@ -173,9 +173,3 @@ def _copies() -> str | None:
         f"expert_model_parallel_size x expert_tensor_parallel_size={experts}: less than context_parallel_size x "
         f"tensor_model_parallel_size={len(sequence)}, so that copies of an expert have parts of the same sequence"
     )
-
-
-def are_shared() -> bool:
-    """Return True where experts of this rank get the sequences of several data-parallel ranks."""
-    experts = set(dist.get_process_group_ranks(mpu.get_expert_tensor_and_model_parallel_group()))
-    return not experts <= set(dist.get_process_group_ranks(mpu.get_tensor_and_context_parallel_group()))

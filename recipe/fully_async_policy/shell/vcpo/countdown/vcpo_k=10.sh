@@ -5,7 +5,7 @@
 source "$(dirname "$0")/../launch.sh" || exit
 
 MODEL=models/Qwen2.5-7B # a Hugging Face checkpoint's folder
-DATA=data/countdown # python -m scripts.prepare_data countdown --tokenizer MODEL --out data/countdown
+DATA=data/countdown # python -m scripts.prepare_data countdown --out data/countdown
 LAYOUT=(
   trainer.n_gpus_per_node=4
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4

@@ -6,7 +6,7 @@
 source "$(dirname "$0")/../launch.sh" || exit
 
 MODEL=models/Qwen2-1.5B # a Hugging Face checkpoint's folder
-DATA=data/gsm8k # python -m scripts.prepare_data gsm8k --source raw/gsm8k --tokenizer MODEL --out data/gsm8k
+DATA=data/gsm8k # python -m scripts.prepare_data gsm8k --source raw/gsm8k --out data/gsm8k
 LAYOUT=(
   trainer.n_gpus_per_node=2
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2

@@ -7,7 +7,7 @@
 source "$(dirname "$0")/../launch.sh" || exit
 
 MODEL=models/Qwen2.5-7B # a Hugging Face checkpoint's folder
-DATA=data/tool_use # python -m scripts.prepare_data tool_use --source raw/tool_use --tokenizer MODEL --out data/tool_use
+DATA=data/tool_use # python -m scripts.prepare_data tool_use --source raw/tool_use --out data/tool_use
 LAYOUT=(
   trainer.n_gpus_per_node=2
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2

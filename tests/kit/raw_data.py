@@ -1,8 +1,4 @@
-"""Small raw files in the schema of a task's hub: `python -m scripts.sample_data gsm8k --out raw/gsm8k`.
-
-To try a task without a download. The problems are sums of small numbers, the same for the same seed;
-scripts.prepare_data reads the files as it reads the real ones.
-"""
+"""Small raw files in the schema of a task's hub, which scripts.prepare_data reads as it reads the real ones."""
 
 import json
 import random
@@ -12,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from recipe.command_line import OneLineParser, run_command
 from verl_vcpo.common.whole_file import whole_file, write_whole
 
 TRAIN, VAL = 64, 16
@@ -26,9 +21,9 @@ DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
 Sum = tuple[int, int]
 
 
-def sums(seed: int) -> tuple[list[Sum], list[Sum]]:
-    """(training, validation) pairs of numbers, all distinct."""
-    rng = random.Random(f"sample data/{seed}")
+def sums() -> tuple[list[Sum], list[Sum]]:
+    """(training, validation) pairs of numbers, all distinct; the same at every call."""
+    rng = random.Random("sample data/0")
     pairs = rng.sample([(a, b) for a in range(1, 21) for b in range(1, 21)], TRAIN + VAL)
     return pairs[:TRAIN], pairs[TRAIN:]
 
@@ -95,16 +90,6 @@ def write_parquet(file: Path, rows: list[dict[str, Any]]) -> None:
         pd.DataFrame(rows).to_parquet(partial, index=False)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="sample_data", description=__doc__.splitlines()[0])
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write into")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    args = parser.parse_args(argv)
-    TASKS[args.task](args.out, *sums(args.seed))
-    print(f"{args.task}: {TRAIN} training and {VAL} evaluation problems in {args.out}")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+def write(task: str, out: Path) -> None:
+    """Write the raw files of a task, with sums of small numbers as problems."""
+    TASKS[task](out, *sums())

@@ -1,4 +1,4 @@
-"""docs/reference/settings.md, from the code: `python -m scripts.settings_page [--write]`.
+"""docs/reference/settings.md, from the code: `python -m tests.docs.settings_page [--write]`.
 
 Without --write it compares the page with the code. Exit code 1 where they differ.
 """
@@ -20,7 +20,7 @@ from verl_vcpo.actor.norms.settings import NormsConfig
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.whole_file import write_whole
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 CONFIG = ROOT / "recipe" / "fully_async_policy" / "config"
 # "  name: value # meaning", and the meaning alone, on the line above
@@ -38,7 +38,7 @@ python -m recipe.fully_async_policy.main +task=countdown --print-config    # all
 ```
 
 [When to change a setting of VCPO](../explanation/algorithm.md#when-to-change-a-setting). [All methods](methods.md).
-This page is written from the code: `python -m scripts.settings_page --write`.
+This page is written from the code: `python -m tests.docs.settings_page --write`.
 """
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 # Settings of verl, Megatron and Ray: what it is.
@@ -169,14 +169,14 @@ def _code(value: str) -> str:
 
 def main() -> int:
     """Returns 1 where page and code differ."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.settings_page", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.docs.settings_page", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the page")
     if parser.parse_args().write:
         write_whole(PAGE, page())
         return 0
     if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
         return 0
-    print(f"{PAGE.relative_to(ROOT)} is not what the code says: python -m scripts.settings_page --write")
+    print(f"{PAGE.relative_to(ROOT)} is not what the code says: python -m tests.docs.settings_page --write")
     return 1
 
 
