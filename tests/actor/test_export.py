@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +23,15 @@ LAYOUTS = [
 
 def log_probs(folder: Path, adapter: Path | None = None) -> torch.Tensor:
     """[B, T] of the responses that the layouts are asked for, 0 beyond their ends."""
-    from tests.kit.layout_worker import make_batch
-
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     assert model.dtype == torch.float32
-    if adapter:
-        model = PeftModel.from_pretrained(model, adapter)
+    return log_probs_of(PeftModel.from_pretrained(model, adapter) if adapter else model)
+
+
+def log_probs_of(model: Any) -> torch.Tensor:
+    """`log_probs` of a model of transformers."""
+    from tests.kit.layout_worker import make_batch
+
     rows = []
     batch = make_batch(LAYOUTS[0])
     for ids, prompt in zip(batch["input_ids"].unbind(), batch["prompts"].unbind(), strict=True):

@@ -1,6 +1,5 @@
 """A pretrained model, SmolLM2-135M: transformers, Megatron and vLLM give the same log-probs after a step of VCPO."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,23 +9,8 @@ import torch
 
 from recipe import smollm2
 from tests.actor.test_export import LAYOUTS, log_probs
-from tests.kit import ROOT
+from tests.kit import ROOT, by_vllm
 from tests.kit.layout_run import run_processes
-
-BY_VLLM = """
-import json, sys
-from verl_vcpo.cpu import environment
-environment.apply()
-import verl
-from vllm import LLM, SamplingParams
-if __name__ == "__main__":
-    model, sequences, out = sys.argv[1:]
-    prompts = [{"prompt_token_ids": ids} for ids in json.load(open(sequences))]
-    engine = LLM(model, dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=16)
-    found = engine.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=1.0))
-    of_each = [[at[t].logprob for at, t in zip(o.prompt_logprobs[1:], o.prompt_token_ids[1:])] for o in found]
-    json.dump(of_each, open(out, "w"))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +36,8 @@ def test_three_engines_agree(model: Path, tmp_path: Path) -> None:
     by_megatron, by_transformers = torch.load(tmp_path / LOG_PROBS), log_probs(tmp_path / MODEL)
     assert (by_transformers - by_megatron).abs().max() < 2e-4
     assert (log_probs(model) - by_megatron).abs().max() > 1e-3, "the step changed nothing"
-    batch = make_batch(LAYOUTS[0])
-    (tmp_path / "ids.json").write_text(json.dumps([ids.tolist() for ids in batch["input_ids"].unbind()]))
-    names = [str(tmp_path / name) for name in (MODEL, "ids.json", "vllm.json")]
-    (tmp_path / "by_vllm.py").write_text(BY_VLLM)
-    subprocess.run([sys.executable, str(tmp_path / "by_vllm.py"), *names], check=True, cwd=ROOT, timeout=900)
-    rows = json.loads((tmp_path / "vllm.json").read_text())
-    responses = [
-        torch.tensor(row[len(prompt) - 1 :]) for row, prompt in zip(rows, batch["prompts"].unbind(), strict=True)
-    ]
-    by_vllm = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True)
-    assert (by_vllm - by_megatron).abs().max() < 2e-4
+    of_vllm = by_vllm.log_probs(tmp_path / MODEL, make_batch(LAYOUTS[0]), tmp_path)
+    assert (of_vllm - by_megatron).abs().max() < 2e-4
 
 
 def test_a_wheel_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

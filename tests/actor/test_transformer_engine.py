@@ -17,12 +17,14 @@ from tests.kit import ROOT
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
+TESTS = ["tests/actor/te", "tests/actor/test_families.py"]
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The tests' process, which has ended, and the file into which test_an_update has written its squared norms."""
     norms = tmp_path_factory.mktemp("te") / "norms"
-    command = [sys.executable, "-m", "pytest", "-p", "tests.kit.te_stack", "-q", "--color=no", "tests/actor/te"]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.kit.te_stack", "-q", "--color=no", *TESTS]
     environment = {**os.environ, "VCPO_TE_NORMS": str(norms)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     return run, norms

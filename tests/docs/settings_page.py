@@ -54,9 +54,14 @@ _LAYOUTS = {
     f"`{_ACTOR}.megatron.optimizer_offload=true`": "the optimizer's state is on the GPU for its step only",
     f"`{_ACTOR}.megatron.param_offload=true`": "weights and gradients leave the GPU between updates",
     f"`{_ROLLOUT}.checkpoint_engine.backend=nccl`": (
-        "how weights reach the samplers: `hardware=gpu` sets it. `naive` is refused"
+        "how weights reach the samplers: `hardware=gpu` sets it. `naive` is refused, and `delta_sharded`, which "
+        "sends changes alone"
     ),
     f"`{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes`": "memory of that transfer on each side",
+    f"`{_ACTOR}.megatron.router_replay.mode=R3`, `{_ROLLOUT}.enable_rollout_routing_replay=true`": (
+        "of a mixture of experts, together: an update takes the experts that samplers chose, 2 bytes for each token, "
+        "layer and chosen expert"
+    ),
     "`trainer.save_freq=25`, `trainer.resume_mode=auto`": "checkpoints; continue from the newest",
     "`trainer.max_actor_ckpt_to_keep=2`": "the two newest checkpoints stay",
     "`RAY_ADDRESS`, or `ray_kwargs.ray_init.address`": (

@@ -132,7 +132,6 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
         of_shape: settings of transformers' configuration to change.
     """
     import transformers
-    from tokenizers import Tokenizer, models
 
     shape: dict[str, Any] = dict(
         vocab_size=VOCABULARY,
@@ -160,16 +159,23 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
         network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, rope_parameters=scaled))
     else:
         network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
+    write_checkpoint(network, folder / model)
+    return folder / model
+
+
+def write_checkpoint(network: Any, path: Path) -> None:
+    """Write a model of transformers to `path`, in float32, with a tokenizer of one token per character."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):  # zeros would stay near zero, where rounding is all there is
             torch.nn.init.normal_(parameter, std=0.1)
-    path = folder / model
     network.float().save_pretrained(path)
     tokens = {chr(i + 32): i for i in range(VOCABULARY - 2)} | {"<eos>": VOCABULARY - 2, "<pad>": VOCABULARY - 1}
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
     special = {"eos_token": "<eos>", "pad_token": "<pad>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
-    return path
 
 
 def run_layout(layout: ParallelLayout, checkpoint: Path, of: list[Method]) -> dict[str, Result]:

@@ -8,17 +8,54 @@ from tests.kit import te_on_cpu
 
 te_on_cpu.install()  # before Megatron is imported
 
-import inspect  # noqa: E402
+import copy  # noqa: E402
 from typing import Any  # noqa: E402
 
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 import transformer_engine  # noqa: E402
+from megatron.core.extensions import transformer_engine as extension  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from verl_vcpo.actor.varlen_attention import VarlenAttention  # noqa: E402
+
+
+class TorchAttention(VarlenAttention):
+    """torch's attention in the place of Transformer Engine's, with sliding windows."""
+
+    def __init__(
+        self, config: TransformerConfig, *args: Any, k_channels: int = 0, v_channels: int = 0, **kwargs: Any
+    ) -> None:
+        """Take the arguments that Megatron gives to Transformer Engine's attention."""
+        without_window = copy.copy(config)
+        without_window.window_size = None
+        super().__init__(without_window, *args, **kwargs)
+        self.window = config.window_size
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int) -> Tensor:
+        if self.window is None:
+            return super()._packed(query, key, value, offsets, longest)
+        assert self.cp_group.size() == 1 and self.window[1] == 0
+        inner, outputs = offsets[1:-1].long(), []
+        for of_sequence in zip(*(x.tensor_split(inner) for x in (query, key, value)), strict=True):
+            at = torch.arange(len(of_sequence[0]))
+            before = at[:, None] - at
+            mask = (before >= 0) & (before <= self.window[0])
+            q, k, v = (x.transpose(0, 1) for x in of_sequence)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=True)
+            outputs.append(out.transpose(0, 1).flatten(1))
+        return torch.cat(outputs)
+
+
+extension.TEDotProductAttention = TorchAttention  # before layer specs take it
 
 from tests.kit import layout_worker  # noqa: E402
 from verl_vcpo.actor.local_layers import LocalLayers  # noqa: E402
-from verl_vcpo.actor.varlen_attention import VarlenAttention  # noqa: E402
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG  # noqa: E402
 
 TRANSFORMER_CONFIG["moe_grouped_gemm"] = True  # as Megatron-Bridge has it on a GPU
+TRANSFORMER_CONFIG["moe_shared_expert_overlap"] = False  # norms of DeepSeek-V2 would not be packed
 run = layout_worker.run  # a process of `layout_run`
 _upstream = LocalLayers._build_tf_config
 
@@ -28,16 +65,6 @@ def _build_tf_config(self: Any) -> None:
 
     utils.version = lambda package: transformer_engine.__version__  # no package of that name is installed
     _upstream(self)
-    layers = self.provider.transformer_layer_spec
-
-    def with_torch_attention(config: Any, vp_stage: int | None = None) -> Any:
-        takes_stage = "vp_stage" in inspect.signature(layers).parameters
-        spec = layers(config, vp_stage=vp_stage) if takes_stage else layers(config)
-        for layer in getattr(spec, "layer_specs", [spec]):
-            layer.submodules.self_attention.submodules.core_attention = VarlenAttention
-        return spec
-
-    self.provider.transformer_layer_spec = with_torch_attention
 
 
 LocalLayers._build_tf_config = _build_tf_config  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.report.batch_totals import in_place_of_tokens
 from verl_vcpo.report.trajectory_metrics import RAW_REWARD, few_fields
 
@@ -96,3 +97,17 @@ def test_the_same_as_from_all_tokens(with_raw_reward: bool, monkeypatch: pytest.
         f"critic/{what}/{which}" for what in ("advantages", "returns") for which in ("mean", "max", "min")
     }
     assert from_totals == {name: value for name, value in from_tokens.items() if name not in left_out}
+
+
+def test_a_step_fetches_its_fields_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels, the checkpoint and the metrics of a step read the same few fields."""
+    stored, batch = Stored(with_raw_reward=True), batch_of(LENGTHS)
+    monkeypatch.setattr(tq, "kv_batch_get", stored.kv_batch_get)
+    monkeypatch.setattr(PPOTrainer, "step", lambda *_: batch)
+    trainer: Any = object.__new__(LagKTrainer)
+    trainer.global_steps, trainer.config = 1, {"async": SimpleNamespace(truncated="train")}
+    trainer.sample_log = SimpleNamespace(is_due=lambda step: False)
+    trainer.replay_buffer = SimpleNamespace(ages={}, data_rows=[])
+    trainer.step({}, {})
+    lines = [trainer._with_own_metrics({"perf/total_num_tokens": 8}, TIMING) for _ in range(2)]
+    assert stored.fetched == ["num_turns", "extra_fields"] and lines[0] == lines[1]

@@ -48,6 +48,10 @@ WRONG = [
     (f"{ROLLOUT}.checkpoint_engine.backend=nccl", "backend=nccl: does not reach samplers"),
     ("trainer.v1.trainer_mode=sync", "trainer_mode=sync: verl's other trainers know no bound of the lag"),
     ("actor_rollout_ref.hybrid_engine=true", "hybrid_engine=true: trainer and samplers have devices of their own"),
+    (
+        "trainer.v1.separate_async.hybrid_rollout.enable_switch=true",
+        "enable_switch=true: lent GPUs have samplers without the limits of async.*; give rollout.n_gpus_per_node more",
+    ),
     ("trainer.v1.separate_async.parameter_sync_step=4", "parameter_sync_step=4: samplers get new weights after every"),
     ("reward.reward_model.enable=true", "reward_model.enable=true: the lag-k trainer has no devices for a reward"),
     (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_rank=8: Megatron's adapters have the rank {MODEL}.lora.rank; set it to 0"),
@@ -98,6 +102,9 @@ WRONG = [
     (f"{ACTOR}.optim.lr_warmup_steps_ratio=1", "lr_warmup_steps_ratio=1: give a share"),
     (f"{ROLLOUT}.n=abc", "rollout.n=abc: give a whole number of at least 1"),
     (f"{ROLLOUT}.n=1", "rollout.n=1: vcpo.baseline=opob, vcpo.norm_by_std=True compare"),
+    (f"{ACTOR}.megatron.router_replay.mode=R2", "router_replay.mode=R2: R2 needs a pass that a lag-k run leaves out"),
+    (f"{ACTOR}.megatron.router_replay.mode=R3", f"replay=false: {ACTOR}.megatron.router_replay.mode=R3 replays"),
+    (f"{ROLLOUT}.enable_rollout_routing_replay=true", "replay=true: vLLM's build for CPUs returns no experts"),
     (f"{ROLLOUT}.temperature=0", "rollout.temperature=0: the most likely token alone"),
     (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9: the policy's log-probs are over all tokens"),
     (f"{ROLLOUT}.top_k=20", "rollout.top_k=20: the policy's log-probs are over all tokens"),
@@ -279,7 +286,7 @@ def test_loggers_and_backends_are_verls() -> None:
     assert sorted(logger.PACKAGES) == sorted(Tracking.supported_backend)
     sources = [file.read_text() for file in Path(checkpoint_engine.__file__).parent.glob("*.py")]
     registered = {name for text in sources for name in re.findall(r'Registry\.register\("(\w+)"\)', text)}
-    assert registered == {"naive", *consistency.BACKENDS}
+    assert registered == {"naive", *consistency.BACKENDS, consistency.CHANGES_ALONE}
     from verl.experimental.agent_loop import agent_loop as loops
     from verl.experimental.agent_loop import tool_parser
 

@@ -34,7 +34,8 @@ def write(good: dict[str, str], **settings: Any) -> None:
             "model_type=glm4_moe needs Transformer Engine, which is not installed here; take a model of type llama, "
             "qwen2, qwen3, qwen3_moe",
         ),
-        ({"model_type": "gpt2"}, "model_type=gpt2 has no bridge in Megatron-Bridge; take a model of type llama"),
+        ({"model_type": "gpt2"}, "model_type=gpt2 is not supported: no test has trained one, so the trainer might"),
+        ({"model_type": "gemma2"}, "takes no packed sequences; take a model of type llama, qwen2, qwen3, qwen3_moe"),
         (
             {"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}},
             "the trainer has no rotary positions of type yarn for model_type=qwen2",
@@ -62,7 +63,8 @@ def test_refused(
 
 def check(tmp_path: Path, device: str = "cuda", **settings: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    model = {"actor_rollout_ref": {"model": {"path": str(tmp_path)}}, "critic": {"enable": False}}
+    rollout = {"enable_rollout_routing_replay": False}
+    model = {"actor_rollout_ref": {"model": {"path": str(tmp_path)}, "rollout": rollout}, "critic": {"enable": False}}
     check_trainable(OmegaConf.create(model | {"trainer": {"device": device}}))
 
 
@@ -95,10 +97,24 @@ def test_gpus_without_transformer_engine(tmp_path: Path, installed: Any) -> None
 
 def test_gpus_with_transformer_engine(tmp_path: Path, installed: Any) -> None:
     installed(transformer_engine=True)
-    for kind in MODELS:
-        check(tmp_path, model_type=kind)
-    with pytest.raises(SettingError, match="model_type=gpt2 has no bridge"):
+    for kind, model in MODELS.items():
+        check(tmp_path, model_type=kind, rope_scaling={"type": model.positions[0]}, attention_bias=model.has_biases)
+    with pytest.raises(SettingError, match="model_type=gpt2 is not supported"):
         check(tmp_path, model_type="gpt2")
+
+
+def test_groups_of_experts(tmp_path: Path, installed: Any) -> None:
+    installed(transformer_engine=True)
+    with pytest.raises(SettingError, match="limits groups of experts by another rule"):
+        check(tmp_path, model_type="deepseek_v2", topk_method="group_limited_greedy", rope_scaling={"type": "yarn"})
+
+
+def test_positions_of_two_kinds_of_layers(tmp_path: Path, installed: Any) -> None:
+    installed(transformer_engine=True)
+    near = {"rope_type": "default", "rope_theta": 1e4}
+    check(tmp_path, model_type="gemma3_text", rope_parameters={"sliding": near, "full": {"rope_type": "linear"}})
+    with pytest.raises(SettingError, match="no rotary positions of type yarn"):
+        check(tmp_path, model_type="gemma3_text", rope_parameters={"sliding": near, "full": {"rope_type": "yarn"}})
 
 
 def test_a_plan_for_gpus_on_a_laptop_tells_what_the_model_needs(

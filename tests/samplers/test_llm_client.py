@@ -5,13 +5,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, most_calls, request_order
-from verl_vcpo.samplers.client import MAX_SERVER_FAILURES, RequestEndsServers, ResumingLLMClient
+from verl_vcpo.samplers.client import MAX_SERVER_FAILURES, RequestEndsServers, ResumingLLMClient, _joined
 from verl_vcpo.samplers.router import IdleTimeLoadBalancer
 
 
@@ -236,3 +237,17 @@ def test_the_places_follow_from_the_layout(workers: int) -> None:
     )  # fmt: skip
     assert admitted_per_worker(rollout) * workers == 4096
     assert most_calls(rollout) > 4096
+
+
+def test_a_continued_response_has_each_tokens_experts_once() -> None:
+    """Catches experts that are missing where an aborted part has none: verl would fill up with expert 0."""
+
+    def part(tokens: int, experts: list[int] | None) -> TokenOutput:
+        rows = None if experts is None else np.array(experts).reshape(-1, 1, 1)
+        return TokenOutput(token_ids=[7] * tokens, routed_experts=rows)
+
+    whole = part(2, [1, 1, 1, 1])  # of a prompt of three tokens; the last token went through no model
+    for later in (part(1, None), part(0, None), part(2, [2] * 7)):
+        whole = _joined(whole, later)
+    assert whole.routed_experts.flatten().tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert _joined(part(2, None), part(1, [2] * 5)).routed_experts.flatten().tolist() == [2] * 5

@@ -16,13 +16,16 @@ from verl_vcpo.samplers.kv_cache import KVCache
 
 _ENDLESS = 100_000
 """`trainer.total_epochs` of vcpo_trainer.yaml: the number of steps decides."""
-BACKENDS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
+BACKENDS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine")
 """verl's ways of sending weights to samplers on devices of their own."""
+CHANGES_ALONE = "delta_sharded"
+"""verl's way of sending changed weights alone. A sampler that replaces a dead one would lack all others."""
 _OWN_MODULES = ("verl_vcpo.cpu.weight_file", "verl_vcpo.weights.nccl", None)
 _ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "local": "000"}
 """For each attention_backend what Megatron wants of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN."""
 _NEEDS_PROBABILITIES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_REPLAY, _RETURNED = f"{_ACTOR}.megatron.router_replay.mode", "enable_rollout_routing_replay"
 Found = Iterator[tuple[str, str]]
 """Settings with what is wrong with them: words to follow `setting=value: `."""
 
@@ -131,7 +134,21 @@ def _samplers(config: DictConfig) -> Found:
     of_ours = rollout.checkpoint_engine.custom_backend_module in _OWN_MODULES  # another may register any name
     if of_ours and rollout.checkpoint_engine.backend not in allowed:
         words = "does not reach samplers with devices of their own here"
+        if rollout.checkpoint_engine.backend == CHANGES_ALONE:
+            words = "needs a vLLM with checkpoint patches, which 0.24 has not, and samplers that never die"
         yield f"{_ROLLOUT}.checkpoint_engine.backend", f"{words}; {choices(rollout.checkpoint_engine.backend, allowed)}"
+
+
+def _experts(config: DictConfig) -> Found:
+    """A replay of the samplers' experts that has nothing to replay, or that the critic's routers disturb."""
+    replays = config.actor_rollout_ref.actor.megatron.router_replay.mode != "disabled"
+    returned, setting = config.actor_rollout_ref.rollout.enable_rollout_routing_replay, f"{_ROLLOUT}.{_RETURNED}"
+    if replays and not returned:
+        yield setting, f"{_REPLAY}=R3 replays the experts that samplers return; set it to true"
+    if returned and config.trainer.device == "cpu":
+        yield setting, "vLLM's build for CPUs returns no experts; set it to false"
+    if replays and config.critic.enable:
+        yield _REPLAY, "the critic's routers would take the places of the actor's; use a method without a critic"
 
 
 def _schedule(config: DictConfig) -> Found:
@@ -235,6 +252,7 @@ _CHECKS = (
     _adapters,
     _truncated,
     _samplers,
+    _experts,
     _vcpos_update,
     lengths,
     _schedule,

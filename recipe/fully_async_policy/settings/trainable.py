@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.errors import SettingError, wrong
 from recipe.fully_async_policy.settings.model import has_experts, read_config
-from verl_vcpo.actor.models import MODELS, Install, install_here, trained_with
+from verl_vcpo.actor.models import MODELS, NOT_BUILT, Install, install_here, trained_with
 from verl_vcpo.actor.rotary import kind_of, lost_scaling
 
 _BIASES = ("attention_bias", "mlp_bias")
@@ -28,6 +28,9 @@ def check_trainable(config: DictConfig) -> None:
             if has_experts(model) and config.actor_rollout_ref.model.lora.rank:
                 words = "adapters of a mixture of experts are not supported; leave it out: all weights are trained"
                 raise wrong(config, "actor_rollout_ref.model.lora.rank", words)
+            if not has_experts(model) and config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
+                words = f"{path} is no mixture of experts; leave it out"
+                raise wrong(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", words)
 
 
 def _check_vocabulary(config: DictConfig, path: str, model: dict[str, Any]) -> None:
@@ -56,20 +59,22 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
     trained, model = trained_with(install or Install.TRANSFORMER_ENGINE), MODELS.get(kind)
     instead = f"take a model of type {', '.join(sorted(trained))}"
     if model is None:
-        return f"model_type={kind} has no bridge in Megatron-Bridge; {instead}"
+        why = NOT_BUILT.get(kind, "no test has trained one, so the trainer might compute something else")
+        return f"model_type={kind} is not supported: {why}; {instead}"
     if kind not in trained:
         cure = f"install it (scripts/{Install.TRANSFORMER_ENGINE}), or " if install is Install.GPU else ""
         return f"model_type={kind} needs Transformer Engine, which is not installed here; {cure}{instead}"
-    if model.positions is None:
-        return None
     positions = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if kind_of(positions) not in model.positions:
+    of_layers = [part for part in positions.values() if isinstance(part, dict)] or [positions]
+    if other := next((found for found in map(kind_of, of_layers) if found not in model.positions), None):
         return (
-            f"the trainer has no rotary positions of type {kind_of(positions)} for model_type={kind}, and would "
+            f"the trainer has no rotary positions of type {other} for model_type={kind}, and would "
             f"compute other log-probs than the samplers; take a model with {' or '.join(model.positions)}"
         )
     if lost := lost_scaling(positions):
         return lost
-    if biased := next((name for name in _BIASES if config.get(name)), None):
+    if config.get("topk_method") == "group_limited_greedy":
+        return f"Megatron limits groups of experts by another rule than its topk_method; {instead}"
+    if biased := next((name for name in _BIASES if config.get(name) and not model.has_biases), None):
         return f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
     return None

@@ -76,6 +76,7 @@ _MEGATRON = _one_of("megatron", why="the lag-k trainer is built on Megatron alon
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
 _GREEDY = "the most likely token alone has no log-probs to weight; set it above 0"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
+_LENT = "lent GPUs have samplers without the limits of async.*; give rollout.n_gpus_per_node more of the GPUs instead"
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PARALLEL = f"{_ACTOR}.megatron"
 
@@ -141,6 +142,7 @@ TYPES: dict[str, Any] = {
     **_each(_COUNT, _PARALLEL, "expert_model_parallel_size"),
     **_each(_or_null(_COUNT), _PARALLEL, "virtual_pipeline_model_parallel_size expert_tensor_parallel_size"),
     f"{_PARALLEL}.vanilla_mbridge": _one_of(False, why="verl gives up the package mbridge, which is not installed"),
+    f"{_PARALLEL}.router_replay.mode": _one_of("disabled", "R3", why="R2 needs a pass that a lag-k run leaves out"),
     f"{_PARALLEL}.dtype": _one_of("float32", "bfloat16", "float16"),
     f"{_MODEL}.path": _a(str, "give the folder of a Hugging Face model", min_length=1),
     f"{_MODEL}.trust_remote_code": _FLAG,
@@ -163,6 +165,7 @@ TYPES: dict[str, Any] = {
     f"{_ROLLOUT}.calculate_log_probs": _one_of(True, why="importance weights need the samplers' log-probs"),
     f"{_ROLLOUT}.dtype": _one_of("auto", "bfloat16", "float16", "float32"),
     **_each(_SHARE, _ROLLOUT, "gpu_memory_utilization val_kwargs.top_p"),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": _FLAG,
     f"{_ROLLOUT}.val_kwargs.temperature": _NOT_NEGATIVE,
     f"{_ROLLOUT}.val_kwargs.top_k": _ALL,
     **_each(_COUNT, f"{_ROLLOUT}.multi_turn", "max_parallel_calls max_tool_response_length"),
@@ -199,6 +202,7 @@ TYPES: dict[str, Any] = {
     # the run
     "trainer.v1.trainer_mode": _one_of("lag_k", why="verl's other trainers know no bound of the lag"),
     "trainer.v1.separate_async.parameter_sync_step": _one_of(1, why="samplers get new weights after every update"),
+    "trainer.v1.separate_async.hybrid_rollout.enable_switch": _one_of(False, why=_LENT),
     **_each(_or_null(_COUNT), "trainer", "total_training_steps max_actor_ckpt_to_keep"),
     **_each(_COUNT, "trainer", "total_epochs n_gpus_per_node nnodes"),
     **_each(_NEVER, "trainer", "test_freq save_freq"),

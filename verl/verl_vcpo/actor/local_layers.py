@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
+from verl_vcpo.actor.latent_attention import with_plain_queries
 from verl_vcpo.actor.megatron_bridge import AutoMapping
 from verl_vcpo.actor.norms.experts import TappedRouter
 from verl_vcpo.actor.norms.modules import TappedNorm
@@ -70,9 +71,19 @@ class LocalLayers(MegatronEngineWithLMHead):
             self.provider.transformer_impl = "local"
         if self.provider.transformer_impl == "local":
             self.provider.transformer_layer_spec = local_block
+        elif self.provider.multi_latent_attention and self.provider.q_lora_rank is None:
+            self.provider.transformer_layer_spec = with_plain_queries(self.provider.transformer_layer_spec)
         if self.peft_cls is not None:
             # with False Transformer Engine's norm gathers its output for the adapter, and drops the gradient of that
             self.peft_cls.sequence_parallel_input_regather = True
+
+    def _build_megatron_module(self) -> list[torch.nn.Module]:
+        """Build and load the model. Norms after a layer (Gemma 3) get the model's epsilon; Megatron-Bridge has 1e-5."""
+        chunks: list[torch.nn.Module] = super()._build_megatron_module()
+        for name, module in (pair for chunk in chunks for pair in chunk.named_modules()):
+            if name.endswith(".post_layernorm"):
+                module.eps = self.tf_config.layernorm_epsilon
+        return chunks
 
 
 def local_block(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:

@@ -33,7 +33,7 @@ from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.mismatch import WeightParts
 from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
-from verl_vcpo.actor.mini_batch import MiniBatch, check_lengths, gather_mini_batch
+from verl_vcpo.actor.mini_batch import MiniBatch, check_experts, check_lengths, gather_mini_batch
 from verl_vcpo.actor.norms import experts
 from verl_vcpo.actor.norms.layout import micro_batch
 from verl_vcpo.actor.norms.per_trajectory import score_gradients
@@ -101,11 +101,13 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             verl's dictionary; `metrics` on the rank that holds the outputs.
 
         Raises:
-            ValueError: a sequence without one log-prob, or one value of the mask, for each response token.
+            ValueError: a sequence without one log-prob, or one value of the mask, for each response token; or without
+                experts for a token, where these are replayed.
         """
         actor_config = loss_function.keywords["config"]
         vcpo: VCPOSettings = actor_config.vcpo
         check_lengths(data)
+        check_experts(data)
         batch_begins, self._batch_begins = self._batch_begins, _ends_batch(data)
         if batch_begins:
             self.sequence_weights.clear()

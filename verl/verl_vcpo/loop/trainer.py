@@ -75,6 +75,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     train_dataloader_it: Any
     curriculum: Curriculum | None = None
     """The levels of `data.levels`; None: there are none."""
+    _stored: Callable[[], FewFields]
+    """The few fields of the step's batch: one fetch for levels, checkpoint and metrics."""
 
     # Start: the parts of the run, each created once.
 
@@ -219,8 +221,9 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         start = time.perf_counter()
         batch = super().step(metrics, timing_raw)
         self._trained = batch, metrics, start
+        self._stored = functools.cache(functools.partial(few_fields, batch))
         if self.curriculum:  # as with samples: the step's checkpoint has the levels after this step
-            stored, row_of = few_fields(batch), self.replay_buffer.row_of
+            stored, row_of = self._stored(), self.replay_buffer.row_of
             answers = zip(stored.prompts, stored.right(), strict=True)
             for line in self.curriculum.look_at((row_of[uid], right) for uid, right in answers if uid in row_of):
                 console.print_line(line)
@@ -298,9 +301,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         batch, metrics, start = self._trained
         timing = {**self.timing_raw, "step": time.perf_counter() - start}
         metrics, epoch = dict(metrics), (self.global_steps - 1) // self.steps_per_epoch
-        stored = few_fields(batch)
-        self._verls_metrics(batch, stored, metrics, timing, self.global_steps, epoch)
-        return self._with_own_metrics(stored, metrics, timing)
+        self._verls_metrics(batch, metrics, timing, self.global_steps, epoch)
+        return self._with_own_metrics(metrics, timing)
 
     def _stage_weights(self) -> None:
         with marked_timer("stage_weights", self.timing_raw):
@@ -326,30 +328,28 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
-        stored = few_fields(batch)
-        self._verls_metrics(batch, stored, metrics, timing_raw, global_steps, epoch)
+        self._verls_metrics(batch, metrics, timing_raw, global_steps, epoch)
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
         metrics["vcpo/sampler_idle_share"] = ray.get(balancer.take_idle_share.remote())
-        self._record(global_steps, metrics, self._with_own_metrics(stored, metrics, timing_raw))
+        self._record(global_steps, metrics, self._with_own_metrics(metrics, timing_raw))
 
     def _record(self, step: int, metrics: dict[str, Any], line: dict[str, Any]) -> None:
         """Write the `line` of a step, and show the step's `metrics`, which verl logs too."""
         self.overview.step(step, metrics, self.run_log.write(step, line))
 
-    def _verls_metrics(self, batch: KVBatchMeta, stored: FewFields, metrics: dict[str, Any], *when: Any) -> None:
+    def _verls_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *when: Any) -> None:
         of_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
         tokens_stay = self.engine_reads_batch and not of_experts  # the load of experts is counted by token
-        with batch_totals.in_place_of_tokens(batch, stored, metrics) if tokens_stay else contextlib.nullcontext():
+        totals = batch_totals.in_place_of_tokens
+        with totals(batch, self._stored(), metrics) if tokens_stay else contextlib.nullcontext():
             super()._compute_metrics(batch, metrics, *when)
 
-    def _with_own_metrics(
-        self, stored: FewFields, metrics: dict[str, Any], timing_raw: dict[str, float]
-    ) -> dict[str, Any]:
+    def _with_own_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> dict[str, Any]:
         """Add our metrics to `metrics`; return them with the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
         metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
-        metrics |= trajectory_metrics(stored, self.config["async"].truncated)
+        metrics |= trajectory_metrics(self._stored(), self.config["async"].truncated)
         ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         levels = {"levels": self.curriculum.levels} if self.curriculum else {}
         ages_of_buffer = {str(age): ages[age] for age in sorted(ages)}

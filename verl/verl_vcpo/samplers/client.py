@@ -206,17 +206,23 @@ def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
             fields[name] = part.extra_fields.get(name)
         of_parts = [token_versions(each.extra_fields, len(each.token_ids)) for each in (whole, part) if each.token_ids]
         fields[FIELD] = [run for runs in of_parts for run in runs]
-    routed = whole.routed_experts
-    if part.routed_experts is not None and part.token_ids:
-        import numpy as np
-
-        new = part.routed_experts[-len(part.token_ids) :]
-        routed = part.routed_experts if routed is None else np.concatenate([routed, new])
     return TokenOutput(
         token_ids=whole.token_ids + part.token_ids,
         log_probs=(whole.log_probs or []) + (part.log_probs or []),
-        routed_experts=routed,
+        routed_experts=_all_experts(whole.routed_experts, part.routed_experts),
         stop_reason=part.stop_reason,
         num_preempted=(whole.num_preempted or 0) + (part.num_preempted or 0),
         extra_fields=fields,
     )
+
+
+def _all_experts(whole: Any, part: Any) -> Any:
+    """Join the experts [tokens, layers, chosen] of two outputs: `part` has those of the tokens of `whole` too.
+
+    Each token keeps the experts that computed it first. An aborted output may have none.
+    """
+    if whole is None or part is None:
+        return part if whole is None else whole
+    import numpy as np
+
+    return np.concatenate([whole, part[len(whole) :]])

@@ -65,8 +65,9 @@ def against_packing(setting: Callable[[str], Any]) -> str | None:
 
 def against_packing_experts(setting: Callable[[str], Any]) -> str | None:
     """Return the first setting with which packed norms of a mixture of experts are impossible, in words, or None."""
-    reasons = NOT_PACKED_EXPERTS.items()
-    return next((f"{name}={setting(name)}: {reason}" for name, reason in reasons if setting(name)), None)
+    frozen = {"moe_router_enable_expert_bias"} if setting("moe_router_bias_update_rate") == 0 else set()
+    reasons = ((name, reason) for name, reason in NOT_PACKED_EXPERTS.items() if setting(name) and name not in frozen)
+    return next((f"{name}={setting(name)}: {reason}" for name, reason in reasons), None)
 
 
 def in_words(how: NormsHow, layers: str, obstacle: str | None, experts: bool = False) -> str:
