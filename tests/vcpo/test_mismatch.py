@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vcpo import Mismatch, VCPOConfig, estimate
 from vcpo.ess import ess_ratio
-from vcpo.mismatch import OfLag, Span, _intercept, expected_ess_ratio, squared_log_ratios
+from vcpo.mismatch import OfLag, OfSequences, Span, _intercept, _shared, expected_ess_ratio, squared_log_ratios
 
 RMS, LENGTH, BATCH = 0.03, 2000, 128
 Rows = tuple[Tensor, Tensor, Tensor, list[list[Span]]]
@@ -74,6 +74,12 @@ def test_what_tokens_of_a_response_share_counts() -> None:
         shared = spread * torch.randn(BATCH, generator=torch.Generator().manual_seed(seed)) - spread**2 / 2
         parts = mismatch.update(log_weight + shared, tokens, squares, spans)
     assert parts is not None and parts.lag == pytest.approx(0.5, abs=0.15)
+
+
+def test_what_is_shared_is_less_where_its_error_is_large() -> None:
+    """More than independent tokens have: 3 of 100 tokens, so 0.03 each; the error of the 3 is the root of the spread."""
+    window = [OfSequences(sequences=4, tokens=100, squares=1.0, of_weights=4.0, spread=2.25)]
+    assert [_shared(window, errors) for errors in (0, 1, 2, 3)] == pytest.approx([0.03, 0.0225, 0, 0])
 
 
 @pytest.mark.parametrize("power", [1, 1.5, 2])
