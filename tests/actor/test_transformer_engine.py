@@ -26,7 +26,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
     norms = tmp_path_factory.mktemp("te") / "norms"
     command = [sys.executable, "-m", "pytest", "-p", "tests.kit.te_stack", "-q", "--color=no", *TESTS]
     environment = {**os.environ, "VCPO_TE_NORMS": str(norms)}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     return run, norms
 
 

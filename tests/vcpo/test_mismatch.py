@@ -77,7 +77,7 @@ def test_what_tokens_of_a_response_share_counts() -> None:
 
 
 def test_what_is_shared_is_less_where_its_error_is_large() -> None:
-    """More than independent tokens have: 3 of 100 tokens, so 0.03 each; the error of the 3 is the root of the spread."""
+    """Independent tokens would have 1, these have 4: 0.03 more per token. The root of the spread is the error of 3."""
     window = [OfSequences(sequences=4, tokens=100, squares=1.0, of_weights=4.0, spread=2.25)]
     assert [_shared(window, errors) for errors in (0, 1, 2, 3)] == pytest.approx([0.03, 0.0225, 0, 0])
 
