@@ -1,5 +1,6 @@
 """HumanEval: the package's solutions pass their tests in the sandbox, and nothing else does."""
 
+import ast
 import contextlib
 import io
 import json
@@ -88,6 +89,15 @@ def test_results_keep_their_values(url: str, kind: str) -> None:
     problem = {"prompt": head, "canonical_solution": "", "test": test, "entry_point": "same"}
     row = {"reward_model": {"ground_truth": json.dumps({**problem, "arguments": "[(1,)]"})}}
     assert score(row, "pass", url) == 1
+
+
+def test_every_other_function_fails() -> None:
+    """Words beside an assertion may call the function again."""
+    for row in human_eval.build(Namespace(val=163, seed=0)).val:
+        problem = json.loads(row["reward_model"]["ground_truth"])
+        assert "Set(" not in ast.dump(ast.parse(problem["arguments"])), "the repr of a set differs between processes"
+        with pytest.raises((AssertionError, TypeError, ZeroDivisionError)):
+            exec(human_eval.tests_program(repr(["other"] * len(eval(problem["arguments"]))), problem), {})
 
 
 def test_a_row_of_other_tests_is_no_zero(rows: list[Row], url: str) -> None:
