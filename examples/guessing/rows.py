@@ -6,6 +6,7 @@ that halves what is left finds all.
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,7 +15,7 @@ from examples.guessing.server import GUESSES, HIGHEST, Game
 OUT = Path("data/guessing")
 
 
-def row(number: int) -> dict:
+def row(number: int) -> dict[str, Any]:
     """The prompt of a game. Its number is the seed that the server draws from."""
     words = f"Game {number}: find a number from 1 to {HIGHEST} in {GUESSES} guesses."
     return {
@@ -25,7 +26,7 @@ def row(number: int) -> dict:
     }
 
 
-def lessons(number: int) -> list[dict]:
+def lessons(number: int) -> list[dict[str, Any]]:
     """Each turn of a random player's game: what was said so far, and the guess."""
     game, rng, chat, low, high = Game(), random.Random(f"lesson/{number}"), row(number)["prompt"], 1, HIGHEST
     turns = []

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -62,9 +63,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: GameServer
 
     def do_POST(self) -> None:
+        game = self.server.game
         try:
-            call = {"/reset": self.server.game.reset, "/step": self.server.game.step}[self.path]
-            status, said = 200, call(**json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            calls: dict[str, Callable[..., Reply]] = {"/reset": game.reset, "/step": game.step}
+            status, said = 200, calls[self.path](**json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         except (KeyError, TypeError, ValueError) as error:
             status, said = 400, {"error": repr(error)}
         body = json.dumps(said).encode()
