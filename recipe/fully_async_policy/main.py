@@ -192,7 +192,11 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     if rollout.router_config_path is None:
         rollout.router_config_path = str(own_files.CONFIG_DIR.parent / "router.yaml")  # verl wants an absolute path
     rollout.agent.agent_loop_config_path = packaged_file(rollout.agent.agent_loop_config_path)
-    for section, name in ((config.reward.custom_reward_function, "path"), (rollout.multi_turn, "function_tool_path")):
+    for section, name in (
+        (config.reward.custom_reward_function, "path"),
+        (rollout.multi_turn, "function_tool_path"),
+        (rollout.agent, "agent_loop_config_path"),
+    ):
         if section[name] and Path(section[name]).is_file():
             section[name] = str(Path(section[name]).resolve())  # the processes that load the file may work elsewhere
     return config

@@ -28,6 +28,7 @@ MAX_ANSWER_CHARS = 4096
 _RUNS_PYTHON = "its verifier runs the answer as Python"
 REFUSED = {
     "binary_matrix": _RUNS_PYTHON,
+    "boxnet": "its verifier raises for a number as the answer, and no problem has an answer to check the verifier with",
     "complex_arithmetic": "its verifier gives full marks for the answer nan",
     "composite": "it is made of other tasks; give those",
     "game_of_life_halting": "its verifier gives full marks for any text",
@@ -136,7 +137,8 @@ def compute_score(
 ) -> dict[str, float]:
     """Score one response: 1 if the verifier gives its answer full marks, else 0. `acc` is the same.
 
-    Raises ValueError for a row of another version of reasoning-gym, and what the verifier raises of a right answer.
+    Raises ValueError for a row of another version of reasoning-gym, and what a verifier raises that is not seen to
+    accept the problem's own answer.
     """
     made = json.loads(ground_truth)
     if made["version"] != installed():
@@ -165,7 +167,7 @@ def _is_right(answer: str, index: int, *of: Any) -> bool:
         return bool(verify(answer, entry=problem) >= 1)
     except Exception:
         # A verifier that accepts the problem's own answer has failed because of the response's answer.
-        if problem["answer"] is not None and verify(problem["answer"], entry=problem) < 1:
+        if problem["answer"] is None or verify(problem["answer"], entry=problem) < 1:
             raise
         return False
 

@@ -167,6 +167,15 @@ def test_what_a_reward_may_return(good: dict[str, str]) -> None:
     assert repr(asyncio.run(results())) == repr(expected), "Python's own numbers"
 
 
+def test_an_agent_loop_of_the_users_own_may_give_the_reward(good: dict[str, str]) -> None:
+    config = composed(good)
+    config.reward.custom_reward_function.path = None
+    with pytest.raises(SettingError, match="for a made-up response"):  # verl has no reward for this data source
+        check_reward(config, [sample("1")])
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = "mine"
+    check_reward(config, [sample("1")])
+
+
 def test_a_reward_of_a_broken_file(good: dict[str, str], capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "reward.py"
     for text, error in (("def compute_score(", "SyntaxError"), ("import no_such_package", "ModuleNotFoundError")):

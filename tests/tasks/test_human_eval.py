@@ -1,5 +1,8 @@
 """HumanEval: the package's solutions pass their tests in the sandbox, and nothing else does."""
 
+import ast
+import contextlib
+import io
 import json
 from argparse import Namespace
 from collections.abc import Iterator
@@ -37,6 +40,15 @@ def score(row: Row, code: str, url: str) -> float:
     return compute_score("human_eval", response, truth, {}, sandbox_url=url, sandbox_token_file=None)["score"]
 
 
+def test_the_results_of_every_solution_pass() -> None:
+    made = human_eval.build(Namespace(val=100, seed=0))
+    for row in made.train + made.val:
+        problem = json.loads(row["reward_model"]["ground_truth"])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(human_eval.results_program(f"```python\n{solution(row)}\n```\n", problem), {})
+        exec(human_eval.tests_program(printed.getvalue().splitlines()[-1], problem), {})
+
+
 def test_solutions_pass(rows: list[Row], url: str) -> None:
     for row in rows[:3]:
         truth = json.loads(row["reward_model"]["ground_truth"])
@@ -54,10 +66,46 @@ def test_solutions_pass(rows: list[Row], url: str) -> None:
         "assert False",
         "this is no Python",
         "while True: pass",
+        "import os; os._exit(3)",
+        "print(open(__file__).read().split()[-1])",
+        "print('\\n[[]]', flush=True); import os; os._exit(0)",
+        "class Same:\n    __eq__ = lambda *_: True\ndef ENTRY(*_): return Same()",
     ],
 )
 def test_others_do_not(rows: list[Row], url: str, code: str) -> None:
-    assert score(rows[0], code, url) == 0
+    name = json.loads(rows[0]["reward_model"]["ground_truth"])["entry_point"]
+    assert score(rows[0], code.replace("ENTRY", name), url) == 0
+
+
+def test_the_tests_are_not_beside_the_response(rows: list[Row]) -> None:
+    problem = json.loads(rows[0]["reward_model"]["ground_truth"])
+    assert "assert" in problem["test"] and "assert" not in human_eval.results_program("", problem)
+
+
+@pytest.mark.parametrize("kind", ["OrderedDict([(1, [2.5])])", "Counter('aa')", "[True, ('x', {3})]", "None", "10**30"])
+def test_results_keep_their_values(url: str, kind: str) -> None:
+    head = f"from collections import *\ndef same(x):\n    return {kind}\n"
+    test = f"from collections import *\ndef check(candidate):\n    assert candidate(1) == {kind}"
+    problem = {"prompt": head, "canonical_solution": "", "test": test, "entry_point": "same"}
+    row = {"reward_model": {"ground_truth": json.dumps({**problem, "arguments": "[(1,)]"})}}
+    assert score(row, "pass", url) == 1
+
+
+def test_every_other_function_fails() -> None:
+    """Words beside an assertion may call the function again."""
+    for row in human_eval.build(Namespace(val=163, seed=0)).val:
+        problem = json.loads(row["reward_model"]["ground_truth"])
+        assert "Set(" not in ast.dump(ast.parse(problem["arguments"])), "the repr of a set differs between processes"
+        with pytest.raises((AssertionError, TypeError, ZeroDivisionError)):
+            exec(human_eval.tests_program(repr(["other"] * len(eval(problem["arguments"]))), problem), {})
+
+
+def test_a_row_of_other_tests_is_no_zero(rows: list[Row], url: str) -> None:
+    problem = json.loads(rows[0]["reward_model"]["ground_truth"])
+    problem["arguments"] = repr([("other",) * len(arguments) for arguments in eval(problem["arguments"])])
+    body = f"```python\ndef {problem['entry_point']}(*_): return 1\n```"
+    with pytest.raises(RuntimeError, match="make the rows anew"):
+        compute_score("human_eval", body, json.dumps(problem), {}, sandbox_url=url)
 
 
 def test_a_response_without_code(rows: list[Row], url: str) -> None:

@@ -77,6 +77,10 @@ def test_why_others_are_refused() -> None:
     assert life.score_answer("zzz", entry=life[0]) == 1
     numbers = gym.create_dataset("complex_arithmetic", seed=1, size=1)
     assert numbers.score_answer("nan", entry=numbers[0]) == 1
+    boxes = gym.create_dataset("boxnet", seed=1, size=1)
+    assert boxes[0]["answer"] is None
+    with pytest.raises(TypeError):
+        boxes.score_answer("1", entry=boxes[0])
     for name, why in tasks.REFUSED.items():
         with pytest.raises(ValueError, match=re.escape(f"{name}: {why}")):
             built(name)
@@ -113,6 +117,14 @@ def test_answers() -> None:
 def test_a_verifier_that_fails_on_an_answer_finds_it_wrong() -> None:
     row = built("prime_factorization").val[0]
     assert score(row, "<answer>zzz</answer>") == 0 and score(row, f"<answer>{answer_to(row)}</answer>") == 1
+
+
+def test_a_verifier_that_fails_without_an_own_answer_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = built("graph_color").val[0]
+    assert answer_to(row) is None and score(row, "<answer>zzz</answer>") == 0
+    monkeypatch.setattr(gym.factory.DATASETS["graph_color"][0], "score_answer", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(row, "<answer>zzz</answer>")
 
 
 def test_a_row_of_another_version_is_no_zero() -> None:

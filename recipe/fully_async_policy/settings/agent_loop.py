@@ -13,6 +13,7 @@ from recipe.fully_async_policy.settings.errors import SettingError, choices, fir
 from recipe.tasks.tool_use.settings import ToolUseSettings
 
 VERLS = ("single_turn_agent", "tool_agent")
+SIMPLETIR = "simpletir"
 _LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 _LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
@@ -25,15 +26,20 @@ def check_agent_loop(config: DictConfig, files: bool) -> None:
         files: whether the files of tools, and the sandbox, have to be there.
     """
     given, names = OmegaConf.select(config, _LOOP), [*VERLS, *_names(config)]
-    if given == "simpletir" and (given not in names or "tool_use" not in config):
+    if given == SIMPLETIR and (given not in names or "tool_use" not in config):
         raise wrong(config, _LOOP, "add +agent=simpletir")
     if given not in names:
         words = choices(given, names)
         raise wrong(config, _LOOP, f"{words}; agent_loop_config_path names loops of your own")
-    if given == "simpletir":
+    if given == SIMPLETIR:
         _check_tool_use(config, files)
     if files and given == "tool_agent":
         _check_tools(config)
+
+
+def is_users_own(config: DictConfig) -> bool:
+    """Whether the agent loop is the user's own, which may give the reward itself."""
+    return OmegaConf.select(config, _LOOP) not in (*VERLS, SIMPLETIR)
 
 
 def _names(config: DictConfig) -> list[Any]:

@@ -4,6 +4,7 @@ import asyncio
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fully_async_policy.settings.agent_loop import is_users_own
 from recipe.fully_async_policy.settings.data import Sample
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from verl_vcpo.user_code.errors import LoadError, UserCodeError
@@ -37,10 +38,11 @@ def check_reward(config: DictConfig, samples: list[Sample]) -> None:
     """Score one response for each of these rows. Refuses a reward that does not load, raises, hangs or gives no score.
 
     Args:
-        samples: none of them is scored where a reward manager of the user's own needs no function.
+        samples: none of them is scored where a reward manager, or an agent loop, of the user's own needs no function.
     """
     custom = config.reward.custom_reward_function
-    if not samples or (not custom.path and config.reward.reward_manager.source != "register"):
+    needs_none = config.reward.reward_manager.source != "register" or is_users_own(config)
+    if not samples or (not custom.path and needs_none):
         return
     if custom.path and not custom.name:
         raise SettingError(f"{_SETTING}.name=null: give the function's name in {custom.path}")
