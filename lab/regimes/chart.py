@@ -14,7 +14,8 @@ from lab.stability.figures import new_figure, save
 from lab.stability.inference import LEVEL, Difference, holm, interval, paired
 from lab.stability.tables import Table
 
-METHODS = {"none": "no correction", "tis_seq": "truncated weights", "vcpo": "VCPO", LAG_PART: "VCPO, `ess_part=lag`"}
+METHODS = {"none": "none", "tis_seq": "tis_seq", "vcpo": "vcpo", LAG_PART: "lag part"}
+"""Names as they are shown; the last is `method=vcpo vcpo.ess_part=lag`."""
 BEHIND = 0.02
 """A method that keeps up is no more behind the best."""
 
@@ -32,9 +33,10 @@ class Regime:
     """Runs that collapsed, by method."""
 
     @property
-    def fresh_ess_ratio(self) -> float:
+    def fresh_ess_ratio(self) -> str:
         """The ESS ratio of fresh responses in a large batch."""
-        return math.exp(-self.tokens * self.rms**2)
+        ratio = math.exp(-self.tokens * self.rms**2)
+        return f"{ratio:.2g}" if ratio >= 0.001 else "< 0.001"
 
     @property
     def best(self) -> str:
@@ -104,7 +106,7 @@ def chart(runs: pd.DataFrame) -> list[Table]:
         of = {test.method: test for test in tests if test.regime is regime}
         cells = (_cell(regime, method) for method in METHODS)
         up = ", ".join(METHODS[method] for method in METHODS if method in of and of[method].keeps_up)
-        lines.append([str(regime.lag), _place(regime), f"{regime.fresh_ess_ratio:.2g}", *cells, up])
+        lines.append([str(regime.lag), _place(regime), regime.fresh_ess_ratio, *cells, up])
     columns = ["lag", "RMS at tokens", "ESS ratio, fresh", *METHODS.values(), "keep up"]
     seen = sorted(test.visible for test in tests if not math.isnan(test.visible))
     power = [f"{100 * value:.1f}" for value in (seen[0], statistics.median(seen), seen[-1])] if seen else ["-"] * 3
@@ -137,8 +139,8 @@ def draw(runs: pd.DataFrame, file: Path) -> Path:
             values = [[100 * value for value in at[i].of[method].values()] for i in there]
             means, reach = [statistics.mean(of) for of in values], [interval(of) for of in values]
             places = [i + 0.08 * (number - 1.5) for i in there]
-            axis.errorbar(places, means, reach, label=label.replace("`", ""), marker="o", linewidth=1.5, elinewidth=0.8)
-        axis.set_xticks(range(len(at)), [f"{_place(regime)}\nESS {regime.fresh_ess_ratio:.2g}" for regime in at])
+            axis.errorbar(places, means, reach, label=label, marker="o", linewidth=1.5, elinewidth=0.8)
+        axis.set_xticks(range(len(at)), [f"{_place(regime)}\nESS {regime.fresh_ess_ratio}" for regime in at])
         axis.set_title(f"lag {lag}", loc="left")
     figure.supxlabel("per-token RMS at tokens of a response; ESS ratio of fresh ones")
     axes[0, 0].set_ylabel("held-out accuracy after step k, %")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -98,7 +99,8 @@ class Batch:
     def rows(self, rows: slice | Tensor) -> "Batch":
         """Some of the sequences."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{name: None if value is None else value[rows] for name, value in values.items()})
+        some: dict[str, Any] = {name: value if value is None else value[rows] for name, value in values.items()}
+        return Batch(**some)
 
 
 def _moved(log_prob: Tensor, mask: Tensor, by: Tensor) -> Tensor:

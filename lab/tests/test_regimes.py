@@ -55,7 +55,7 @@ def test_the_tables() -> None:
     table, power = chart(RUNS)
     (exact, long) = table.rows
     assert exact[:3] == ["8", "exact", "1"] and long[1:3] == ["0.03 at 2,048", "0.16"]
-    assert exact[3] == "7.6, 4 of 4 collapsed" and long[-1] == "VCPO, `ess_part=lag`"
+    assert exact[3] == "7.6, 4 of 4 collapsed" and long[-1] == "lag part"
     assert power.rows[0][1] == "4" and float(power.rows[0][2]) < 3
 
 
