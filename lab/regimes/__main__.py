@@ -85,6 +85,8 @@ def collected(folders: dict[Arithmetic | None, Folder]) -> pd.DataFrame:
                     "lr_multiplier": round(steps["lr_multiplier"].mean(), 4),
                 }
             )
+    if not rows:
+        raise ValueError("--so-far: no run is finished; leave it out")
     order = ["rms", "tokens", "lag", "method", "seed"]
     return pd.DataFrame(rows).astype({"collapsed": "Int64"}).sort_values(order, ignore_index=True)
 
@@ -98,7 +100,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", nargs="+", type=whole_number(1), metavar="N", default=TOKENS, help="%(default)s")
     parser.add_argument("--workers", type=whole_number(1), default=os.cpu_count() or 1, help="processes (all cores)")
     parser.add_argument("--out", type=Path, default=Path("outputs/regimes"), help="default: %(default)s")
-    parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED / f"{FILE}.csv", help="make no run")
+    parser.add_argument("--so-far", action="store_true", help="show the runs that are there; make none")
+    parser.add_argument(
+        "--report", type=Path, nargs="?", const=PUBLISHED / f"{FILE}.csv", help="a regimes.csv; make no run"
+    )
     arguments = parser.parse_args(argv)
     if max(arguments.lags) >= STEPS:
         parser.error(f"--lags {max(arguments.lags)}: a run has {STEPS} steps; give smaller ones")
@@ -126,7 +131,8 @@ def _made(out: Path, wanted: list[Arithmetic | None], arguments: argparse.Namesp
         name = f"rms{each.rms:g}-tokens{each.tokens}" if each else "exact"
         folders[each] = Folder(out / name, task.preset, overrides, each)
         folders[each].open(task.model)
-    make(folders, arguments.lags, arguments.seeds, arguments.workers)
+    if not arguments.so_far:
+        make(folders, arguments.lags, arguments.seeds, arguments.workers)
     return collected(folders)
 
 
