@@ -10,6 +10,7 @@ from lab.regimes.chart import chart, judged, regimes
 from lab.simulator.arithmetic import Arithmetic
 from lab.simulator.grid import LAG_PART
 
+ROOT = Path(__file__).parents[2]
 LONG = Arithmetic(0.03, 2048)
 
 
@@ -75,3 +76,11 @@ def test_the_report_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     pd.testing.assert_frame_equal(pd.read_csv(out / "regimes.csv"), pd.read_csv(tmp_path / "runs.csv"))
     assert command.main(["--report", str(tmp_path / "none.csv"), "--out", str(out)]) == 2
     assert "none.csv" in capsys.readouterr().err
+
+
+def test_the_page_has_the_published_runs() -> None:
+    page = (ROOT / "docs/measurements/README.md").read_text()
+    runs = pd.read_csv(ROOT / command.PUBLISHED / "regimes.csv").astype({"collapsed": "Int64"})
+    for row in chart(runs)[0].rows:
+        assert f"| {row[1]} | {' | '.join(row[3:-1])} |" in page
+    assert f"{len(runs)} of 144 runs" in page
