@@ -59,4 +59,4 @@ def test_the_page_has_the_commands_numbers() -> None:
             row = found.get((2048 if tokens == "any" else int(tokens.replace(",", "")), ratio, kind))
             if row:  # those of 8,192 tokens take too long
                 bias, deviation = map(float, cell.split(","))
-                assert (bias, deviation) == (pytest.approx(row.bias, abs=6e-3), pytest.approx(row.deviation, abs=6e-3))
+                assert [bias, deviation] == pytest.approx([row.bias, row.deviation], abs=6e-3)
