@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
+from lab.simulator.arithmetic import Arithmetic
 from verl_vcpo.common.whole_file import whole_file, write_whole
 
 SETTINGS_FILE, RUNS = "settings.json", "runs"
 WEIGHTS = "first_policy"
 """The key of the fingerprint among a folder's settings."""
+LAG_PART = "vcpo_lag_part"
+"""VCPO whose step follows the lag's part of the weights alone, `vcpo.ess_part=lag`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class GridRun:
     """One cell of a grid."""
 
     method: str
-    """A file of config/method."""
+    """A file of config/method, or `LAG_PART`, or an intervention."""
     lag: int
     seed: int
     lr: float
@@ -45,11 +48,13 @@ class Folder:
 
     task: the preset, a file of config/task.
     overrides: settings of all runs, on top of the preset.
+    arithmetic: of the sampler, where it is not the trainer's.
     """
 
     path: Path
     task: str
     overrides: tuple[str, ...] = ()
+    arithmetic: Arithmetic | None = None
 
     def open(self, model: Path) -> None:
         """Make the folder, or check that it holds runs of the same settings and the same first policy.
@@ -60,6 +65,8 @@ class Folder:
         (self.path / RUNS).mkdir(parents=True, exist_ok=True)
         record = json.loads((model / "warm_start.json").read_text())["settings"]
         settings = {"task": self.task, "overrides": list(self.overrides), "model": record, WEIGHTS: fingerprint(model)}
+        if self.arithmetic:
+            settings["arithmetic"] = asdict(self.arithmetic)
         file = self.path / SETTINGS_FILE
         if not file.is_file():
             write_whole(file, json.dumps(settings, indent=2) + "\n")
@@ -107,17 +114,21 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
     return f"another first policy: its weights are {theirs[WEIGHTS]}, those here {ours[WEIGHTS]}"
 
 
-def run_all(runs: list[GridRun], folder: Folder, workers: int) -> Iterator[GridRun]:
-    """Make the runs that are missing; yields each as it is there, those of before first."""
-    missing = [run for run in runs if not folder.has(run)]
-    yield from (run for run in runs if run not in set(missing))
+def run_all(runs: Iterable[tuple[GridRun, Folder]], workers: int) -> Iterator[GridRun]:
+    """Make the runs that are missing, each in its folder; yields each as it is there, those of before first."""
+    missing = []
+    for run, folder in runs:
+        if folder.has(run):
+            yield run
+        else:
+            missing.append((run, folder))
     if not missing:
         return
     os.environ["OMP_NUM_THREADS"] = "1"  # a run uses one core; read when the processes import torch
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lab.simulator.simulator"])
     with ProcessPoolExecutor(min(workers, len(missing)), mp_context=context) as pool:
-        waiting = {pool.submit(_make, run, folder): run for run in missing}
+        waiting = {pool.submit(_make, run, folder): run for run, folder in missing}
         try:
             for done in as_completed(waiting):
                 done.result()
@@ -136,7 +147,7 @@ def _make(run: GridRun, folder: Folder) -> None:
 
     torch.set_num_threads(1)
     config = config_of(replace(run, method=BASES.get(run.method, run.method)), folder)
-    simulator = Simulator(config)
+    simulator = Simulator(config, folder.arithmetic)
     if run.method in BASES:
         of = folder.file(replace(run, method=RECORDED_FROM))
         recorded = pd.read_parquet(of).set_index("step")["level"].iloc[1:].to_dict() if of.is_file() else {}
@@ -149,7 +160,8 @@ def _make(run: GridRun, folder: Folder) -> None:
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:
     """The whole configuration of a run."""
-    config = _config(folder.task, run.method, folder.overrides).copy()
+    method, more = ("vcpo", ("vcpo.ess_part=lag",)) if run.method == LAG_PART else (run.method, ())
+    config = _config(folder.task, method, (*folder.overrides, *more)).copy()
     config["async"].lag, config.data.seed = run.lag, run.seed
     config.actor_rollout_ref.actor.optim.lr = run.lr
     return config

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from lab.simulator.analysis import LAST, LAST_SAMPLES
+from lab.simulator.arithmetic import Arithmetic
 from lab.simulator.batch import Batch, roll_out
 from lab.simulator.memory import keep_freed_memory
 from lab.simulator.optimizer import Optimizer
@@ -35,18 +36,20 @@ class Simulator:
 
     Args:
         config: the real stack's whole configuration; `data.seed` decides prompts and samples.
+        arithmetic: of a sampler that computes otherwise than the trainer.
 
     Raises:
         ValueError: rows, reward or model cannot be used.
     """
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: DictConfig, arithmetic: Arithmetic | None = None) -> None:
         keep_freed_memory()
-        self._config = config
+        self._config, self._arithmetic = config, arithmetic
         self._lag, self._steps = int(config["async"].lag), int(config.trainer.total_training_steps)
         self.task = Task(config.data, reward_of(config), config.actor_rollout_ref.model.path)
         self.policy = Policy.load(config.actor_rollout_ref.model.path)
         self.generator = torch.Generator().manual_seed(config.data.seed)
+        self._rounding = torch.Generator().manual_seed(config.data.seed)  # prompts and samples are those without
         self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
         self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
         self.method = build_method(config)
@@ -85,6 +88,8 @@ class Simulator:
             penalty = longest, settings.overlong_buffer_len, settings.overlong_penalty_factor
             for row, length in enumerate(batch.mask.sum(dim=1).tolist()):
                 batch.reward[row] += soft_length_penalty(length, *penalty)
+        if self._arithmetic:
+            batch = batch.sampled_by(self._arithmetic.draw(len(batch), self._rounding))
         self.queue.append(batch)
 
     def accuracies(self) -> dict[str, float]:

@@ -93,7 +93,7 @@ def _gradient(loss: Tensor, policy: Policy) -> Tensor:
 
 def kl(log_prob: Tensor, batch: Batch) -> float:
     """k3 estimate of KL(rollout || policy) per token, nats."""
-    return (kl_k3(log_prob, batch.rollout_log_prob, batch.mask).sum() / batch.mask.sum()).item()
+    return (kl_k3(log_prob, batch.exact_log_prob, batch.mask).sum() / batch.mask.sum()).item()
 
 
 def token_rewards(batch: Batch) -> Tensor:
@@ -171,8 +171,10 @@ class VCPOMethod:
         """The parts of a batch that one version has drawn, `lag` updates ago."""
         tokens, squares = (
             batch.mask.sum(dim=-1),
-            squared_log_ratios(log_prob, batch.rollout_log_prob, batch.mask).sum(-1),
+            squared_log_ratios(log_prob, batch.exact_log_prob, batch.mask).sum(-1),
         )
+        if batch.arithmetic is not None:
+            tokens, squares = tokens + batch.arithmetic[:, 0], squares + batch.arithmetic[:, 2]
         spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
         return self._mismatch.update(log_weight, tokens, squares, spans)
 

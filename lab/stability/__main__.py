@@ -29,7 +29,8 @@ STEPS, QUICK_STEPS = 300, 200
 
 def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
     """The curves of these runs, made where they are missing, under a progress bar."""
-    for _ in tqdm(run_all(runs, folder, workers), total=len(runs), desc="runs", unit="run", file=sys.stderr):
+    made = run_all(((run, folder) for run in runs), workers)
+    for _ in tqdm(made, total=len(runs), desc="runs", unit="run", file=sys.stderr):
         pass
     return folder.curves(runs)
 

@@ -99,7 +99,7 @@ def contrasts(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Contrast]:
             for method, against in pairs(samples):
                 if seeds := sorted(set(samples[method]) & set(samples[against])):
                     of = [[samples[name][seed] for seed in seeds] for name in (method, against)]
-                    found.append(Contrast(compared, lags, method, against, len(seeds), paired(*of), _visible(*of)))
+                    found.append(Contrast(compared, lags, method, against, len(seeds), paired(*of), visible(*of)))
     return found
 
 
@@ -147,7 +147,8 @@ def corrected(found: Sequence[Contrast]) -> list[Contrast]:
     return [replace(one, corrected=p) for one, p in zip(found, holm([c.difference.p for c in found]), strict=True)]
 
 
-def _visible(sample: Sequence[float], against: Sequence[float]) -> float:
+def visible(sample: Sequence[float], against: Sequence[float]) -> float:
+    """The difference of pairs that one test sees with a power of 80 %; NaN where all differ alike, or there is one."""
     differences = [value - other for value, other in zip(sample, against, strict=True)]
     if len(differences) < 2 or not (deviation := statistics.stdev(differences)):
         return math.nan

@@ -47,11 +47,11 @@ def draw_all(curves: Mapping[str, pd.DataFrame], shifts: pd.DataFrame, folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     first = next(iter(curves.values()))
-    files = [_save(predictors(first), folder / "predictors.png")]
+    files = [save(predictors(first), folder / "predictors.png")]
     if all(len(_lags(of)) > 1 for of in curves.values()):
-        files.append(_save(by_lag(curves), folder / "lags.png"))
+        files.append(save(by_lag(curves), folder / "lags.png"))
     if len(shifts):
-        files.append(_save(by_shift(shifts), folder / "shift.png"))
+        files.append(save(by_shift(shifts), folder / "shift.png"))
     return files
 
 
@@ -62,7 +62,7 @@ def _lags(curves: pd.DataFrame) -> list[int]:
 
 def by_lag(curves: Mapping[str, pd.DataFrame]) -> Any:
     """A panel per task: how many points each method is ahead of the reference at each lag, with 95 % intervals."""
-    figure, axes = _figure(1, len(curves), figsize=(5.5 * len(curves), 4.2))
+    figure, axes = new_figure(1, len(curves), figsize=(5.5 * len(curves), 4.2))
     for axis, (task, of) in zip(axes[0], curves.items(), strict=True):
         _by_lag(axis, of)
         axis.set_title(short(task), loc="left")
@@ -98,7 +98,7 @@ def _ahead(cell: Cell, reference: Cell) -> Difference:
 
 def by_shift(shifts: pd.DataFrame) -> Any:
     """A point per cell: OPOB's baseline less the mean reward, and points ahead of VCPO's step size alone."""
-    figure, axes = _figure(1, 2, figsize=(12, 4.6))
+    figure, axes = new_figure(1, 2, figsize=(12, 4.6))
     for axis, (high, title) in zip(axes[0], ((False, "learning rates 3e-5 and 1e-4"), (True, "3e-4")), strict=True):
         for line, marker in zip((line for line in LINES if line.method in SHIFTED), "o^", strict=True):
             for color, (task, of) in enumerate(shifts[shifts["method"] == line.method].groupby("task", sort=False)):
@@ -156,7 +156,7 @@ def predictors(curves: pd.DataFrame) -> Any:
 
 def _panels(curves: pd.DataFrame, draw: Callable[[Any, str], None]) -> Any:
     """One panel for each of `PANELS`; `draw` puts a metric's lines on its axis."""
-    figure, axes = _figure(2, 2, sharex=True, figsize=(12, 7.5))
+    figure, axes = new_figure(2, 2, sharex=True, figsize=(12, 7.5))
     for axis, (name, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
         draw(axis, name)
         axis.set_title(title)
@@ -169,7 +169,7 @@ def _panels(curves: pd.DataFrame, draw: Callable[[Any, str], None]) -> Any:
     return figure
 
 
-def _figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+def new_figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -193,7 +193,7 @@ def _draw_line(axis: Any, runs: pd.DataFrame, name: str, label: str) -> None:
     axis.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=line.get_color(), alpha=0.15)
 
 
-def _save(figure: Any, file: Path) -> Path:
+def save(figure: Any, file: Path) -> Path:
     import matplotlib.pyplot as plt
 
     partial = file.with_name(f"{file.name}.partial.png")

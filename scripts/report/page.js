@@ -124,6 +124,12 @@ function fillWarnings() {
   byId("warnings-section").hidden = !byId("warnings").childElementCount;
 }
 
+function fillLags() {
+  const rows = data.runs.flatMap((run) => run.of_lags.map((row) => [run.label, ...row]));
+  byId("lags-section").hidden = !rows.length;
+  fillTable(byId("lags"), [["", "lag", "mean reward", "mean weight", "of the responses", "of the gradient"], ...rows]);
+}
+
 function fillSettings() {
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.settings)))];
   fillTable(byId("settings"), [["", ...data.runs.map((run) => run.label)],
@@ -199,7 +205,7 @@ function show() {
   byId("outcome").textContent = data.outcome;
   fillTable(byId("results"), data.table);
   byId("note").textContent = data.note;
-  for (const fill of [fillChips, fillWarnings, fillSettings, fillSamples, drawAll]) fill();
+  for (const fill of [fillChips, fillWarnings, fillLags, fillSettings, fillSamples, drawAll]) fill();
 }
 
 function setTheme(dark) {

@@ -14,6 +14,7 @@ from scripts.report.outcome import error_of, outcome
 from scripts.report.runs import ReportedRun, labels
 from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
+from verl_vcpo.actor.lag_bins import BINS, FIRST, GRADIENT_SHARE, REWARD, SHARE, WEIGHT
 from verl_vcpo.common.step_lines import read_lines
 from verl_vcpo.report.learning_signal import EQUAL_GROUPS, IN_A_ROW
 from verl_vcpo.report.run_log import SAMPLES_FILE
@@ -79,7 +80,23 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "settings": _settings(run.config),
         "config": OmegaConf.to_yaml(run.config),
         "samples": read_samples(run.folder),
+        "of_lags": of_lags(run.lines),
     }
+
+
+def of_lags(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each bin of lags that has responses: their share, mean reward, mean weight, share of the gradient."""
+    rows, measured = [], [line for line in lines if f"actor/{SHARE.format(FIRST)}" in line]
+    for name in BINS:
+        share, reward, weight, gradient = (
+            [line.get(f"actor/{metric.format(name)}") or 0.0 for line in measured]
+            for metric in (SHARE, REWARD, WEIGHT, GRADIENT_SHARE)
+        )
+        if total := sum(share):
+            means = (sum(s * v for s, v in zip(share, values, strict=True)) / total for values in (reward, weight))
+            shares = (sum(values) / len(measured) for values in (share, gradient))
+            rows.append([name, *(f"{mean:.3g}" for mean in means), *(f"{of:.0%}" for of in shares)])
+    return rows
 
 
 def read_samples(folder: Path) -> dict[str, Any] | None:

@@ -71,6 +71,7 @@ def make_batch(
                 "uid": f"{i % GROUPS:032x}",
                 "extra_fields": {
                     "truncated": i % 3 == 1,
+                    "min_global_steps": 8 if i % 4 == 0 else 7 - i % 8,
                     "token_versions": [[8, 1], [7 if i % 4 else None, int(mask.sum()) - 1]],
                 },
                 "prompts": prompt,

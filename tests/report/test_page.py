@@ -48,6 +48,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
     lines = (runs[0] / "metrics.jsonl").read_text().replace('"collapse_signs": []', '"collapse_signs": ["kl_growth"]')
     (runs[0] / "metrics.jsonl").write_text(lines.replace(f'"{IN_A_ROW}": 0', f'"{IN_A_ROW}": 1', 3))
+    of_lags = {"share": 1.0, "reward": 0.25, "weight": 0.9, "gradient_share": 1.0}
+    lags = "".join(f', "actor/vcpo/lag/0/{name}": {value}' for name, value in of_lags.items())
+    lines = (runs[1] / "metrics.jsonl").read_text().replace('"collapse_signs": []', f'"collapse_signs": []{lags}')
+    (runs[1] / "metrics.jsonl").write_text(lines)
     write_samples(runs[1], [HOSTILE, *(f"response {i}" for i in range(1, 60))])
     (runs[1] / "command.txt").write_text("python -m recipe.fully_async_policy.main +task=math async.lag=10\n")
     return runs
@@ -92,6 +96,8 @@ def test_the_page_in_a_browser(url: str, page: browser.Page) -> None:
         "tis_seq, lag 10: collapse ahead: KL(rollout || policy) stays large, at 4 steps, from 1",
         "tis_seq, lag 10: no signal: all rewards of every group are equal, at 3 steps, from 1",
     ]
+    lags = page.run("[...document.querySelectorAll('#lags td')].map(e => e.textContent)")
+    assert lags == ["vcpo, lag 10", "0", "0.25", "0.9", "100%", "100%"]
     settings = page.run("document.getElementById('settings').innerText")
     assert "method\ttis_seq\tvcpo" in settings
     assert "async.lag=10" in page.run("document.getElementById('details').innerText")

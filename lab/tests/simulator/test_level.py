@@ -39,9 +39,9 @@ def test_recorded_levels_are_those_of_the_run_with_opob(overrides: list[str], as
     folder.open(assets / "model")
     opob, mean = (GridRun(method, 1, 1, 1e-3) for method in ("vcpo", MEAN_WITH_LEVEL))
     with pytest.raises(ValueError, match="make the runs of method vcpo first"):
-        list(run_all([mean], folder, workers=1))
+        list(run_all([(mean, folder)], workers=1))
     for run in (opob, mean):
-        list(run_all([run], folder, workers=1))
+        list(run_all([(run, folder)], workers=1))
     levels = folder.curves([opob, mean]).pivot_table(index="step", columns="method", values=["level", "reward"])
     assert levels["level", "vcpo"].any() and set(levels["reward"]) == {"vcpo", MEAN_WITH_LEVEL}
     signal = levels["level", MEAN_WITH_LEVEL] != 0  # a batch without a signal has no level

@@ -141,9 +141,9 @@ def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp
     folder = Folder(tmp_path / "grid", TASK, settings)
     folder.open(assets / "model")
     first, second = GridRun("vcpo", 0, 1, 1e-3), GridRun("tis_seq", 1, 1, 1e-3)
-    assert list(run_all([first], folder, workers=1)) == [first]
+    assert list(run_all([(first, folder)], workers=1)) == [first]
     made = folder.file(first).stat().st_mtime_ns
-    assert list(run_all([first, second], folder, workers=2)) == [first, second]
+    assert list(run_all([(first, folder), (second, folder)], workers=2)) == [first, second]
     assert folder.file(first).stat().st_mtime_ns == made, "a run that is there is not made again"
     curves = folder.curves([first, second])
     assert set(curves["method"]) == {"vcpo", "tis_seq"} and len(curves) == 14

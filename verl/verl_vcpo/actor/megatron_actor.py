@@ -31,6 +31,7 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 
 from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.mismatch import WeightParts
+from verl_vcpo.actor.lag_bins import of_lags
 from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.mini_batch import MiniBatch, check_experts, check_lengths, gather_mini_batch
@@ -288,6 +289,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             "vcpo/skipped_updates": int(not (usable & ~batch.masked).any()),
             "vcpo/second_backwards": int(second_backward),
             **parts_of_update(step, batch.truncated, batch.squared_norm),
+            **of_lags(batch.lag, step, batch.reward, batch.squared_norm),
         }
         if batch.squared_norm is not None:
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())

@@ -1,5 +1,6 @@
 """The global mini-batch, with one row per sequence: the same numbers on every rank of the trainer."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,8 @@ class MiniBatch:
     """[B] float64 sums of `vcpo.mismatch.squared_log_ratios`."""
     spans: list[list[Span]]
     """For each sequence, the tokens whose policy version is known."""
+    lag: Tensor
+    """[B] float64 updates since the oldest token; NaN where the version is unknown."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ def gather_mini_batch(
 
     uids = [uid for part in ranks for uid in part["uid"]]
     padding = torch.tensor([_is_padding(uid) for uid in uids])
-    names = ("log_weight", "reward", "kl", "tokens", "length", "squares")
+    names = ("log_weight", "reward", "kl", "tokens", "length", "squares", "lag")
     columns = {name: _column(ranks, name, torch.float64) for name in names}
     dropped = _taken_out(columns["tokens"], columns["length"]) & ~padding
     truncated = _column(ranks, "truncated", torch.bool)
@@ -246,6 +249,7 @@ def gather_mini_batch(
         mine=slice(start, start + sizes[data_parallel_rank]),
         squares=columns["squares"],
         spans=[spans for part in ranks for spans in part["spans"]],
+        lag=columns["lag"],
     )
 
 
@@ -265,7 +269,17 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
         "truncated": _truncated(data),
         "squares": squares.sum(dim=-1).tolist(),
         "spans": _spans(data, squares, mask),
+        "lag": _lags(data),
     }
+
+
+def _lags(data: TensorDict) -> list[float]:
+    """Return each sequence's updates between the version of its oldest token and the trainer's; NaN if unknown."""
+    version, fields = tu.get_non_tensor_data(data, key="policy_version", default=None), tu.get(data, "extra_fields")
+    if version is None or fields is None:
+        return [math.nan] * len(data)
+    oldest = (of_sequence.get("min_global_steps") for of_sequence in fields)
+    return [math.nan if first is None else float(version - first) for first in oldest]
 
 
 def _spans(data: TensorDict, squares: Tensor, mask: Tensor) -> list[list[Span]]:

@@ -38,6 +38,11 @@ def soft_length_penalty(length: int, limit: int, buffer: int, factor: float) -> 
     return -factor * max(0, length - (limit - buffer)) / buffer
 
 
+def gradient_sizes(step: Estimate, squared_norm: Tensor) -> Tensor:
+    """Return [B] |c_i| ||g_i||, the sizes of the sequences' parts of an update; 0 for what is not usable."""
+    return torch.where(step.usable, step.coefficient.abs() * squared_norm.sqrt(), 0.0)
+
+
 def parts_of_update(step: Estimate, truncated: Tensor, squared_norm: Tensor | None) -> dict[str, float]:
     """Return the mean weights of truncated and of finished responses, of those there are, and the truncated ones' share
     of sum_i |c_i| ||g_i||, where norms are measured.
@@ -50,6 +55,6 @@ def parts_of_update(step: Estimate, truncated: Tensor, squared_norm: Tensor | No
     kinds = {"vcpo/truncated/weight": step.usable & truncated, "vcpo/finished/weight": step.usable & ~truncated}
     parts = {name: step.weight[rows].mean().item() for name, rows in kinds.items() if rows.any()}
     if squared_norm is not None:
-        size = torch.where(step.usable, step.coefficient.abs() * squared_norm.sqrt(), 0.0)
+        size = gradient_sizes(step, squared_norm)
         parts["vcpo/truncated/gradient_share"] = (size[truncated].sum() / (size.sum() or 1.0)).item()
     return parts
