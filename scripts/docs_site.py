@@ -55,6 +55,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 # [text](docs/file) of the repository's README.md
 LOCAL_LINK = re.compile(r"\]\((?!\w+:|#)(docs/)?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>', re.DOTALL)
+MADE_HERE = ".docs_site"  # in a folder that this program has made, and may remove
 _NO_HEADING = "\n    options: {show_root_heading: false}"
 
 
@@ -68,17 +69,19 @@ def write_pages(folder: Path, repository: str) -> None:
     Raises:
         ValueError: for a link that leads nowhere, and for a folder with other files.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / "mkdocs.yml").exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / MADE_HERE).exists():
         raise ValueError(f"{folder} has other files: give --out a new folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(DOCS, folder / "docs")
     program = TUTORIAL_SOURCE.read_text(encoding="utf-8").replace("](../docs/", "](../")
     made = {"README.md": front_page(), TUTORIAL_PAGE: as_page(program), API_PAGE: api_page()}
     pages = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
-    for name, text in {**pages, **made}.items():
+    mended = {name: with_links_mended(text, name, repository) for name, text in {**pages, **made}.items()}
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(DOCS, folder / "docs")
+    (folder / MADE_HERE).touch()
+    for name, text in mended.items():
         target = folder / "docs" / name
         target.parent.mkdir(exist_ok=True)
-        target.write_text(with_links_mended(text, name, repository), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     (folder / "theme").mkdir()
     if MERMAID.is_file():
         (folder / "theme" / "main.html").write_text(TEMPLATE)
@@ -161,7 +164,7 @@ def main() -> int:
     """Write the pages, and build the site or serve it. Return 1 with a line on stderr where `write_pages` raises."""
     parser = argparse.ArgumentParser(prog="python -m scripts.docs_site", description="Build the documentation's site.")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "docs", help="folder of pages and site")
-    parser.add_argument("--serve", action="store_true", help="show the site at an address of this machine")
+    parser.add_argument("--serve", action="store_true", help="show the site, as it is now, at a local address")
     settings = parser.parse_args()
     folder = settings.out.resolve()
     try:

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -55,7 +56,7 @@ class GameServer(ThreadingHTTPServer):
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.game = Game()
+        self.game, self.lock = Game(), threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -66,7 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         game = self.server.game
         try:
             calls: dict[str, Callable[..., Reply]] = {"/reset": game.reset, "/step": game.step}
-            status, said = 200, calls[self.path](**json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            arguments = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with self.server.lock:
+                status, said = 200, calls[self.path](**arguments)
         except (KeyError, TypeError, ValueError) as error:
             status, said = 400, {"error": repr(error)}
         body = json.dumps(said).encode()

@@ -134,6 +134,8 @@ async def _passes(client: SandboxClient, response: str, problem: Mapping[str, st
     tested = await client.run(tests_program(results, problem), limit_s)
     if tested.return_code == _OTHER_ARGUMENTS:
         raise RuntimeError("the tests of the row call with other arguments than the row has; make the rows anew")
+    if tested.return_code not in (0, 1):  # 1: an assertion; the program has no line of the response, which could fail
+        raise RuntimeError(f"the program with the tests ended with {tested.return_code}: {tested.stderr[-200:]}")
     return tested.return_code == 0
 
 

@@ -88,8 +88,10 @@ def test_a_token_without_experts_is_refused() -> None:
     lengths = batch["input_ids"].offsets().diff().tolist()
     experts = [torch.tensor([3, 0]).repeat(n - 1, LAYERS, 1) for n in lengths]
     check_experts(with_experts(batch, experts))  # the last token's are not replayed
-    last = int(batch["response_mask"].unbind()[2].nonzero().max()) + 5 - 1
-    experts[2][last:] = 0
+    for sequence in experts:
+        sequence[:, 0] = 0  # as of a dense layer
+    check_experts(with_experts(batch, experts))
+    experts[2][-1:] = 0
     with pytest.raises(ValueError, match=f"no experts for a token of a sample of prompt {batch['uid'][2]}"):
         check_experts(with_experts(batch, experts))
 

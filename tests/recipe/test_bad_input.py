@@ -104,7 +104,11 @@ WRONG = [
     (f"{ROLLOUT}.n=1", "rollout.n=1: vcpo.baseline=opob, vcpo.norm_by_std=True compare"),
     (f"{ACTOR}.megatron.router_replay.mode=R2", "router_replay.mode=R2: R2 needs a pass that a lag-k run leaves out"),
     (f"{ACTOR}.megatron.router_replay.mode=R3", f"replay=false: {ACTOR}.megatron.router_replay.mode=R3 replays"),
-    (f"{ROLLOUT}.enable_rollout_routing_replay=true", "replay=true: vLLM's build for CPUs returns no experts"),
+    (f"{ROLLOUT}.enable_rollout_routing_replay=true", "replay=true: nothing reads the experts"),
+    (
+        f"{ROLLOUT}.enable_rollout_routing_replay=true {ROLLOUT}.moe_load_balance_metrics_interval=10",
+        "replay=true: vLLM's build for CPUs returns no experts",
+    ),
     (f"{ROLLOUT}.temperature=0", "rollout.temperature=0: the most likely token alone"),
     (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9: the policy's log-probs are over all tokens"),
     (f"{ROLLOUT}.top_k=20", "rollout.top_k=20: the policy's log-probs are over all tokens"),

@@ -82,5 +82,10 @@ def test_weights_that_only_the_index_has(tmp_path: Path, capsys: pytest.CaptureF
     """A checkpoint as it is left when the index of the first model names a weight that Megatron does not have."""
     (folder,) = run_with_checkpoints(tmp_path, 5)
     (folder / checkpoint.MANIFEST).unlink()  # whatever verl has written is whole by our manifest
-    (folder / "actor" / "model" / "huggingface" / "b.safetensors").unlink()
-    assert "b.safetensors" in complaint(capsys, folder, tmp_path / "out")
+    weights = folder / "actor" / "model" / "huggingface"
+    index = json.loads((weights / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lost"] = "b.safetensors"
+    (weights / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "b.safetensors lacks 1 of its weights, the first is lost" in complaint(capsys, folder, tmp_path / "out")
+    (weights / "b.safetensors").unlink()
+    assert "files of weights are missing, the first is b.safetensors" in complaint(capsys, folder, tmp_path / "out")

@@ -221,7 +221,8 @@ runpy.run_module("recipe.fully_async_policy.main", run_name="__main__")
 
 def test_interrupted_in_the_import_of_torch() -> None:
     """An interrupted import of torch that is begun again crashes the process."""
-    done = subprocess.run([sys.executable, "-c", _TERMINATED_IN_TORCH], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", _TERMINATED_IN_TORCH]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, command_in(done.stderr)) == (143, ["+task=countdown"]), done.stderr
     assert "Traceback" not in done.stderr
 

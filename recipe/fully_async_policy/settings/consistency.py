@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.settings.effects import vcpo_of
 from recipe.fully_async_policy.settings.errors import all_that_is_wrong, choices, wrong
+from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.checkpoint import NAME
 from verl_vcpo.loop.deadlines import OnDeadline
@@ -140,11 +141,16 @@ def _samplers(config: DictConfig) -> Found:
 
 
 def _experts(config: DictConfig) -> Found:
-    """A replay of the samplers' experts that has nothing to replay, or that the critic's routers disturb."""
+    """A replay of the samplers' experts that lacks some, or that the critic's routers disturb; experts without one."""
     replays = config.actor_rollout_ref.actor.megatron.router_replay.mode != "disabled"
     returned, setting = config.actor_rollout_ref.rollout.enable_rollout_routing_replay, f"{_ROLLOUT}.{_RETURNED}"
     if replays and not returned:
         yield setting, f"{_REPLAY}=R3 replays the experts that samplers return; set it to true"
+    rollout = config.actor_rollout_ref.rollout
+    if returned and not replays and not rollout.moe_load_balance_metrics_interval:
+        yield setting, f"nothing reads the experts; set it to false, or {_REPLAY}=R3"
+    if replays and rollout.agent.default_agent_loop != SINGLE_TURN:
+        yield _REPLAY, "the tokens of a tool have no experts; use it with responses of one turn"
     if returned and config.trainer.device == "cpu":
         yield setting, "vLLM's build for CPUs returns no experts; set it to false"
     if replays and config.critic.enable:

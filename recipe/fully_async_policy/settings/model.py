@@ -77,11 +77,13 @@ def has_experts(model: dict[str, Any]) -> bool:
 
 
 def missing_weights(folder: Path) -> str | None:
-    """What is wrong with the files of weights in a model's folder, in words; None: nothing."""
+    """Say what a model's folder lacks of its weights, or cannot be read; None: nothing."""
+    place: dict[str, str] = {}
     if (folder / _INDEX).is_file():
         try:
-            parts = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            place = dict(json.loads((folder / _INDEX).read_text())["weight_map"])
+            parts = set(place.values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{_INDEX} cannot be read ({first_line(error)})"
         if missing := sorted(part for part in parts if not (folder / part).is_file()):
             return f"{len(missing)} of {len(parts)} files of weights are missing, the first is {missing[0]}"
@@ -89,10 +91,12 @@ def missing_weights(folder: Path) -> str | None:
         return "the folder has no weights (*.safetensors)"
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(file, framework="numpy"):  # reads the header, and compares it with the file's size
-                pass
+            with safe_open(file, framework="numpy") as tensors:  # compares the header with the file's size
+                names = set(tensors.keys())
         except (OSError, SafetensorError) as error:
             return f"{file.name} cannot be read ({first_line(error)})"
+        if lost := sorted(name for name, part in place.items() if part == file.name and name not in names):
+            return f"{file.name} lacks {len(lost)} of its weights, the first is {lost[0]}"
     return None
 
 

@@ -28,7 +28,8 @@ def check_trainable(config: DictConfig) -> None:
             if has_experts(model) and config.actor_rollout_ref.model.lora.rank:
                 words = "adapters of a mixture of experts are not supported; leave it out: all weights are trained"
                 raise wrong(config, "actor_rollout_ref.model.lora.rank", words)
-            if not has_experts(model) and config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
+            of_actor = setting.startswith("actor_rollout_ref.")
+            if of_actor and not has_experts(model) and config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
                 words = f"{path} is no mixture of experts; leave it out"
                 raise wrong(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", words)
 
@@ -75,6 +76,7 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
         return lost
     if config.get("topk_method") == "group_limited_greedy":
         return f"Megatron limits groups of experts by another rule than its topk_method; {instead}"
-    if biased := next((name for name in _BIASES if config.get(name) and not model.has_biases), None):
+    left_out = [name for name in _BIASES if config.get(name) and not (model.has_biases and name == "attention_bias")]
+    for biased in left_out:
         return f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
     return None

@@ -135,6 +135,9 @@ def check_lengths(data: TensorDict) -> None:
 def check_experts(data: TensorDict) -> None:
     """Refuse sequences without experts for a token that the update replays: verl stores expert 0 in their place.
 
+    All tokens are replayed but the last, and none of a sequence without a token in the loss. A dense layer has expert 0
+    at every token, so a token lacks its experts where all its layers have expert 0.
+
     Args:
         data: as for `check_lengths`; with `routed_experts` [B, tokens, layers, chosen], if experts are replayed.
 
@@ -145,14 +148,8 @@ def check_experts(data: TensorDict) -> None:
         return
     rows = zip(data["routed_experts"].unbind(), data["response_mask"].unbind(), tu.get(data, "uid"), strict=True)
     for experts, mask, uid in rows:
-        replayed = experts[: len(experts) - len(mask) + _last(mask)]
-        if experts.shape[-1] > 1 and (replayed.amax(-1) == 0).any():
+        if mask.any() and experts.shape[-1] > 1 and (experts[:-1].amax(dim=(-1, -2)) == 0).any():
             raise ValueError(f"routed_experts: samplers returned no experts for a token of a sample of prompt {uid}")
-
-
-def _last(mask: Tensor) -> int:
-    """Return the place of the last token of [T] in the loss, whose own experts are not replayed; 0: there is none."""
-    return int(mask.nonzero().max()) if mask.any() else 0
 
 
 def _column(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> Tensor:

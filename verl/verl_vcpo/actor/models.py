@@ -45,7 +45,7 @@ MODELS: dict[str, Model] = {
 """All models, by `model_type` of config.json."""
 NOT_BUILT = {
     "gemma2": "Megatron-Bridge's attention of Gemma 2 takes no packed sequences",
-    "glm4": "Megatron-Bridge has mixtures of experts alone of GLM",
+    "glm4": "of GLM Megatron-Bridge builds mixtures of experts only",
 }
 """Models that are asked for, by `model_type`, and why they are not trained."""
 
