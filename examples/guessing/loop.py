@@ -73,5 +73,8 @@ class GuessingLoop(AgentLoopBase):
         return await self._ask(server, "reset", **episode)
 
     async def _ask(self, server: ClientSession, what: str, **arguments: Any) -> Any:
-        async with server.post(f"{self.rollout_config.custom['game_url']}/{what}", json=arguments) as answer:
+        url = self.rollout_config.custom["game_url"]
+        if not url:
+            raise ValueError("actor_rollout_ref.rollout.custom.game_url=null: give the server's address")
+        async with server.post(f"{url}/{what}", json=arguments) as answer:
             return await answer.json(content_type=None)
