@@ -17,6 +17,7 @@ if [[ ! -f $MODEL/config.json ]]; then
 fi
 if [[ ! -f $DATA/meta.json ]]; then
   sums=$(for a in {1..8}; do for b in {1..10}; do echo "What is $a + $b?,$((a + b))"; done; done)
+  mkdir -p "${DATA%/*}"
   printf 'question,answer\n%s\n' "$sums" >"$DATA.csv"
   python -m scripts.prepare_data rows --from "$DATA.csv" --question question --answer answer --val-fraction 0.2 \
     --name "${TASK/tool_use/dapo}" --out "$DATA"
