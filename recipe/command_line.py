@@ -1,6 +1,7 @@
 """What all commands have in common: a wrong argument is one line, and Ctrl-C is no traceback."""
 
 import argparse
+import math
 import shutil
 import signal
 import sys
@@ -27,6 +28,17 @@ def whole_number(least: int) -> Callable[[str], int]:
         return number
 
     return of_text
+
+
+def positive_number(text: str) -> float:
+    """A type of arguments: finite numbers above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return number
 
 
 def _wrapped(description: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from recipe.command_line import OneLineParser, run_command
+from recipe.command_line import OneLineParser, positive_number, run_command
 from tests.kit import ROOT, mutation, session
 from tests.kit.mutation import Copy, Mutant
 from verl_vcpo.cpu import environment
@@ -100,7 +100,7 @@ def print_table(made: Counter[str], tried: Counter[str], missed: list[Mutant], k
 
 def main() -> int:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long to try (default: 60)")
+    parser.add_argument("--minutes", type=positive_number, default=60.0, help="how long to try (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="which mistakes are tried first (default: 0)")
     parser.add_argument("--only", metavar="TEXT", nargs="+", default=[""], help="files whose path contains TEXT")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line, last")

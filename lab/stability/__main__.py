@@ -19,7 +19,7 @@ from lab.simulator.level import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
 from lab.stability.report import make_report, numbers, of_tasks, show_tables
-from recipe.command_line import OneLineParser, run_command, whole_number
+from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
 LEARNING_RATES = (3e-5, 1e-4, 3e-4)
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
     parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help=f"default: {LAGS}")
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help=f"default: {SEEDS}")
-    parser.add_argument("--lr", nargs="+", type=float, metavar="X", help=f"default: {LEARNING_RATES}")
+    parser.add_argument("--lr", nargs="+", type=positive_number, metavar="X", help=f"default: {LEARNING_RATES}")
     parser.add_argument(
         "--steps",
         type=whole_number(1),

@@ -16,7 +16,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from recipe.command_line import OneLineParser, run_command, whole_number
+from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 from recipe.fully_async_policy.launch.processes import sigterm_is_ctrl_c
 from tests.reliability.chaos_reader import KINDS, count, lineage, read
 from tests.reliability.chaos_run import Hour
@@ -45,7 +45,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--seed", type=whole_number(0), default=1, help="of what is done (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="default: 60; 10 is a short form")
+    parser.add_argument("--minutes", type=positive_number, default=60.0, help="default: 60; 10 is a short form")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="new; default: outputs/chaos-SEED-TIME")
     parser.add_argument("--read", action="store_true", help="only count again what is in --out")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON line, last")
