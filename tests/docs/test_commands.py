@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 VERL = find_spec("verl")
 assert VERL is not None and VERL.origin
 UPSTREAM = Path(VERL.origin).parents[1]
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")})
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/*/*.md")}
+)
 OURS = ("docs", "examples", "lab", "recipe", "sandbox", "scripts", "tests", "vcpo", "verl", "deploy", "requirements")
 COMMAND = re.compile(r"(?:python(?: -P)? (-m )?|bash )([\w./=-]+)([^`\n|&;#]*)")
 OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
