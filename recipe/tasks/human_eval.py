@@ -24,6 +24,7 @@ HELP = "164 Python functions with tests (HumanEval), run in the sandbox"
 DATA_SOURCE = "human_eval"
 _PATIENCE_S = 20.0
 _OTHER_ARGUMENTS = 3
+_MOST_CHARACTERS = 100_000  # of all results: no right answer has a tenth of them, and reading more could fail
 """The exit code of tests that do not call with a row's arguments. Some draw arguments at random, from a fixed seed."""
 
 _RESULTS = """
@@ -127,10 +128,14 @@ def arguments_of(problem: Mapping[str, str]) -> list[tuple[Any, ...]]:
 
 
 async def _passes(client: SandboxClient, response: str, problem: Mapping[str, str], limit_s: float) -> bool:
+    if "arguments" not in problem:
+        raise RuntimeError("the row has no arguments for the function; make the rows anew")
     called = await client.run(results_program(response, problem), limit_s)
     if called.return_code != 0:
         return False
     results = called.stdout.rstrip("\n").rpartition("\n")[2]
+    if len(results) > _MOST_CHARACTERS:
+        return False
     tested = await client.run(tests_program(results, problem), limit_s)
     if tested.return_code == _OTHER_ARGUMENTS:
         raise RuntimeError("the tests of the row call with other arguments than the row has; make the rows anew")

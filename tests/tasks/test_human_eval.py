@@ -108,6 +108,21 @@ def test_a_row_of_other_tests_is_no_zero(rows: list[Row], url: str) -> None:
         compute_score("human_eval", body, json.dumps(problem), {}, sandbox_url=url)
 
 
+def test_rows_of_an_earlier_form_are_no_zero(rows: list[Row], url: str) -> None:
+    problem = json.loads(rows[0]["reward_model"]["ground_truth"])
+    del problem["arguments"]
+    with pytest.raises(RuntimeError, match="make the rows anew"):
+        compute_score("human_eval", "", json.dumps(problem), {}, sandbox_url=url)
+
+
+def test_the_tests_own_failure_is_no_zero(rows: list[Row], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(human_eval, "tests_program", lambda *_: "raise SystemExit(4)")
+    problem = rows[0]["reward_model"]["ground_truth"]
+    body = f"```python\ndef {json.loads(problem)['entry_point']}(*_): return 1\n```"
+    with pytest.raises(RuntimeError, match="the program with the tests ended with 4"):
+        compute_score("human_eval", body, problem, {}, sandbox_url=url)
+
+
 def test_a_response_without_code(rows: list[Row], url: str) -> None:
     truth = rows[0]["reward_model"]["ground_truth"]
     assert compute_score("human_eval", "I do not know.", truth, {}, sandbox_url=url)["score"] == 0
