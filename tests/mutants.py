@@ -31,8 +31,11 @@ _NORMS = [
     "tests/actor/test_extreme_weights.py",
     *(f"tests/actor/test_layouts.py::test_equals_one_process[{name}]" for name in _LAYOUTS),
 ]
-_BATCHES = ["tests/actor/test_losses.py"]
-_BUFFER = ["tests/loop/test_replay_buffer.py", "tests/loop/test_schedules.py::test_some_schedules"]
+_BATCHES = ["tests/actor/test_losses.py", "tests/actor/test_lag_bins.py"]
+_BUFFER = [
+    *(f"tests/loop/test_{name}.py" for name in ("left_out", "replay_buffer")),
+    "tests/loop/test_schedules.py::test_some_schedules",
+]
 TESTS: dict[str, list[str]] = {
     "vcpo/*.py": _ALGORITHM,
     "vcpo/mismatch.py": ["tests/vcpo/test_mismatch.py"],

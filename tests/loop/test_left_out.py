@@ -119,11 +119,13 @@ def test_dynamic_filtering_compares_what_is_trained_on(
         filter_groups_metric="reward",
     )  # fmt: skip
     tags["a_1_0"] |= {"truncated": treatment}  # the others of `a` all have 1
-    buffer.partitions["train"], buffer.finished_keys["train"] = tags, set(GROUPS)
-    buffer.running_keys["train"] = {"e"}
+    states = dict.fromkeys(GROUPS, "finished") | {"e": "running"}
+    prompts = {uid: {"is_prompt": True, "status": status, "global_steps": 1} for uid, status in states.items()}
+    monkeypatch.setattr(tq, "kv_list", lambda partition: {partition: prompts | tags})
+    buffer._sync_metadata_from_transfer_queue()
     filtered, _ = buffer._dapo_filtered_keys("train")
     assert filtered == nothing | ({"a"} if treatment == "drop" else set())
-    assert buffer.partitions["train"] is tags and buffer.finished_keys["train"] == set(GROUPS)
+    assert buffer.partitions["train"] == tags and buffer.finished_keys["train"] == set(GROUPS)
 
 
 def test_the_engine_is_told_the_treatment_and_the_version_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_ess_ratio_is_the_textbook_formula() -> None:
         (torch.tensor([math.inf, 0.0]), 0.0),
         (torch.tensor([math.nan, 0.0]), 0.0),
         (torch.zeros(0), 0.0),
+        (torch.tensor([0.0] + [-1e-9] * 6, dtype=torch.float64), 1.0),  # the rounded quotient is above 1
     ],
 )
 def test_ess_ratio_at_the_extremes(log_weight: torch.Tensor, expected: float) -> None:

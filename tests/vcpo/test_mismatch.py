@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import deque
 
 import pytest
 import torch
@@ -9,7 +10,16 @@ from torch import Tensor
 
 from vcpo import Mismatch, VCPOConfig, estimate
 from vcpo.ess import ess_ratio
-from vcpo.mismatch import OfLag, OfSequences, Span, _intercept, _shared, expected_ess_ratio, squared_log_ratios
+from vcpo.mismatch import (
+    OfLag,
+    OfSequences,
+    Span,
+    _intercept,
+    _shared,
+    _shorten,
+    expected_ess_ratio,
+    squared_log_ratios,
+)
 
 RMS, LENGTH, BATCH = 0.03, 2000, 128
 Rows = tuple[Tensor, Tensor, Tensor, list[list[Span]]]
@@ -115,6 +125,12 @@ def test_the_newest_tokens_tell_the_square() -> None:
     for seed in range(20):
         parts = mismatch.update(*rows(0, rms=RMS if seed < 10 else 2 * RMS, seed=seed))
     assert parts is not None and parts.rms == pytest.approx(2 * RMS, rel=0.01)
+
+
+def test_the_oldest_leave_as_soon_as_enough_is_left() -> None:
+    window = deque("abc")
+    _shorten(window, [1, 1, 1], enough=2)
+    assert list(window) == ["b", "c"]
 
 
 def test_one_token_that_the_policy_has_left_is_not_a_lag_of_all() -> None:

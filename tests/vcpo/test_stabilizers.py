@@ -98,6 +98,12 @@ def test_topr_tapers_bad_responses_only() -> None:
     )
 
 
+def test_topr_looks_at_the_sign_alone() -> None:
+    log_pi, log_mu = off_policy([[3.0, 0.5], [0.25, 1.0]])
+    small, large = (topr(log_pi, log_mu, scale * ADVANTAGE, MASK) for scale in (0.25, 1.0))
+    torch.testing.assert_close(small, 0.25 * large)
+
+
 def test_topr_tapers_by_the_whole_response() -> None:
     log_pi, log_mu = off_policy([[0.5, 0.5], [1.0, 1.0]])
     (gradient,) = torch.autograd.grad(topr(log_pi, log_mu, -ADVANTAGE, MASK).sum(), log_pi)
@@ -215,6 +221,9 @@ def test_group_replay_draws_good_groups_and_forgets_the_oldest() -> None:
     assert drawn.count("b") > 450, "e^10 times as often as the others"
     assert replay.remember(["d", "e"], [0.0, 0.0]) == ["a", "b"]
     assert set(replay.draw(1000)) == {None, "c", "d", "e"}
+    replay = GroupReplay(seed=1, recent=0.2)
+    replay.remember(["a"], [1.0])
+    assert 150 < replay.draw(1000).count(None) < 250
 
 
 def test_oapl_has_the_gradient_of_the_regression() -> None:
