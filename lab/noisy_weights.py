@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from lab.long_responses import RATIOS, RMS
+from lab.simulator.arithmetic import Arithmetic
 from recipe.command_line import OneLineParser, run_command, whole_number
 
 LENGTHS = (512, 2048, 8192)
@@ -41,12 +42,12 @@ class Drawn:
 
     @property
     def arithmetic_variance(self) -> float:
-        return self.tokens * RMS**2
+        return Arithmetic(RMS, self.tokens).variance
 
 
 def draw(tokens: int, ratio: float, generator: Generator) -> Drawn:
     """Draw responses whose lag part has the ESS ratio `ratio`, by a sampler that records what it draws from."""
-    of_lag, of_arithmetic = -math.log(ratio), tokens * RMS**2
+    of_lag, of_arithmetic = -math.log(ratio), Arithmetic(RMS, tokens).variance
     z, rounding, rest = torch.randn(3, RESPONSES, dtype=torch.float64, generator=generator)
     lag = z * math.sqrt(of_lag) - of_lag / 2
     log_weight = lag + rounding * math.sqrt(of_arithmetic) - of_arithmetic / 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.fully_async_policy.settings.model import missing_weights
-from verl_vcpo.common.whole_file import whole_folder
+from verl_vcpo.common.whole_file import is_free, whole_folder
 from verl_vcpo.loop import checkpoint as checkpoints
 
 # verl/utils/megatron_utils.py: get_hf_model_checkpoint_path, get_model_dist_checkpoint_path
@@ -33,7 +33,7 @@ def export(checkpoint: Path, out: Path) -> None:
         ExportError: the checkpoint is damaged or holds no model, or there is something in `out`.
     """
     weights = weights_of(checkpoint)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_free(out):
         raise ExportError(f"{out} is there already: give a new folder")
     if wrong := _damage(checkpoint) or missing_weights(weights):
         raise ExportError(f"{checkpoint}: {wrong}; take another checkpoint")

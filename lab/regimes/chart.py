@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.simulator.arithmetic import Arithmetic
 from lab.simulator.grid import LAG_PART
 from lab.stability.contrasts import visible
 from lab.stability.figures import new_figure, save
@@ -35,7 +36,7 @@ class Regime:
     @property
     def fresh_ess_ratio(self) -> str:
         """The ESS ratio of fresh responses in a large batch."""
-        ratio = math.exp(-self.tokens * self.rms**2)
+        ratio = math.exp(-Arithmetic(self.rms, self.tokens).variance)
         return f"{ratio:.2g}" if ratio >= 0.001 else "< 0.001"
 
     @property
@@ -56,7 +57,7 @@ def regimes(runs: pd.DataFrame) -> list[Regime]:
     of_cell = dict(iter(runs.groupby(["lag", "rms", "tokens", "method"])))
     found = []
     places = {place[:3] for place in of_cell}
-    for lag, rms, tokens in sorted(places, key=lambda place: (place[0], place[1] ** 2 * place[2])):
+    for lag, rms, tokens in sorted(places, key=lambda place: (place[0], Arithmetic(*place[1:]).variance)):
         of, collapsed = dict[str, dict[int, float]](), dict[str, int]()
         for method in METHODS:
             exact = method == "none" or rms == 0

@@ -24,8 +24,9 @@ HELP = "164 Python functions with tests (HumanEval), run in the sandbox"
 DATA_SOURCE = "human_eval"
 _PATIENCE_S = 20.0
 _OTHER_ARGUMENTS = 3
-_MOST_CHARACTERS = 100_000  # of all results: no right answer has a tenth of them, and reading more could fail
 """The exit code of tests that do not call with a row's arguments. Some draw arguments at random, from a fixed seed."""
+_MOST_CHARACTERS = 100_000
+"""The length up to which results are read: those of right answers have at most a fiftieth of it."""
 
 _RESULTS = """
 def _plain(value):

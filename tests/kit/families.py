@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.kit.layout_run import VOCABULARY, write_checkpoint
+from tests.kit.layout_run import SMALL, write_checkpoint
 
 _HEADS = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # vLLM has no smaller ones on a CPU
 _LLAMA_3: dict[str, Any] = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0)
@@ -55,16 +55,7 @@ def make(name: str, folder: Path) -> Path:
     import transformers
 
     kind, settings = FAMILIES[name]
-    shape: dict[str, Any] = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        max_position_embeddings=128,
-        eos_token_id=VOCABULARY - 2,
-        pad_token_id=VOCABULARY - 1,
-        initializer_range=0.1,
-    )
+    shape = {**SMALL, "num_hidden_layers": 2}
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **{**shape, **settings})
     path = folder / name.replace(" ", "_")

@@ -15,6 +15,16 @@ import torch
 from verl_vcpo.cpu import environment
 
 STEPS, GROUPS, GROUP_SIZE, VOCABULARY, LEARNING_RATE = 3, 4, 4, 64, 3e-3
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 128,
+    "eos_token_id": VOCABULARY - 2,
+    "pad_token_id": VOCABULARY - 1,
+    "initializer_range": 0.1,
+}
+"""The settings of transformers' configuration that all small models have."""
 _TIMEOUT_S = 1200
 
 
@@ -134,16 +144,10 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     import transformers
 
     shape: dict[str, Any] = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
+        SMALL,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
-        eos_token_id=VOCABULARY - 2,
-        pad_token_id=VOCABULARY - 1,
-        initializer_range=0.1,
         tie_word_embeddings=model in ("tied", "llama_tied"),
     )
     shape |= of_shape

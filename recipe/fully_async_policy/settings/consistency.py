@@ -26,7 +26,7 @@ _ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "
 """For each attention_backend what Megatron wants of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN."""
 _NEEDS_PROBABILITIES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-_REPLAY, _RETURNED = f"{_ACTOR}.megatron.router_replay.mode", "enable_rollout_routing_replay"
+_REPLAY = f"{_ACTOR}.megatron.router_replay.mode"
 Found = Iterator[tuple[str, str]]
 """Settings with what is wrong with them: words to follow `setting=value: `."""
 
@@ -142,11 +142,11 @@ def _samplers(config: DictConfig) -> Found:
 
 def _experts(config: DictConfig) -> Found:
     """A replay of the samplers' experts that lacks some, or that the critic's routers disturb; experts without one."""
+    rollout = config.actor_rollout_ref.rollout
     replays = config.actor_rollout_ref.actor.megatron.router_replay.mode != "disabled"
-    returned, setting = config.actor_rollout_ref.rollout.enable_rollout_routing_replay, f"{_ROLLOUT}.{_RETURNED}"
+    returned, setting = rollout.enable_rollout_routing_replay, f"{_ROLLOUT}.enable_rollout_routing_replay"
     if replays and not returned:
         yield setting, f"{_REPLAY}=R3 replays the experts that samplers return; set it to true"
-    rollout = config.actor_rollout_ref.rollout
     if returned and not replays and not rollout.moe_load_balance_metrics_interval:
         yield setting, f"nothing reads the experts; set it to false, or {_REPLAY}=R3"
     if replays and rollout.agent.default_agent_loop != SINGLE_TURN:

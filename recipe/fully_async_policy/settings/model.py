@@ -77,7 +77,7 @@ def has_experts(model: dict[str, Any]) -> bool:
 
 
 def missing_weights(folder: Path) -> str | None:
-    """Say what a model's folder lacks of its weights, or cannot be read; None: nothing."""
+    """Say which weights a model's folder lacks, or which file of weights cannot be read; None: all are there."""
     place: dict[str, str] = {}
     if (folder / _INDEX).is_file():
         try:

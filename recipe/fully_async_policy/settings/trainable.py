@@ -77,6 +77,6 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
     if config.get("topk_method") == "group_limited_greedy":
         return f"Megatron limits groups of experts by another rule than its topk_method; {instead}"
     left_out = [name for name in _BIASES if config.get(name) and not (model.has_biases and name == "attention_bias")]
-    for biased in left_out:
-        return f"the trainer would leave out the biases that {biased}=true in its config.json adds; {instead}"
+    if left_out:
+        return f"the trainer would leave out the biases that {left_out[0]}=true in its config.json adds; {instead}"
     return None

@@ -17,14 +17,14 @@ SHARE, REWARD, WEIGHT, GRADIENT_SHARE = (
 
 
 def of_lags(lag: Tensor, step: Estimate, reward: Tensor, squared_norm: Tensor | None) -> dict[str, float]:
-    """Return of the responses in each bin: their share, mean reward and mean weight, and the share in the sum of the
-    sequences' gradient norms, where norms are measured.
+    """Return, for each bin, its responses' share of all, mean reward and mean weight; where norms are measured, their
+    share in the sum of the sequences' gradient norms, too.
 
     Bins above the largest lag are left out, and an empty one below it has shares of 0 alone.
 
     Args:
         lag: [B] updates since a response's oldest token; NaN where it is unknown.
-        step: of an update of B sequences.
+        step: the estimate of an update of B sequences.
         reward: [B] raw rewards.
         squared_norm: [B] ||g_i||^2, or None.
     """

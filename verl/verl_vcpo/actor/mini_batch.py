@@ -270,10 +270,16 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
     }
 
 
+def _versions(data: TensorDict) -> tuple[int | None, list[dict[str, Any]]]:
+    """Return the trainer's policy version, and each sequence's fields with its own; (None, []) where one is missing."""
+    version, fields = tu.get_non_tensor_data(data, key="policy_version", default=None), tu.get(data, "extra_fields")
+    return (None, []) if version is None or fields is None else (version, fields)
+
+
 def _lags(data: TensorDict) -> list[float]:
     """Return each sequence's updates between the version of its oldest token and the trainer's; NaN if unknown."""
-    version, fields = tu.get_non_tensor_data(data, key="policy_version", default=None), tu.get(data, "extra_fields")
-    if version is None or fields is None:
+    version, fields = _versions(data)
+    if version is None:
         return [math.nan] * len(data)
     oldest = (of_sequence.get("min_global_steps") for of_sequence in fields)
     return [math.nan if first is None else float(version - first) for first in oldest]
@@ -287,8 +293,8 @@ def _spans(data: TensorDict, squares: Tensor, mask: Tensor) -> list[list[Span]]:
         squares: [b, T] squared log-ratios.
         mask: [b, T] true on the tokens that the policy has sampled.
     """
-    version, fields = tu.get_non_tensor_data(data, key="policy_version", default=None), tu.get(data, "extra_fields")
-    if version is None or fields is None:
+    version, fields = _versions(data)
+    if version is None:
         return [[] for _ in range(len(data))]
     spans = []
     for of_sequence, row, sampled in zip(fields, squares, mask, strict=True):

@@ -43,6 +43,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)  # where the block was interrupted
 
 
+def is_free(folder: Path) -> bool:
+    """Return True where a new folder can be written without a loss: nothing is there, or an empty folder."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
 def write_whole(file: Path, text: str) -> None:
     """Replace `file` by a file with the content `text`, in one step."""
     with whole_file(file) as partial:
