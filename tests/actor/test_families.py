@@ -26,6 +26,7 @@ from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 INSTALL = Install.TRANSFORMER_ENGINE if HAVE_TE else Install.CPU
 TRAINED = [name for name, (kind, _) in FAMILIES.items() if kind in trained_with(INSTALL)]
 TOLERANCE = 2e-5
+EVERY_TIME = ("SmolLM2", "Qwen3-MoE")  # what vLLM repacks in ways of their own: a tied output layer, experts
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
@@ -57,9 +58,11 @@ def test_the_trainer_computes_what_transformers_computes(name: str, process_grou
     print(f"\n{name}: error {error:.0e}, norms {'one by one' if engine.unpackable else 'packed'}")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
+)
 def test_vllm_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    """Catches a layer that keeps the weights that vLLM started with, or those of an earlier update."""
     checkpoint = families.make(name, tmp_path)
     wanted = log_probs_of(by_transformers(checkpoint))
     error = (by_vllm.log_probs(checkpoint, make_batch(ONE_PROCESS), tmp_path) - wanted).abs().max().item()

@@ -1,14 +1,27 @@
-"""The log-probs that vLLM computes on a CPU, in a process of its own: python -m tests.kit.by_vllm MODEL IDS OUT."""
+"""The log-probs that vLLM computes on a CPU, in a process of its own: python -m tests.kit.by_vllm MODEL IDS OUT.
 
+The weights come as a sampler's do: vLLM starts with weights of its own, and gets the model's in an update.
+"""
+
+import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import threading
+from glob import glob
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from tests.kit import ROOT
+from verl_vcpo.common.run_folder import in_run_folder
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
+
+_WORKER_IN_THE_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 def log_probs(model: Path, batch: TensorDict, folder: Path) -> torch.Tensor:
@@ -34,17 +47,51 @@ def main(model: str, ids: str, out: str) -> None:
     from verl_vcpo.cpu import environment
 
     environment.apply()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, so that it takes a function
     import verl  # noqa: F401  # before vLLM, as in a run
     from vllm import LLM, SamplingParams
 
     prompts = [{"prompt_token_ids": sequence} for sequence in json.loads(Path(ids).read_text())]
-    engine = LLM(model, dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=16)
+    extension = "verl_vcpo.cpu.vllm_worker.CPUWorkerExtension"
+    engine = LLM(
+        model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=16,
+        load_format="dummy",
+        worker_extension_cls=extension,
+        distributed_executor_backend=_WORKER_IN_THE_ENGINE,
+    )
+    with tempfile.TemporaryDirectory() as folder:  # of pytest, a socket's path would be too long
+        os.environ |= {"RAY_TMPDIR": folder, RUN_ID_VARIABLE: "0123456789ab"}
+        for change in (1.5, 1.0):  # the second update must not find what the first one left
+            engine.collective_rpc(update_weights, args=(model, folder, change))
     found = engine.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=1.0))
     of_each = [
         [of[token].logprob for of, token in zip(one.prompt_logprobs[1:], one.prompt_token_ids[1:], strict=True)]
         for one in found
     ]
     Path(out).write_text(json.dumps(of_each))
+
+
+def update_weights(worker: Any, model: str, folder: str, change: float) -> None:
+    """Send the weights of the folder `model`, times `change`, to vLLM's worker, as a run's trainer sends its own."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+    from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
+
+    from verl_vcpo.cpu.weight_file import WeightFileCheckpointEngine
+
+    file = WeightFileCheckpointEngine(0, True, "0123456789ab", timeout_s=60.0, directory=folder)
+    weights = safetensors_weights_iterator(sorted(glob(f"{model}/*.safetensors")), False)
+    file.stage_weights(((name, weight * change) for name, weight in weights), 1)
+    address = in_run_folder(vLLMColocateWorkerExtension._get_zmq_handle(worker))
+    sender = BucketedWeightSender(address, bucket_size_mb=1, use_shm=True)
+    sending = threading.Thread(target=lambda: asyncio.run(sender.async_send_weights(file.receive_weights(1))))
+    sending.start()
+    worker.update_weights_from_ipc()
+    sending.join()
 
 
 if __name__ == "__main__":

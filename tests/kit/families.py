@@ -29,6 +29,7 @@ _DEEPSEEK = dict(
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3": ("llama", dict(_HEADS, rope_parameters=_LLAMA_3)),
+    "SmolLM2": ("llama", dict(_HEADS, tie_word_embeddings=True)),
     "Qwen2.5": ("qwen2", dict(num_attention_heads=2, num_key_value_heads=1)),
     "Qwen3": ("qwen3", _HEADS),
     "Qwen3-MoE": ("qwen3_moe", dict(_HEADS, **_EXPERTS, num_experts=4, norm_topk_prob=True)),

@@ -1,7 +1,8 @@
 """Weight updates of vLLM's CPU worker; vLLM gets the class by name, as `worker_extension_cls`.
 
 vLLM repacks linear weights on CPU and empties the originals, so verl's plain `load_weights` finds nothing to load
-into: the update has to go through vLLM's layer-wise reload.
+into: the update has to go through vLLM's layer-wise reload. Without more, two kinds of layers keep the weights that
+vLLM started with: experts, and an output layer that is tied to the embedding, which is not sent.
 """
 
 from typing import Any
@@ -11,6 +12,8 @@ import zmq
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.models.utils import WeightsMapper
 
@@ -65,12 +68,30 @@ class CPUWorkerExtension(LagKWorkerExtension):
             model.load_weights(weights_of(weights))
 
         with set_current_vllm_config(self.vllm_config):
+            _forget_packed_experts(model)
             initialize_layerwise_reload(model)
             receiver.receive_weights(on_bucket_received=load)
             finalize_layerwise_reload(model, self.model_config)
+        _repack_tied_heads(model)
 
     def _replace_adapters(self, receiver: _Receiver, peft_config: dict[str, Any]) -> None:
         adapters: dict[str, torch.Tensor] = {}
         receiver.receive_weights(on_bucket_received=lambda sent, is_last: adapters.update(weights_of(sent)))
         self.remove_lora(VLLM_LORA_INT_ID)
         self._update_weights(list(adapters.items()), peft_config=peft_config, base_sync_done=True)
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """Have vLLM pack experts when they are loaded: it does so only where a layer has no kernel yet."""
+    for layer in model.modules():
+        if isinstance(layer, RoutedExperts):
+            layer.quant_method.moe_kernel = None
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """Pack the output layer's weight again where the weight is the embedding's: else it computes with the first one."""
+    layers = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    embeddings = [layer.weight for layer in layers if not isinstance(layer, ParallelLMHead)]
+    for layer in layers:
+        if isinstance(layer, ParallelLMHead) and any(layer.weight is weight for weight in embeddings):
+            layer.quant_method.process_weights_after_loading(layer)
