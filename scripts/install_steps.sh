@@ -25,7 +25,9 @@ find_python() {
 phase() {
   local label=$1 start=$SECONDS
   shift
+  printf 'install: %s ...' "$label"
   if ! "$@" >"$LOG" 2>&1; then
+    echo
     if grep -q 'No matching distribution found for torch==2\.13\.0+cpu' "$LOG"; then
       echo "torch 2.13.0+cpu is not in your package index: set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index (see 'Get Started' on pytorch.org) and run again" >&2
     else
@@ -34,7 +36,7 @@ phase() {
     fi
     exit 1
   fi
-  echo "install: $label ($((SECONDS - start)) s)"
+  echo " $((SECONDS - start)) s"
 }
 
 # environment FOLDER: a virtual environment with pip, made anew unless a usable one is there.
