@@ -86,7 +86,7 @@ def draw_accuracy(path: Path) -> Path:
         axis.vlines(last, min(ends), max(ends), color=curve.get_color(), linewidth=6, alpha=0.4)
         axis.text(last + 1, sum(ends) / len(ends), _LABELS[run.method], color=curve.get_color(), va="center")
     axis.set(title="Rollouts that are 16 updates old", xlabel="optimizer step", ylabel="accuracy on Countdown, %")
-    axis.set(xlim=(-1, 103), ylim=(0, 45), xticks=range(0, 81, 20))
+    axis.set(xlim=(-1, 103), ylim=(0, 50), xticks=range(0, 81, 20))
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     drawn.savefig(path, dpi=120, metadata={"Software": None})
