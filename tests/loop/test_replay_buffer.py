@@ -3,10 +3,11 @@
 from collections import Counter
 
 import pytest
+import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
 
 from verl_vcpo.common.stored_tags import Failure
-from verl_vcpo.loop import deadlines
+from verl_vcpo.loop import deadlines, withheld_prompts
 from verl_vcpo.loop.deadlines import (
     OnDeadline,
     deadlines_hold,
@@ -14,6 +15,9 @@ from verl_vcpo.loop.deadlines import (
     resume_prompts,
 )
 from verl_vcpo.loop.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
+
+
+STORED = (("young", 3), ("older", 1), ("old", 2))
 
 
 def buffer_with(
@@ -170,6 +174,22 @@ def test_a_part_of_a_batch_in_flight_is_rounded_down(lag: float, prompts: int) -
     submitted = {f"p{i}": 1 for i in range(8)}
     resumed = resume_prompts(submitted, set(), step=2, lag=lag, batch_size=3)
     assert resumed.again == list(submitted)[:prompts] and resumed.withheld == list(submitted)[prompts:]
+
+
+def test_a_resumed_buffer_takes_the_oldest_prompts_whatever_order_they_are_stored_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt that is sampled again is stored anew, behind younger ones. Here two of three are allowed in flight."""
+    stored = {uid: {"is_prompt": True, "status": "pending", "global_steps": step} for uid, step in STORED}
+    withheld: list[str] = []
+    monkeypatch.setattr(tq, "kv_list", lambda partition: {"train": stored})
+    monkeypatch.setattr(tq, "kv_batch_get", lambda keys, partition_id: TensorDict({"uid": keys, "index": keys}))
+    monkeypatch.setattr(tq, "kv_batch_put", lambda **of_tags: None)
+    monkeypatch.setattr(tq, "kv_clear", lambda **of_keys: None)
+    monkeypatch.setattr(withheld_prompts, "withhold", lambda prompts: withheld.extend(prompts["uid"]))
+    buffer = buffer_with(2, {}, set())
+    assert buffer.resume(step=4, batch_size=1) == 2 and withheld == ["young"]
+    assert [*buffer._submission_number] == ["older", "old"]
 
 
 def test_as_few_finished_prompts_are_sampled_again_as_the_bound_allows() -> None:

@@ -86,6 +86,14 @@ def test_what_tokens_of_a_response_share_counts() -> None:
     assert parts is not None and parts.lag == pytest.approx(0.5, abs=0.15)
 
 
+def test_sums_over_sequences_of_different_lengths() -> None:
+    """By hand: the mean of a token is 0.5, so the log-weights are off by 1.5, -1 and -0.5."""
+    log_weight, tokens, squares = torch.tensor([[2.0, 0, 1], [1, 2, 3], [0.375, 0.5, 0.375]])
+    sums = OfSequences.of(log_weight, tokens, squares)
+    assert sums[:4] == (3, 6.0, 1.25, 1.5 * (2.25 + 1 + 0.25))
+    assert sums.spread == pytest.approx((3 - 2 / 3) ** 2 + (1 - 4 / 3) ** 2 + (0 - 2) ** 2)
+
+
 def test_what_is_shared_is_less_where_its_error_is_large() -> None:
     """Independent tokens would have 1, these have 4: 0.03 more per token. The root of the spread is the error of 3."""
     window = [OfSequences(sequences=4, tokens=100, squares=1.0, of_weights=4.0, spread=2.25)]
