@@ -16,7 +16,6 @@ from verl_vcpo.loop.deadlines import (
 )
 from verl_vcpo.loop.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
 
-
 STORED = (("young", 3), ("older", 1), ("old", 2))
 
 
