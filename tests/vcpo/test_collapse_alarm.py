@@ -33,6 +33,10 @@ def test_a_low_ess_ratio_has_to_last() -> None:
     assert told(healthy(5) + [low] * 3, AlarmLevels(ess_steps=2)) == [(6, Sign.LOW_ESS_RATIO)]
 
 
+def test_steps_are_counted_from_the_first_of_a_run() -> None:
+    assert told([(0.05, 1.0, 0.5)] * 10) == [(4, Sign.KL_GROWTH), (9, Sign.LOW_ESS_RATIO)]
+
+
 def test_a_gradient_that_spikes_and_vanishes() -> None:
     spike, gone = (0.5, 20.0, 0.002), (0.5, 1e-4, 0.002)
     assert not told([*healthy(30), spike, *healthy(40)]), "a spike alone is no collapse"

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,18 @@ def test_sums_over_sequences_of_different_lengths() -> None:
     sums = OfSequences.of(log_weight, tokens, squares)
     assert sums[:4] == (3, 6.0, 1.25, 1.5 * (2.25 + 1 + 0.25))
     assert sums.spread == pytest.approx((3 - 2 / 3) ** 2 + (1 - 4 / 3) ** 2 + (0 - 2) ** 2)
+
+
+def test_a_response_without_a_token_does_not_count() -> None:
+    def parts(empty: int) -> Any:
+        mismatch = Mismatch()
+        for lag in (0, 8):
+            *columns, spans = rows(lag, 3e-4)
+            more = [torch.cat([column, torch.zeros(empty, dtype=column.dtype)]) for column in columns]
+            found = mismatch.update(more[0], more[1], more[2], spans + [[]] * empty)
+        return found
+
+    assert parts(empty=BATCH) == parts(empty=0)
 
 
 def test_what_is_shared_is_less_where_its_error_is_large() -> None:

@@ -171,7 +171,6 @@ class Collector:
             self._add_cross_terms()
         for micro_batch, norms in self._of_micro_batch.values():
             self._norms.index_add_(0, micro_batch.rows, norms)
-        self._of_micro_batch.clear()
         return self._norms.double()
 
     def _norms_of(self, micro_batch: MicroBatch) -> Tensor:
