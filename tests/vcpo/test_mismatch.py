@@ -178,7 +178,8 @@ def test_the_expected_ratio_is_that_of_the_batchs_own_lengths_and_size() -> None
     assert expected_ess_ratio(0.0, torch.ones(4)) == 1.0 == expected_ess_ratio(1.0, torch.ones(0))
     assert expected_ess_ratio(1e-3, torch.full((4096,), 700.0)) == pytest.approx(math.exp(-0.7), rel=0.05)
     assert expected_ess_ratio(1.0, torch.full((8,), 1000.0)) == pytest.approx(1 / 8, rel=0.25)
-    assert expected_ess_ratio(1e-3, torch.ones(8)) == expected_ess_ratio(1e-3, torch.ones(8))
+    found = expected_ess_ratio(0.01, torch.tensor([10.0, 50, 100, 200]))
+    assert found == pytest.approx(0.6699795952583957, rel=1e-9), "a resumed run would go on with another step"
 
 
 @pytest.mark.parametrize(
