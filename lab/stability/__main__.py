@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=(),
         metavar="FILE",
-        help="finished runs: curves.parquet of an --out",
+        help="finished runs, not made again: curves.parquet of an --out, or published",
     )
     parser.add_argument("--so-far", action="store_true", help="report on the runs that are there; make none")
     parser.add_argument("--prepare", action="store_true", help="make the data, put the first policy in place, and stop")

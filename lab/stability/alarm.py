@@ -129,7 +129,7 @@ def score_alarm(runs: Sequence[AlarmRun], signs: Sequence[Sign] = tuple(Sign)) -
 
 def scores_table(halves: Mapping[str, Sequence[AlarmRun]]) -> Table:
     """A line per sign, and one for all of them, for each of these sets of runs."""
-    signs = {**{f"`{sign}`": (sign,) for sign in Sign}, "any of them": tuple(Sign)}
+    signs = {**{str(sign): (sign,) for sign in Sign}, "any of them": tuple(Sign)}
     lines = []
     for name, runs in halves.items():
         for sign, of in signs.items():

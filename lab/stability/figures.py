@@ -1,7 +1,7 @@
 """The figures of `python -m lab.stability`."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ def draw_all(curves: Mapping[str, pd.DataFrame], shifts: pd.DataFrame, folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     first = next(iter(curves.values()))
-    files = [save(predictors(first), folder / "predictors.png")]
+    files = [save(predictors(first), folder / "predictors.png")] if "ess_ratio" in first else []
     if all(len(_lags(of)) > 1 for of in curves.values()):
         files.append(save(by_lag(curves), folder / "lags.png"))
     if len(shifts):
@@ -146,19 +146,10 @@ def predictors(curves: pd.DataFrame) -> Any:
     """Synchronous training against TIS and VCPO at the largest lag: mean over the seeds, and their range."""
     lag = int(curves["lag"].max())
     lines = [("none", 0, "synchronous"), ("tis_seq", lag, f"TIS, lag {lag}"), ("vcpo", lag, f"VCPO, lag {lag}")]
-
-    def draw(axis: Any, name: str) -> None:
-        for method, k, label in lines:
-            _draw_line(axis, curves[(curves["method"] == method) & (curves["lag"] == k)], name, label)
-
-    return _panels(curves, draw)
-
-
-def _panels(curves: pd.DataFrame, draw: Callable[[Any, str], None]) -> Any:
-    """One panel for each of `PANELS`; `draw` puts a metric's lines on its axis."""
     figure, axes = new_figure(2, 2, sharex=True, figsize=(12, 7.5))
     for axis, (name, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
-        draw(axis, name)
+        for method, k, label in lines:
+            _draw_line(axis, curves[(curves["method"] == method) & (curves["lag"] == k)], name, label)
         axis.set_title(title)
         if logarithmic:  # without what is far below the usual: on policy KL is 0 but for rounding
             axis.set_yscale("log")

@@ -1,7 +1,7 @@
-"""How much of what training gains is sharpening? `python -m lab.stability.first_policy [--json]`, 2 minutes of a core.
+"""How much of what training gains is sharpening? `python -m lab.stability.first_policy [--out FILE]`, 2 minutes.
 
-The first policy of each task without any training: greedy, drawn at lower temperatures, and one of 8 answers right.
-Beside it the published runs that end above its greedy answers. Makes no run.
+The first policy of each task without any training: greedy, drawn (8 answers to each problem), and how much larger the
+gradients of wrong answers are. Beside it the published runs that end above its greedy answers.
 """
 
 import statistics
@@ -22,6 +22,7 @@ from lab.stability.published import PUBLISHED, read_curves
 from lab.stability.report import show_tables
 from lab.stability.tables import Table, short
 from recipe.command_line import OneLineParser, run_command
+from verl_vcpo.common.whole_file import write_whole
 
 TEMPERATURES = (0.5, 0.4, 0.3, 0.2)
 
@@ -39,6 +40,18 @@ def measured(task: BenchTask) -> dict[str, float]:
     return found
 
 
+def norms_of_wrong_answers(task: BenchTask) -> float:
+    """The mean squared gradient norm of wrong answers over that of right ones, over 100 batches.
+
+    All are drawn by the first policy: the learning rate moves no answer. Every weight is 1, so OPOB of a batch is its
+    mean reward weighted by those norms.
+    """
+    folder = Folder(Path("unused"), task.preset, ("trainer.total_training_steps=100", "trainer.test_freq=-1"))
+    _, *steps = Simulator(config_of(GridRun("vcpo_minibatch", 0, 1, 1e-9), folder)).run()
+    reward, opob = (statistics.mean(row[name] for row in steps) for name in ("reward", "baseline"))
+    return reward / (1 - reward) * (1 - opob) / opob
+
+
 def of_runs(cells: Sequence[Cell], greedy: float) -> dict[str, str]:
     """How far the runs came by their last tenth: the best cell, and those above the first policy's greedy answers."""
     ends = [[run.final_accuracy for run in cell.runs.values()] for cell in cells]
@@ -49,7 +62,7 @@ def of_runs(cells: Sequence[Cell], greedy: float) -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m lab.stability.first_policy", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the table as one JSON line, last")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there, for a spreadsheet")
     arguments = parser.parse_args(argv)
     try:
         curves = read_curves([PUBLISHED / "stability.parquet"])
@@ -64,10 +77,11 @@ def main(argv: list[str] | None = None) -> int:
         found = measured(task)
         shown = {name: f"{100 * value:.1f} %" for name, value in found.items()}
         published = of_runs(summarise(curves[task.preset], 300), found["greedy"])
+        shown["squared gradient norm, wrong over right"] = f"{norms_of_wrong_answers(task):.1f}"
         rows.append({"task": short(task.preset)} | shown | published)
     show_tables([Table("The first policy, untrained", list(rows[0]), [list(row.values()) for row in rows])])
-    if arguments.json:
-        print(pd.DataFrame(rows).to_json(orient="records"))
+    if arguments.out:
+        write_whole(arguments.out, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
     return 0
 
 

@@ -8,6 +8,8 @@ predictors.png   accuracy, ESS ratio, KL and gradient norm of the first task: sy
                  lag (the paper's)
 contrasts.csv    every contrast, in points: paired by seed, Holm's correction over all of them, and its power
 tables.csv       every cell: accuracies and share of collapsed runs in %, each with its 95 % interval
+shift.csv        the points of shift.png
+alarm*.csv       the alarm's signs, how well ESS ratio and KL rank runs, and what other levels and rules would have told
 """
 
 import statistics
@@ -29,7 +31,7 @@ from lab.stability.tuning import chosen_cells
 from recipe.command_line import OneLineParser, run_command, whole_number
 from verl_vcpo.common.whole_file import write_whole
 
-TABLES_FILE, CONTRASTS_FILE = "tables.csv", "contrasts.csv"
+ALARM = ("alarm.csv", "alarm_ranking.csv", "alarm_rules.csv")
 SHOWN = ("stability.parquet", "new-seeds.parquet")
 
 
@@ -154,7 +156,7 @@ def show_tables(tables: Iterable[Table]) -> None:
 
 
 def write(reports: Mapping[str, Report], folder: Path) -> list[Path]:
-    """The figures, every contrast, and every number.
+    """The figures and, as CSV files, the tables that there is data for.
 
     Args:
         reports: by task.
@@ -162,8 +164,13 @@ def write(reports: Mapping[str, Report], folder: Path) -> list[Path]:
     """
     from lab.stability.figures import draw_all
 
-    files = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, shifts_of(reports), folder)
-    every = {CONTRASTS_FILE: tables.all_contrasts(contrasts_of(reports)), TABLES_FILE: numbers(reports)}
+    shifts = shifts_of(reports)
+    files = draw_all({task: report.of_chosen_rates for task, report in reports.items()}, shifts, folder)
+    every = {"contrasts.csv": tables.all_contrasts(contrasts_of(reports)), "tables.csv": numbers(reports)}
+    if len(shifts):
+        every["shift.csv"] = shifts.round({"shift": 4, "gain": 2})
+    for name, printed in zip(ALARM, of_the_alarm(reports), strict=False):
+        every[name] = pd.DataFrame(printed.rows, columns=printed.columns)
     for name, table in every.items():
         write_whole(folder / name, table.to_csv(index=False, lineterminator="\n"))
     return [*files, *(folder / name for name in every)]

@@ -1,5 +1,6 @@
 """A number on a page is compared with what it comes from, or names the command (or commit) and the date."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -115,30 +116,33 @@ def test_the_paper_s_speed_ups_follow_from_its_table() -> None:
     )
 
 
+def spreadsheet(name: str) -> list[list[str]]:
+    """The rows of a file beside the page of stability, less its heading."""
+    return list(csv.reader((STABILITY.with_suffix("") / name).read_text().splitlines()))[1:]
+
+
 def test_the_first_policies_solve_what_the_page_says() -> None:
     """Greedily, as when they were made, but for rounding; and no run ends above them."""
-    (table,) = (table for table in tables(STABILITY.read_text()) if "| greedy |" in table)
-    assert [row[0] for row in rows(table)] == ["countdown", "countdown4", "sort_digits"]
-    for task, greedy, *_, above in rows(table):
+    found, page = spreadsheet("first_policies.csv"), " ".join(STABILITY.read_text().split())
+    assert [row[0] for row in found] == ["countdown", "countdown4", "sort_digits"]
+    for task, greedy, *_, above in found:
         policy = json.loads((DOCS / f"measurements/stability/first_policy/{task}_lag/warm_start.json").read_text())
         assert abs(float(greedy.removesuffix(" %")) - 100 * policy["accuracy"]) < 0.5
         assert above.startswith("0 of ")
-    runs = sum(int(row[-1].removeprefix("0 of ")) for row in rows(table))
-    assert f"None of {runs:,} runs ends above" in " ".join(STABILITY.read_text().split())
+    assert f"None of {sum(int(row[-1].removeprefix('0 of ')) for row in found):,} runs ends above" in page
+    assert f"wrong answers is {found[-1][-3]} times that of right ones" in page
 
 
 def test_what_is_said_of_levels_of_the_ess_ratio_follows_from_its_table() -> None:
-    text = section_of(STABILITY, "The alarm")
-    (table,) = (table for table in tables(text) if "5 steps in a row" in table.splitlines()[0])
-    page, cells = (
-        " ".join(text.split()),
-        {row[0]: [[int(n) for n in re.findall(r"\d+", cell)] for cell in row[1:]] for row in rows(table)},
-    )
+    page = " ".join(section_of(STABILITY, "The alarm").split())
+    rules, (_, _, *areas) = spreadsheet("alarm_rules.csv"), spreadsheet("alarm_ranking.csv")[0]
+    assert areas == ["0.90", "0.90"] and "(AUC) is 0.90 for" in page
+    cells = {level: [[int(n) for n in re.findall(r"\d+", cell)] for cell in of] for level, *of in rules}
     *_, (in_a_row, *row), (of_mean, *mean) = cells["0.3"]
     said = f"the mean of 10 steps below 0.3 is in time for {of_mean} of 152 collapses, 10 steps in a row for {in_a_row}"
     assert said in page
     assert f"precision: {100 * mean[0] / mean[1]:.0f} % instead of {100 * row[0] / row[1]:.0f} %" in page
-    assert f"is too low here: for 5 steps in a row it is in time for {cells['0.1'][0][0]}." in page
+    assert f"is too low here: for 5 steps in a row it is in time for {cells['0.1'][0][0]} " in page
 
 
 def test_the_lines_that_a_page_shows_are_of_the_published_runs() -> None:
