@@ -32,6 +32,7 @@ _NORMS = [
     *(f"tests/actor/test_layouts.py::test_equals_one_process[{name}]" for name in _LAYOUTS),
 ]
 _BATCHES = ["tests/actor/test_losses.py", "tests/actor/test_lag_bins.py"]
+_EXPERTS = "tests/actor/test_router_replay.py::test_a_token_without_experts_is_refused"
 _BUFFER = [
     *(f"tests/loop/test_{name}.py" for name in ("left_out", "replay_buffer")),
     "tests/loop/test_schedules.py::test_some_schedules",
@@ -44,7 +45,7 @@ TESTS: dict[str, list[str]] = {
     f"{_LOOP}/deadlines.py": _BUFFER,
     f"{_LOOP}/replay_buffer.py": _BUFFER,
     f"{_ACTOR}/losses.py": _BATCHES,
-    f"{_ACTOR}/mini_batch.py": _BATCHES,
+    f"{_ACTOR}/mini_batch.py": [*_BATCHES, _EXPERTS],
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
     f"{_ACTOR}/norms/*.py": _NORMS,
     f"{_ACTOR}/norms/te_*.py": ["tests/actor/test_transformer_engine.py"],

@@ -7,7 +7,7 @@ import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
 
 from verl_vcpo.common.stored_tags import Failure
-from verl_vcpo.loop import deadlines, withheld_prompts
+from verl_vcpo.loop import deadlines, replay_buffer, withheld_prompts
 from verl_vcpo.loop.deadlines import (
     OnDeadline,
     deadlines_hold,
@@ -181,6 +181,8 @@ def test_a_resumed_buffer_takes_the_oldest_prompts_whatever_order_they_are_store
     """A prompt that is sampled again is stored anew, behind younger ones. Here two of three are allowed in flight."""
     stored = {uid: {"is_prompt": True, "status": "pending", "global_steps": step} for uid, step in STORED}
     withheld: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(replay_buffer, "print_line", said.append)
     monkeypatch.setattr(tq, "kv_list", lambda partition: {"train": stored})
     monkeypatch.setattr(tq, "kv_batch_get", lambda keys, partition_id: TensorDict({"uid": keys, "index": keys}))
     monkeypatch.setattr(tq, "kv_batch_put", lambda **of_tags: None)
@@ -189,6 +191,8 @@ def test_a_resumed_buffer_takes_the_oldest_prompts_whatever_order_they_are_store
     buffer = buffer_with(2, {}, set())
     assert buffer.resume(step=4, batch_size=1) == 2 and withheld == ["young"]
     assert [*buffer._submission_number] == ["older", "old"]
+    assert len(said) == 1 and "0 are sampled again, 1 wait for their turn" in said[0]
+    assert buffer_with(3, {}, set()).resume(step=4, batch_size=1) == 3 and len(said) == 1
 
 
 def test_as_few_finished_prompts_are_sampled_again_as_the_bound_allows() -> None:
