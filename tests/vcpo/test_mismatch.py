@@ -154,6 +154,15 @@ def test_the_oldest_leave_as_soon_as_enough_is_left() -> None:
     assert list(window) == ["b", "c"]
 
 
+@pytest.mark.parametrize(("batches", "size", "kept"), [(3, 2**13, (1, 2, 2)), (300, 2, (256, 256, 256))])
+def test_how_far_back_it_looks(batches: int, size: int, kept: tuple[int, ...]) -> None:
+    """At the newest 2^20 tokens and 2^14 sequences, and at 256 batches at most."""
+    mismatch, tokens, squares = Mismatch(), torch.full((size,), 128), torch.full((size,), 0.1)
+    for _ in range(batches):
+        mismatch.update(torch.zeros(size), tokens, squares, [[(0, 128, 0.1)]] * size)
+    assert tuple(len(mismatch.state_dict()[window]) for window in ("by_lag", "fresh", "newest")) == kept
+
+
 def test_one_token_that_the_policy_has_left_is_not_a_lag_of_all() -> None:
     mismatch, (log_weight, tokens, squares, spans) = Mismatch(), rows(8, seed=1)
     mismatch.update(*rows(0))
