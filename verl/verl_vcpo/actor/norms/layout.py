@@ -49,9 +49,7 @@ class MicroBatch:
 
     def flat(self, activation: Tensor) -> Tensor:
         """Flatten [S, 1 or n, d] to [T, d], the tokens in the order of `segments`."""
-        if activation.shape[1] > 1:
-            activation = activation.transpose(0, 1)
-        return activation.reshape(-1, activation.shape[-1])
+        return activation.transpose(0, 1).reshape(-1, activation.shape[-1])
 
     def activation(self, rows: Tensor) -> Tensor:
         """Restore an activation that its layer has flattened: [S * n, d] or [S / TP * n, d] -> [.., 1 or n, d]."""
