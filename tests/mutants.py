@@ -39,6 +39,7 @@ _BUFFER = [
 ]
 TESTS: dict[str, list[str]] = {
     "vcpo/*.py": _ALGORITHM,
+    "vcpo/estimator.py": [*_ALGORITHM, "tests/vcpo/test_mismatch.py", "tests/vcpo/test_published.py"],
     "vcpo/mismatch.py": ["tests/vcpo/test_mismatch.py"],
     **{f"vcpo/gradnorm/{name}.py": _GRADNORM for name in ("linear", "segments", "sums", "vectors")},
     "vcpo/stabilizers/*.py": ["tests/vcpo/test_stabilizers.py"],

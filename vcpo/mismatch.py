@@ -72,13 +72,13 @@ class OfLag(NamedTuple):
 class OfSequences(NamedTuple):
     """Sums over whole sequences, which see what the tokens of a sequence share."""
 
-    sequences: int = 0
-    tokens: float = 0.0
-    squares: float = 0.0
+    sequences: int
+    tokens: float
+    squares: float
     """Sum of the tokens' squared log-ratios: what the next field is where tokens are independent."""
-    of_weights: float = 0.0
+    of_weights: float
     """Sum of (log w_i - L_i * mean log-ratio of a token)^2."""
-    spread: float = 0.0
+    spread: float
     """Sum over sequences of the squared deviation of `of_weights - squares` from its mean."""
 
     @classmethod

@@ -48,6 +48,16 @@ def test_a_gradient_that_spikes_and_vanishes() -> None:
     assert told([*healthy(30), spike, gone], AlarmLevels(vanish_steps=1)) == [(31, Sign.VANISHED_GRADIENT)]
 
 
+def test_a_spike_is_five_times_the_median_of_twenty_steps_and_counts_for_twenty() -> None:
+    def after(flat: int, spike: float, later: int, norm: float = 0.09) -> list[tuple[int, Sign]]:
+        return told([(0.5, size, 0.002) for size in [1.0] * flat + [spike] + [1.0] * later + [norm] * 3])
+
+    vanished = Sign.VANISHED_GRADIENT
+    assert after(20, 5.1, 0) == [(23, vanished)] and not after(19, 5.1, 0) and not after(20, 4.9, 0)
+    assert after(20, 5.1, 17) == [(40, vanished)] and not after(20, 5.1, 18)
+    assert not after(20, 5.1, 0, norm=0.1)
+
+
 def test_a_large_kl_has_to_last() -> None:
     large = (0.5, 1.0, 0.5)
     assert told(healthy(30) + [large] * 10) == [(34, Sign.KL_GROWTH)]

@@ -311,3 +311,19 @@ def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(domina
     step = estimate(config, log_weight, reward, torch.zeros(size).long(), squared_norm=torch.ones(size))
     wanted = math.exp(20 - 40) * 1.75 / dominating / size
     assert step.coefficient[0].item() == pytest.approx(wanted, rel=1e-9)
+
+
+def test_rewards_in_float32_give_the_numbers_of_float64() -> None:
+    log_weight, _, group, squared_norm = _batch()
+    reward = torch.rand(32, generator=torch.Generator().manual_seed(1))
+    config = VCPOConfig(norm_by_std=True)
+    found, wanted = (
+        estimate(config, log_weight, r, group, squared_norm=squared_norm) for r in (reward, reward.double())
+    )
+    torch.testing.assert_close(found.coefficient, wanted.coefficient, rtol=1e-12, atol=0)
+
+
+def test_a_baseline_by_length_needs_lengths() -> None:
+    log_weight, reward, group, _ = _batch()
+    with pytest.raises(ValueError, match="baseline=length needs the length of every sequence"):
+        estimate(VCPOConfig(baseline=Baseline.LENGTH), log_weight, reward, group)

@@ -16,6 +16,7 @@ from vcpo.mismatch import (
     OfSequences,
     Span,
     _intercept,
+    _of_lags,
     _shared,
     _shorten,
     expected_ess_ratio,
@@ -123,7 +124,7 @@ def test_the_square_at_lag_0_follows_from_other_lags(power: float, smallest: int
 
 def test_a_square_that_does_not_grow_with_the_lag_is_arithmetic() -> None:
     of_lags = {lag: OfLag(1000, 1000 * square, 1.0) for lag, square in ((1, 3.0), (2, 2.0), (3, 1.0))}
-    assert _intercept(of_lags)[0] == pytest.approx(2.0)
+    assert _intercept(of_lags) == pytest.approx((2.0, math.sqrt(3) / 3000)), "three sums of 1, and 3,000 tokens"
 
 
 def test_until_a_version_is_known_nothing_is() -> None:
@@ -154,13 +155,47 @@ def test_the_oldest_leave_as_soon_as_enough_is_left() -> None:
     assert list(window) == ["b", "c"]
 
 
-@pytest.mark.parametrize(("batches", "size", "kept"), [(3, 2**13, (1, 2, 2)), (300, 2, (256, 256, 256))])
-def test_how_far_back_it_looks(batches: int, size: int, kept: tuple[int, ...]) -> None:
-    """At the newest 2^20 tokens and 2^14 sequences, and at 256 batches at most."""
-    mismatch, tokens, squares = Mismatch(), torch.full((size,), 128), torch.full((size,), 0.1)
+@pytest.mark.parametrize(
+    ("batches", "size", "spans", "kept"),
+    [
+        (4, 2**13, [(0, 64, 0.1)], (2, 2, 2)),
+        (300, 2, [(0, 64, 0.1)], (256, 256, 256)),
+        (4, 2**13, [(0, 1, 0.1), (1, 63, 0.1)], (4, 0, 2)),
+        (4, 2**13, [(0, 1, 0.1), (1, 1, 0.1), (2, 62, 0.1)], (2, 0, 2)),
+        (4, 2, [(1, 1, 0.1), (2, 63, 0.1)], (0, 0, 4)),
+    ],
+    ids=["fresh", "small", "two lags", "three lags", "never fresh"],
+)
+def test_how_far_back_it_looks(batches: int, size: int, spans: list[Span], kept: tuple[int, ...]) -> None:
+    """At 2^20 tokens, fresh ones where a batch has few lags, at 2^14 sequences, and at 256 batches at most."""
+    mismatch, tokens, squares = Mismatch(), torch.full((size,), 64), torch.full((size,), 0.1)
     for _ in range(batches):
-        mismatch.update(torch.zeros(size), tokens, squares, [[(0, 128, 0.1)]] * size)
+        mismatch.update(torch.zeros(size), tokens, squares, [spans] * size)
     assert tuple(len(mismatch.state_dict()[window]) for window in ("by_lag", "fresh", "newest")) == kept
+
+
+def test_what_sequences_share_counts_from_two_errors_on_and_fresh_ones_from_three() -> None:
+    mismatch, tokens = Mismatch(), torch.full((4,), 10.0)
+    by_lag, sums = [[0, 100, 1.0, 1e-6]], [4, 100.0, 1.0, 4.0]
+    mismatch.load_state_dict({"by_lag": [by_lag], "fresh": [[*sums, 0.5625]], "newest": [[*sums, 1.0]]})
+    parts, fresh, newest = mismatch._parts(tokens), 0.03 * (1 - 9 * 0.5625 / 9), 0.03 * (1 - 4 * 1.0 / 9)
+    assert parts is not None and parts.lag == pytest.approx(expected_ess_ratio(newest - fresh, tokens), rel=1e-12)
+    assert parts.arithmetic == pytest.approx(expected_ess_ratio(0.01 + fresh, tokens), rel=1e-12)
+
+
+def test_a_response_of_one_token_counts() -> None:
+    mismatch = Mismatch()
+    assert mismatch.update(torch.zeros(2), torch.ones(2), torch.full((2,), 0.1), [[(0, 1, 0.1)]] * 2) is not None
+
+
+def test_a_squared_log_ratio_is_cut_and_masked() -> None:
+    log_prob, rollout, mask = torch.tensor([[[-1.0, -2, -9, -1]], [[-0.5, -2.25, -3, -7]], [[1, 1, 1, 0]]])
+    assert squared_log_ratios(log_prob, rollout, mask).tolist() == [[0.25, 0.0625, 1.0, 0.0]]
+
+
+def test_one_sequence_of_a_lag_has_its_whole_square_for_a_spread() -> None:
+    assert _of_lags([[(3, 4, 3.0)]]) == {3: OfLag(4, 3.0, 9.0)}
+    assert _of_lags([[(3, 4, 3.0)], [(3, 2, 0.0)]]) == {3: OfLag(6, 3.0, 2.0)}
 
 
 def test_one_token_that_the_policy_has_left_is_not_a_lag_of_all() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, oapl, off_policy_mask, sat, topr, vespo
+from vcpo.stabilizers.bapo import _positive_share
 from vcpo.stabilizers.group_replay import GroupReplay
 from vcpo.stabilizers.oapl import optimal_advantages
 from vcpo.stabilizers.ratios import sequence_ratios, token_log_ratios
@@ -302,3 +303,8 @@ def test_sat_contracts_the_bound_below_one_too() -> None:
 def test_sat_with_a_quantile_of_zero_takes_the_smallest() -> None:
     above, _ = contraction(torch.tensor([[0.2, 0.1, 0.4]]), torch.ones(1, 3, dtype=torch.bool), 0.0)
     torch.testing.assert_close(above, torch.tensor([[1 / 5, 1.0, 1 / 17]]))
+
+
+def test_the_positive_share_of_small_advantages() -> None:
+    advantage, ones = torch.tensor([[0.1, -0.3]]), torch.ones(1, 2)
+    assert _positive_share(ones, advantage, ones, 0.8, 1.2) == pytest.approx(0.25)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vcpo import VCPOConfig
-from vcpo.baseline import leave_one_out, length_weighted, optimal_off_policy, without_optimal
+from vcpo.baseline import leave_one_out, length_weighted, optimal_off_policy, weighted_mean, without_optimal
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.estimator import log_packed_weights, log_used_weights
@@ -52,6 +52,12 @@ def test_numbers_that_come_in_float32_are_used_in_float64(out: bool) -> None:
     for narrow, exact in zip(results(*single), results(*(x.double() for x in single)), strict=True):
         assert narrow.dtype == torch.float64
         torch.testing.assert_close(narrow, exact, rtol=1e-12, atol=1e-12)
+
+
+def test_means_have_the_digits_of_float64() -> None:
+    group, third = torch.zeros(2, dtype=torch.int64), numbers(1 / 3, 1 / 3)
+    assert length_weighted(numbers(0, 1), torch.tensor([3, 5]), group).tolist() == pytest.approx([5 / 8] * 2, rel=1e-14)
+    assert weighted_mean(third, numbers(0, -1), group).tolist() == pytest.approx([1 / 3] * 2, rel=1e-14)
 
 
 def test_log_weights_carry_no_gradient() -> None:
