@@ -137,7 +137,7 @@ class TappedRMSNorm(Tapped, RMSNorm):
         collector = self.tap.collector
         if collector is not None:
             x, rsigma = ctx.saved_tensors  # upstream frees them
-            partial = self.heads or self.weight.sequence_parallel
+            partial = self.heads or bool(getattr(self.weight, "sequence_parallel", False))
             _take_norm(collector, self.weight, grad_output, x, rsigma, summed_over_tp=partial)
         dx, formed = super().op_backward(ctx, grad_output)
         return dx, formed if collector is None else (None,) * len(formed)
