@@ -2,7 +2,7 @@
 # A pretrained model on a laptop: SmolLM2-135M-Instruct, which comes as a package (93 MB), learns to add and subtract two
 # digits by RL on the real stack, on rollouts that are 4 updates old: without a correction and with VCPO. Shows both.
 # Adapters (LoRA) are trained: a step takes two thirds of the time that it takes with all weights.
-#   bash scripts/real_model.sh [setting=value ...]     for both runs, e.g. trainer.total_training_steps=2
+#   bash scripts/real_model.sh [setting=value ...]     for both runs, e.g. trainer.total_training_steps=10
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
