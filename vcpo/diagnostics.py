@@ -6,8 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
 from torch import Tensor
+
+from vcpo.importance import log_ratios
 
 
 class Sign(StrEnum):
@@ -112,6 +113,5 @@ def kl_k3(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [B] float64, in nats.
     """
-    keep = mask.bool()
-    log_ratio = torch.where(keep, log_prob.detach().double() - rollout_log_prob.double(), 0.0)
+    log_ratio = log_ratios(log_prob, rollout_log_prob, mask)
     return (log_ratio.exp() - 1 - log_ratio).sum(dim=-1)

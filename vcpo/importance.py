@@ -10,6 +10,14 @@ import torch
 from torch import Tensor
 
 
+def log_ratios(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
+    """Return log pi_theta - log mu of each token: [B, T] float64 without a gradient, 0 outside the mask.
+
+    Arguments: see `sequence_log_weights`.
+    """
+    return torch.where(mask.bool(), log_prob.detach().double() - rollout_log_prob.double(), 0.0)
+
+
 def sequence_log_weights(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
     """Return log w_i = sum_t m_t (log pi_theta(t) - log mu(t)).
 
@@ -21,9 +29,7 @@ def sequence_log_weights(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tenso
     Returns:
         [B] float64. NaN or infinite where the log-probability of a response token is NaN or infinite.
     """
-    keep = mask.bool()
-    log_ratio = log_prob.detach().double() - rollout_log_prob.double()  # [B, T]
-    return torch.where(keep, log_ratio, 0.0).sum(dim=-1)
+    return log_ratios(log_prob, rollout_log_prob, mask).sum(dim=-1)
 
 
 def truncated_log_weights(log_weight: Tensor, truncation: float | None) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vcpo.ess import ess_ratio
+from vcpo.importance import log_ratios
 
 _LARGEST_LOG_RATIO = 1.0
 """The log-ratio at which one token counts as much as it can: that of a token which the policy has left has no bound,
@@ -40,7 +41,7 @@ def squared_log_ratios(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor)
 
     Arguments: see `vcpo.importance.sequence_log_weights`.
     """
-    log_ratio = torch.where(mask.bool(), log_prob.detach().double() - rollout_log_prob.double(), 0.0)
+    log_ratio = log_ratios(log_prob, rollout_log_prob, mask)
     return log_ratio.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).square()
 
 

@@ -21,8 +21,6 @@ from tests.kit import ROOT
 from verl_vcpo.common.run_folder import in_run_folder
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
-_WORKER_IN_THE_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-
 
 def log_probs(model: Path, batch: TensorDict, folder: Path) -> torch.Tensor:
     """Return [B, T] of the responses of `batch`, 0 beyond their ends, by the model in the folder `model`.
@@ -51,8 +49,9 @@ def main(model: str, ids: str, out: str) -> None:
     import verl  # noqa: F401  # before vLLM, as in a run
     from vllm import LLM, SamplingParams
 
+    from verl_vcpo.cpu.vllm_server import _WORKER_IN_THE_ENGINE, CPUvLLMHttpServer
+
     prompts = [{"prompt_token_ids": sequence} for sequence in json.loads(Path(ids).read_text())]
-    extension = "verl_vcpo.cpu.vllm_worker.CPUWorkerExtension"
     engine = LLM(
         model,
         dtype="float32",
@@ -60,7 +59,7 @@ def main(model: str, ids: str, out: str) -> None:
         max_model_len=64,
         max_num_seqs=16,
         load_format="dummy",
-        worker_extension_cls=extension,
+        worker_extension_cls=object.__new__(CPUvLLMHttpServer)._get_worker_extension_cls(),
         distributed_executor_backend=_WORKER_IN_THE_ENGINE,
     )
     with tempfile.TemporaryDirectory() as folder:  # of pytest, a socket's path would be too long
@@ -83,7 +82,7 @@ def update_weights(worker: Any, model: str, folder: str, change: float) -> None:
 
     from verl_vcpo.cpu.weight_file import WeightFileCheckpointEngine
 
-    file = WeightFileCheckpointEngine(0, True, "0123456789ab", timeout_s=60.0, directory=folder)
+    file = WeightFileCheckpointEngine(0, True, os.environ[RUN_ID_VARIABLE], timeout_s=60.0, directory=folder)
     weights = safetensors_weights_iterator(sorted(glob(f"{model}/*.safetensors")), False)
     file.stage_weights(((name, weight * change) for name, weight in weights), 1)
     address = in_run_folder(vLLMColocateWorkerExtension._get_zmq_handle(worker))

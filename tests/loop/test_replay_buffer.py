@@ -178,7 +178,7 @@ def test_a_part_of_a_batch_in_flight_is_rounded_down(lag: float, prompts: int) -
 def test_a_resumed_buffer_takes_the_oldest_prompts_whatever_order_they_are_stored_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A prompt that is sampled again is stored anew, behind younger ones. Here two of three are allowed in flight."""
+    """TransferQueue promises no order. Two of the three prompts are allowed in flight, so the youngest has to wait."""
     stored = {uid: {"is_prompt": True, "status": "pending", "global_steps": step} for uid, step in STORED}
     withheld: list[str] = []
     said: list[str] = []

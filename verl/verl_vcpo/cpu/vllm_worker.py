@@ -1,8 +1,8 @@
 """Weight updates of vLLM's CPU worker; vLLM gets the class by name, as `worker_extension_cls`.
 
 vLLM repacks linear weights on CPU and empties the originals, so verl's plain `load_weights` finds nothing to load
-into: the update has to go through vLLM's layer-wise reload. Without more, two kinds of layers keep the weights that
-vLLM started with: experts, and an output layer that is tied to the embedding, which is not sent.
+into: the update has to go through vLLM's layer-wise reload. That reload alone leaves two kinds of layers with the
+weights that vLLM started with: experts, and an output layer that is tied to the embedding, which is not sent.
 """
 
 from typing import Any
@@ -82,14 +82,14 @@ class CPUWorkerExtension(LagKWorkerExtension):
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Have vLLM pack experts when they are loaded: it does so only where a layer has no kernel yet."""
+    """Take the kernel from each layer of experts: vLLM packs experts that it loads only where there is none yet."""
     for layer in model.modules():
         if isinstance(layer, RoutedExperts):
             layer.quant_method.moe_kernel = None
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Pack the output layer's weight again where the weight is the embedding's: else it computes with the first one."""
+    """Pack the output layer's weight again where it is the embedding's: vLLM's packed copy has older weights."""
     layers = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
     embeddings = [layer.weight for layer in layers if not isinstance(layer, ParallelLMHead)]
     for layer in layers:
