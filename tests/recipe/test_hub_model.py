@@ -1,5 +1,6 @@
 """A model by its name of the hub: downloaded before anything starts, or one line that says how to get it."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import NoReturn
@@ -8,6 +9,7 @@ import huggingface_hub
 import pytest
 
 from recipe.fully_async_policy.settings.model import check_model
+from tests.kit import ROOT
 from tests.recipe.refused import MODEL, composed, run
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
@@ -20,6 +22,8 @@ def test_offline(good: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: 
     assert f"{MODEL}.path={NAME}: no such folder; get it where there is a network: `hf download {NAME} --local" in said
     missing = run({**good, f"{MODEL}.path": "models/no-such"}, capsys)
     assert f"{MODEL}.path=models/no-such: no such folder; give a Hugging Face checkpoint's folder" in missing
+    scripts = re.findall(r"`bash (\S+)`", missing)
+    assert len(scripts) == 2 and all((ROOT / script).is_file() for script in scripts)
 
 
 def test_downloaded(good: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

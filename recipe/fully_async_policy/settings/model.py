@@ -42,7 +42,8 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase":
 def _downloaded(config: DictConfig, name: str) -> str:
     """The folder of a model of the hub, which is downloaded where it has not been."""
     if not _OF_HUB.fullmatch(name) or name.startswith("models/") or Path(name).parent.is_dir():
-        raise wrong(config, _SETTING, f"no such folder; {_FOLDER} (quickstart.sh makes a small one)")
+        made = "`bash scripts/quickstart.sh` makes a small one, `bash scripts/smollm2.sh` gets a pretrained one"
+        raise wrong(config, _SETTING, f"no such folder; {_FOLDER} ({made})")
     fix = f"no such folder; get it where there is a network: `hf download {name} --local-dir {name.split('/')[1]}`"
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         raise wrong(config, _SETTING, f"{fix}, or set HF_HUB_OFFLINE=0 in the environment to have it downloaded")
