@@ -49,7 +49,7 @@ def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
 
 
 def optimal_off_policy(
-    reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor, leave_out_own: bool = False
+    reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor, leave_out_own: bool
 ) -> Tensor:
     """Return OPOB, the paper's optimal off-policy baseline: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2.
 

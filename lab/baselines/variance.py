@@ -171,7 +171,9 @@ def from_the_group(groups: Groups, truncation: float | None) -> dict[str, Tensor
         config = VCPOConfig(baseline=name.split(",")[0], truncation=truncation, norm_by_std=False, **form)  # type: ignore[arg-type]
         baselines[name] = estimate(config, log_weight, reward, group, squared_norm=norm).baseline
     published = groups.log_weight + groups.weight.log()
-    baselines["opob, w counted twice"] = optimal_off_policy(reward, published.flatten(), norm, group)
+    baselines["opob, w counted twice"] = optimal_off_policy(
+        reward, published.flatten(), norm, group, leave_out_own=False
+    )
     return {name: baseline.view_as(groups.reward) for name, baseline in baselines.items()}
 
 

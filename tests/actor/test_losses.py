@@ -1,6 +1,8 @@
 """The losses of an update and the rows of a mini-batch, of a few made-up sequences: each number by hand, no engine."""
 
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,16 +12,20 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from vcpo import VCPOConfig
+from verl_vcpo.actor import mini_batch
 from verl_vcpo.actor.losses import (
     TOKEN_MEAN,
     TOKEN_SUM,
     TOKEN_SUM_NORM,
+    loss_of_trained,
     note_longest_response,
     response_rows,
     weighted_score_loss,
 )
 from verl_vcpo.actor.mini_batch import check_lengths, gather_mini_batch, gather_sequences
 from verl_vcpo.actor.sequence_weights import SequenceWeights
+from verl_vcpo.common.token_versions import FIELD
+from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
 PROMPTS = [2, 1, 3, 1]
 MASKS = [[1, 0, 1], [1], [], [1, 1, 1, 1]]  # a hole, one token, an empty response
@@ -118,9 +124,24 @@ def test_importance_weights_are_constants_of_the_packed_loss() -> None:
     weights = [3.0, math.exp(0.1), 1.0, 3.0]  # e^2.6, e^0.1, none, e^1.4
     scores = [-0.4, -0.4, 0.0, -2.6]
     products = (c * w * s for c, w, s in zip(coefficient.tolist(), weights, scores, strict=True))
-    assert loss.item() == pytest.approx(-2 * sum(products))
+    assert loss.item() == pytest.approx(-2 * sum(products)) and loss.dtype == torch.float32
     (gradient,) = torch.autograd.grad(loss, values)
     assert gradient[5].item() == pytest.approx(2 * 3 * math.exp(0.1)), "no gradient of the weight"
+
+
+def test_only_a_micro_batch_whose_tokens_are_all_masked_has_no_loss() -> None:
+    def counted(**given: Any) -> tuple[Tensor, dict[str, Any]]:
+        calls.append(given)
+        return torch.tensor(3.0), {"of": "verl"}
+
+    calls: list[Any] = []
+    values, data = log_probs(), batch()
+    loss, metrics = loss_of_trained(counted, as_output(values), data)
+    assert loss == 3 and metrics == {"of": "verl"}, "some tokens are masked"
+    data["response_mask"].values().zero_()
+    loss, metrics = loss_of_trained(counted, as_output(values), data)
+    assert loss == 0 and not metrics and len(calls) == 1
+    assert not torch.autograd.grad(loss, values)[0].any()
 
 
 @pytest.mark.usefixtures("process_group")
@@ -155,6 +176,81 @@ def test_sequences_without_a_token_or_a_finite_log_prob_are_known_before_the_for
     assert gather_sequences(data, 0).usable.tolist() == [True, False, True, False]
     rows = gather_mini_batch(data, 0, torch.zeros(4, 4), None)
     assert rows.dropped.tolist() == [False, True, False, False] and rows.log_weight[1].isnan()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_log_probs_of_fewer_or_more_tokens_than_the_longest_response() -> None:
+    """Other micro-batches' longest responses make rows longer; this one's last tokens may be tool output."""
+    policy, _ = response_rows(as_output(log_probs())["log_probs"], batch(), "rollout_log_probs")
+    wanted = gather_mini_batch(batch(), 0, policy, None).log_weight
+    wide = torch.nn.functional.pad(policy, (0, 3), value=9.0)
+    assert gather_mini_batch(batch(), 0, wide, None).log_weight.equal(wanted)
+    data = batch()
+    data["response_mask"].values()[-1] = 0
+    rows = [gather_mini_batch(data, 0, policy[:, :width], None).log_weight for width in (3, 4)]
+    assert rows[0].equal(rows[1])
+
+
+@pytest.mark.usefixtures("process_group")
+def test_rewards_of_tokens_are_added_up_in_float64() -> None:
+    data = batch(rm_scores=nested([torch.tensor([2.0**24, 0, 1]), *map(torch.tensor, REWARD[1:])]))
+    both = gather_sequences(data, 0).reward, gather_mini_batch(data, 0, torch.zeros(4, 4), None).reward
+    assert all(reward[0] == 2**24 + 1 for reward in both)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_only_truncated_responses_are_masked_and_only_where_asked() -> None:
+    flags: dict[str, Any] = {"extra_fields": [{TRUNCATED: i == 1} for i in range(4)]}
+    for treatment in (Truncated.MASK, Truncated.TRAIN):
+        data = batch(**flags)
+        tu.assign_non_tensor(data, **{TRUNCATED: treatment})
+        rows, before = gather_mini_batch(data, 0, torch.zeros(4, 4), None), gather_sequences(data, 0)
+        assert rows.truncated.tolist() == [False, True, False, False]
+        masked = [False, treatment == Truncated.MASK, False, False]
+        assert rows.masked.tolist() == before.masked.tolist() == masked
+
+
+@pytest.mark.usefixtures("process_group")
+def test_spans_have_the_squares_of_their_tokens() -> None:
+    # A square is at most 1: that of the third token of the first response would be 2.89.
+    runs = [[[3, 1], [5, 1]], [[5, 1]], [], [[2, 3], [None, 1]]]
+    data = batch(extra_fields=[{FIELD: each} for each in runs])
+    tu.assign_non_tensor(data, policy_version=5)
+    policy, _ = response_rows(as_output(log_probs())["log_probs"], data, "rollout_log_probs")
+    spans = gather_mini_batch(data, 0, policy.detach(), None).spans
+    wanted = [[(2, 1, 0.81), (0, 1, 1.0)], [(0, 1, 0.01)], [], [(3, 3, 0.5**2 + 0.4**2 + 0.3**2)]]
+    assert [span[:2] for each in spans for span in each] == [span[:2] for each in wanted for span in each]
+    squares = [span[2] for each in spans for span in each]
+    assert squares == pytest.approx([span[2] for each in wanted for span in each], rel=1e-5)
+
+
+@pytest.fixture
+def ranks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What a data-parallel rank of `batch()` receives: the first rows of it from each of several ranks."""
+
+    def set_sizes(*sizes: int) -> None:
+        def gather(into: list[Any], rows: dict[str, Any]) -> None:
+            columns = {name: column for name, column in rows.items() if name != "rank"}
+            into[:] = [{"rank": r, **{k: c[:n] for k, c in columns.items()}} for r, n in enumerate(sizes)]
+
+        collectives = {"get_world_size": lambda: len(sizes), "all_gather_object": gather, "all_reduce": lambda _: None}
+        monkeypatch.setattr(mini_batch, "dist", SimpleNamespace(**collectives))
+
+    return set_sizes
+
+
+def test_sequences_of_several_ranks(ranks_of: Callable[..., None]) -> None:
+    ranks_of(1, 2, 1)
+    policy, norms = torch.zeros(4, 4), torch.tensor([[1.0, 9, 9, 9], [2, 3, 9, 9], [4, 9, 9, 9]])
+    rows = gather_mini_batch(batch(), 1, policy, norms, equal=False)
+    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4] and rows.mine == slice(1, 3)
+    assert rows.tokens.tolist() == [2, 2, 1, 2]
+    for gather in (lambda: gather_mini_batch(batch(), 1, policy, norms), lambda: gather_sequences(batch(), 1)):
+        with pytest.raises(RuntimeError, match=r"ranks hold \[1, 2, 1\] sequences, not all the same"):
+            gather()
+    ranks_of(1, 1, 1)
+    rows = gather_mini_batch(batch(), 0, policy, torch.tensor([[1.0], [2], [3]]))
+    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3], "more ranks than sequences each"
 
 
 @pytest.mark.parametrize("name", ["rollout_log_probs", "response_mask"])

@@ -91,6 +91,9 @@ def test_a_token_without_experts_is_refused() -> None:
     for sequence in experts:
         sequence[:, 0] = 0  # as of a dense layer
     check_experts(with_experts(batch, experts))
+    check_experts(
+        with_experts(batch, [of_sequence[..., :1] * 0 for of_sequence in experts])
+    )  # one expert a token: the first
     experts[2][-1:] = 0
     with pytest.raises(ValueError, match=f"no experts for a token of a sample of prompt {batch['uid'][2]}"):
         check_experts(with_experts(batch, experts))

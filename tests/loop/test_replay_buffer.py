@@ -104,6 +104,34 @@ def test_as_few_late_prompts_as_it_takes_are_issued_again() -> None:
     assert buffer._metrics(3, "train", {"fast"})["vcpo/async/reissued_prompts"] == 1
 
 
+def test_a_validation_waits_for_nothing_but_its_prompts() -> None:
+    buffer = buffer_with(0, {}, set())
+    assert not buffer._has_enough_samples(9, "val", 3, {"a", "b"})
+    assert buffer._has_enough_samples(9, "val", 3, {"a", "b", "c"})
+
+
+def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, looks = buffer_with(2, {"a": 1, "b": 1}, {"a"}), iter(range(2))
+
+    def look() -> None:
+        if next(looks):
+            buffer.running_keys["train"].clear()
+
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", look)
+    rests: list[float] = []
+    monkeypatch.setattr(buffer, "sleep", rests.append)
+    buffer.wait_until_finished(1, "train")
+    assert next(looks, None) is None and not buffer._unfinished("train") and len(rests) == 1
+
+
+def test_prompts_that_failed_are_sampled_again_in_order() -> None:
+    names, reissued = {f"{n:x}" for n in range(15)}, list[str]()
+    buffer = buffer_with(2, dict.fromkeys(names, 1), set(), reissued=reissued)
+    buffer.failure_keys["train"] = set(names)
+    buffer._terminal_eviction_reasons(2, "train")
+    assert reissued == sorted(names)
+
+
 def test_metrics_of_what_a_batch_leaves() -> None:
     """Catches an age counted from the wrong step, and the taken prompts counted as left."""
     buffer = buffer_with(4, {"taken": 1, "ready": 2, "slow": 2, "new": 4}, {"taken", "ready"})
@@ -180,16 +208,18 @@ def test_a_resumed_buffer_takes_the_oldest_prompts_whatever_order_they_are_store
 ) -> None:
     """TransferQueue promises no order. Two of the three prompts are allowed in flight, so the youngest has to wait."""
     stored = {uid: {"is_prompt": True, "status": "pending", "global_steps": step} for uid, step in STORED}
+    stored["older_0_0"] = {"is_prompt": False}  # of a prompt that is sampled again
     withheld: list[str] = []
+    cleared: list[list[str]] = []
     said: list[str] = []
     monkeypatch.setattr(replay_buffer, "print_line", said.append)
     monkeypatch.setattr(tq, "kv_list", lambda partition: {"train": stored})
     monkeypatch.setattr(tq, "kv_batch_get", lambda keys, partition_id: TensorDict({"uid": keys, "index": keys}))
     monkeypatch.setattr(tq, "kv_batch_put", lambda **of_tags: None)
-    monkeypatch.setattr(tq, "kv_clear", lambda **of_keys: None)
+    monkeypatch.setattr(tq, "kv_clear", lambda keys, partition_id: cleared.append(keys))
     monkeypatch.setattr(withheld_prompts, "withhold", lambda prompts: withheld.extend(prompts["uid"]))
     buffer = buffer_with(2, {}, set())
-    assert buffer.resume(step=4, batch_size=1) == 2 and withheld == ["young"]
+    assert buffer.resume(step=4, batch_size=1) == 2 and withheld == ["young"] and cleared == [["older_0_0"], ["young"]]
     assert [*buffer._submission_number] == ["older", "old"]
     assert len(said) == 1 and "0 are sampled again, 1 wait for their turn" in said[0]
     assert buffer_with(3, {}, set()).resume(step=4, batch_size=1) == 3 and len(said) == 1

@@ -27,6 +27,7 @@ def test_a_healthy_run_is_left_alone() -> None:
 
 def test_a_low_ess_ratio_has_to_last() -> None:
     low = (0.05, 1.0, 0.002)
+    assert not told(healthy(30) + [(AlarmLevels().ess_ratio, 1.0, 0.002)] * 20), "not below the level"
     assert not told(healthy(30) + [low] * 9 + healthy(30))
     assert told(healthy(30) + [low] * 20) == [(39, Sign.LOW_ESS_RATIO)]
     assert len(told([*healthy(30), *[low] * 10, *healthy(3), *[low] * 10])) == 2, "told again after it was gone"
@@ -53,7 +54,7 @@ def test_a_spike_is_five_times_the_median_of_twenty_steps_and_counts_for_twenty(
         return told([(0.5, size, 0.002) for size in [1.0] * flat + [spike] + [1.0] * later + [norm] * 3])
 
     vanished = Sign.VANISHED_GRADIENT
-    assert after(20, 5.1, 0) == [(23, vanished)] and not after(19, 5.1, 0) and not after(20, 4.9, 0)
+    assert after(20, 5.1, 0) == [(23, vanished)] and not after(19, 5.1, 0) and not after(20, 5.0, 0)
     assert after(20, 5.1, 17) == [(40, vanished)] and not after(20, 5.1, 18)
     assert not after(20, 5.1, 0, norm=0.1)
 

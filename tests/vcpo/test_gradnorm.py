@@ -12,6 +12,7 @@ from vcpo.gradnorm import (
     Segments,
     WeightedSums,
     embedding_squared_norms,
+    linear,
     sequence_sums,
     squared_norms,
     sums,
@@ -59,6 +60,19 @@ def test_linear(
     WeightedSums(segments, coefficient.tolist()).add(x, dy, buffers, got, batched=batched)
     torch.testing.assert_close(got, norms, rtol=1e-5, atol=0)
     torch.testing.assert_close(torch.stack(buffers), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_weight_is_taken_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 rows in blocks of 3, 3 and 2."""
+    monkeypatch.setattr(linear, "_FEWEST_ROWS", 3)
+    monkeypatch.setattr(linear, "_CPU_BYTES", 1)
+    lengths = [3, 5, 2]
+    segments = Segments.of_lengths(lengths)
+    x, dy = tokens(lengths, 4, 8)
+    each, coefficient, into = per_sequence_gradients(x, dy, segments), torch.randn(1, 3), torch.zeros(1, 8, 4)
+    norms = linear.add_weighted_per_sequence(x, dy, segments, coefficient, [into[0]], [(0, 3)])
+    torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(into, torch.einsum("kn,noi->koi", coefficient, each))
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -159,6 +173,17 @@ def test_equal_coefficients_share_a_product_and_long_sequences_have_their_own() 
     products = 2 * sum(lengths) * 640 * 960
     pairs = sum(n * longest**2 for n, longest in buckets_of(segments, [0, 2, 3, 4, 5]))
     assert counter.get_total_flops() == products + 2 * pairs * (640 + 960)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_sequences_of_equal_coefficients_need_not_stand_together(batched: bool) -> None:
+    lengths = [3, 2, 4, 1, 5]
+    segments = Segments.of_lengths(lengths)
+    x, dy = tokens(lengths, 6, 4)
+    coefficient, into = torch.tensor([[1.0, 0.5, 1.0, 0.5, 1.0]]), torch.zeros(1, 4, 6)
+    WeightedSums(segments, coefficient.tolist()).add(x, dy, [into[0]], torch.zeros(5), batched=batched)
+    expected = torch.einsum("kn,noi->koi", coefficient, per_sequence_gradients(x, dy, segments))
+    torch.testing.assert_close(into, expected, rtol=1e-5, atol=1e-5)
 
 
 def buckets_of(segments: Segments, some: list[int]) -> list[tuple[int, int]]:

@@ -96,6 +96,15 @@ def test_sums_over_sequences_of_different_lengths() -> None:
     assert sums.spread == pytest.approx((3 - 2 / 3) ** 2 + (1 - 4 / 3) ** 2 + (0 - 2) ** 2)
 
 
+def test_two_sequences_have_a_spread_and_tokens_are_counted_one_by_one() -> None:
+    """The mean of a token is 0.5: the log-weights are off by 0.5 and -0.5. float32 has no 2^24 + 1."""
+    sums = OfSequences.of(*torch.tensor([[1.0, 0], [1, 1], [0.25, 0.25]]))
+    assert sums == (2, 2.0, 0.5, 2 * 2 * 0.25, 0.0)
+    mismatch = Mismatch()
+    mismatch.update(torch.zeros(2), torch.tensor([2**24, 1]), torch.zeros(2), None)
+    assert mismatch._newest[-1].tokens == 2**24 + 1
+
+
 def test_a_response_without_a_token_does_not_count() -> None:
     def parts(empty: int) -> Any:
         mismatch = Mismatch()

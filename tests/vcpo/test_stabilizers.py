@@ -128,6 +128,12 @@ def test_off_policy_mask_drops_bad_sequences_far_away() -> None:
         assert (losses[1, 0] == 0) == (not kept)
 
 
+def test_the_distance_of_a_sequence_is_a_mean_over_its_own_tokens() -> None:
+    log_mu, mask = torch.zeros(1, 3), torch.tensor([[True, True, False]])
+    log_pi = torch.tensor([[-0.9, 0.0, -9.0]])  # mean log(mu/pi) 0.45
+    assert off_policy_mask(log_pi, log_mu, torch.full((1, 3), -1.0), mask)[0, :2].all()
+
+
 def test_off_policy_mask_keeps_ppos_clip() -> None:
     log_pi, log_mu = off_policy([[1.5, 0.5], [1.5, 1.0]])
     losses = off_policy_mask(log_pi, log_mu, ADVANTAGE, MASK)
