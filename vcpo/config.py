@@ -110,9 +110,9 @@ class VCPOConfig:
     """The weights that rho is measured on. With `step_size_rule=none` rho is reported, and changes nothing."""
 
     ess_part: EssPart = EssPart.WHOLE
-    """The part of the weights whose ESS ratio the learning rate follows: set `lag` for responses of 500 tokens or more,
-    where sampler and trainer differ in arithmetic. Until the parts are known, and where arithmetic hardly counts, it is
-    the whole."""
+    """The part of the weights whose ESS ratio the learning rate follows: a run's default is `lag`; `whole` is the
+    paper's step, which long responses shorten. Until the parts are known, and where arithmetic hardly counts, both are
+    the same."""
 
     base_ess_ratio: float = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""
@@ -156,16 +156,15 @@ class VCPOConfig:
 
     def _refuse_what_has_no_effect(self) -> None:
         """Refuse settings without effect: a setting that is silently ignored makes two different runs look alike."""
-        if self.step_size_rule is StepSizeRule.NONE:
-            for name, ignored in (
-                ("ess_part", self.ess_part is EssPart.LAG),
-                ("min_step_size_multiplier", self.min_step_size_multiplier != 0),
-            ):
-                if ignored:
-                    value = getattr(self, name)
-                    raise ValueError(f"vcpo.{name}={value}: has no effect with vcpo.step_size_rule=none; leave it out")
+        if self.step_size_rule is StepSizeRule.NONE and self.min_step_size_multiplier != 0:
+            raise ValueError(
+                f"vcpo.min_step_size_multiplier={self.min_step_size_multiplier}: has no effect with "
+                "vcpo.step_size_rule=none; leave it out"
+            )
         if self.ess_part is EssPart.LAG and self.ess_weights is EssWeights.TRUNCATED:
-            raise ValueError("vcpo.ess_weights=truncated: vcpo.ess_part=lag needs the untruncated; leave one out")
+            raise ValueError(
+                "vcpo.ess_weights=truncated: vcpo.ess_part=lag needs the untruncated; set vcpo.ess_part=whole too"
+            )
         if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:
             raise ValueError("vcpo.ess_weights=truncated: nothing is truncated; set vcpo.truncation, or `untruncated`")
         for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):

@@ -160,7 +160,8 @@ def _make(run: GridRun, folder: Folder) -> None:
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:
     """The whole configuration of a run."""
-    method, more = ("vcpo", ("vcpo.ess_part=lag",)) if run.method == LAG_PART else (run.method, ())
+    method = "vcpo" if run.method == LAG_PART else run.method
+    more = {LAG_PART: ("vcpo.ess_part=lag",), "vcpo": ("vcpo.ess_part=whole",)}.get(run.method, ())
     config = _config(folder.task, method, (*folder.overrides, *more)).copy()
     config["async"].lag, config.data.seed = run.lag, run.seed
     config.actor_rollout_ref.actor.optim.lr = run.lr

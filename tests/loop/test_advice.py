@@ -68,5 +68,5 @@ def test_the_first_step_that_knows_says_whether_arithmetic_alone_is_too_much() -
     watch = ArithmeticWatch()
     assert watch.look_at(parts(None)) is None
     text = watch.look_at(parts(0.2))
-    assert text is not None and "0.031 per token" in text and "0.20: set vcpo.ess_part=lag" in text
+    assert text is not None and "0.031 per token" in text and "0.20: with vcpo.ess_part=lag" in text
     assert watch.look_at(parts(0.2)) is None and ArithmeticWatch().look_at(parts(0.6)) is None

@@ -82,6 +82,7 @@ COMMON = {
 CONTROLS = {
     "vcpo.step_size_rule": "sqrt",
     "vcpo.ess_weights": "untruncated",
+    "vcpo.ess_part": "whole",
     "vcpo.baseline": "opob",
     "vcpo.opob_scope": "group",
 }

@@ -259,10 +259,12 @@ def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
 
 
 def test_a_default_stands_once() -> None:
-    """vcpo_trainer.yaml says what the dataclasses say, and config/agent/simpletir.yaml too."""
+    """vcpo_trainer.yaml says what the dataclasses say, and config/agent/simpletir.yaml too. The dataclass is the published
+    method; a run's step follows the lag's part.
+    """
     plain = OmegaConf.to_container(OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)
     assert isinstance(plain, dict)
-    defaults = asdict(VCPOSettings())
+    defaults = asdict(VCPOSettings()) | {"ess_part": "lag"}
     assert {name: value for name, value in plain.items() if name != "_target_"} == defaults
     assert OmegaConf.load(own_files.CONFIG_DIR / "agent/simpletir.yaml").tool_use == asdict(ToolUseSettings())
 

@@ -112,8 +112,8 @@ class ArithmeticWatch:
             return None
         return (
             f"sampler and trainer differ by {line['actor/vcpo/mismatch/rms']:.2g} per token in arithmetic, so fresh "
-            f"responses of this length have an ESS ratio of {ratio:.2f}: set vcpo.ess_part=lag, with which the step of "
-            "method=vcpo follows the lag alone; weights of sequences stay noise until data.max_response_length is "
+            f"responses of this length have an ESS ratio of {ratio:.2f}: with vcpo.ess_part=lag, the default, the "
+            "step follows the lag alone; weights of sequences stay noise until data.max_response_length is "
             "shorter, or both sides compute log-probs more exactly"
         )
 
