@@ -259,9 +259,7 @@ def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
 
 
 def test_a_default_stands_once() -> None:
-    """vcpo_trainer.yaml says what the dataclasses say, and config/agent/simpletir.yaml too. The dataclass is the published
-    method; a run's step follows the lag's part.
-    """
+    """vcpo_trainer.yaml and config/agent/simpletir.yaml say what the dataclasses say, but for the step's part."""
     plain = OmegaConf.to_container(OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)
     assert isinstance(plain, dict)
     defaults = asdict(VCPOSettings()) | {"ess_part": "lag"}
