@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,9 +100,10 @@ def test_topr_tapers_bad_responses_only() -> None:
     )
 
 
-def test_topr_looks_at_the_sign_alone() -> None:
-    log_pi, log_mu = off_policy([[3.0, 0.5], [0.25, 1.0]])
-    small, large = (topr(log_pi, log_mu, scale * ADVANTAGE, MASK) for scale in (0.25, 1.0))
+@pytest.mark.parametrize("loss", [topr, vespo])
+def test_a_weight_depends_on_the_sign_of_the_advantage_alone(loss: Callable[..., Tensor]) -> None:
+    log_pi, log_mu = off_policy([[0.5, 0.5], [0.25, 1.0]])
+    small, large = (loss(log_pi, log_mu, scale * ADVANTAGE, MASK) for scale in (0.25, 1.0))
     torch.testing.assert_close(small, 0.25 * large)
 
 
