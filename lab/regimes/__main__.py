@@ -2,9 +2,9 @@
 
 Responses of sort_digits stand for long ones: to the logarithm of each weight is added what sampler and trainer differ
 by at so many tokens (lab/simulator/arithmetic.py). In each regime, which of GRPO without a correction, truncated
-weights, VCPO, and VCPO with `vcpo.ess_part=lag` keeps up? lab/regimes/predictions.md says what was expected. A run
-takes about 10 seconds of a core. Runs are kept in --out: the same command goes on where it was stopped, and makes all
-regimes with one seed before it begins with the next. --out gets
+weights, VCPO with `vcpo.ess_part=whole` (`vcpo`), and with `lag` keeps up? lab/regimes/predictions.md says what was
+expected. A run takes about 10 seconds of a core. Runs are kept in --out: the same command goes on where it was stopped,
+and makes all regimes with one seed before it begins with the next. --out gets
 
 regimes.csv      a line for each run
 regimes.png      accuracy in each regime
