@@ -25,7 +25,7 @@ from verl_vcpo.cpu import environment
 _ACTOR, _LOOP = "verl/verl_vcpo/actor", "verl/verl_vcpo/loop"
 _ALGORITHM = [f"tests/vcpo/test_{name}.py" for name in ("weights", "estimator", "collapse_alarm")]
 _GRADNORM = ["tests/vcpo/test_gradnorm.py"]
-_LAYOUTS = "MoE EP2 x CP2", "TP2 SP x PP2, tied", "PP2, 2 virtual stages"
+_LAYOUTS = "MoE EP2 x CP2", "TP2 SP x PP2, tied", "PP2, 2 virtual stages", "LoRA, TP2"
 _NORMS = [
     *(f"tests/actor/test_{name}.py" for name in ("per_trajectory", "rounding", "passes", "packed", "vcpo_engine")),
     "tests/actor/test_extreme_weights.py",

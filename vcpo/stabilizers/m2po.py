@@ -27,8 +27,6 @@ def kept_tokens(log_ratio: Tensor, advantage: Tensor, mask: Tensor, tau: float) 
     harmful = mask & (advantage * log_ratio > 0)
     moment, order = log_ratio[harmful].double().square().sort()
     mean = moment.cumsum(0) / torch.arange(1, len(moment) + 1, device=moment.device)
-    kept = torch.zeros_like(moment, dtype=torch.bool)
-    kept[order] = mean <= tau  # means of ever larger moments: true, then false
     keep = mask.clone()
-    keep[harmful] = kept
+    keep[harmful] = (mean <= tau)[order.argsort()]  # means of ever larger moments: true, then false
     return keep

@@ -100,8 +100,6 @@ class TappedRouter(TopKRouter, Tapped):  # in this order: Python could not excha
             return super().gating(input)
         dtype = _ROUTER_DTYPES.get(self.config.moe_router_dtype, input.dtype)
         logits = router_gating_linear(input, self.weight.detach(), None, dtype)
-        if not logits.requires_grad:  # no parameter before this layer is trained
-            logits.requires_grad_()
         gather = self.tp_group if self.config.sequence_parallel else None
         on_gradient(logits, input.detach(), lambda x, dy: collector.router(self.weight, x, dy, gather=gather))
         return logits
@@ -122,8 +120,6 @@ class TappedSharedExpert(Tapped, SharedExpertMLP):
             self.use_shared_expert_gate = True
         weight, partial_sums = self.gate_weight, self.config.sequence_parallel
         logits = torch.nn.functional.linear(hidden_states, weight.detach())
-        if not logits.requires_grad:
-            logits.requires_grad_()
         on_gradient(
             logits,
             hidden_states.detach(),
