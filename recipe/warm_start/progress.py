@@ -25,6 +25,7 @@ class Progress:
     def __init__(self, steps: int, until: float | None, check: Callable[[], float]) -> None:
         self.steps, self.until, self.check = steps, until, check
         self.accuracy: float | None = None
+        self._measured = 0
         self.losses: list[float] = []
         self._start = self._last_line = time.perf_counter()
         self._checks_s = self._check_s = 0.0
@@ -47,13 +48,15 @@ class Progress:
 
     def _measure(self) -> None:
         before = time.perf_counter()
-        self.accuracy = self.check()
+        self.accuracy, self._measured = self.check(), len(self.losses)
         self._check_s = time.perf_counter() - before
         self._checks_s += self._check_s
 
     def _say(self) -> None:
         done, last = len(self.losses), self.losses[-_LOSSES:]
         accuracy = "not measured yet" if self.accuracy is None else f"{100 * self.accuracy:.0f} %"
+        if self.accuracy is not None and self._measured < done:
+            accuracy += f" at step {self._measured}"
         left = duration(self._seconds() / done * (self.steps - done))
         rest = f"; {left} left{'' if self.until is None else ' at most'}" if done < self.steps else ""
         loss = sum(last) / len(last)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from recipe.warm_start import train as warm_start
+from recipe.warm_start.progress import Progress
 from recipe.warm_start.rows import AnsweredRows, load_answered_rows
 from recipe.warm_start.tokenizer import VOCAB_SIZE, byte_tokenizer, prompt_text
 
@@ -120,6 +121,17 @@ def test_it_ends_at_the_accuracy_asked_for(
     printed = capsys.readouterr()
     assert ("step 20 of 45: loss" in printed.out) == (made == 20), "the step that reached it is told"
     assert "teach longer (--until 0.4" in printed.err, "the model itself, by its own accuracy, is never right"
+
+
+def test_an_older_accuracy_has_its_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A check that takes long is made seldom: the first one takes all the time that checks may have."""
+    monkeypatch.setattr("recipe.warm_start.progress.LINE_S", 0.0)
+    clock = iter(range(100))
+    monkeypatch.setattr("recipe.warm_start.progress.time.perf_counter", lambda: float(next(clock)))
+    progress = Progress(steps=2, until=None, check=lambda: 0.25)
+    assert [progress.reached(1.0) for _ in range(2)] == [False, True]
+    first, second = capsys.readouterr().out.splitlines()
+    assert "accuracy 25 %;" in first and second.endswith("accuracy 25 % at step 1")
 
 
 def test_measuring_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
