@@ -281,6 +281,9 @@ def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
         "step 3."
         for seconds in (60, 120)
     ]
+    buffer.running_keys["val"] = {"v"}
+    buffer._print_waiting("val", 60.0)
+    assert "Validation has waited 60 s for samples: 1 prompts are unfinished." in capfd.readouterr().out
 
 
 def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

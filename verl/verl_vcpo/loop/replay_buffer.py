@@ -327,7 +327,10 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _print_waiting(self, partition_id: str, seconds: float) -> None:
         submitted, unfinished = self.prompt_global_steps[partition_id], self._unfinished(partition_id)
-        oldest = min(unfinished, key=lambda uid: submitted.get(uid, 0), default=None)
-        which = f"; the oldest, {oldest}, was submitted at step {submitted.get(oldest, 0)}" if oldest else ""
-        what = "Validation" if partition_id == "val" else "The trainer"
+        what, which = "The trainer", ""
+        if partition_id == "val":  # its prompts are submitted together
+            what = "Validation"
+        elif unfinished:
+            oldest = min(unfinished, key=submitted.__getitem__)
+            which = f"; the oldest, {oldest}, was submitted at step {submitted[oldest]}"
         print_line(f"{what} has waited {seconds:.0f} s for samples: {len(unfinished)} prompts are unfinished{which}.")
