@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,8 @@ from recipe.warm_start.train import Settings, examples, fit, load_held_out
 from tests.e2e.conftest import prepared
 from tests.e2e.held_answers import held_answers, updates_meet_calls
 from tests.e2e.updates_in_flight import Sampler, check_log_probs_around_an_update, log_probs, prompt_ids
-from tests.kit.sandbox_server import free_port, served
+from tests.kit.sandbox_server import served
+from tests.kit.served_model import served_by_vllm
 from tests.kit.small_run import BATCH, SEED, Listener, listening, small_task
 from tests.kit.wandb_file import offline_run
 from vcpo.ess import ess_ratio
@@ -200,31 +200,6 @@ def trainer_weights(trainer: Any, run_id: str) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@contextlib.contextmanager
-def served_by_vllm(model: Path) -> Iterator[str]:
-    """The address of vLLM's OpenAI server with this model, in processes of its own."""
-    port = free_port()
-    command = [sys.executable, "-m", "recipe.vllm", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    log = model.parent / "serve.log"
-    with open(log, "w") as output:
-        server = psutil.Popen([*command, "--dtype", "float32", "--enforce-eager"], stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + 600
-        while True:
-            assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
-            with contextlib.suppress(requests.ConnectionError):
-                if requests.get(f"http://127.0.0.1:{port}/health", timeout=10).ok:
-                    break
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        processes = [server, *server.children(recursive=True)]
-        server.terminate()
-        _, left = psutil.wait_procs(processes, timeout=30)
-        for process in left:
-            process.kill()
-
-
 def test_no_other_machine_can_connect(stack: Stack) -> None:
     for name in ("gcs_server", "raylet", "TransferQueueController", "WorkerDict", "CPUvLLMHttpServer"):
         assert any(name in one.process for one in stack.listeners), f"{name} is not found, so it may listen anywhere"
@@ -369,7 +344,7 @@ def test_nothing_is_left_of_it(stack: Stack) -> None:
 def test_vllm_serves_the_model_that_the_run_left(stack: Stack) -> None:
     folder = stack.run_dir / MODEL_FOLDER
     prompt = prompt_ids(folder)
-    with served_by_vllm(folder) as url:
+    with served_by_vllm(folder, stack.run_dir / "serve.log") as url:
         question = {"model": str(folder), "temperature": 1.0, "skip_special_tokens": False, **TOKENS_64}
         completion = requests.post(
             f"{url}/v1/completions",

@@ -1,5 +1,6 @@
 """One process of a layout that trains a step, and leaves a checkpoint, a Hugging Face folder and its log-probs."""
 
+from functools import partial
 from pathlib import Path
 
 from tests.kit.actor import adamw, build_engine, join_processes, loss_function  # applies the environment first
@@ -11,7 +12,7 @@ from tensordict import TensorDict
 from tests.kit.layout_run import ParallelLayout
 from tests.kit.layout_worker import make_batch
 from vcpo.config import Baseline
-from verl_vcpo.actor.hugging_face import write_folder
+from verl_vcpo.actor.hugging_face import write_folder, write_weights
 from verl_vcpo.actor.losses import padded_responses
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -27,8 +28,8 @@ def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
         engine.train_batch(batch_of(layout), loss_function(VCPOSettings(baseline=Baseline.MEAN)))
     engine.save_checkpoint(str(folder / CHECKPOINT / "actor"))
     with torch.no_grad():
-        weights, _ = engine.get_per_tensor_param()
-        write_folder(weights, engine.model_config, folder / MODEL, _SHARD_BYTES)
+        in_parts = partial(write_weights, engine.whole_policy(), shard=_SHARD_BYTES)
+        write_folder(in_parts, engine.model_config, folder / MODEL)
     batch = batch_of(layout)
     with engine.eval_mode():
         outputs = engine.infer_batch(batch)

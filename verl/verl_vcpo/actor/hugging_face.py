@@ -1,7 +1,7 @@
-"""A policy as a Hugging Face folder, written from the weights that an engine exports for the samplers."""
+"""A policy as a Hugging Face folder."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,19 @@ _SHARD_BYTES = 4_000_000_000
 _INDEX = "model.safetensors.index.json"
 
 
-def write_folder(weights: Iterable[tuple[str, Tensor]], model: Any, folder: Path, shard: int = _SHARD_BYTES) -> None:
+def write_folder(write: Callable[[Path], None], model: Any, folder: Path) -> None:
     """Write weights, configuration, tokenizer and generation settings. Collective: rank 0 writes.
 
     Args:
-        weights: (Hugging Face name, weight), gathered as they are read, on all ranks.
+        write: a collective function that writes the weights into a folder, as `write_weights` does.
         model: verl's HFModelConfig, with the tokenizer loaded.
         folder: on a file system of rank 0's node; appears when it is complete, and replaces an older one.
-        shard: bytes of a file, and of the memory that the writer needs on the host; more for one larger weight.
     """
     if dist.get_rank() != 0:
-        write_weights(weights, folder)
+        write(folder)
         return
     with whole_folder(folder) as partial:
-        write_weights(weights, partial, shard)
+        write(partial)
         model.hf_config.save_pretrained(partial)
         model.get_processor().save_pretrained(partial)
         if model.generation_config is not None:

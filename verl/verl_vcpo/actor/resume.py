@@ -38,10 +38,10 @@ class Resumable(MegatronEngineWithLMHead):
     """Mixin of Megatron engines, before verl's class."""
 
     def initialize(self) -> None:
-        """Build the model; checkpoints have weights that `write_weights` writes."""
+        """Build the model; checkpoints have the weights that `write_policy` writes."""
         super().initialize()
         if not self.engine_config.forward_only:
-            self.checkpoint_mananager._save_model_as_hf_via_bridge = self._write_weights
+            self.checkpoint_mananager._save_model_as_hf_via_bridge = self.write_policy
             self.checkpoint_mananager._maybe_filter_peft_state_dict = self._trained_alone
 
     def whole_policy(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -52,7 +52,8 @@ class Resumable(MegatronEngineWithLMHead):
         load_megatron_model_to_gpu(self.module, load_grad=False)
         return cast(Iterable[tuple[str, torch.Tensor]], self.bridge.export_hf_weights(self.module, show_progress=False))
 
-    def _write_weights(self, folder: str) -> None:
+    def write_policy(self, folder: str | Path) -> None:
+        """Write all weights, adapters merged, and the adapter alone in PEFT's format. Collective: rank 0 writes."""
         write_weights(self.whole_policy(), Path(folder))
         if self.peft_cls is not None:
             self.bridge.save_hf_adapter(self.module, Path(folder) / "adapter", self.peft_cls, show_progress=False)
