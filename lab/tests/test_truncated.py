@@ -84,7 +84,7 @@ def test_the_report_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_every_case_has_settings_that_are_accepted(tmp_path: Path) -> None:
-    assert len(CASES) == len(set(map(str, CASES))) == 12
+    assert len(CASES) == len(set(map(str, CASES))) == 11
     assert {command.folder_of(case, tmp_path).path.name for case in CASES} == {
         *(f"limit{TIGHT}-{how}" for how in ("train", "mask", "drop", "penalty")),
         f"limit{WIDE}-train",

@@ -2,8 +2,8 @@
 
 The task (lab/truncated/search.py) pays for longer responses, until the limit cuts them; a truncated response is never
 right. Compared at lag 8: GRPO without a correction, truncated weights and VCPO; each `async.truncated`; and a limit
-that hardly a response reaches. A run takes 20 to 30 seconds of a core, with the wide limit 90. Runs are kept in --out:
-the same command goes on where it was stopped. --out gets
+that hardly a response reaches. A run takes 20 to 30 seconds of a core, with the wide limit two minutes. Runs are kept
+in --out: the same command goes on where it was stopped. --out gets
 
 truncated.csv    a line for each evaluation of each run
 truncated.png    accuracy, length and share of truncated responses over the steps
