@@ -140,8 +140,9 @@ def run_all(runs: Iterable[tuple[GridRun, Folder]], workers: int) -> Iterator[Gr
 
 def _make(run: GridRun, folder: Folder) -> None:
     import torch
+    from verl.utils.config import omega_conf_to_dataclass
 
-    from lab.simulator.level import BASES, MEAN_WITH_LEVEL, RECORDED_FROM, Intervened, moved
+    from lab.simulator.level import BASES, MEAN_WITH_LEVEL, RECORDED_FROM, HalfMeanLoss, Intervened, moved
     from lab.simulator.simulator import Simulator
     from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -154,7 +155,10 @@ def _make(run: GridRun, folder: Folder) -> None:
         if not recorded and run.method == MEAN_WITH_LEVEL:
             raise ValueError(f"{run.name}: needs the levels of {of}; make the runs of method {RECORDED_FROM} first")
         actor = config.actor_rollout_ref.actor
-        simulator.method = Intervened(VCPOSettings.of(config.vcpo), actor, moved(run.method, recorded))
+        if config.vcpo.enable:
+            simulator.method = Intervened(VCPOSettings.of(config.vcpo), actor, moved(run.method, recorded))
+        else:
+            simulator.method = HalfMeanLoss(omega_conf_to_dataclass(actor), config.algorithm)
     folder.write(run, pd.DataFrame(simulator.run()))
 
 

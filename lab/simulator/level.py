@@ -1,26 +1,37 @@
-"""Interventions on the level of a baseline: does OPOB gain by its level, or by what differs between groups and steps?
+"""Other levels of a baseline: does OPOB gain by its level, and is another level better?
 
 The level of a step is OPOB's baseline less the mean reward of the group, a mean over the sequences with a signal
-(`lab.simulator.update.level`). lab/stability/predictions.md says what each intervention should do.
+(`lab.simulator.update.level`). lab/stability/predictions.md says what each intervention should do,
+lab/stability/candidates.md what each candidate for a better method.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lab.simulator.batch import Batch
-from lab.simulator.update import VCPOMethod, level
+from lab.simulator.update import LossMethod, VCPOMethod, level
 from vcpo import Estimate, VCPOConfig
-from vcpo.baseline import group_mean
+from vcpo.baseline import group_mean, group_std, group_sum
 from vcpo.estimator import log_reward_scale
 
 MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL, HALF_MEAN = "mean_with_level", "opob_without_level", "half_mean"
+CAPPED, TOPR_HALF, NONE_HALF = "capped", "topr_half", "none_half"
 RECORDED_FROM = "vcpo"
 """The method whose levels `mean_with_level` is given: of its run with the same lag, seed and rate."""
-BASES = {MEAN_WITH_LEVEL: "vcpo_ess", OPOB_WITHOUT_LEVEL: "vcpo", HALF_MEAN: "vcpo_ess"}
-"""By intervention, the method whose update is changed in nothing but the level of the baseline."""
+BASES = {
+    MEAN_WITH_LEVEL: "vcpo_ess",
+    OPOB_WITHOUT_LEVEL: "vcpo",
+    HALF_MEAN: "vcpo_ess",
+    CAPPED: "vcpo",
+    TOPR_HALF: "topr",
+    NONE_HALF: "none",
+}
+"""By name, the method whose update is changed in nothing but the baseline."""
 
 Moved = Callable[[Estimate, Batch], Tensor | float]
 """A function of a step and its batch: the number that is added to the baseline of each sequence."""
@@ -50,6 +61,25 @@ class Intervened(VCPOMethod):
         return replace(step, coefficient=coefficient, baseline=(step.baseline + by).where(step.usable, 0.0))
 
 
+class HalfMeanLoss(LossMethod):
+    """A policy loss whose advantages are (R - mean / 2) / deviation: GRPO's, and half of the mean more."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        grpo = self._advantages
+
+        def advantages(**batch: Any) -> tuple[Tensor, Tensor]:
+            found, reward = grpo(**batch)[0], batch["token_level_rewards"].sum(-1)
+            group = torch.from_numpy(np.unique(batch["index"], return_inverse=True)[1])
+            size = group_sum(torch.ones_like(reward), group)
+            deviation = group_std(reward, group) * (size / (size - 1)).sqrt()  # torch.std's, which GRPO divides by
+            more = torch.where(deviation > 0, 0.5 * group_mean(reward, group) / (deviation + 1e-6), 0.0)
+            found = found + more[:, None] * batch["response_mask"]
+            return found, found
+
+        self._advantages = advantages
+
+
 def moved(name: str, recorded: Mapping[int, float]) -> Moved:
     """Return how an intervention moves baselines.
 
@@ -60,6 +90,8 @@ def moved(name: str, recorded: Mapping[int, float]) -> Moved:
     steps = iter(sorted(recorded))
     if name == MEAN_WITH_LEVEL:
         return lambda step, batch: recorded[next(steps)]
+    if name == CAPPED:
+        return lambda step, batch: (group_mean(batch.reward, _groups(batch)) - step.baseline).clamp(max=0.0)
     if name == OPOB_WITHOUT_LEVEL:
         return lambda step, batch: -level(step, batch)
     return lambda step, batch: -0.5 * group_mean(batch.reward, _groups(batch))
