@@ -112,18 +112,32 @@ class Mismatch:
 
     v comes from the newest tokens that the trainer's own version of the policy sampled; `TOKENS` of them, however many
     batches have them. Where these are too few, and tokens of three lags or more are there, v is what the mean square
-    falls to at lag 0. Until a newer batch tells v, the old value stays.
+    falls to at lag 0. Batches without a fresh token have another source: tokens whose log-probs a sampler computed
+    again with the trainer's weights. Until a newer batch tells v, the old value stays.
+
+    A sampler computes log-probs again in one pass, by other kernels than those that sample. Therefore their mean square
+    is multiplied by the ratio of both mean squares on a batch of fresh tokens.
     """
 
     TOKENS, SEQUENCES, BATCHES = 2**20, 2**14, 256
+    AGAIN = 2**17
+    """Tokens whose log-probs were computed again, from which v is taken."""
 
     def __init__(self) -> None:
         self._by_lag: deque[dict[int, OfLag]] = deque(maxlen=self.BATCHES)
+        self._again: deque[OfLag] = deque(maxlen=self.BATCHES)
+        self._of_sampling = 1.0
+        """The mean square of tokens as they were sampled, relative to that of tokens computed again."""
         self._fresh: deque[OfSequences] = deque(maxlen=self.BATCHES)
         self._newest: deque[OfSequences] = deque(maxlen=self.BATCHES)
 
     def update(
-        self, log_weight: Tensor, tokens: Tensor, squares: Tensor, spans: Sequence[Sequence[Span]] | None
+        self,
+        log_weight: Tensor,
+        tokens: Tensor,
+        squares: Tensor,
+        spans: Sequence[Sequence[Span]] | None,
+        again: Sequence[tuple[int, float]] = (),
     ) -> WeightParts | None:
         """Take in a mini-batch. Returns its parts; None while v is unknown, or 0, or without a usable sequence.
 
@@ -133,16 +147,31 @@ class Mismatch:
             squares: [B] sums of `squared_log_ratios`.
             spans: of each sequence, the tokens whose version is known; None in a mini-batch after the first of its
                 batch, whose policy none of the samplers has had.
+            again: of some sequences, the number of tokens whose log-probs a sampler computed again with the trainer's
+                weights, and the sum of `squared_log_ratios` with these.
         """
         usable = log_weight.isfinite() & (tokens > 0)
         columns = log_weight[usable].double(), tokens[usable].double(), squares[usable].double()
         if spans is not None:
-            self._take_spans([spans[i] for i in usable.nonzero().flatten().tolist()], *columns)
+            of_usable = [spans[i] for i in usable.nonzero().flatten().tolist()]
+            self._take_again(again, _of_lags(of_usable).get(0))
+            self._take_spans(of_usable, *columns)
         if not usable.any():
             return None
         self._newest.append(OfSequences.of(*columns))
         _shorten(self._newest, [each.sequences for each in self._newest], self.SEQUENCES)
         return self._parts(columns[1])
+
+    def _take_again(self, again: Sequence[tuple[int, float]], fresh: OfLag | None) -> None:
+        """Take in tokens computed again; where the batch has as many fresh ones, these are the better source."""
+        sums = _of_lags([[(0, *of_sequence)] for of_sequence in again]).get(0)
+        if fresh is not None and fresh.tokens >= (sums.tokens if sums else self.AGAIN):
+            self._again.clear()
+            if sums and sums.squares > 0:
+                self._of_sampling = (fresh.squares / fresh.tokens) / (sums.squares / sums.tokens)
+        elif sums:
+            self._again.append(sums)
+            _shorten(self._again, [each.tokens for each in self._again], self.AGAIN)
 
     def _take_spans(self, spans: list[Sequence[Span]], log_weight: Tensor, tokens: Tensor, squares: Tensor) -> None:
         of_lags = _of_lags(spans)
@@ -170,6 +199,9 @@ class Mismatch:
 
     def mean_square(self) -> tuple[float, float]:
         """Return (v, its standard error); NaN where v is unknown."""
+        if self._again:
+            tokens, squares, spread = (sum(column) for column in zip(*self._again, strict=True))
+            return self._of_sampling * squares / tokens, self._of_sampling * math.sqrt(spread) / tokens
         of_lags = _pooled(self._by_lag)
         unknown = (math.nan, math.nan)
         fresh = of_lags.get(0)
@@ -181,16 +213,18 @@ class Mismatch:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON: a resumed run may have no fresh data to measure again."""
         by_lag = [[[lag, *sums] for lag, sums in each.items()] for each in self._by_lag]
-        return {"by_lag": by_lag, "fresh": [*map(list, self._fresh)], "newest": [*map(list, self._newest)]}
+        windows: dict[str, deque[Any]] = {"fresh": self._fresh, "newest": self._newest, "again": self._again}
+        named = {name: [list(sums) for sums in window] for name, window in windows.items()}
+        return {"by_lag": by_lag, **named, "of_sampling": self._of_sampling}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.__init__()  # type: ignore[misc]
-        for window in (self._by_lag, self._fresh, self._newest):
-            window.clear()
         self._by_lag.extend({lag: OfLag(*sums) for lag, *sums in each} for each in state["by_lag"])
         self._fresh.extend(OfSequences(*each) for each in state["fresh"])
         self._newest.extend(OfSequences(*each) for each in state["newest"])
+        self._again.extend(OfLag(*sums) for sums in state["again"])
+        self._of_sampling = state["of_sampling"]
 
 
 def _shorten(window: deque[Any], sizes: list[int], enough: int) -> None:

@@ -1,5 +1,6 @@
 """The losses of an update and the rows of a mini-batch, of a few made-up sequences: each number by hand, no engine."""
 
+import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from verl_vcpo.actor.losses import (
     response_rows,
     weighted_score_loss,
 )
-from verl_vcpo.actor.mini_batch import check_lengths, gather_mini_batch, gather_sequences
+from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN, check_lengths, gather_mini_batch, gather_sequences
 from verl_vcpo.actor.sequence_weights import SequenceWeights
 from verl_vcpo.common.token_versions import FIELD
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
@@ -222,6 +223,18 @@ def test_spans_have_the_squares_of_their_tokens() -> None:
     assert [span[:2] for each in spans for span in each] == [span[:2] for each in wanted for span in each]
     squares = [span[2] for each in spans for span in each]
     assert squares == pytest.approx([span[2] for each in wanted for span in each], rel=1e-5)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_log_probs_that_were_computed_again_are_compared_with_the_policys() -> None:
+    """Only sampled tokens count, and only those that a sampler was asked for: the first two and the first three."""
+    data = batch(session_id=[0, 0, 1, 1])
+    policy, _ = response_rows(as_output(log_probs())["log_probs"], data, "rollout_log_probs")
+    policy = policy.detach()
+    known = {"a_0": (policy[0, :2] - 0.25).tolist(), "b_1": (policy[3, :3] + 0.5).tolist(), "c_0": [1.0]}
+    tu.assign_non_tensor(data, **{COMPUTED_AGAIN: json.dumps(known)})
+    wanted = [(1, 0.25**2), (3, 3 * 0.5**2)]
+    assert gather_mini_batch(data, 0, policy, None).again == [(n, pytest.approx(each)) for n, each in wanted]
 
 
 @pytest.fixture

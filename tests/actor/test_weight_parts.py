@@ -1,5 +1,6 @@
 """The engine: parts of weights from the tokens of the trainer's own version, in the step only if that is asked."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from verl.utils import tensordict_utils as tu
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import exported, train
 from tests.kit.layout_worker import make_batch
+from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.token_versions import token_versions
 
@@ -44,6 +46,22 @@ def test_fresh_tokens_tell_the_arithmetic(
     assert metrics["vcpo/mismatch/rms"] == [pytest.approx(wanted, rel=1e-4)]
     assert 0 < metrics["vcpo/mismatch/rms_error"][0] < wanted
     assert metrics["vcpo/ess_ratio"] <= metrics["vcpo/ess/lag"] <= [1.0] and metrics["vcpo/ess/arithmetic"] < [0.99]
+
+
+def test_without_fresh_tokens_those_that_were_computed_again_tell_it(
+    make_engine: Callable[..., Any], checkpoints: Callable[[], Path]
+) -> None:
+    """A batch that is eight updates old: of each response the first sampled token has been computed again."""
+    batch = make_batch(ONE_PROCESS)
+    tu.assign_non_tensor(batch, policy_version=16)
+    tu.assign_non_tensor_stack(batch, "session_id", list(range(len(batch))))
+    assert "vcpo/mismatch/rms" not in train(make_engine(), batch.clone(), VCPOSettings())
+    rows = zip(tu.get(batch, "uid"), batch["rollout_log_probs"].unbind(), batch["response_mask"].unbind(), strict=True)
+    ends = [(uid, of_sampler, int(mask.nonzero()[0]) + 1) for uid, of_sampler, mask in rows]
+    again = {f"{uid}_{i}": of_sampler[:end].tolist() for i, (uid, of_sampler, end) in enumerate(ends)}
+    tu.assign_non_tensor(batch, **{COMPUTED_AGAIN: json.dumps(again)})
+    wanted = squares_of_fresh_tokens(checkpoints(), batch).mean().sqrt().item()
+    assert train(make_engine(), batch, VCPOSettings())["vcpo/mismatch/rms"] == [pytest.approx(wanted, rel=1e-4)]
 
 
 def test_without_versions_nothing_is_said(make_engine: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """Truncated responses that are left out have no token in the loss, and dropped ones no part in a baseline of verl's."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,21 @@ def test_dynamic_filtering_compares_what_is_trained_on(
 
 def test_the_engine_is_told_the_treatment_and_the_version_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is that which the update begins with: by it the engine knows the lag of each token."""
-    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
+
+    def update(self: Any, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
+        metrics["actor/vcpo/ess/arithmetic"] = 0.5
+        return batch
+
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(PPOTrainer, "_update_actor", update)
     trainer = object.__new__(LagKTrainer)
-    trainer.config, trainer.global_steps = OmegaConf.create({"async": {"truncated": "mask"}}), 7
-    batch = trainer._update_actor(KVBatchMeta(keys=[], tags=[]), metrics={})
-    assert batch.extra_info == {"truncated": "mask", "policy_version": 6}
+    actor = {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}}
+    trainer.config = OmegaConf.create({"async": {"truncated": "mask"}, "actor_rollout_ref": actor})
+    trainer.global_steps, trainer.timing_raw = 7, {}
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 0, 1, 1]})
+    trainer.computed_again = SimpleNamespace(ask=lambda batch, *what: asked.append(what))
+    keys = [f"{uid}_{sample}_0" for uid in "abcd" for sample in "01"]
+    for _ in range(2):
+        batch = trainer._update_actor(KVBatchMeta(keys=keys, tags=[{}] * 8), metrics={})
+        assert batch.extra_info == {"truncated": "mask", "policy_version": 6}
+    assert asked == [([0, 1, 4, 5], 7, None), ([0, 1, 4, 5], 7, 0.5)], "of two ranks, each with half of a mini-batch"

@@ -151,6 +151,46 @@ def test_a_response_with_tokens_of_unknown_versions_is_no_fresh_one() -> None:
     assert not mismatch.state_dict()["fresh"] and mismatch.state_dict()["by_lag"]
 
 
+def computed_again(rms: float, seed: int, sequences: int = 16, tokens: int = 500) -> list[tuple[int, float]]:
+    """Return the sums over the first tokens of some sequences, by a pass whose error per token is `rms`."""
+    generator = torch.Generator().manual_seed(seed)
+    squares = (rms * torch.randn(sequences, tokens, dtype=torch.float64, generator=generator)).square().sum(dim=1)
+    return [(tokens, each) for each in squares.tolist()]
+
+
+def test_tokens_computed_again_keep_the_square_current_at_one_lag() -> None:
+    """One pass is twice as exact as sampling: the first batch says so. Then arithmetic changes, and all is stale."""
+    mismatch = Mismatch()
+    mismatch.update(*rows(0), computed_again(RMS / 2, seed=0))
+    for seed in range(1, 41):
+        stale = rows(8, 4e-4, 2 * RMS, seed=seed)
+        blind = Mismatch()
+        blind.load_state_dict({**mismatch.state_dict(), "again": []})
+        without = blind.update(*stale)
+        parts = mismatch.update(*stale, computed_again(RMS, seed=seed))
+    assert parts is not None and parts.lag is not None and without is not None and without.lag is not None
+    assert parts.rms == pytest.approx(2 * RMS, rel=0.02) and 0 < parts.rms_error < 0.01 * RMS
+    assert parts.lag == pytest.approx(math.exp(-4e-4 * LENGTH), abs=0.1)
+    assert without.rms == pytest.approx(RMS, rel=0.01) and without.lag < parts.lag / 2
+    assert sum(each.tokens for each in mismatch._again) < Mismatch.AGAIN + 8000
+    saved = Mismatch()
+    saved.load_state_dict(json.loads(json.dumps(mismatch.state_dict())))
+    assert saved.mean_square() == mismatch.mean_square()
+
+
+def test_fresh_tokens_are_a_better_source_than_tokens_computed_again() -> None:
+    """As many fresh tokens as were computed again take their place; fewer do not."""
+    mismatch, again = Mismatch(), computed_again(2 * RMS, seed=1)
+    log_weight, tokens, squares, _ = rows(0)
+    few: list[list[Span]] = [[(0, 50, 50 * RMS**2)] for _ in range(BATCH)]
+    assert mismatch.update(log_weight, tokens, squares, few, again) is not None
+    assert mismatch.mean_square()[0] == pytest.approx((2 * RMS) ** 2, rel=0.05)
+    mismatch.update(*rows(0), again)
+    assert mismatch.mean_square()[0] == pytest.approx(RMS**2, rel=0.05)
+    mismatch.update(*rows(8, 4e-4), again)
+    assert mismatch.mean_square()[0] == pytest.approx(RMS**2, rel=0.05), "by the ratio of both"
+
+
 def test_the_newest_tokens_tell_the_square() -> None:
     mismatch = Mismatch()
     for seed in range(20):
@@ -186,7 +226,8 @@ def test_how_far_back_it_looks(batches: int, size: int, spans: list[Span], kept:
 def test_what_sequences_share_counts_from_two_errors_on_and_fresh_ones_from_three() -> None:
     mismatch, tokens = Mismatch(), torch.full((4,), 10.0)
     by_lag, sums = [[0, 100, 1.0, 1e-6]], [4, 100.0, 1.0, 4.0]
-    mismatch.load_state_dict({"by_lag": [by_lag], "fresh": [[*sums, 0.5625]], "newest": [[*sums, 1.0]]})
+    windows = {"by_lag": [by_lag], "fresh": [[*sums, 0.5625]], "newest": [[*sums, 1.0]]}
+    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
     parts, fresh, newest = mismatch._parts(tokens), 0.03 * (1 - 9 * 0.5625 / 9), 0.03 * (1 - 4 * 1.0 / 9)
     assert parts is not None and parts.lag == pytest.approx(expected_ess_ratio(newest - fresh, tokens), rel=1e-12)
     assert parts.arithmetic == pytest.approx(expected_ess_ratio(0.01 + fresh, tokens), rel=1e-12)

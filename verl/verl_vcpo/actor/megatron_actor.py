@@ -248,7 +248,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
     def _parts(self, batch: MiniBatch, batch_begins: bool) -> WeightParts | None:
         """Return what lag and arithmetic make of the weights; later mini-batches have a policy that no sampler has."""
         spans = batch.spans if batch_begins else None
-        return self.mismatch.update(batch.log_weight, batch.tokens, batch.squares, spans)
+        return self.mismatch.update(batch.log_weight, batch.tokens, batch.squares, spans, batch.again)
 
     def _estimate(self, config: VCPOConfig, batch: MiniBatch, parts: WeightParts | None) -> Estimate:
         return estimate(

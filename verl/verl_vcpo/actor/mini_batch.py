@@ -1,5 +1,6 @@
 """The global mini-batch, with one row per sequence: the same numbers on every rank of the trainer."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,13 @@ from verl.utils import tensordict_utils as tu
 from vcpo.diagnostics import kl_k3
 from vcpo.importance import sequence_log_weights
 from vcpo.mismatch import Span, squared_log_ratios
+from verl_vcpo.actor.sequence_weights import sessions
 from verl_vcpo.common.token_versions import token_versions
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
+
+COMPUTED_AGAIN = "computed_again"
+"""The field of a batch with log-probs that samplers computed again with the weights that the update begins with: JSON,
+{session: log-probs of the first tokens of the response}, session = uid_number."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class MiniBatch:
     """For each sequence, the tokens whose policy version is known."""
     lag: Tensor
     """[B] float64 updates since the oldest token; NaN where the version is unknown."""
+    again: list[tuple[int, float]]
+    """Tokens whose log-probs were computed again, and the sums of their squared log-ratios, of some sequences."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,7 @@ def gather_mini_batch(
         squares=columns["squares"],
         spans=[spans for part in ranks for spans in part["spans"]],
         lag=columns["lag"],
+        again=[each for part in ranks for each in part["again"]],
     )
 
 
@@ -267,7 +276,26 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
         "squares": squares.sum(dim=-1).tolist(),
         "spans": _spans(data, squares, mask),
         "lag": _lags(data),
+        "again": _again(data, log_prob, mask),
     }
+
+
+def _again(data: TensorDict, log_prob: Tensor, mask: Tensor) -> list[tuple[int, float]]:
+    """Return tokens and sums of squared log-ratios of the sequences whose log-probs were computed again.
+
+    Args:
+        data: b sequences.
+        log_prob: [b, T] under the policy that the update begins with.
+        mask: [b, T] true on the tokens that the policy has sampled.
+    """
+    known = json.loads(tu.get_non_tensor_data(data, key=COMPUTED_AGAIN, default="{}"))
+    found = []
+    for row, (uid, number) in enumerate(sessions(data) if known else ()):  # agent loops have made the sequences
+        of_sampler = torch.tensor(known.get(f"{uid}_{number}", ()), dtype=torch.float64)
+        ours, sampled = log_prob[row, : len(of_sampler)], mask[row, : len(of_sampler)]
+        if sampled.any():
+            found.append((int(sampled.sum()), squared_log_ratios(ours, of_sampler, sampled).sum().item()))
+    return found
 
 
 def _versions(data: TensorDict) -> tuple[int | None, list[dict[str, Any]]]:

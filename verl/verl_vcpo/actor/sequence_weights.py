@@ -37,7 +37,7 @@ class SequenceWeights:
         if "session_id" not in data:
             return
         of_mini_batch: dict[Session, list[SequenceWeight]] = {}
-        for session, *pair in zip(_sessions(data), log_weight.tolist(), weight.tolist(), strict=True):
+        for session, *pair in zip(sessions(data), log_weight.tolist(), weight.tolist(), strict=True):
             of_mini_batch.setdefault(session, []).append(SequenceWeight(*pair))
         self._of = of_mini_batch | self._of
 
@@ -46,5 +46,6 @@ class SequenceWeights:
         return {session: weights[0] for session, weights in self._of.items() if len(weights) == 1}
 
 
-def _sessions(data: TensorDict) -> Iterator[Session]:
+def sessions(data: TensorDict) -> Iterator[Session]:
+    """Return the session of each sequence."""
     return zip(map(str, tu.get(data, "uid")), map(int, tu.get(data, "session_id")), strict=True)

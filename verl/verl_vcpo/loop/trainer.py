@@ -38,6 +38,7 @@ from verl_vcpo.common import console
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import checkpoint, withheld_prompts
+from verl_vcpo.loop.computed_again import ComputedAgain
 from verl_vcpo.loop.curriculum import Curriculum
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
@@ -75,6 +76,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     train_dataloader_it: Any
     curriculum: Curriculum | None = None
     """The levels of `data.levels`; None: there are none."""
+    _arithmetic: float | None = None
+    """The ESS ratio of arithmetic alone in the last update; None before the first one."""
     _stored: Callable[[], FewFields]
     """The few fields of the step's batch: one fetch for levels, checkpoint and metrics."""
 
@@ -186,6 +189,7 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             before_restart=lambda: self.observe_processes(),
         )
         self.replay_buffer.sleep = self._sleep
+        self.computed_again = ComputedAgain(self.standalone_server_manager, self.config)
 
     def _sleep(self, seconds: float) -> None:
         """Pause between two looks of the replay buffer at the samples. Raise the error that keeps samples away."""
@@ -255,13 +259,17 @@ class LagKTrainer(PPOTrainerSeparateAsync):
             batch = self.tba_replay.mix(batch)
         batch = super()._balance_batch(batch, *args, **kwargs)
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        keep_groups_whole(batch, actor.ppo_mini_batch_size * rollout.n, ranks)
+        keep_groups_whole(batch, actor.ppo_mini_batch_size * rollout.n, self._ranks)
         # VCPO's engine itself leaves the masked ones out: their weights and norms are parts of baselines.
         treatment, by_verl = self.config["async"].truncated, not self.config.vcpo.enable
         if treatment == Truncated.DROP or (treatment == Truncated.MASK and by_verl):
             leave_out(batch, by_verl)
         return batch
+
+    @property
+    def _ranks(self) -> int:
+        """The number of data-parallel ranks of the trainer."""
+        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.engine_reads_batch:
@@ -278,7 +286,18 @@ class LagKTrainer(PPOTrainerSeparateAsync):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info[TRUNCATED] = self.config["async"].truncated
         batch.extra_info["policy_version"] = self.global_steps - 1
-        return super()._update_actor(batch, metrics)
+        with marked_timer("computed_again", self.timing_raw):
+            self.computed_again.ask(batch, self._first_mini_batch(batch), self.global_steps, self._arithmetic)
+        batch = super()._update_actor(batch, metrics)
+        self._arithmetic = metrics.get("actor/vcpo/ess/arithmetic")
+        return batch
+
+    def _first_mini_batch(self, batch: KVBatchMeta) -> list[int]:
+        """Return the rows of the first mini-batch: the first ones of every rank's slice."""
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        ranks = self._ranks
+        each, of_rank = len(batch) // ranks, actor.ppo_mini_batch_size * rollout.n // ranks
+        return [rank * each + row for rank in range(ranks) for row in range(min(each, of_rank))]
 
     def _save_checkpoint(self) -> None:
         with (

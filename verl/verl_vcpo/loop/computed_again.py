@@ -1,0 +1,112 @@
+"""Log-probs of a batch that samplers compute again, with the weights that the trainer begins its update with.
+
+`vcpo.ess_part=lag` has to know what arithmetic alone makes of a log-prob (v in `vcpo.mismatch`). Fresh tokens tell
+that, but a run whose trainer is the slower part has none after its first batch: all responses are as old as the bound
+allows. Between two weight updates samplers have the trainer's own weights. They compute the log-probs of some sequences
+again, in one pass as for a prompt, and the engine compares these with its own (`actor/mini_batch.py`).
+"""
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+
+from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
+
+_SEQUENCES, _TOKENS = 16, 1024
+"""The sequences of a step, and the tokens of each with its prompt. vLLM has all logits of a sequence in memory, and
+their logarithms: 1.5 GB with a vocabulary of 152,000."""
+_WAIT_S = 10.0
+_PAUSE = 20
+"""The steps without a question after a question that no sampler has answered in time."""
+_NEGLIGIBLE = 0.99
+"""The ESS ratio of arithmetic alone from which on v does not matter."""
+
+
+class _Question(NamedTuple):
+    server: Any
+    id: str
+    session: str
+    """The uid of the prompt, and the number of the sample."""
+    prompt: int
+    """The tokens of the prompt."""
+
+
+class ComputedAgain:
+    """The questions of a run to its samplers, none where v cannot matter: with a lag of 0, and in float32.
+
+    Args:
+        servers: verl's LLMServerManager.
+        config: the whole configuration.
+    """
+
+    def __init__(self, servers: Any, config: DictConfig) -> None:
+        rollout = config.actor_rollout_ref.rollout
+        self._servers = servers
+        self._longest = min(_TOKENS, (rollout.max_model_len or rollout.prompt_length + rollout.response_length) - 1)
+        # vLLM's log-probs of a prompt are those of the whole vocabulary at temperature 1.
+        whole = rollout.temperature == 1.0 and rollout.top_p == 1.0 and rollout.top_k in (-1, 0)
+        exact = {rollout.dtype, config.actor_rollout_ref.actor.megatron.dtype} == {"float32"}
+        self._can_matter = whole and not exact and config["async"].lag > 0
+        self._asks_from = 0
+
+    def ask(self, batch: KVBatchMeta, rows: Sequence[int], step: int, arithmetic: float | None) -> None:
+        """Put log-probs of some of the batch's `rows` into its `extra_info`, if samplers answer in time.
+
+        Args:
+            batch: the batch of this step, before its update.
+            rows: those of the first mini-batch, whose update begins with the samplers' weights.
+            step: samplers have the version `step - 1`.
+            arithmetic: the ESS ratio of arithmetic alone in the last update; None if it is not known.
+        """
+        if not self._can_matter or step < self._asks_from or (arithmetic or 0.0) >= _NEGLIGIBLE:
+            return
+        calls = self._calls(batch, rows)
+        answered, late = ray.wait([*calls], num_returns=len(calls), timeout=_WAIT_S) if calls else ([], [])
+        for call in late:
+            calls[call].server.drop_request.remote(calls[call].id)
+        found = {calls[call].session: _log_probs(call, calls[call].prompt, step - 1) for call in answered}
+        known = {session: log_probs for session, log_probs in found.items() if log_probs}
+        if calls and not known:
+            self._asks_from = step + _PAUSE
+        batch.extra_info[COMPUTED_AGAIN] = json.dumps(known)
+
+    def _calls(self, batch: KVBatchMeta, rows: Sequence[int]) -> dict[Any, _Question]:
+        """Send the questions to the samplers in turn. Return them by the object that gets the answer."""
+        session_of = {key: key.rpartition("_")[0] for key in batch.keys}
+        trajectories = Counter(session_of.values())
+        keys = [batch.keys[row] for row in rows if not batch.tags[row].get("is_padding")]
+        keys = [key for key in keys if trajectories[session_of[key]] == 1]
+        keys = keys[:: max(1, len(keys) // _SEQUENCES)][:_SEQUENCES]
+        if not keys:
+            return {}
+        fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["prompts", "responses"])
+        servers = [replica._server_handle for replica in self._servers.rollout_replicas]
+        calls = {}
+        for number, (key, prompt, response) in enumerate(
+            zip(keys, fields["prompts"].unbind(), fields["responses"].unbind(), strict=True)
+        ):
+            tokens = [*prompt.tolist(), *response.tolist()][: self._longest]
+            if len(tokens) <= len(prompt):
+                continue
+            asked = _Question(servers[number % len(servers)], uuid.uuid4().hex, session_of[key], len(prompt))
+            only = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+            calls[asked.server.generate.remote(prompt_ids=tokens, sampling_params=only, request_id=asked.id)] = asked
+        return calls
+
+
+def _log_probs(answer: Any, prompt: int, version: int) -> list[float] | None:
+    """Return the log-probs of the tokens after the prompt; None from a sampler that died, or has another version."""
+    try:
+        fields = ray.get(answer).extra_fields
+    except ray.exceptions.RayError:  # the keeper of the samplers looks after it
+        return None
+    if fields.get("global_steps") != version or "prompt_logprobs" not in fields:
+        return None
+    return [of_token[0] for of_token in fields["prompt_logprobs"][prompt - 1 : -1]]
