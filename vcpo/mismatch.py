@@ -69,6 +69,11 @@ class OfLag(NamedTuple):
     spread: float = 0.0
     """Sum over sequences of (sum of squares - tokens * mean square)^2: a standard error without independent tokens."""
 
+    @property
+    def relative_error(self) -> float:
+        """The standard error of the mean square, relative to it; infinite where that is 0."""
+        return math.sqrt(self.spread) / self.squares if self.squares else math.inf
+
 
 class OfSequences(NamedTuple):
     """Sums over whole sequences, which see what the tokens of a sequence share."""
@@ -126,8 +131,9 @@ class Mismatch:
     def __init__(self) -> None:
         self._by_lag: deque[dict[int, OfLag]] = deque(maxlen=self.BATCHES)
         self._again: deque[OfLag] = deque(maxlen=self.BATCHES)
-        self._of_sampling = 1.0
-        """The mean square of tokens as they were sampled, relative to that of tokens computed again."""
+        self._of_sampling = (1.0, 0.0)
+        """The mean square of tokens as they were sampled, relative to that of tokens computed again; the relative error
+        of this ratio."""
         self._fresh: deque[OfSequences] = deque(maxlen=self.BATCHES)
         self._newest: deque[OfSequences] = deque(maxlen=self.BATCHES)
 
@@ -168,7 +174,8 @@ class Mismatch:
         if fresh is not None and fresh.tokens >= (sums.tokens if sums else self.AGAIN):
             self._again.clear()
             if sums and sums.squares > 0:
-                self._of_sampling = (fresh.squares / fresh.tokens) / (sums.squares / sums.tokens)
+                ratio = (fresh.squares / fresh.tokens) / (sums.squares / sums.tokens)
+                self._of_sampling = ratio, math.hypot(fresh.relative_error, sums.relative_error)
         elif sums:
             self._again.append(sums)
             _shorten(self._again, [each.tokens for each in self._again], self.AGAIN)
@@ -200,8 +207,10 @@ class Mismatch:
     def mean_square(self) -> tuple[float, float]:
         """Return (v, its standard error); NaN where v is unknown."""
         if self._again:
-            tokens, squares, spread = (sum(column) for column in zip(*self._again, strict=True))
-            return self._of_sampling * squares / tokens, self._of_sampling * math.sqrt(spread) / tokens
+            again = OfLag(*(sum(column) for column in zip(*self._again, strict=True)))
+            ratio, error = self._of_sampling
+            v = ratio * again.squares / again.tokens
+            return v, v * math.hypot(error, again.relative_error)
         of_lags = _pooled(self._by_lag)
         unknown = (math.nan, math.nan)
         fresh = of_lags.get(0)
@@ -215,7 +224,7 @@ class Mismatch:
         by_lag = [[[lag, *sums] for lag, sums in each.items()] for each in self._by_lag]
         windows: dict[str, deque[Any]] = {"fresh": self._fresh, "newest": self._newest, "again": self._again}
         named = {name: [list(sums) for sums in window] for name, window in windows.items()}
-        return {"by_lag": by_lag, **named, "of_sampling": self._of_sampling}
+        return {"by_lag": by_lag, **named, "of_sampling": list(self._of_sampling)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -224,7 +233,7 @@ class Mismatch:
         self._fresh.extend(OfSequences(*each) for each in state["fresh"])
         self._newest.extend(OfSequences(*each) for each in state["newest"])
         self._again.extend(OfLag(*sums) for sums in state["again"])
-        self._of_sampling = state["of_sampling"]
+        self._of_sampling = tuple(state["of_sampling"])
 
 
 def _shorten(window: deque[Any], sizes: list[int], enough: int) -> None:
