@@ -129,9 +129,10 @@ def test_it_asks_only_where_the_answer_can_matter(settings: dict[str, Any], asks
     assert (asked(server, **settings) is not None) == asks == bool(server.asked)
 
 
-def test_samplers_that_are_too_slow_are_asked_less_often() -> None:
+def test_samplers_that_are_too_slow_are_asked_less_often(capfd: pytest.CaptureFixture[str]) -> None:
     server, batch = Server(fate="late"), KVBatchMeta(keys=["a_2_0"], tags=[{}])
     again = ComputedAgain(SimpleNamespace(rollout_replicas=[SimpleNamespace(_server_handle=server)]), config())
     for step in range(STEP, STEP + 41):
         again.ask(batch, [0], step, None)
     assert len(server.asked) == 3
+    assert capfd.readouterr().out.count("no sampler computed log-probs again within 10 s") == 3

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
 from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
+from verl_vcpo.common import console
 
 _SEQUENCES, _TOKENS = 16, 1024
 """The sequences of a step, and the tokens of each with its prompt. vLLM has all logits of a sequence in memory, and
@@ -75,6 +76,10 @@ class ComputedAgain:
         known = {session: log_probs for session, log_probs in found.items() if log_probs}
         if calls and not known:
             self._asks_from = step + _PAUSE
+            console.print_line(
+                f"Step {step}: no sampler computed log-probs again within {_WAIT_S:g} s; what arithmetic makes of the "
+                f"weights stays as it was measured, until step {step + _PAUSE} asks again."
+            )
         batch.extra_info[COMPUTED_AGAIN] = json.dumps(known)
 
     def _calls(self, batch: KVBatchMeta, rows: Sequence[int]) -> dict[Any, _Question]:
