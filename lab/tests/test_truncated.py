@@ -66,7 +66,7 @@ RUNS = pd.concat(
 
 def test_the_tables() -> None:
     cases, tests = tables(RUNS)
-    assert cases.rows[0] == ["none", "8", "48", "train", "0.0", "3 of 3", "38", "98"]
+    assert cases.rows[0] == ["`none`", "8", "48", "`train`", "0.0", "3 of 3", "38", "98"]
     assert [row[5] for row in cases.rows] == ["3 of 3", "0 of 3", "0 of 3"]
     assert [row[:2] for row in tests.rows] == [
         ["none, lag 8, limit 256, train", "none, lag 8, limit 48, train"],

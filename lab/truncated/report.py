@@ -60,7 +60,7 @@ def tables(runs: pd.DataFrame) -> list[Table]:
         last = [curve[curve["step"] > curve["step"].max() - END] for curve in curves]
         rows.append(
             [
-                *(case.method, str(case.lag), str(case.limit), case.truncated),
+                *(f"`{case.method}`", str(case.lag), str(case.limit), f"`{case.truncated}`"),
                 f"{100 * statistics.mean(ends[case].values()):.1f}",
                 f"{lost} of {len(curves)}",
                 f"{statistics.mean(rows['response_length'].mean() for rows in last):.0f}",
