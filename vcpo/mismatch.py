@@ -117,11 +117,12 @@ class Mismatch:
 
     v comes from the newest tokens that the trainer's own version of the policy sampled; `TOKENS` of them, however many
     batches have them. Where these are too few, and tokens of three lags or more are there, v is what the mean square
-    falls to at lag 0. Batches without a fresh token have another source: tokens whose log-probs a sampler computed
-    again with the trainer's weights. Until a newer batch tells v, the old value stays.
+    falls to at lag 0. Until a newer batch tells v, the old value stays.
 
-    A sampler computes log-probs again in one pass, by other kernels than those that sample. Therefore their mean square
-    is multiplied by the ratio of both mean squares on a batch of fresh tokens.
+    Batches with few fresh tokens have another source: tokens whose log-probs a sampler computed again with the
+    trainer's weights. That is done in one pass, by other kernels than sampling. Therefore the mean square is multiplied
+    by the ratio of both mean squares on a batch of fresh tokens, and takes the place of the first source only where
+    both differ by more than two standard errors.
     """
 
     TOKENS, SEQUENCES, BATCHES = 2**20, 2**14, 256
@@ -131,9 +132,9 @@ class Mismatch:
     def __init__(self) -> None:
         self._by_lag: deque[dict[int, OfLag]] = deque(maxlen=self.BATCHES)
         self._again: deque[OfLag] = deque(maxlen=self.BATCHES)
-        self._of_sampling = (1.0, 0.0)
-        """The mean square of tokens as they were sampled, relative to that of tokens computed again; the relative error
-        of this ratio."""
+        self._of_sampling: tuple[float, float] | None = None
+        """The mean square of tokens as they were sampled, relative to that of tokens computed again, and the relative
+        error of this ratio; None as long as no batch of fresh tokens was computed again."""
         self._fresh: deque[OfSequences] = deque(maxlen=self.BATCHES)
         self._newest: deque[OfSequences] = deque(maxlen=self.BATCHES)
 
@@ -171,11 +172,13 @@ class Mismatch:
     def _take_again(self, again: Sequence[tuple[int, float]], fresh: OfLag | None) -> None:
         """Take in tokens computed again; where the batch has as many fresh ones, these are the better source."""
         sums = _of_lags([[(0, *of_sequence)] for of_sequence in again]).get(0)
-        if fresh is not None and fresh.tokens >= (sums.tokens if sums else self.AGAIN):
+        if fresh is not None and fresh.tokens >= (sums.tokens if sums else 1):
             self._again.clear()
             if sums and sums.squares > 0:
                 ratio = (fresh.squares / fresh.tokens) / (sums.squares / sums.tokens)
-                self._of_sampling = ratio, math.hypot(fresh.relative_error, sums.relative_error)
+                error = math.hypot(fresh.relative_error, sums.relative_error)
+                if self._of_sampling is None or error < self._of_sampling[1]:
+                    self._of_sampling = ratio, error
         elif sums:
             self._again.append(sums)
             _shorten(self._again, [each.tokens for each in self._again], self.AGAIN)
@@ -206,11 +209,17 @@ class Mismatch:
 
     def mean_square(self) -> tuple[float, float]:
         """Return (v, its standard error); NaN where v is unknown."""
-        if self._again:
-            again = OfLag(*(sum(column) for column in zip(*self._again, strict=True)))
-            ratio, error = self._of_sampling
-            v = ratio * again.squares / again.tokens
-            return v, v * math.hypot(error, again.relative_error)
+        v, error = self._of_versions()
+        if not self._again or (self._of_sampling is None and v > 0):
+            return v, error
+        again = OfLag(*(sum(column) for column in zip(*self._again, strict=True)))
+        ratio, of_ratio = self._of_sampling or (1.0, 0.0)
+        newer = ratio * again.squares / again.tokens
+        of_newer = newer * math.hypot(of_ratio, again.relative_error) if newer else 0.0
+        return (v, error) if abs(newer - v) <= 2 * math.hypot(error, of_newer) else (newer, of_newer)
+
+    def _of_versions(self) -> tuple[float, float]:
+        """Return (v, its standard error) by tokens whose version is known; NaN where that is too little."""
         of_lags = _pooled(self._by_lag)
         unknown = (math.nan, math.nan)
         fresh = of_lags.get(0)
@@ -224,7 +233,7 @@ class Mismatch:
         by_lag = [[[lag, *sums] for lag, sums in each.items()] for each in self._by_lag]
         windows: dict[str, deque[Any]] = {"fresh": self._fresh, "newest": self._newest, "again": self._again}
         named = {name: [list(sums) for sums in window] for name, window in windows.items()}
-        return {"by_lag": by_lag, **named, "of_sampling": list(self._of_sampling)}
+        return {"by_lag": by_lag, **named, "of_sampling": self._of_sampling}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -232,8 +241,9 @@ class Mismatch:
         self._by_lag.extend({lag: OfLag(*sums) for lag, *sums in each} for each in state["by_lag"])
         self._fresh.extend(OfSequences(*each) for each in state["fresh"])
         self._newest.extend(OfSequences(*each) for each in state["newest"])
-        self._again.extend(OfLag(*sums) for sums in state["again"])
-        self._of_sampling = tuple(state["of_sampling"])
+        self._again.extend(OfLag(*sums) for sums in state.get("again", ()))  # older checkpoints have neither
+        ratio = state.get("of_sampling")
+        self._of_sampling = (ratio[0], ratio[1]) if ratio else None
 
 
 def _shorten(window: deque[Any], sizes: list[int], enough: int) -> None:

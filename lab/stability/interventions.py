@@ -26,6 +26,7 @@ from recipe.command_line import OneLineParser, run_command
 from verl_vcpo.common.whole_file import write_whole
 
 REFERENCE, WHOLE = "vcpo_ess", "vcpo"
+RATE, STEPS = 1e-4, 300
 COMPARED = (WHOLE, MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL, HALF_MEAN, "vcpo_published")
 EFFECT = 0.05
 """The p below which OPOB has an effect at a task and lag; not corrected."""
@@ -64,9 +65,9 @@ def collected(folders: Sequence[Path], seeds: Sequence[int]) -> pd.DataFrame:
         for file in sorted((folder / "runs").glob("*.parquet")):
             curve = pd.read_parquet(file)
             run = curve.iloc[0]
-            if run["method"] not in (REFERENCE, *COMPARED) or run["seed"] not in seeds:
+            if run["method"] not in (REFERENCE, *COMPARED) or run["seed"] not in seeds or run["lr"] != RATE:
                 continue
-            found = outcome(curve, int(curve["step"].max()), int(run["lag"]))
+            found = outcome(curve, STEPS, int(run["lag"]))
             rows.append(
                 {
                     "task": task,
@@ -90,11 +91,11 @@ def places(runs: pd.DataFrame) -> list[Place]:
     found = []
     for (task, lag), at in runs.groupby(["task", "lag"], sort=False):
         of = {str(name): rows.set_index("seed") for name, rows in at.groupby("method")}
-        if not {REFERENCE, WHOLE} <= of.keys():
-            continue
-        reference = 100 * of[REFERENCE]["accuracy"]
+        reference = 100 * of[REFERENCE]["accuracy"] if REFERENCE in of else pd.Series(dtype=float)
         values = {name: 100 * of[name]["accuracy"].reindex(reference.index) for name in COMPARED if name in of}
         whole = {name: list(value) for name, value in values.items() if value.notna().all()}
+        if WHOLE not in whole or reference.empty:
+            continue
         found.append(
             Place(
                 str(task),

@@ -2,7 +2,7 @@
 
 The task (lab/truncated/search.py) pays for longer responses, until the limit cuts them; a truncated response is never
 right. Compared at lag 8: GRPO without a correction, truncated weights and VCPO; each `async.truncated`; and a limit
-that hardly a response reaches. A run takes 20 to 30 seconds of a core, with the wide limit two minutes. Runs are kept
+that responses reach late. A run takes 20 to 30 seconds of a core, with the wide limit two minutes. Runs are kept
 in --out: the same command goes on where it was stopped. --out gets
 
 truncated.csv    a line for each evaluation of each run
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from lab.simulator.grid import Folder, GridRun, run_all
 from lab.stability.report import show_tables
 from lab.truncated import search
-from lab.truncated.report import CASES, TIGHT, Case, draw, tables
+from lab.truncated.report import CASES, STEPS, TIGHT, Case, draw, tables
 from recipe.command_line import OneLineParser, run_command, whole_number
 from recipe.warm_start.rows import load_answered_rows
 from recipe.warm_start.train import Settings
@@ -31,7 +31,7 @@ from recipe.warm_start.train import run as teach
 from verl_vcpo.common.whole_file import write_whole
 
 DATA, MODEL = Path("data/search"), Path("models/search")
-LR, STEPS, SEEDS = 3e-4, 200, (11, 12, 13, 14, 15, 16)
+LR, SEEDS = 3e-4, (11, 12, 13, 14, 15, 16)
 BUFFER = TIGHT // 3
 """The last tokens of a response that fits, which `async.truncated=penalty` makes dearer and dearer."""
 PUBLISHED = Path("docs/measurements/truncated.csv")

@@ -14,9 +14,9 @@ from lab.stability.inference import holm, paired
 from lab.stability.tables import Table
 
 TIGHT, WIDE = 48, 256
-"""Limits of a response in tokens: one that growing responses reach, and one that they hardly do."""
-END = 50
-"""The number of last steps whose evaluations are compared."""
+"""Limits of a response in tokens: one that growing responses reach soon, and one that they reach late."""
+STEPS, END = 200, 50
+"""The steps of a run, and how many of the last ones have the evaluations that are compared."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def tables(runs: pd.DataFrame) -> list[Table]:
     for case in there:
         curves = list(of[case].values())
         lost = sum(collapse_step(curve) is not None for curve in curves)
-        last = [curve[curve["step"] > curve["step"].max() - END] for curve in curves]
+        last = [curve[curve["step"] > STEPS - END] for curve in curves]
         rows.append(
             [
                 *(f"`{case.method}`", str(case.lag), str(case.limit), f"`{case.truncated}`"),
@@ -83,8 +83,7 @@ def _curves(runs: pd.DataFrame, case: Case) -> dict[int, pd.DataFrame]:
 
 
 def _end(curve: pd.DataFrame) -> float:
-    steps = int(curve["step"].max())
-    return accuracy_after(curve, steps - END, steps)
+    return accuracy_after(curve, STEPS - END, STEPS)
 
 
 def _tests(ends: dict[Case, dict[int, float]]) -> Table:

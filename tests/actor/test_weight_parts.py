@@ -61,7 +61,9 @@ def test_without_fresh_tokens_those_that_were_computed_again_tell_it(
     again = {f"{uid}_{i}": of_sampler[:end].tolist() for i, (uid, of_sampler, end) in enumerate(ends)}
     tu.assign_non_tensor(batch, **{COMPUTED_AGAIN: json.dumps(again)})
     wanted = squares_of_fresh_tokens(checkpoints(), batch).mean().sqrt().item()
-    assert train(make_engine(), batch, VCPOSettings())["vcpo/mismatch/rms"] == [pytest.approx(wanted, rel=1e-4)]
+    told = train(make_engine(), batch, VCPOSettings())
+    assert told["vcpo/mismatch/rms"] == [pytest.approx(wanted, rel=1e-4)]
+    assert told["vcpo/mismatch/tokens_again"] == [len(batch)]
 
 
 def test_without_versions_nothing_is_said(make_engine: Callable[..., Any]) -> None:

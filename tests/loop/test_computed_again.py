@@ -44,12 +44,14 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray and TransferQueue without a process: prompts of 3 tokens, responses of 0 to 5 by the sample's number."""
 
     def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        assert timeout <= 10 and num_returns == len(calls)
+        assert timeout in (10, 60) and num_returns == len(calls)
         return [c for c in calls if c.server.fate != "late"], [c for c in calls if c.server.fate == "late"]
 
     def get(call: Any) -> Any:
         if call.server.fate == "dies":
             raise ray.exceptions.ActorDiedError
+        if call.server.fate == "raises":
+            raise ray.exceptions.RayTaskError("generate", "Traceback", ValueError("no such token"))
         fields: dict[str, Any] = {"global_steps": call.server.version}
         if call.server.fate != "aborts":
             fields["prompt_logprobs"] = [[-token / 10] for token in call.tokens[1:]] + [[0.0]]
@@ -68,13 +70,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(**more: Any) -> Any:
-    given = {
-        "lag": 4, "dtype": "bfloat16", "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_model_len": 7, **more
-    }  # fmt: skip
-    lag = given.pop("lag")
-    actor = {"megatron": {"dtype": given.pop("trainer", "bfloat16")}}
-    rollout = {"prompt_length": 4, "response_length": 3, **given}
-    return OmegaConf.create({"async": {"lag": lag}, "actor_rollout_ref": {"actor": actor, "rollout": rollout}})
+    given = {"lag": 4, "trainer": "bfloat16", "dtype": "bfloat16", "max_model_len": 7, "rank": 0, "merge": True, **more}
+    lag, trainer, rank, merge = (given.pop(name) for name in ("lag", "trainer", "rank", "merge"))
+    rollout = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "enable_rollout_routing_replay": False, **given}
+    of_model = {"actor": {"megatron": {"dtype": trainer}}, "model": {"lora": {"rank": rank, "merge": merge}}}
+    return OmegaConf.create({"async": {"lag": lag}, "actor_rollout_ref": {**of_model, "rollout": rollout}})
 
 
 def asked(*servers: Server, arithmetic: float | None = None, **more: Any) -> dict[str, list[float]] | None:
@@ -121,6 +121,9 @@ def test_log_probs_of_another_version_are_left_out() -> None:
         ({"temperature": 0.9}, False),
         ({"top_p": 0.9}, False),
         ({"top_k": 20}, False),
+        ({"enable_rollout_routing_replay": True}, False),
+        ({"rank": 4}, True),
+        ({"rank": 4, "merge": False}, False),
     ],
     ids=str,
 )
@@ -129,10 +132,47 @@ def test_it_asks_only_where_the_answer_can_matter(settings: dict[str, Any], asks
     assert (asked(server, **settings) is not None) == asks == bool(server.asked)
 
 
+def questions(server: Server, steps: range, arithmetic: float | None = 0.5, key: str = "a_2_0") -> ComputedAgain:
+    """Ask in each of these steps."""
+    replica = SimpleNamespace(_server_handle=server)
+    again = ComputedAgain(SimpleNamespace(rollout_replicas=[replica]), config())
+    for step in steps:
+        again.ask(KVBatchMeta(keys=[key], tags=[{}]), [0], step, arithmetic)
+    return again
+
+
 def test_samplers_that_are_too_slow_are_asked_less_often(capfd: pytest.CaptureFixture[str]) -> None:
-    server, batch = Server(fate="late"), KVBatchMeta(keys=["a_2_0"], tags=[{}])
-    again = ComputedAgain(SimpleNamespace(rollout_replicas=[SimpleNamespace(_server_handle=server)]), config())
-    for step in range(STEP, STEP + 41):
-        again.ask(batch, [0], step, None)
+    server = Server(fate="late")
+    questions(server, range(STEP, STEP + 41))
+    assert len(server.asked) == len(server.dropped) == 3
+    (line,) = capfd.readouterr().out.splitlines()
+    assert "1 of 1 log-probs were not computed again in 10 s" in line
+
+
+def test_where_arithmetic_hardly_counts_they_are_asked_seldom() -> None:
+    server = Server()
+    questions(server, range(1, 61), arithmetic=0.995)
     assert len(server.asked) == 3
-    assert capfd.readouterr().out.count("no sampler computed log-probs again within 10 s") == 3
+
+
+def test_an_error_of_the_question_ends_the_questions_and_not_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    server = Server(fate="raises")
+    questions(server, range(1, 10))
+    assert len(server.asked) == 1 and "any more: one of them raised" in capfd.readouterr().out
+
+
+def test_a_prompt_that_fills_the_limit_is_told_once(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(computed_again, "_TOKENS", PROMPT)
+    server = Server()
+    questions(server, range(1, 10))
+    assert not server.asked and capfd.readouterr().out.count("no prompt has less than 3 tokens") == 1
+
+
+def test_the_sequences_are_spread_over_the_rows() -> None:
+    server = Server()
+    replica = SimpleNamespace(_server_handle=server)
+    keys = [f"{uid}_{1 + row % 5}_0" for row, uid in enumerate("abcdefghijklmnopqrstuvwxyz")]
+    batch = KVBatchMeta(keys=keys, tags=[{}] * 26)
+    ComputedAgain(SimpleNamespace(rollout_replicas=[replica]), config()).ask(batch, range(26), STEP, 0.5)
+    chosen = [keys.index(f"{session}_0") for session in json.loads(batch.extra_info[COMPUTED_AGAIN])]
+    assert len(chosen) == 16 and chosen[0] == 0 and chosen[-1] == 24

@@ -179,16 +179,46 @@ def test_tokens_computed_again_keep_the_square_current_at_one_lag() -> None:
 
 
 def test_fresh_tokens_are_a_better_source_than_tokens_computed_again() -> None:
-    """As many fresh tokens as were computed again take their place; fewer do not."""
+    """As many fresh tokens as were computed again take their place, and tell the ratio; fewer do not."""
     mismatch, again = Mismatch(), computed_again(2 * RMS, seed=1)
     log_weight, tokens, squares, _ = rows(0)
     few: list[list[Span]] = [[(0, 50, 50 * RMS**2)] for _ in range(BATCH)]
-    assert mismatch.update(log_weight, tokens, squares, few, again) is not None
-    assert mismatch.mean_square()[0] == pytest.approx((2 * RMS) ** 2, rel=0.05)
+    mismatch.update(log_weight, tokens, squares, few, again)
+    assert mismatch.mean_square()[0] == pytest.approx(RMS**2, rel=1e-6), "without a ratio nothing takes its place"
     mismatch.update(*rows(0), again)
-    assert mismatch.mean_square()[0] == pytest.approx(RMS**2, rel=0.05)
-    mismatch.update(*rows(8, 4e-4), again)
-    assert mismatch.mean_square()[0] == pytest.approx(RMS**2, rel=0.05), "by the ratio of both"
+    mismatch.update(*rows(8, 4e-4), computed_again(4 * RMS, seed=2))
+    assert mismatch.mean_square()[0] == pytest.approx((2 * RMS) ** 2, rel=0.05), "by the ratio of both"
+    mismatch.update(*rows(0))
+    assert mismatch.mean_square()[0] == pytest.approx(RMS**2, rel=0.05), "newer than what was computed again"
+
+
+def test_a_precise_square_gives_way_to_a_different_one_only() -> None:
+    mismatch = Mismatch()
+    mismatch.update(*rows(0), computed_again(RMS, seed=1))
+    before = mismatch.mean_square()
+    mismatch.update(*rows(8, 4e-4), computed_again(RMS, seed=2))
+    assert mismatch.mean_square() == before
+    mismatch.update(*rows(8, 4e-4), computed_again(1.2 * RMS, seed=3))
+    v, error = mismatch.mean_square()
+    assert v > 1.1 * before[0] and error > 5 * before[1]
+
+
+def test_a_ratio_gives_way_to_a_more_precise_one_only() -> None:
+    mismatch = Mismatch()
+    mismatch.update(*rows(0), computed_again(RMS, seed=1, sequences=4))
+    rough = mismatch.state_dict()["of_sampling"]
+    mismatch.update(*rows(0), computed_again(RMS, seed=2, sequences=2, tokens=50))
+    assert mismatch.state_dict()["of_sampling"] == rough
+    mismatch.update(*rows(0), computed_again(RMS, seed=3))
+    ratio, error = mismatch.state_dict()["of_sampling"]
+    assert error < rough[1] and ratio == pytest.approx(1, abs=3 * error)
+
+
+def test_without_any_version_what_was_computed_again_is_all_there_is() -> None:
+    mismatch = Mismatch()
+    mismatch.update(*rows(8, 4e-4), computed_again(RMS, seed=1))
+    v, error = mismatch.mean_square()
+    assert v == pytest.approx(RMS**2, rel=0.1) and 0 < error < 0.1 * v
 
 
 def test_the_newest_tokens_tell_the_square() -> None:

@@ -55,6 +55,28 @@ def test_only_places_with_an_effect_decide(runs: pd.DataFrame) -> None:
     assert of["`half_mean`"][0] == "1"
 
 
+def test_places_that_are_not_finished_are_left_out(runs: pd.DataFrame) -> None:
+    """Without one seed of `vcpo`, without `vcpo_ess`, and with both but one seed of an intervention."""
+    at = runs["task"] + runs["lag"].astype(str)
+    partly = runs[
+        ~((at == "sort_digits_lag8") & (runs["method"] == "vcpo") & (runs["seed"] == 28))
+        & ~((at == "countdown_lag128") & (runs["method"] == "vcpo_ess"))
+        & ~((at == "countdown_lag0") & (runs["method"] == "mean_with_level") & (runs["seed"] == 21))
+    ]
+    (place,) = interventions.places(partly)
+    assert (place.task, place.lag) == ("countdown_lag", 0) and place.differences.keys() == {"vcpo"}
+
+
+def test_a_run_that_ended_early_has_failed_the_rest(tmp_path: Path) -> None:
+    steps = range(0, 150, 10)
+    curve = pd.DataFrame({"step": steps, "val_accuracy": 0.4, "finite": 1, "method": "vcpo", "lag": 8, "seed": 21})
+    for lr, task in ((1e-4, "a"), (3e-4, "b")):
+        (tmp_path / task / "runs").mkdir(parents=True)
+        curve.assign(lr=lr, baseline=0.3, reward=0.4).to_parquet(tmp_path / task / "runs/one.parquet")
+    (run,) = interventions.collected([tmp_path / task for task in "abc"], [21]).to_dict("records")
+    assert run["task"] == "countdown_lag" and run["accuracy"] == pytest.approx(0.4 * 14 / 30, abs=1e-4)
+
+
 def test_the_report_of_a_file(runs: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.to_csv(tmp_path / "runs.csv", index=False)
     assert interventions.main(["--report", str(tmp_path / "runs.csv"), "--out", str(tmp_path / "out")]) == 0

@@ -19,13 +19,15 @@ from transfer_queue import KVBatchMeta
 
 from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
 from verl_vcpo.common import console
+from verl_vcpo.samplers.client import is_server_failure
 
 _SEQUENCES, _TOKENS = 16, 1024
 """The sequences of a step, and the tokens of each with its prompt. vLLM has all logits of a sequence in memory, and
 their logarithms: 1.5 GB with a vocabulary of 152,000."""
-_WAIT_S = 10.0
+_WAIT_S, _FIRST_WAIT_S = 10.0, 60.0
+"""The first answer is worth a longer wait: often the first batch alone has fresh tokens, to compare it with."""
 _PAUSE = 20
-"""The steps without a question after a question that no sampler has answered in time."""
+"""The steps from one question to the next after a late answer, and where arithmetic does not matter."""
 _NEGLIGIBLE = 0.99
 """The ESS ratio of arithmetic alone from which on v does not matter."""
 
@@ -40,7 +42,7 @@ class _Question(NamedTuple):
 
 
 class ComputedAgain:
-    """The questions of a run to its samplers, none where v cannot matter: with a lag of 0, and in float32.
+    """The questions of a run to its samplers, none where v cannot matter, or where answers would say something else.
 
     Args:
         servers: verl's LLMServerManager.
@@ -48,14 +50,19 @@ class ComputedAgain:
     """
 
     def __init__(self, servers: Any, config: DictConfig) -> None:
-        rollout = config.actor_rollout_ref.rollout
-        self._servers = servers
+        actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
+        self._servers, self._asks_from, self._told = servers, 0, False
         self._longest = min(_TOKENS, (rollout.max_model_len or rollout.prompt_length + rollout.response_length) - 1)
-        # vLLM's log-probs of a prompt are those of the whole vocabulary at temperature 1.
-        whole = rollout.temperature == 1.0 and rollout.top_p == 1.0 and rollout.top_k in (-1, 0)
-        exact = {rollout.dtype, config.actor_rollout_ref.actor.megatron.dtype} == {"float32"}
-        self._can_matter = whole and not exact and config["async"].lag > 0
-        self._asks_from = 0
+        # vLLM's log-probs of a prompt are those of the whole vocabulary at temperature 1, by experts of its own choice.
+        # With adapters alone vLLM's logits of a prompt may fail (punica's metadata has a row for each request).
+        comparable = (
+            (rollout.temperature, rollout.top_p) == (1.0, 1.0)
+            and rollout.top_k in (-1, 0)
+            and not rollout.enable_rollout_routing_replay
+            and not (model.lora.rank and not model.lora.merge)
+        )
+        exact = {rollout.dtype, actor.megatron.dtype} == {"float32"}
+        self._asks = comparable and not exact and config["async"].lag > 0
 
     def ask(self, batch: KVBatchMeta, rows: Sequence[int], step: int, arithmetic: float | None) -> None:
         """Put log-probs of some of the batch's `rows` into its `extra_info`, if samplers answer in time.
@@ -66,20 +73,24 @@ class ComputedAgain:
             step: samplers have the version `step - 1`.
             arithmetic: the ESS ratio of arithmetic alone in the last update; None if it is not known.
         """
-        if not self._can_matter or step < self._asks_from or (arithmetic or 0.0) >= _NEGLIGIBLE:
+        negligible = arithmetic is not None and arithmetic >= _NEGLIGIBLE
+        if not self._asks or step < self._asks_from or (negligible and step % _PAUSE):
             return
         calls = self._calls(batch, rows)
-        answered, late = ray.wait([*calls], num_returns=len(calls), timeout=_WAIT_S) if calls else ([], [])
+        if not calls:
+            self._tell(
+                f"Step {step}: no prompt has less than {self._longest} tokens, so no log-probs are computed again."
+            )
+            return
+        wait_s = _FIRST_WAIT_S if arithmetic is None else _WAIT_S
+        answered, late = ray.wait([*calls], num_returns=len(calls), timeout=wait_s)
         for call in late:
             calls[call].server.drop_request.remote(calls[call].id)
-        found = {calls[call].session: _log_probs(call, calls[call].prompt, step - 1) for call in answered}
-        known = {session: log_probs for session, log_probs in found.items() if log_probs}
-        if calls and not known:
+        if late:
             self._asks_from = step + _PAUSE
-            console.print_line(
-                f"Step {step}: no sampler computed log-probs again within {_WAIT_S:g} s; what arithmetic makes of the "
-                f"weights stays as it was measured, until step {step + _PAUSE} asks again."
-            )
+            self._tell(f"Step {step}: {len(late)} of {len(calls)} log-probs were not computed again in {wait_s:g} s.")
+        found = {calls[call].session: self._log_probs(call, calls[call].prompt, step - 1) for call in answered}
+        known = {session: log_probs for session, log_probs in found.items() if log_probs}
         batch.extra_info[COMPUTED_AGAIN] = json.dumps(known)
 
     def _calls(self, batch: KVBatchMeta, rows: Sequence[int]) -> dict[Any, _Question]:
@@ -88,30 +99,43 @@ class ComputedAgain:
         trajectories = Counter(session_of.values())
         keys = [batch.keys[row] for row in rows if not batch.tags[row].get("is_padding")]
         keys = [key for key in keys if trajectories[session_of[key]] == 1]
-        keys = keys[:: max(1, len(keys) // _SEQUENCES)][:_SEQUENCES]
+        number = min(_SEQUENCES, len(keys))
+        keys = [keys[i * len(keys) // number] for i in range(number)]
         if not keys:
             return {}
         fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["prompts", "responses"])
         servers = [replica._server_handle for replica in self._servers.rollout_replicas]
         calls = {}
-        for number, (key, prompt, response) in enumerate(
+        for i, (key, prompt, response) in enumerate(
             zip(keys, fields["prompts"].unbind(), fields["responses"].unbind(), strict=True)
         ):
             tokens = [*prompt.tolist(), *response.tolist()][: self._longest]
             if len(tokens) <= len(prompt):
                 continue
-            asked = _Question(servers[number % len(servers)], uuid.uuid4().hex, session_of[key], len(prompt))
+            asked = _Question(servers[i % len(servers)], uuid.uuid4().hex, session_of[key], len(prompt))
             only = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
             calls[asked.server.generate.remote(prompt_ids=tokens, sampling_params=only, request_id=asked.id)] = asked
         return calls
 
+    def _log_probs(self, answer: Any, prompt: int, version: int) -> list[float] | None:
+        """Return the log-probs of the tokens after the prompt; None from a sampler that died, or has another version.
 
-def _log_probs(answer: Any, prompt: int, version: int) -> list[float] | None:
-    """Return the log-probs of the tokens after the prompt; None from a sampler that died, or has another version."""
-    try:
-        fields = ray.get(answer).extra_fields
-    except ray.exceptions.RayError:  # the keeper of the samplers looks after it
-        return None
-    if fields.get("global_steps") != version or "prompt_logprobs" not in fields:
-        return None
-    return [of_token[0] for of_token in fields["prompt_logprobs"][prompt - 1 : -1]]
+        Any other error ends the questions of this run, with a line: the run itself does not need the answers.
+        """
+        try:
+            fields = ray.get(answer).extra_fields
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            if not is_server_failure(error):  # else the keeper of the samplers looks after it
+                self._asks = False
+                cause = str(error).strip().splitlines()[-1]
+                console.print_line(f"Samplers are not asked for log-probs any more: one of them raised {cause}")
+            return None
+        if fields.get("global_steps") != version or "prompt_logprobs" not in fields:
+            return None
+        return [of_token[0] for of_token in fields["prompt_logprobs"][prompt - 1 : -1]]
+
+    def _tell(self, line: str) -> None:
+        """Print the first of such lines, with what follows from it."""
+        if not self._told:
+            console.print_line(f"{line} What arithmetic makes of the weights stays as it was measured before.")
+        self._told = True

@@ -91,8 +91,8 @@ class LagKTrainer(PPOTrainerSeparateAsync):
         self.run_log = RunLog(config.run_dir, scales, advisor, answered)
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
-        # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. So the driver fetches no
-        # token of a batch, and its work for a step does not grow with the tokens of the batch.
+        # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. So the driver fetches the
+        # tokens of a few sequences at most, and its work for a step does not grow with the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
