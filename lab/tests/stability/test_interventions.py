@@ -1,5 +1,6 @@
 """The share of OPOB's gain that its level has, on runs made by hand."""
 
+import statistics
 from pathlib import Path
 
 import pandas as pd
@@ -86,3 +87,17 @@ def test_the_report_of_a_file(runs: pd.DataFrame, tmp_path: Path, capsys: pytest
     pd.testing.assert_frame_equal(written, runs)
     assert interventions.main(["--runs", *[str(tmp_path / name) for name in "abc"]]) == 2
     assert "predictions.md" in capsys.readouterr().err
+
+
+def test_what_the_pages_say_follows_from_the_runs() -> None:
+    found = interventions.places(pd.read_csv(ROOT / interventions.PUBLISHED).astype({"collapsed": "Int64"}))
+    assert len(found) == 12 and all(len(place.differences) == len(interventions.COMPARED) for place in found)
+    share = statistics.mean(place.share(interventions.MEAN_WITH_LEVEL) for place in found if place.has_effect)
+    most = max(place.differences[interventions.OPOB_WITHOUT_LEVEL].mean for place in found)
+    page = " ".join((ROOT / "docs/measurements/stability.md").read_text().split())
+    assert f"has {100 * share:.0f} % of OPOB's gain or loss" in page and f"nowhere more than {most:.1f} points" in page
+    half = [place.differences[interventions.HALF_MEAN].mean for place in found]
+    assert f"at all 12 tasks and lags, by {min(half):.1f} to {max(half):.1f} points" in page
+    predictions = (ROOT / "lab/stability/predictions.md").read_text()
+    for row in interventions.tables(found)[0].rows:
+        assert f"| {' | '.join(row)} |".replace("*", r"\*") in predictions
