@@ -29,7 +29,7 @@ _PRECISE = 0.02
 _SURE, _SURE_FRESH = 2.0, 3.0
 """The standard errors above which sequences say more than their tokens. Fresh sequences need more: a lag-k run may have
 one batch of them, and its error stays for the whole run."""
-_NEGLIGIBLE = 0.99
+NEGLIGIBLE = 0.99
 """The ESS ratio of arithmetic alone from which on there is nothing to take apart."""
 
 Span = tuple[int, int, float]
@@ -160,9 +160,7 @@ class Mismatch:
         usable = log_weight.isfinite() & (tokens > 0)
         columns = log_weight[usable].double(), tokens[usable].double(), squares[usable].double()
         if spans is not None:
-            of_usable = [spans[i] for i in usable.nonzero().flatten().tolist()]
-            self._take_again(again, _of_lags(of_usable).get(0))
-            self._take_spans(of_usable, *columns)
+            self._take_spans([spans[i] for i in usable.nonzero().flatten().tolist()], again, *columns)
         if not usable.any():
             return None
         self._newest.append(OfSequences.of(*columns))
@@ -183,8 +181,16 @@ class Mismatch:
             self._again.append(sums)
             _shorten(self._again, [each.tokens for each in self._again], self.AGAIN)
 
-    def _take_spans(self, spans: list[Sequence[Span]], log_weight: Tensor, tokens: Tensor, squares: Tensor) -> None:
+    def _take_spans(
+        self,
+        spans: list[Sequence[Span]],
+        again: Sequence[tuple[int, float]],
+        log_weight: Tensor,
+        tokens: Tensor,
+        squares: Tensor,
+    ) -> None:
         of_lags = _of_lags(spans)
+        self._take_again(again, of_lags.get(0))
         if 0 in of_lags or len(of_lags) > 2:
             self._by_lag.append(of_lags)
             sizes = [(each.get(0, OfLag()).tokens if len(each) < 3 else _tokens(each)) for each in self._by_lag]
@@ -202,7 +208,7 @@ class Mismatch:
         newest, of_fresh = self._newest[-1], _shared(self._fresh, _SURE_FRESH)
         arithmetic = expected_ess_ratio(v + of_fresh, tokens)
         lag = None
-        if arithmetic < _NEGLIGIBLE:
+        if arithmetic < NEGLIGIBLE:
             u = newest.squares / newest.tokens - v + _shared(self._newest, _SURE) - of_fresh
             lag = expected_ess_ratio(u, tokens)
         return WeightParts(lag, arithmetic, math.sqrt(v), error / (2 * math.sqrt(v)))

@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from tqdm import tqdm
 
 from lab.regimes.chart import chart, draw
 from lab.simulator.analysis import outcome
 from lab.simulator.arithmetic import Arithmetic
-from lab.simulator.grid import LAG_PART, Folder, GridRun, run_all
+from lab.simulator.grid import LAG_PART, Folder, GridRun, make_all
 from lab.stability.preset import TASKS, prepare
 from lab.stability.report import show_tables
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
@@ -58,8 +57,7 @@ def make(folders: dict[Arithmetic | None, Folder], lags: Sequence[int], seeds: S
         for lag in lags
         for method in methods_of(each)
     ]
-    for _ in tqdm(run_all(runs, workers), total=len(runs), desc="runs", unit="run", file=sys.stderr):
-        pass
+    make_all(runs, workers)
 
 
 def collected(folders: dict[Arithmetic | None, Folder]) -> pd.DataFrame:

@@ -7,7 +7,8 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
+from tqdm import tqdm
 
 from lab.simulator.arithmetic import Arithmetic
 from verl_vcpo.common.whole_file import whole_file, write_whole
@@ -136,6 +138,12 @@ def run_all(runs: Iterable[tuple[GridRun, Folder]], workers: int) -> Iterator[Gr
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def make_all(runs: Sequence[tuple[GridRun, Folder]], workers: int) -> None:
+    """Make the runs that are missing, as `run_all` does, under a progress bar."""
+    for _ in tqdm(run_all(runs, workers), total=len(runs), desc="runs", unit="run", file=sys.stderr):
+        pass
 
 
 def _make(run: GridRun, folder: Folder) -> None:

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from tqdm import tqdm
 
-from lab.simulator.grid import Folder, GridRun, run_all
+from lab.simulator.grid import Folder, GridRun, make_all
 from lab.simulator.level import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
@@ -29,9 +28,7 @@ STEPS, QUICK_STEPS = 300, 200
 
 def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
     """The curves of these runs, made where they are missing, under a progress bar."""
-    made = run_all(((run, folder) for run in runs), workers)
-    for _ in tqdm(made, total=len(runs), desc="runs", unit="run", file=sys.stderr):
-        pass
+    make_all([(run, folder) for run in runs], workers)
     return folder.curves(runs)
 
 

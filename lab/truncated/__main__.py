@@ -18,9 +18,8 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from tqdm import tqdm
 
-from lab.simulator.grid import Folder, GridRun, run_all
+from lab.simulator.grid import Folder, GridRun, make_all
 from lab.stability.report import show_tables
 from lab.truncated import search
 from lab.truncated.report import CASES, STEPS, TIGHT, Case, draw, tables
@@ -69,8 +68,7 @@ def make(out: Path, seeds: list[int], workers: int) -> None:
     for folder in folders.values():
         folder.open(MODEL)
     runs = [(GridRun(case.method, case.lag, seed, LR), folders[case]) for seed in seeds for case in CASES]
-    for _ in tqdm(run_all(runs, workers), total=len(runs), desc="runs", unit="run", file=sys.stderr):
-        pass
+    make_all(runs, workers)
 
 
 def collected(out: Path) -> pd.DataFrame:

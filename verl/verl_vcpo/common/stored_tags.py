@@ -28,6 +28,11 @@ def prompt_of(key: str) -> str:
     return key.split("_")[0]
 
 
+def session_of(key: str) -> str:
+    """Return {uid}_{session}, which all trajectories of a session share, of the key {uid}_{session}_{index}."""
+    return key.rpartition("_")[0]
+
+
 def tags_of(keys: list[str], partition_id: str) -> dict[str, Tag]:
     """Return the tags of the stored ones among `keys`, in the order of `keys`."""
     if not keys:

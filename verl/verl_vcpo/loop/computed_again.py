@@ -17,8 +17,11 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
+from vcpo.mismatch import NEGLIGIBLE
 from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
 from verl_vcpo.common import console
+from verl_vcpo.common.stored_tags import session_of
+from verl_vcpo.samplers.agent_loop import one_line
 from verl_vcpo.samplers.client import is_server_failure
 
 _SEQUENCES, _TOKENS = 16, 1024
@@ -28,8 +31,6 @@ _WAIT_S, _FIRST_WAIT_S = 10.0, 60.0
 """The first answer is worth a longer wait: often the first batch alone has fresh tokens, to compare it with."""
 _PAUSE = 20
 """The steps from one question to the next after a late answer, and where arithmetic does not matter."""
-_NEGLIGIBLE = 0.99
-"""The ESS ratio of arithmetic alone from which on v does not matter."""
 
 
 class _Question(NamedTuple):
@@ -73,7 +74,7 @@ class ComputedAgain:
             step: samplers have the version `step - 1`.
             arithmetic: the ESS ratio of arithmetic alone in the last update; None if it is not known.
         """
-        negligible = arithmetic is not None and arithmetic >= _NEGLIGIBLE
+        negligible = arithmetic is not None and arithmetic >= NEGLIGIBLE
         if not self._asks or step < self._asks_from or (negligible and step % _PAUSE):
             return
         calls = self._calls(batch, rows)
@@ -95,10 +96,9 @@ class ComputedAgain:
 
     def _calls(self, batch: KVBatchMeta, rows: Sequence[int]) -> dict[Any, _Question]:
         """Send the questions to the samplers in turn. Return them by the object that gets the answer."""
-        session_of = {key: key.rpartition("_")[0] for key in batch.keys}
-        trajectories = Counter(session_of.values())
+        trajectories = Counter(map(session_of, batch.keys))
         keys = [batch.keys[row] for row in rows if not batch.tags[row].get("is_padding")]
-        keys = [key for key in keys if trajectories[session_of[key]] == 1]
+        keys = [key for key in keys if trajectories[session_of(key)] == 1]
         number = min(_SEQUENCES, len(keys))
         keys = [keys[i * len(keys) // number] for i in range(number)]
         if not keys:
@@ -112,7 +112,7 @@ class ComputedAgain:
             tokens = [*prompt.tolist(), *response.tolist()][: self._longest]
             if len(tokens) <= len(prompt):
                 continue
-            asked = _Question(servers[i % len(servers)], uuid.uuid4().hex, session_of[key], len(prompt))
+            asked = _Question(servers[i % len(servers)], uuid.uuid4().hex, session_of(key), len(prompt))
             only = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
             calls[asked.server.generate.remote(prompt_ids=tokens, sampling_params=only, request_id=asked.id)] = asked
         return calls
@@ -124,11 +124,12 @@ class ComputedAgain:
         """
         try:
             fields = ray.get(answer).extra_fields
-        except (ray.exceptions.RayError, TimeoutError) as error:
+        except ray.exceptions.RayError as error:
             if not is_server_failure(error):  # else the keeper of the samplers looks after it
                 self._asks = False
-                cause = str(error).strip().splitlines()[-1]
-                console.print_line(f"Samplers are not asked for log-probs any more: one of them raised {cause}")
+                console.print_line(
+                    f"Samplers are not asked for log-probs any more: one of them raised {one_line(error)}"
+                )
             return None
         if fields.get("global_steps") != version or "prompt_logprobs" not in fields:
             return None

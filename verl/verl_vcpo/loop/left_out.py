@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.common.stored_tags import Tag, prompt_of
+from verl_vcpo.common.stored_tags import Tag, prompt_of, session_of
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
 
@@ -24,7 +24,7 @@ def groups_without_signal(tags: Mapping[str, Tag]) -> set[str]:
         tags: key -> tag of the trajectories of whole groups.
     """
     treatments = {prompt_of(key): tag[TRUNCATED] for key, tag in tags.items() if TRUNCATED in tag}
-    trained = {key.rpartition("_")[0] for key, tag in tags.items() if TRUNCATED not in tag}
+    trained = {session_of(key) for key, tag in tags.items() if TRUNCATED not in tag}
     sessions = Counter(map(prompt_of, trained))
     return {uid for uid, treatment in treatments.items() if sessions[uid] <= (treatment == Truncated.DROP)}
 
