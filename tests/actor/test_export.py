@@ -56,10 +56,19 @@ def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str]
     assert len(list((tmp_path / MODEL).glob("model-*-of-*.safetensors"))) > 1, "written in one file"
 
 
-def test_adapters_are_merged_and_kept_in_pefts_format(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2),
+        ParallelLayout("LoRA of attention, MoE EP2", model="moe_lora", dp=2, ep=2),
+    ],
+    ids=lambda layout: layout.name,
+)
+def test_adapters_are_merged_and_kept_in_pefts_format(
+    layout: ParallelLayout, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
     from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL
 
-    layout = ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2)
     model = checkpoints(layout.model)
     run_processes(layout.name, layout.world_size, "tests.kit.export_worker", (layout, model), tmp_path)
     export.export(tmp_path / CHECKPOINT, tmp_path / "exported")

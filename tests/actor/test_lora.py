@@ -14,6 +14,7 @@ from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.losses import padded_responses
 
 LORA = ParallelLayout("LoRA", model="lora", distributed_optimizer=False)
+OF_ATTENTION = ParallelLayout("LoRA of attention", model="moe_lora", distributed_optimizer=False)
 
 
 @pytest.fixture
@@ -21,12 +22,16 @@ def adapted(make_engine: Callable[..., Any]) -> Any:
     return make_engine("lora", layout=LORA)
 
 
-def test_the_plan_counts_what_is_trained(adapted: Any, checkpoints: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("layout", [LORA, OF_ATTENTION], ids=lambda layout: layout.name)
+def test_the_plan_counts_what_is_trained(
+    layout: ParallelLayout, make_engine: Callable[..., Any], checkpoints: Callable[[str], Path]
+) -> None:
+    adapted = make_engine(layout.model, layout=layout)
     trained = {name: p for chunk in adapted.module for name, p in chunk.named_parameters() if p.requires_grad}
     assert trained and all(".adapter." in name for name in trained)
-    shape = shape_of(AutoConfig.from_pretrained(checkpoints("lora")))
+    shape = shape_of(AutoConfig.from_pretrained(checkpoints(layout.model)))
     assert shape is not None
-    counted = shape.layers * shape.adapter_parameters(LORA.lora_rank)
+    counted = shape.layers * shape.adapter_parameters(layout.lora_rank)
     assert sum(p.numel() for p in trained.values()) == counted
     assert adapted.unpackable is None, "norms of adapters are packed"
 

@@ -34,7 +34,7 @@ from tests.kit.layout_run import (
 
 LIMIT = 1e-5
 
-_MODELS = ("untied", "tied", "qk_norms", "moe", "lora")
+_MODELS = ("untied", "tied", "qk_norms", "moe", "lora", "moe_lora")
 REFERENCE = {model: ParallelLayout(f"one process, {model}", model=model) for model in _MODELS}
 
 LAYOUTS = [
@@ -71,6 +71,8 @@ LAYOUTS = [
     ParallelLayout("LoRA, TP2", model="lora", tp=2),
     ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2),
     ParallelLayout("LoRA, CP2 x DP2", model="lora", cp=2, dp=2),
+    ParallelLayout("LoRA of attention, MoE EP2", model="moe_lora", dp=2, ep=2),
+    ParallelLayout("LoRA of attention, MoE, TP2 SP", model="moe_lora", ep=2, etp=1, tp=2, sequence_parallel=True),
 ]
 
 

@@ -73,7 +73,9 @@ def engine_settings(
         transformer["sequence_parallel"] = layout.sequence_parallel
     if layout.recompute:
         transformer |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    lora = {"rank": layout.lora_rank, "alpha": 16, "merge": True} if layout.lora_rank else {}
+    lora: dict[str, Any] = {"rank": layout.lora_rank, "alpha": 16, "merge": True} if layout.lora_rank else {}
+    if layout.model == "moe_lora":
+        lora["target_modules"] = ["linear_qkv", "linear_proj"]
     return dict(
         model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=True, model_type=model_type, lora=lora),
         engine_config=CPUMcoreEngineConfig(  # verl's own refuses float32, which exactness is checked in

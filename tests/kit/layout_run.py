@@ -34,8 +34,8 @@ class ParallelLayout:
 
     name: str
     model: str = "untied"
-    """The kind: untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama, llama_tied or lora
-    (untied, and adapters alone are trained)."""
+    """The kind: untied, tied (output layer = embedding), qk_norms (of queries and keys), moe, llama, llama_tied, or
+    lora and moe_lora (untied and moe, of which adapters alone are trained; moe_lora: of attention)."""
     dp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
@@ -58,7 +58,7 @@ class ParallelLayout:
     @property
     def lora_rank(self) -> int:
         """The rank of the trained adapters; 0: all weights are trained."""
-        return 4 if self.model == "lora" else 0
+        return 4 if self.model in ("lora", "moe_lora") else 0
 
     @property
     def world_size(self) -> int:
@@ -97,7 +97,7 @@ PACKED_MINI_BATCH = Method("packed, mini-batch", {"opob_scope": "minibatch"})
 
 def methods(layout: ParallelLayout) -> list[Method]:
     """Return the methods to compare on a layout: all in which its updates differ."""
-    if layout.model == "moe":
+    if layout.model.startswith("moe"):
         return [PER_TRAJECTORY, TWO_BACKWARDS]
     return [PER_TRAJECTORY, TWO_BACKWARDS, *([PACKED] if layout.vpp is None else []), PACKED_MINI_BATCH]
 
@@ -152,7 +152,7 @@ def make_checkpoint(model: str, folder: Path, **of_shape: Any) -> Path:
     )
     shape |= of_shape
     torch.manual_seed(0)
-    if model == "moe":
+    if model.startswith("moe"):
         experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, head_dim=16)
         network: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
     elif model == "qk_norms":

@@ -61,11 +61,12 @@ def test_refused(
     assert f"error: {MODEL}.path={good[f'{MODEL}.path']}: " in line and expected in line
 
 
-def check(tmp_path: Path, device: str = "cuda", **settings: Any) -> None:
+def check(tmp_path: Path, device: str = "cuda", lora: dict[str, Any] | None = None, **settings: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    rollout = {"enable_rollout_routing_replay": False}
-    model = {"actor_rollout_ref": {"model": {"path": str(tmp_path)}, "rollout": rollout}, "critic": {"enable": False}}
-    check_trainable(OmegaConf.create(model | {"trainer": {"device": device}}))
+    of_model = {"path": str(tmp_path), "lora": lora or {"rank": 0, "target_modules": ["linear_fc1"]}}
+    actor = {"model": of_model, "rollout": {"enable_rollout_routing_replay": False}}
+    config = {"actor_rollout_ref": actor, "critic": {"enable": False}, "trainer": {"device": device}}
+    check_trainable(OmegaConf.create(config))
 
 
 @pytest.fixture
@@ -101,6 +102,17 @@ def test_gpus_with_transformer_engine(tmp_path: Path, installed: Any) -> None:
         check(tmp_path, model_type=kind, rope_scaling={"type": model.positions[0]}, attention_bias=model.has_biases)
     with pytest.raises(SettingError, match="model_type=gpt2 is not supported"):
         check(tmp_path, model_type="gpt2")
+
+
+def test_experts_have_no_adapters(tmp_path: Path, installed: Any) -> None:
+    installed(transformer_engine=True)
+    attention, experts = ["linear_qkv", "*.layers.0.*.linear_proj"], ["linear_qkv", "linear_fc1"]
+    mixture = {"model_type": "qwen3_moe", "num_experts": 8}
+    check(tmp_path, lora={"rank": 4, "target_modules": attention}, **mixture)
+    check(tmp_path, lora={"rank": 4, "target_modules": experts}, model_type="qwen3")
+    for refused in (experts, ["*"], []):
+        with pytest.raises(SettingError, match=r"share one adapter; .* set it to \[linear_qkv,linear_proj\]"):
+            check(tmp_path, lora={"rank": 4, "target_modules": refused}, **mixture)
 
 
 def test_groups_of_experts(tmp_path: Path, installed: Any) -> None:

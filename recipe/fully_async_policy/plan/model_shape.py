@@ -70,9 +70,10 @@ class ModelShape:
         return attention + router + 2 * h
 
     def adapter_parameters(self, rank: int) -> int:
-        """Parameters of the adapters of a layer's four linear layers; there are no experts."""
+        """Parameters of the adapters of a layer's four linear layers; with experts, of the attention's two."""
         h, mlp = self.hidden, self.intermediate
-        return rank * ((h + self.queries + 2 * self.keys) + (self.queries + h) + (h + 2 * mlp) + (mlp + h))
+        attention = (h + self.queries + 2 * self.keys) + (self.queries + h)
+        return rank * (attention if self.experts else attention + (h + 2 * mlp) + (mlp + h))
 
     @property
     def per_layer(self) -> int:

@@ -12,6 +12,8 @@ from verl_vcpo.actor.models import MODELS, NOT_BUILT, Install, install_here, tra
 from verl_vcpo.actor.rotary import kind_of, lost_scaling
 
 _BIASES = ("attention_bias", "mlp_bias")
+_OF_ATTENTION = {f"linear_{name}" for name in ("qkv", "proj", "q_proj", "q_down_proj", "q_up_proj")}
+_OF_ATTENTION |= {f"linear_kv_{name}" for name in ("down_proj", "up_proj")}
 
 
 def check_trainable(config: DictConfig) -> None:
@@ -25,13 +27,24 @@ def check_trainable(config: DictConfig) -> None:
             if why := _obstacle(model, install_here(config.trainer.device)):
                 raise SettingError(f"{setting}={path}: {why}")
             _check_vocabulary(config, path, model)
-            if has_experts(model) and config.actor_rollout_ref.model.lora.rank:
-                words = "adapters of a mixture of experts are not supported; leave it out: all weights are trained"
-                raise wrong(config, "actor_rollout_ref.model.lora.rank", words)
             of_actor = setting.startswith("actor_rollout_ref.")
+            if of_actor and has_experts(model):
+                _check_adapters(config)
             if of_actor and not has_experts(model) and config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
                 words = f"{path} is no mixture of experts; leave it out"
                 raise wrong(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", words)
+
+
+def _check_adapters(config: DictConfig) -> None:
+    """Refuse adapters of experts: Megatron-Bridge shares one among all experts of a rank, so they depend on the layout.
+
+    Adapters of the attention's layers are those of a dense model.
+    """
+    lora, setting = config.actor_rollout_ref.model.lora, "actor_rollout_ref.model.lora.target_modules"
+    others = [name for name in lora.target_modules or ["all"] if name.split(".")[-1] not in _OF_ATTENTION]
+    if lora.rank and others:
+        words = "experts of a rank would share one adapter; in a mixture of experts set it to [linear_qkv,linear_proj]"
+        raise wrong(config, setting, words)
 
 
 def _check_vocabulary(config: DictConfig, path: str, model: dict[str, Any]) -> None:

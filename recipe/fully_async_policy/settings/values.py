@@ -150,7 +150,9 @@ TYPES: dict[str, Any] = {
     f"{_MODEL}.lora_rank": _one_of(0, why=f"Megatron's adapters have the rank {_MODEL}.lora.rank"),
     f"{_MODEL}.lora.rank": _WHOLE,
     f"{_MODEL}.lora.alpha": _COUNT,
-    f"{_MODEL}.lora.type": _one_of("lora"),
+    f"{_MODEL}.lora.type": _one_of(
+        "lora", why="Megatron-Bridge merges and exports no other adapters as they are trained"
+    ),
     f"{_MODEL}.lora.dropout": _one_of(0, why="the second forward of an update would drop other numbers than the first"),
     f"{_MODEL}.lora.merge": _FLAG,
     # the samplers, whose recorded log-probs must be those of the trainer's policy
