@@ -162,7 +162,7 @@ def test_an_error_of_the_question_ends_the_questions_and_not_the_run(capfd: pyte
 
 
 def test_a_prompt_that_fills_the_limit_is_told_once(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(computed_again, "_TOKENS", PROMPT)
+    monkeypatch.setattr("verl_vcpo.loop.questions._TOKENS", PROMPT)
     server = Server()
     questions(server, range(1, 10))
     assert not server.asked and capfd.readouterr().out.count("no prompt has less than 3 tokens") == 1

@@ -130,6 +130,9 @@ def test_a_script_fits_its_gpus_at_full_length(
     sampler = gpu_memory.sampler_memory(config, layout, shape, config.gpu_memory_gib)
     sums = [sum(column.values()) for column in (trainer.backward, trainer.step, sampler)]
     assert max(sums) < config.gpu_memory_gib
+    vocabulary_gib = 10 * shape.vocabulary / 2**30
+    assert ("log-probs again" in sampler) == (LAGS[name] > 0), "a synchronous run asks samplers nothing"
+    assert sampler.get("log-probs again", 0.0) in (0.0, 1024 * vocabulary_gib)
     gpu_plan.print_plan(config)
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "sum " + " ".join(f"{gib:.1f}" for gib in sums) in printed

@@ -20,6 +20,7 @@ and of a sampler:
     weights              2 N / TP
     KV cache             what is left of gpu_memory_utilization; 4 L (kv heads / TP) (head size) bytes a token
     weight transfer      2 buckets to receive, 1 to hand to vLLM's process
+    log-probs again      10 V for each of up to 1,024 tokens, of one sequence at a time (verl_vcpo/loop/questions.py)
 
 The activations are those of a micro-batch in which every sequence has the full length: an upper estimate. RUNTIME_GIB
 is set aside for CUDA, NCCL and working memory. tests/recipe/test_gpu_memory.py counts what Megatron keeps.
@@ -37,6 +38,7 @@ from recipe.fully_async_policy.settings.model import has_experts, read_config
 from vcpo import OpobScope
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.loop.questions import BYTES, asked_tokens
 
 GIB = 2**30
 RUNTIME_GIB = 2.0
@@ -267,7 +269,9 @@ def sampler_memory(config: DictConfig, layout: Layout, shape: ModelShape, gpu_gi
     weights = 2 * shape.parameters / layout.sampler_tp / GIB
     cache = config.actor_rollout_ref.rollout.gpu_memory_utilization * gpu_gib - weights - RUNTIME_GIB
     transfer = 3 * _bucket(config) / GIB
-    return {"weights": weights, "KV cache": cache, "weight transfer": transfer, "CUDA, NCCL": RUNTIME_GIB}
+    use = {"weights": weights, "KV cache": cache, "weight transfer": transfer, "CUDA, NCCL": RUNTIME_GIB}
+    again = BYTES * asked_tokens(config) * shape.vocabulary / GIB
+    return use | ({"log-probs again": again} if again else {})
 
 
 def kv_tokens(layout: Layout, shape: ModelShape, kv_gib: float) -> int:
@@ -298,10 +302,11 @@ def check_memory(
             f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves {max(0.0, sampler['KV cache']):.1f} GiB for the "
             f"KV cache, less than one sequence of {length} tokens; raise it, or rollout.tensor_model_parallel_size"
         )
+    beside = sampler["weight transfer"] + sampler.get("log-probs again", 0.0)
     if sum(sampler.values()) > gpu:
         raise SettingError(
-            f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves less than the {sampler['weight transfer']:.1f} "
-            "GiB that weight transfers need beside vLLM; lower it, or "
+            f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves less than the {beside:.1f} GiB that weight "
+            "transfers and log-probs that are computed again need beside vLLM; lower it, or "
             "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
         )
 

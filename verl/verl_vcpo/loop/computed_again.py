@@ -21,12 +21,12 @@ from vcpo.mismatch import NEGLIGIBLE
 from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
 from verl_vcpo.common import console
 from verl_vcpo.common.stored_tags import session_of
+from verl_vcpo.loop.questions import asked_tokens
 from verl_vcpo.samplers.agent_loop import one_line
 from verl_vcpo.samplers.client import is_server_failure
 
-_SEQUENCES, _TOKENS = 16, 1024
-"""The sequences of a step, and the tokens of each with its prompt. vLLM has all logits of a sequence in memory, and
-their logarithms: 1.5 GB with a vocabulary of 152,000."""
+_SEQUENCES = 16
+"""The sequences of a step."""
 _WAIT_S, _FIRST_WAIT_S = 10.0, 60.0
 """The first answer is worth a longer wait: often the first batch alone has fresh tokens, to compare it with."""
 _PAUSE = 20
@@ -43,7 +43,7 @@ class _Question(NamedTuple):
 
 
 class ComputedAgain:
-    """The questions of a run to its samplers, none where v cannot matter, or where answers would say something else.
+    """The questions of a run to its samplers, none where `asked_tokens` is 0.
 
     Args:
         servers: verl's LLMServerManager.
@@ -51,19 +51,9 @@ class ComputedAgain:
     """
 
     def __init__(self, servers: Any, config: DictConfig) -> None:
-        actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
         self._servers, self._asks_from, self._told = servers, 0, False
-        self._longest = min(_TOKENS, (rollout.max_model_len or rollout.prompt_length + rollout.response_length) - 1)
-        # vLLM's log-probs of a prompt are those of the whole vocabulary at temperature 1, by experts of its own choice.
-        # With adapters alone vLLM's logits of a prompt may fail (punica's metadata has a row for each request).
-        comparable = (
-            (rollout.temperature, rollout.top_p) == (1.0, 1.0)
-            and rollout.top_k in (-1, 0)
-            and not rollout.enable_rollout_routing_replay
-            and not (model.lora.rank and not model.lora.merge)
-        )
-        exact = {rollout.dtype, actor.megatron.dtype} == {"float32"}
-        self._asks = comparable and not exact and config["async"].lag > 0
+        self._longest = asked_tokens(config)
+        self._asks = self._longest > 0
 
     def ask(self, batch: KVBatchMeta, rows: Sequence[int], step: int, arithmetic: float | None) -> None:
         """Put log-probs of some of the batch's `rows` into its `extra_info`, if samplers answer in time.
