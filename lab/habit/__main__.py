@@ -1,9 +1,9 @@
 """Does a method unlearn a wrong habit? `python -m lab.habit`, on the lag simulator.
 
 On other tasks of the lab greedy answers of the first policy are better than any trained policy's drawn answers: what
-training gains there is sharpening. Here the most likely answer is wrong (lab/habit/tasks.py), with three first policies
-for each task. A first policy takes a minute or two of a core, a run about 20 seconds. Runs are kept in --out: the same
-command goes on where it was stopped. --out gets
+training gains there is sharpening. Here the most likely answer is wrong (lab/habit/tasks.py), and each seed has a first
+policy of its own. A first policy takes a minute or two of a core, a run about 20 seconds. Runs are kept in --out: the
+same command goes on where it was stopped. --out gets
 
 habit.csv    a line for each run
 
@@ -11,27 +11,30 @@ habit.csv    a line for each run
 """
 
 import argparse
-import json
+import itertools
 import os
 import sys
 from pathlib import Path
 
 import pandas as pd
+from tqdm import tqdm
 
 from lab.habit.report import LAGS, METHODS, RATES, SEEDS, STEPS, tables
-from lab.habit.tasks import POLICIES, TASKS, HabitTask
-from lab.simulator.analysis import outcome
-from lab.simulator.grid import Folder, GridRun, make_all
+from lab.habit.tasks import MOST_GREEDY, TASKS, HabitTask
+from lab.simulator.analysis import LAST, outcome
+from lab.simulator.grid import Folder, GridRun, config_of, make_all
+from lab.simulator.level import BASES
+from lab.simulator.simulator import Simulator
+from lab.stability import preset
 from lab.stability.report import show_tables
 from recipe.command_line import OneLineParser, run_command, whole_number
-from recipe.warm_start.train import RECORD
 from verl_vcpo.common.whole_file import write_whole
 
 PUBLISHED = Path("docs/measurements/habit.csv")
 
 
-def folder_of(task: HabitTask, policy: int, out: Path) -> Folder:
-    """Return the folder of all runs of a task that begin with one first policy, in the sizes of Countdown."""
+def folder_of(task: HabitTask, seed: int, out: Path) -> Folder:
+    """Return the folder of all runs of a task with a seed, in the sizes of Countdown."""
     overrides = (
         f"trainer.total_training_steps={STEPS}",
         f"data.train_files={task.data}/train.parquet",
@@ -39,79 +42,99 @@ def folder_of(task: HabitTask, policy: int, out: Path) -> Folder:
         "data.max_prompt_length=48",
         f"data.max_response_length={task.response}",
         "actor_rollout_ref.rollout.max_model_len=96",
-        f"actor_rollout_ref.model.path={task.model(policy)}",
+        f"actor_rollout_ref.model.path={task.model(seed)}",
         "reward.custom_reward_function.path=pkg://lab.habit.tasks",
     )
-    return Folder(out / f"{task.name}-{policy}", "countdown_lag", overrides)
+    return Folder(out / f"{task.name}-{seed}", "countdown_lag", overrides)
+
+
+def runs_asked_for(arguments: argparse.Namespace) -> list[tuple[str, int, GridRun]]:
+    """Return task, seed and run: all of one seed, then the next."""
+    cells = itertools.product(
+        arguments.seeds, arguments.tasks, arguments.lags, arguments.lr, dict.fromkeys(arguments.methods)
+    )
+    return [(name, seed, GridRun(method, lag, seed, lr)) for seed, name, lag, lr, method in cells]
 
 
 def make(arguments: argparse.Namespace) -> None:
-    """Make the runs that are missing, under a progress bar: all of one seed, then the next."""
-    folders = {}
+    """Make the runs that are missing, under a progress bar.
+
+    Raises:
+        ValueError: a folder holds other runs, or the most likely answers of a first policy are right too often.
+    """
     for name in arguments.tasks:
-        TASKS[name].prepare()
-        for policy in POLICIES:
-            folders[name, policy] = folder_of(TASKS[name], policy, arguments.out)
-            folders[name, policy].open(TASKS[name].model(policy))
-    cells = [(method, lag, lr) for lag in arguments.lags for lr in arguments.lr for method in arguments.methods]
-    runs = [
-        (GridRun(method, lag, seed, lr), folder)
-        for seed in arguments.seeds
-        for folder in folders.values()
-        for method, lag, lr in cells
-    ]
+        TASKS[name].prepare(arguments.seeds)
+        for seed in arguments.seeds:
+            if (greedy := first_policy(TASKS[name], seed, arguments.out)[LAST[1]]) >= MOST_GREEDY:
+                words = f"{100 * greedy:.0f} % of its most likely answers are right; choose another of --seeds"
+                raise ValueError(f"{TASKS[name].model(seed)}: {words}")
+    runs = [(run, folder_of(TASKS[name], seed, arguments.out)) for name, seed, run in runs_asked_for(arguments)]
+    for folder in {folder.path: folder for _, folder in runs}.values():
+        folder.open(_model(folder))
     make_all(runs, arguments.workers)
 
 
-def collected(out: Path) -> pd.DataFrame:
-    """Return a row for each finished run."""
-    rows = []
-    for name, task in TASKS.items():
-        for policy in POLICIES:
-            files = sorted((folder_of(task, policy, out).path / "runs").glob("*.parquet"))
-            first = json.loads((task.model(policy) / RECORD).read_text()) if files else {}
-            for file in files:
-                curve = pd.read_parquet(file)
-                found = outcome(curve, STEPS, int(curve["lag"].iloc[0]))
-                rows.append(
-                    {"task": name, "policy": policy}
-                    | curve[["method", "lag", "lr", "seed"]].iloc[0].to_dict()
-                    | {
-                        "greedy_before": first["accuracy"],
-                        "start": curve["val_accuracy"].iloc[0],
-                        "accuracy": found.accuracy,
-                    }
-                    | {"end": found.final_accuracy, "collapse_step": found.collapse_step, **found.last}
-                    | {"level": curve["level"].mean()}
-                )
+def first_policy(task: HabitTask, seed: int, out: Path) -> dict[str, float]:
+    """Return what `LAST` names of a first policy, on the held-out problems."""
+    return Simulator(config_of(GridRun("vcpo_ess", 0, seed, 1e-4), folder_of(task, seed, out))).last()
+
+
+def collected(arguments: argparse.Namespace) -> pd.DataFrame:
+    """Return a row for each finished run among those that are asked for.
+
+    Raises:
+        ValueError: no run is finished, or a folder holds runs with other settings.
+    """
+    rows, before = [], dict[tuple[str, int], dict[str, float]]()
+    for name, seed, run in tqdm(runs_asked_for(arguments), desc="reading", unit="run", file=sys.stderr):
+        folder = folder_of(TASKS[name], seed, arguments.out)
+        if not folder.has(run):
+            continue
+        if (name, seed) not in before:
+            folder.open(_model(folder))
+            before[name, seed] = first_policy(TASKS[name], seed, arguments.out)
+        curve = pd.read_parquet(folder.file(run))
+        found = outcome(curve, STEPS, run.lag)
+        rows.append(
+            {"task": name, "seed": seed, "lag": run.lag, "method": run.method, "lr": run.lr}
+            | {f"first_{key.removeprefix('last_')}": value for key, value in before[name, seed].items()}
+            | {"accuracy": found.accuracy, "end": found.final_accuracy, "collapse_step": found.collapse_step}
+            | {"level": curve["level"].mean(), **found.last}
+        )
     if not rows:
-        raise ValueError("--so-far: no run is finished; leave it out")
+        raise ValueError(f"--out {arguments.out}: none of these runs is finished; leave --so-far out")
     return pd.DataFrame(rows).round(4)
+
+
+def _model(folder: Folder) -> Path:
+    """Return the first policy of a folder's runs."""
+    return Path(next(x for x in folder.overrides if "model.path=" in x).split("=")[1])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Make, show and write. Return the exit code: 2 where a folder or a file cannot be used."""
     parser = OneLineParser(prog="python -m lab.habit", description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=tuple(TASKS), help="all")
-    parser.add_argument("--methods", nargs="+", metavar="NAME", default=METHODS, help="%(default)s")
+    methods = (*preset.METHODS, *BASES)
+    parser.add_argument("--methods", nargs="+", choices=methods, metavar="NAME", default=METHODS, help="%(default)s")
     parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", default=LAGS, help="%(default)s")
     parser.add_argument("--lr", nargs="+", type=float, metavar="X", default=RATES, help="%(default)s")
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", default=SEEDS, help="%(default)s")
     parser.add_argument("--workers", type=whole_number(1), default=os.cpu_count() or 1, help="processes (all cores)")
     parser.add_argument("--out", type=Path, default=Path("outputs/habit"), help="default: %(default)s")
     parser.add_argument("--so-far", action="store_true", help="show the runs that are there; make none")
-    parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a habit.csv; make no run")
+    parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a habit.csv; make and write nothing")
     arguments = parser.parse_args(argv)
     try:
         if not (arguments.report or arguments.so_far):
             make(arguments)
-        runs = pd.read_csv(arguments.report) if arguments.report else collected(arguments.out)
+        runs = pd.read_csv(arguments.report) if arguments.report else collected(arguments)
     except (OSError, ValueError) as error:
         print(f"habit: {error}", file=sys.stderr)
         return 2
     show_tables(tables(runs))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_whole(arguments.out / "habit.csv", runs.to_csv(index=False, lineterminator="\n"))
+    if not arguments.report:
+        write_whole(arguments.out / "habit.csv", runs.to_csv(index=False, lineterminator="\n"))
     return 0
 
 

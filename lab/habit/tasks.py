@@ -1,16 +1,16 @@
 """Tasks whose first policy has a wrong habit: nine of ten answers that it is taught have the same mistake.
 
-The most likely answer is then wrong (greedy accuracy below 15 %), while 5 to 10 % of drawn answers are right. A method
-that only sharpens the first policy makes it worse.
+Its most likely answer is then wrong (greedy accuracy below 15 %), so sharpening alone teaches nothing. Right answers
+are drawn now and then: the tenth answer that it is taught is right.
 
 sort_digits  sorts, but writes the largest digit first
-countdown    reaches another number: the last operator of the solution is the other one
-countdown4   takes a number twice: the first one of the solution stands in the place of the last, too
+countdown    reaches a number with three numbers, of which it takes the first in the place of the last, too
+countdown4   does the same with four numbers
 """
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ HELD_OUT, TRAINED, TAUGHT = 512, 4096, 20_000
 """Problems that are tested, that RL trains on, and that the first policy is taught; none is in two of them."""
 ANSWERS = "taught"
 """The column with the taught answer."""
-POLICIES = (0, 1, 2)
-"""The seeds of the first policies of each task."""
+MOST_GREEDY = 0.15
+"""A first policy whose most likely answers are right more often has no wrong habit."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ class HabitTask:
         """The folder of the rows."""
         return Path("data/habit") / self.name
 
-    def model(self, policy: int) -> Path:
-        """The folder of a first policy."""
-        return Path("models/habit") / f"{self.name}-{policy}"
+    def model(self, seed: int) -> Path:
+        """The folder of the first policy that runs with a seed begin with."""
+        return Path("models/habit") / f"{self.name}-{seed}"
 
-    def prepare(self, policies: tuple[int, ...] = POLICIES) -> None:
-        """Write the rows and train the first policies, unless they are there."""
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Write the rows and train a first policy for each seed, unless they are there."""
         if not self.data.exists():
             self.write_rows(self.data)
         rows = load_answered_rows(self.data / "lesson.parquet", ANSWERS)
         truths = pd.read_parquet(self.data / "lesson.parquet")["reward_model"].iloc[-len(rows.held_out) :]
         lesson = Answers(rows.taught, rows.held_out, self.name, [truth["ground_truth"] for truth in truths])
-        for policy in policies:
+        for seed in seeds:
             sizes: dict[str, Any] = {"layers": 2, "heads": 2, "samples": 4, "correct_fraction": 1.0}
-            settings = Settings.model_validate(sizes | {"steps": self.lesson_steps, "seed": policy})
-            teach(lesson, self.model(policy), settings)
+            settings = Settings.model_validate(sizes | {"steps": self.lesson_steps, "seed": seed})
+            teach(lesson, self.model(seed), settings)
 
     def write_rows(self, folder: Path) -> None:
         """Write val.parquet, train.parquet and lesson.parquet into a new folder."""
@@ -102,7 +102,7 @@ class Answers(AnsweredRows):
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **more: Any
 ) -> dict[str, float]:
-    """Return the reward of either task; an answer of Countdown is the expression alone. The arguments are verl's."""
+    """Return the reward of the task `data_source`; the arguments are verl's. A Countdown response is an expression."""
     if data_source == "sort_digits":
         return sort_digits.compute_score(data_source, solution_str, ground_truth)
     return reward.compute_score(data_source, f"<answer>{solution_str}</answer>", ground_truth)
@@ -116,26 +116,22 @@ def _sorted_digits(count: int, rng: random.Random) -> Iterator[tuple[str, Any, s
         yield f"Sort {text}.", right, right, right[-1] + right[:-1]
 
 
-def _countdown(
-    difficulty: Difficulty, mistake: Callable[[str], str]
-) -> Callable[[int, random.Random], Iterator[tuple[str, Any, str, str]]]:
+def _countdown(difficulty: Difficulty) -> Callable[[int, random.Random], Iterator[tuple[str, Any, str, str]]]:
     def problems(count: int, rng: random.Random) -> Iterator[tuple[str, Any, str, str]]:
-        for problem in generate(difficulty, count, rng):
-            truth = {"target": problem.target, "numbers": list(problem.numbers)}
-            question = f"{' '.join(map(str, problem.numbers))} to {problem.target}."
-            yield question, truth, problem.solution, mistake(problem.solution)
+        found = 0
+        for problem in generate(difficulty, count + count // 5, rng):
+            wrong = first_again(problem.solution)
+            if wrong != problem.solution and found < count:
+                found += 1
+                truth = {"target": problem.target, "numbers": list(problem.numbers)}
+                question = f"{' '.join(map(str, problem.numbers))} to {problem.target}."
+                yield question, truth, problem.solution, wrong
 
     return problems
 
 
-def other_operator(solution: str) -> str:
-    """Return the solution with its last operator changed, + or -."""
-    *_, last = re.finditer("[+-]", solution)
-    return solution[: last.start()] + ("-" if last[0] == "+" else "+") + solution[last.end() :]
-
-
 def first_again(solution: str) -> str:
-    """Return the solution with its first number in the place of its last."""
+    """Return the solution with its first number in the place of its last, too."""
     first, *_, last = re.finditer(r"\d+", solution)
     return solution[: last.start()] + first[0] + solution[last.end() :]
 
@@ -144,7 +140,7 @@ TASKS = {
     task.name: task
     for task in (
         HabitTask("sort_digits", 8, 600, _sorted_digits),
-        HabitTask("countdown", 16, 900, _countdown(Difficulty(numbers=3, max_number=50), other_operator)),
-        HabitTask("countdown4", 20, 900, _countdown(Difficulty(numbers=4), first_again)),
+        HabitTask("countdown", 16, 900, _countdown(Difficulty(numbers=3, max_number=50))),
+        HabitTask("countdown4", 20, 900, _countdown(Difficulty(numbers=4))),
     )
 }

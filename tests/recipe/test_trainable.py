@@ -63,7 +63,7 @@ def test_refused(
 
 def check(tmp_path: Path, device: str = "cuda", lora: dict[str, Any] | None = None, **settings: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    of_model = {"path": str(tmp_path), "lora": lora or {"rank": 0, "target_modules": ["linear_fc1"]}}
+    of_model = {"path": str(tmp_path), "lora": lora or {"rank": 0}}
     actor = {"model": of_model, "rollout": {"enable_rollout_routing_replay": False}}
     config = {"actor_rollout_ref": actor, "critic": {"enable": False}, "trainer": {"device": device}}
     check_trainable(OmegaConf.create(config))
@@ -108,11 +108,16 @@ def test_experts_have_no_adapters(tmp_path: Path, installed: Any) -> None:
     installed(transformer_engine=True)
     attention, experts = ["linear_qkv", "*.layers.0.*.linear_proj"], ["linear_qkv", "linear_fc1"]
     mixture = {"model_type": "qwen3_moe", "num_experts": 8}
-    check(tmp_path, lora={"rank": 4, "target_modules": attention}, **mixture)
-    check(tmp_path, lora={"rank": 4, "target_modules": experts}, model_type="qwen3")
-    for refused in (experts, ["*"], []):
-        with pytest.raises(SettingError, match=r"share one adapter; .* set it to \[linear_qkv,linear_proj\]"):
-            check(tmp_path, lora={"rank": 4, "target_modules": refused}, **mixture)
+    lora = {"rank": 4, "merge": True, "target_modules": attention}
+    check(tmp_path, lora=lora, **mixture)
+    check(tmp_path, lora=lora | {"target_modules": experts, "merge": False}, model_type="qwen3")
+    for refused in (experts, ["*"], ["decoder*|x.linear_qkv"], [], None):
+        with pytest.raises(SettingError, match=r"adapters of attention alone; set it to \[linear_qkv,linear_proj\]"):
+            check(tmp_path, lora=lora | {"target_modules": refused}, **mixture)
+    with pytest.raises(SettingError, match=r"lora.merge=\S+: vLLM would hold an adapter for every expert"):
+        check(tmp_path, lora=lora | {"merge": False}, **mixture)
+    with pytest.raises(SettingError, match=r"lora.rank=4: adapters of latent attention are not supported"):
+        check(tmp_path, lora=lora, model_type="deepseek_v3", n_routed_experts=8, kv_lora_rank=512)
 
 
 def test_groups_of_experts(tmp_path: Path, installed: Any) -> None:

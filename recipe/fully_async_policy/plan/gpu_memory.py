@@ -186,7 +186,8 @@ def _stage_memory(config: DictConfig, layout: Layout, shape: ModelShape, first: 
     moved = actor.megatron.optimizer_offload
     backward = state | ({} if moved else {"optimizer": optimizer}) | _activations(config, layout, shape, last)
     step = {use: size for use, size in state.items() if not (moved and use == SECOND_BUFFER)}
-    largest = rank * max(shape.queries + 2 * shape.keys, 2 * shape.intermediate) if rank else shape.largest_matrix
+    widest = shape.queries + 2 * shape.keys if shape.experts else 2 * shape.intermediate
+    largest = rank * widest if rank else shape.largest_matrix
     step |= {"optimizer": optimizer, "Adam's temporaries": 8 * largest / layout.tp}
     return TrainerMemory(_in_gib(backward), _in_gib(step))
 

@@ -12,8 +12,8 @@ from verl_vcpo.actor.models import MODELS, NOT_BUILT, Install, install_here, tra
 from verl_vcpo.actor.rotary import kind_of, lost_scaling
 
 _BIASES = ("attention_bias", "mlp_bias")
-_OF_ATTENTION = {f"linear_{name}" for name in ("qkv", "proj", "q_proj", "q_down_proj", "q_up_proj")}
-_OF_ATTENTION |= {f"linear_kv_{name}" for name in ("down_proj", "up_proj")}
+_OF_ATTENTION = ("linear_qkv", "linear_proj")
+"""Megatron's names of the linear layers of attention; the last part of a pattern that matches them alone."""
 
 
 def check_trainable(config: DictConfig) -> None:
@@ -29,22 +29,30 @@ def check_trainable(config: DictConfig) -> None:
             _check_vocabulary(config, path, model)
             of_actor = setting.startswith("actor_rollout_ref.")
             if of_actor and has_experts(model):
-                _check_adapters(config)
+                _check_adapters(config, model)
             if of_actor and not has_experts(model) and config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
                 words = f"{path} is no mixture of experts; leave it out"
                 raise wrong(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", words)
 
 
-def _check_adapters(config: DictConfig) -> None:
-    """Refuse adapters of experts: Megatron-Bridge shares one among all experts of a rank, so they depend on the layout.
+def _check_adapters(config: DictConfig, model: dict[str, Any]) -> None:
+    """Refuse a mixture's adapters but those of grouped-query attention, merged for the samplers.
 
-    Adapters of the attention's layers are those of a dense model.
+    Megatron-Bridge gives the experts of a rank one adapter, so the adapters of experts depend on the layout. With
+    tensor parallelism it computes adapters of latent attention's lower projections from other tokens.
     """
-    lora, setting = config.actor_rollout_ref.model.lora, "actor_rollout_ref.model.lora.target_modules"
-    others = [name for name in lora.target_modules or ["all"] if name.split(".")[-1] not in _OF_ATTENTION]
-    if lora.rank and others:
-        words = "experts of a rank would share one adapter; in a mixture of experts set it to [linear_qkv,linear_proj]"
-        raise wrong(config, setting, words)
+    lora, setting = config.actor_rollout_ref.model.lora, "actor_rollout_ref.model.lora"
+    if not lora.rank:
+        return
+    if model.get("kv_lora_rank"):
+        raise wrong(config, f"{setting}.rank", "adapters of latent attention are not supported; set it to 0")
+    if not lora.merge:
+        words = "vLLM would hold an adapter for every expert of a mixture, and none is trained; set it to true"
+        raise wrong(config, f"{setting}.merge", words)
+    names = lora.target_modules or ["every layer"]
+    if any("|" in name or name.split(".")[-1] not in _OF_ATTENTION for name in names):
+        words = f"a mixture of experts has adapters of attention alone; set it to [{','.join(_OF_ATTENTION)}]"
+        raise wrong(config, f"{setting}.target_modules", words)
 
 
 def _check_vocabulary(config: DictConfig, path: str, model: dict[str, Any]) -> None:

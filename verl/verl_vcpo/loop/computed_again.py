@@ -26,7 +26,7 @@ from verl_vcpo.samplers.agent_loop import one_line
 from verl_vcpo.samplers.client import is_server_failure
 
 _SEQUENCES = 16
-"""The sequences of a step."""
+"""The most sequences that a step asks about."""
 _WAIT_S, _FIRST_WAIT_S = 10.0, 60.0
 """The first answer is worth a longer wait: often the first batch alone has fresh tokens, to compare it with."""
 _PAUSE = 20

@@ -3,15 +3,16 @@
 from omegaconf import DictConfig
 
 _TOKENS = 1024
-"""The most tokens of a sequence with its prompt: vLLM has all logits of a sequence in memory."""
+"""The most tokens of a sequence with its prompt: vLLM has the logits of a whole sequence in memory."""
 BYTES = 10
-"""Per token and word of the vocabulary: logits in bfloat16, the same in float32, and their log-softmax."""
+"""Bytes per token and word of the vocabulary in vLLM 0.24 (V1 runner): logits in bfloat16, their float32 copy, and its
+log-softmax, of one sequence at a time and whole on each rank. The V2 runner needs less."""
 
 
 def asked_tokens(config: DictConfig) -> int:
     """Return the most tokens of a sequence whose log-probs are computed again; 0 where samplers are never asked.
 
-    They are not where arithmetic cannot matter, or where the answers would say something else.
+    Samplers are not asked where arithmetic cannot matter, or where their answers would say something else.
     """
     actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
     # vLLM's log-probs of a prompt are those of the whole vocabulary at temperature 1, by experts of its own choice.
