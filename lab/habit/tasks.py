@@ -1,7 +1,7 @@
-"""Tasks whose first policy has a wrong habit: nine of ten answers that it is taught have the same mistake.
+"""Tasks whose first policy has a wrong habit: most answers that it is taught have the same mistake.
 
-Its most likely answer is then wrong (greedy accuracy below 15 %), so sharpening alone teaches nothing. Right answers
-are drawn now and then: the tenth answer that it is taught is right.
+Its most likely answer is then wrong (greedy accuracy below 15 %), so sharpening alone teaches nothing. A right answer
+is drawn now and then, because some of the taught ones are right.
 
 sort_digits  sorts, but writes the largest digit first
 countdown    reaches a number with three numbers, of which it takes the first in the place of the last, too
@@ -26,8 +26,6 @@ from recipe.warm_start.train import Settings
 from recipe.warm_start.train import run as teach
 from verl_vcpo.common.whole_file import whole_folder
 
-RIGHT_SHARE = 0.1
-"""The share of taught answers that are right."""
 HELD_OUT, TRAINED, TAUGHT = 512, 4096, 20_000
 """Problems that are tested, that RL trains on, and that the first policy is taught; none is in two of them."""
 ANSWERS = "taught"
@@ -44,6 +42,8 @@ class HabitTask:
     response: int
     """The most tokens of a response."""
     lesson_steps: int
+    right_share: float
+    """The share of taught answers that are right: so many that 2 to 10 % of drawn answers are."""
     problems: Callable[[int, random.Random], Iterator[tuple[str, Any, str, str]]]
     """Yields the question, the ground truth, a right answer and a wrong one of so many problems."""
 
@@ -83,7 +83,7 @@ class HabitTask:
                 pd.DataFrame(rows).to_parquet(partial / f"{split}.parquet")
 
     def _row(self, question: str, truth: Any, right: str, wrong: str, split: str, i: int, rng: random.Random) -> Row:
-        taught = right if rng.random() < RIGHT_SHARE else wrong
+        taught = right if rng.random() < self.right_share else wrong
         return make_row(self.name, question, truth, split, i) | {ANSWERS: taught}
 
 
@@ -139,8 +139,8 @@ def first_again(solution: str) -> str:
 TASKS = {
     task.name: task
     for task in (
-        HabitTask("sort_digits", 8, 600, _sorted_digits),
-        HabitTask("countdown", 16, 900, _countdown(Difficulty(numbers=3, max_number=50))),
-        HabitTask("countdown4", 20, 900, _countdown(Difficulty(numbers=4))),
+        HabitTask("sort_digits", 8, 600, 0.1, _sorted_digits),
+        HabitTask("countdown", 16, 900, 0.1, _countdown(Difficulty(numbers=3, max_number=50))),
+        HabitTask("countdown4", 20, 900, 0.35, _countdown(Difficulty(numbers=4))),
     )
 }
