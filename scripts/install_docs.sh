@@ -15,7 +15,7 @@ source scripts/install_steps.sh
 
 digest() { { pwd -P; echo "$MERMAID_SHA256"; command -v npm >/dev/null && echo npm; cat "$LOCK"; } | sha256sum | cut -d' ' -f1; }
 
-# Mermaid as one file, .venv-docs/mermaid/mermaid.min.js: scripts/docs_site.py adds it to the site.
+# Mermaid as one file, .venv-docs/mermaid/mermaid.min.js: tests/docs/site.py adds it to the site.
 mermaid() {
   local folder=.venv-docs/mermaid
   rm -rf "$folder" && mkdir "$folder"
@@ -39,4 +39,4 @@ else
 fi
 digest >"$STAMP"
 rm -f "$LOG"
-echo "install: .venv-docs/bin/python -m scripts.docs_site --serve"
+echo "install: .venv-docs/bin/python -m tests.docs.site --serve"

@@ -30,7 +30,7 @@ pytestmark = [
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site."""
     folder = tmp_path_factory.mktemp("docs")
-    command = [PYTHON, "-m", "scripts.docs_site", "--out", folder]
+    command = [PYTHON, "-m", "tests.docs.site", "--out", folder]
     environment = {**os.environ, "PYTHONPATH": "", "REPO_URL": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

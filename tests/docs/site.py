@@ -1,4 +1,4 @@
-"""The documentation as a site: `.venv-docs/bin/python -m scripts.docs_site`. It is built in outputs/docs/site.
+"""The documentation as a site: `.venv-docs/bin/python -m tests.docs.site`. It is built in outputs/docs/site.
 
 Zensical makes the site of pages in docs/ that this program writes: links to files outside docs/ are mended, and the
 first page (README.md), the page of a program and the reference of `API` are added. The program is Zensical's extension
@@ -18,7 +18,7 @@ from latex2mathml.converter import convert
 from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 TUTORIAL_SOURCE, TUTORIAL_PAGE = ROOT / "examples" / "plain_loop.py", "tutorial/plain_loop.md"
 # The page of public functions and classes: a heading, and what mkdocstrings shows below it.
@@ -55,7 +55,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 # [text](docs/file) of the repository's README.md
 LOCAL_LINK = re.compile(r"\]\((?!\w+:|#)(docs/)?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>', re.DOTALL)
-MADE_HERE = ".docs_site"  # in a folder that this program has made, and may remove
+MADE_HERE = ".made_by_docs"  # in a folder that this program has made, and may remove
 _NO_HEADING = "\n    options: {show_root_heading: false}"
 
 
@@ -162,7 +162,7 @@ class Formulas(Extension):
 
 def main() -> int:
     """Write the pages, and build the site or serve it. Return 1 with a line on stderr where `write_pages` raises."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.docs_site", description="Build the documentation's site.")
+    parser = argparse.ArgumentParser(prog="python -m tests.docs.site", description="Build the documentation's site.")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "docs", help="folder of pages and site")
     parser.add_argument("--serve", action="store_true", help="show the site, as it is now, at a local address")
     settings = parser.parse_args()
