@@ -58,7 +58,7 @@ WRONG = [
     (f"{MODEL}.lora.merge=false", f"{MODEL}.lora.merge=false: has no effect with"),
     (f"{MODEL}.lora.rank=4 {MODEL}.lora.merge=false", "rollout.load_format=dummy: with"),
     (f"{MODEL}.lora.type=dora", f"{MODEL}.lora.type=dora: Megatron-Bridge merges and exports no other adapters"),
-    (f"{MODEL}.lora.target_modules=linear_qkv", "lora.target_modules=linear_qkv: give a list of names, [linear_qkv"),
+    (f"{MODEL}.lora.rank=4 {MODEL}.lora.target_modules=linear_qkv", "target_modules=linear_qkv: give a list of names"),
     (f"{MODEL}.lora.adapter_path=adapter", "model.lora.adapter_path=adapter: a run makes its own adapters"),
     (f"{MODEL}.lora.alpha=8", f"{MODEL}.lora.alpha=8: has no effect with"),
     (f"{ACTOR}.megatron.vanilla_mbridge=true", "vanilla_mbridge=true: verl gives up the package mbridge"),
