@@ -134,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     show_tables(tables(runs))
     if not arguments.report:
+        arguments.out.mkdir(parents=True, exist_ok=True)
         write_whole(arguments.out / "habit.csv", runs.to_csv(index=False, lineterminator="\n"))
     return 0
 

@@ -16,9 +16,9 @@ _CELL = ["task", "lag", "method"]
 
 
 def tables(runs: pd.DataFrame) -> list[Table]:
-    """Return the table of each task's methods at their better rate, and that of the tests with their power."""
+    """Return the accuracies, what each method reaches at its better rate, and the tests with their power."""
     best = _at_better_rate(runs)
-    return [_accuracies(best, runs), _tests(best)]
+    return [_overview(best), _accuracies(best, runs), _tests(best)]
 
 
 def _at_better_rate(runs: pd.DataFrame) -> pd.DataFrame:
@@ -33,6 +33,17 @@ def _at_better_rate(runs: pd.DataFrame) -> pd.DataFrame:
             rate = by_rate.mean().idxmax()
             parts.append(of[(of["lr"] == rate) & of["seed"].isin(by_rate.index)])
     return pd.concat(parts)
+
+
+def _overview(best: pd.DataFrame) -> Table:
+    """Return a row for each task and lag, and a column for each method."""
+    methods = [method for method in METHODS if method in set(best["method"])]
+    rows = []
+    for (task, lag), of in best.groupby(["task", "lag"], sort=False):
+        means = of.groupby("method")["accuracy"].mean()
+        shown = [f"{100 * means[method]:.1f}" if method in means else "" for method in methods]
+        rows.append([f"`{task}`", str(lag), str(of["seed"].nunique()), *shown])
+    return Table("Accuracy after step k, %", ["task", "lag", "seeds", *(f"`{name}`" for name in methods)], rows)
 
 
 def _accuracies(best: pd.DataFrame, runs: pd.DataFrame) -> Table:

@@ -12,6 +12,8 @@ from lab.habit.report import tables
 from lab.habit.tasks import ANSWERS, TASKS, Answers, compute_score, first_again
 from recipe.warm_start.rows import load_answered_rows
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.mark.parametrize(
     ("solution", "mistaken"), [("3+17-4", "3+17-3"), ("12-(5-2)", "12-(5-12)"), ("1-(2-3)+40", "1-(2-3)+1")]
@@ -91,7 +93,9 @@ RUNS = pd.DataFrame(
 
 
 def test_the_tables() -> None:
-    accuracies, tests = tables(RUNS)
+    overview, accuracies, tests = tables(RUNS)
+    assert overview.columns[3:] == ["`none`", "`vcpo_ess`"]
+    assert overview.rows[1] == ["`sort_digits`", "8", "3", "", "51.0"]
     assert [row[:4] for row in accuracies.rows] == [
         ["`countdown`", "8", "`none`", "0.0001"],
         ["`countdown`", "8", "`vcpo_ess`", "0.0003"],
@@ -109,7 +113,7 @@ def test_a_rate_is_chosen_by_seeds_that_all_rates_have() -> None:
     more = pd.DataFrame(runs_of("vcpo_ess", 1e-3, 0.4))
     more.loc[2, ["accuracy", "seed"]] = 0.99, 34  # the mean of all three is the highest
     runs = pd.concat([RUNS[RUNS["task"] == "countdown"], more])
-    assert [row[3] for row in tables(runs)[0].rows] == ["0.0001", "0.0003"]
+    assert [row[3] for row in tables(runs)[1].rows] == ["0.0001", "0.0003"]
 
 
 def test_the_report_of_a_file(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,3 +122,9 @@ def test_the_report_of_a_file(small: Path, capsys: pytest.CaptureFixture[str]) -
     assert "vcpo_ess" in capsys.readouterr().out and not Path("outputs").exists(), "nothing is written"
     assert command.main(["--report", str(small / "none.csv")]) == 2
     assert "none.csv" in capsys.readouterr().err
+
+
+def test_the_page_has_the_published_runs() -> None:
+    page = (ROOT / "docs/measurements/README.md").read_text()
+    for row in tables(pd.read_csv(ROOT / command.PUBLISHED))[0].rows:
+        assert f"| {' | '.join(row)} |" in page

@@ -1,0 +1,106 @@
+"""Is another level of the baseline better? `python -m lab.stability.candidates [--runs DIR... | --report [FILE]]`.
+
+Makes no run: lab/stability/candidates.md has the commands that make them, and says what is decided by them. Prints, for
+each task and lag, what each method reaches at its better learning rate, and paired differences to those that are
+recommended. --out gets candidates.csv, a line for each run. --report shows the published runs.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lab.simulator.analysis import outcome
+from lab.stability.contrasts import visible
+from lab.stability.inference import holm, paired
+from lab.stability.interventions import STEPS, TASKS
+from lab.stability.report import show_tables
+from lab.stability.tables import Table, short
+from recipe.command_line import OneLineParser, run_command
+from verl_vcpo.common.whole_file import write_whole
+
+CANDIDATES = ("half_mean", "capped", "topr_half", "none_half")
+RECOMMENDED = ("vcpo_ess", "vcpo_minibatch", "topr")
+LAGS, RATES, SEEDS = (8, 128), (1e-4, 3e-4), (9, 10, 11, 12)
+FOLDERS = [Path("outputs") / f"candidates-{name}" for name in ("countdown", "countdown4", "sort_digits")]
+PUBLISHED = Path("docs/measurements/stability/candidates.csv")
+
+
+def collected(folders: Sequence[Path]) -> pd.DataFrame:
+    """Return a row for each run of the screen in the folders of lab.stability, one folder for each task.
+
+    Raises:
+        ValueError: there is none.
+    """
+    rows = []
+    for task, folder in zip(TASKS, folders, strict=True):
+        for file in sorted((folder / "runs").glob("*.parquet")):
+            curve = pd.read_parquet(file)
+            method, lag, lr, seed = curve.loc[0, ["method", "lag", "lr", "seed"]]
+            if method in (*CANDIDATES, *RECOMMENDED) and lag in LAGS and lr in RATES and seed in SEEDS:
+                found = outcome(curve, STEPS, int(lag))
+                run = {"task": task, "lag": int(lag), "method": method, "lr": lr, "seed": int(seed)}
+                rows.append(run | {"accuracy": round(found.accuracy, 5), "collapsed": found.collapse_step})
+    if not rows:
+        raise ValueError(f"{', '.join(map(str, folders))}: no run of the screen; candidates.md has the commands")
+    return pd.DataFrame(rows).astype({"collapsed": "Int64"})
+
+
+def tables(runs: pd.DataFrame) -> list[Table]:
+    """Return the accuracies at the better rate, and the differences of candidates to recommended methods."""
+    accuracies, tests = [], []
+    for (task, lag), at in runs.groupby(["task", "lag"], sort=False):
+        of = {}
+        for method, rows in at.groupby("method"):
+            by_rate = rows.pivot(index="seed", columns="lr", values="accuracy")
+            of[str(method)] = 100 * by_rate[by_rate.mean().idxmax()]
+        best = max(value.mean() for value in of.values())
+        names = [name for name in (*CANDIDATES, *RECOMMENDED) if name in of]
+        accuracies.append([short(str(task)), str(lag), *(f"{of[name].mean():.1f}" for name in names), f"{best:.1f}"])
+        for name in (name for name in CANDIDATES if name in of):
+            for other in (other for other in RECOMMENDED if other in of):
+                pair = list(of[name]), list(of[other].reindex(of[name].index))
+                tests.append((short(str(task)), lag, name, other, paired(*pair), visible(*pair)))
+    corrected = holm([test.p for *_, test, _ in tests])
+    shown = [
+        [task, str(lag), f"`{name}`", f"`{other}`"]
+        + ["-" if math.isnan(value) else f"{value:+.1f}" for value in (test.mean, test.low, test.high)]
+        + ["-" if math.isnan(value) else f"{value:.2g}" for value in (test.p, p, seen)]
+        for (task, lag, name, other, test, seen), p in zip(tests, corrected, strict=True)
+    ]
+    there = [name for name in (*CANDIDATES, *RECOMMENDED) if name in set(runs["method"])]
+    return [
+        Table(
+            "Accuracy after step k at the better rate, %", ["task", "k", *(f"`{n}`" for n in there), "best"], accuracies
+        ),
+        Table(
+            "Paired differences",
+            ["task", "k", "candidate", "less", "points", "from", "to", "p", "p (Holm)", "seen with a power of 80 %"],
+            shown,
+        ),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Show and write. Return the exit code: 2 where a folder or a file cannot be used."""
+    parser = OneLineParser(prog="python -m lab.stability.candidates", description=__doc__)
+    parser.add_argument("--runs", type=Path, nargs=len(TASKS), default=FOLDERS, metavar="DIR", help="%(default)s")
+    parser.add_argument("--out", type=Path, default=Path("outputs/candidates"), help="default: %(default)s")
+    parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a candidates.csv")
+    arguments = parser.parse_args(argv)
+    try:
+        runs = pd.read_csv(arguments.report) if arguments.report else collected(arguments.runs)
+    except (OSError, ValueError) as error:
+        print(f"candidates: {error}", file=sys.stderr)
+        return 2
+    show_tables(tables(runs))
+    if not arguments.report:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_whole(arguments.out / "candidates.csv", runs.to_csv(index=False, lineterminator="\n"))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
