@@ -4,6 +4,7 @@ In a process of tests/kit/te_stack.py the layers are Transformer Engine's, which
 """
 
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -58,9 +59,14 @@ def test_the_trainer_computes_what_transformers_computes(name: str, process_grou
     print(f"\n{name}: error {error:.0e}, norms {'one by one' if engine.unpackable else 'packed'}")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
-)
+def of_vllm(name: str) -> Any:
+    """Return the case of a family, with its tier. With AMX vLLM packs latent attention, and packs no float32."""
+    latent, amx = FAMILIES[name][1].get("kv_lora_rank"), "amx_tile" in Path("/proc/cpuinfo").read_text()
+    fails = pytest.mark.xfail(bool(latent) and amx, raises=CalledProcessError, strict=True, reason="float32 and AMX")
+    return pytest.param(name, marks=[fails] if name in EVERY_TIME else [fails, pytest.mark.nightly])
+
+
+@pytest.mark.parametrize("name", map(of_vllm, FAMILIES))
 def test_vllm_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
     """Catches a layer that keeps the weights that vLLM started with, or those of an earlier update."""
     checkpoint = families.make(name, tmp_path)
