@@ -11,6 +11,7 @@ habit.csv    a line for each run
 """
 
 import argparse
+import functools
 import itertools
 import os
 import sys
@@ -65,15 +66,16 @@ def make(arguments: argparse.Namespace) -> None:
     for name in arguments.tasks:
         TASKS[name].prepare(arguments.seeds)
         for seed in arguments.seeds:
+            model = TASKS[name].model(seed)
             if (greedy := first_policy(TASKS[name], seed, arguments.out)[LAST[1]]) >= MOST_GREEDY:
                 words = f"{100 * greedy:.0f} % of its most likely answers are right; choose another of --seeds"
-                raise ValueError(f"{TASKS[name].model(seed)}: {words}")
+                raise ValueError(f"{model}: {words}")
+            folder_of(TASKS[name], seed, arguments.out).open(model)
     runs = [(run, folder_of(TASKS[name], seed, arguments.out)) for name, seed, run in runs_asked_for(arguments)]
-    for folder in {folder.path: folder for _, folder in runs}.values():
-        folder.open(_model(folder))
     make_all(runs, arguments.workers)
 
 
+@functools.cache  # once before the runs, and once with their outcome
 def first_policy(task: HabitTask, seed: int, out: Path) -> dict[str, float]:
     """Return what `LAST` names of a first policy, on the held-out problems."""
     return Simulator(config_of(GridRun("vcpo_ess", 0, seed, 1e-4), folder_of(task, seed, out))).last()
@@ -85,30 +87,26 @@ def collected(arguments: argparse.Namespace) -> pd.DataFrame:
     Raises:
         ValueError: no run is finished, or a folder holds runs with other settings.
     """
-    rows, before = [], dict[tuple[str, int], dict[str, float]]()
+    rows, opened = [], set[Path]()
     for name, seed, run in tqdm(runs_asked_for(arguments), desc="reading", unit="run", file=sys.stderr):
         folder = folder_of(TASKS[name], seed, arguments.out)
         if not folder.has(run):
             continue
-        if (name, seed) not in before:
-            folder.open(_model(folder))
-            before[name, seed] = first_policy(TASKS[name], seed, arguments.out)
+        if folder.path not in opened:
+            folder.open(TASKS[name].model(seed))
+            opened.add(folder.path)
+        before = first_policy(TASKS[name], seed, arguments.out)
         curve = pd.read_parquet(folder.file(run))
         found = outcome(curve, STEPS, run.lag)
         rows.append(
             {"task": name, "seed": seed, "lag": run.lag, "method": run.method, "lr": run.lr}
-            | {f"first_{key.removeprefix('last_')}": value for key, value in before[name, seed].items()}
+            | {f"first_{key.removeprefix('last_')}": value for key, value in before.items()}
             | {"accuracy": found.accuracy, "end": found.final_accuracy, "collapse_step": found.collapse_step}
             | {"level": curve["level"].mean(), **found.last}
         )
     if not rows:
         raise ValueError(f"--out {arguments.out}: none of these runs is finished; leave --so-far out")
     return pd.DataFrame(rows).round(4)
-
-
-def _model(folder: Folder) -> Path:
-    """Return the first policy of a folder's runs."""
-    return Path(next(x for x in folder.overrides if "model.path=" in x).split("=")[1])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,32 +7,18 @@ import pandas as pd
 from lab.stability.contrasts import visible
 from lab.stability.inference import holm, paired
 from lab.stability.tables import Table
+from lab.stability.tuning import CELL, at_better_rate
 
 METHODS = ("none", "topr", "tis_seq", "vcpo_ess", "vcpo_minibatch", "vcpo", "vcpo_published", "half_mean")
 REFERENCE = "vcpo_ess"
 """The method that the others are compared with."""
 LAGS, RATES, SEEDS, STEPS = (8, 64), (1e-4, 3e-4), (31, 32, 33), 300
-_CELL = ["task", "lag", "method"]
 
 
 def tables(runs: pd.DataFrame) -> list[Table]:
     """Return the accuracies, what each method reaches at its better rate, and the tests with their power."""
-    best = _at_better_rate(runs)
+    best = at_better_rate(runs)
     return [_overview(best), _accuracies(best, runs), _tests(best)]
-
-
-def _at_better_rate(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of each task, lag and method at the rate with the highest mean accuracy.
-
-    Rates are compared over the seeds that were run with all rates of the method.
-    """
-    parts = []
-    for _, of in runs.groupby(_CELL, sort=False):
-        by_rate = of.pivot(index="seed", columns="lr", values="accuracy").dropna()
-        if len(by_rate):
-            rate = by_rate.mean().idxmax()
-            parts.append(of[(of["lr"] == rate) & of["seed"].isin(by_rate.index)])
-    return pd.concat(parts)
 
 
 def _overview(best: pd.DataFrame) -> Table:
@@ -48,7 +34,7 @@ def _overview(best: pd.DataFrame) -> Table:
 
 def _accuracies(best: pd.DataFrame, runs: pd.DataFrame) -> Table:
     rows = []
-    for (task, lag, method), of in best.groupby(_CELL, sort=False):
+    for (task, lag, method), of in best.groupby(CELL, sort=False):
         every = runs[(runs["task"] == task) & (runs["lag"] == lag) & (runs["method"] == method)]
         collapsed = f"{every['collapse_step'].notna().sum()} of {len(every)}"
         shown = [f"{100 * of[name].mean():.1f}" for name in ("accuracy", "end", "last_greedy", "last_pass")]

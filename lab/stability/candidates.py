@@ -18,6 +18,7 @@ from lab.stability.inference import holm, paired
 from lab.stability.interventions import STEPS, TASKS
 from lab.stability.report import show_tables
 from lab.stability.tables import Table, short
+from lab.stability.tuning import at_better_rate
 from recipe.command_line import OneLineParser, run_command
 from verl_vcpo.common.whole_file import write_whole
 
@@ -51,11 +52,8 @@ def collected(folders: Sequence[Path]) -> pd.DataFrame:
 def tables(runs: pd.DataFrame) -> list[Table]:
     """Return the accuracies at the better rate, and the differences of candidates to recommended methods."""
     accuracies, tests = [], []
-    for (task, lag), at in runs.groupby(["task", "lag"], sort=False):
-        of = {}
-        for method, rows in at.groupby("method"):
-            by_rate = rows.pivot(index="seed", columns="lr", values="accuracy")
-            of[str(method)] = 100 * by_rate[by_rate.mean().idxmax()]
+    for (task, lag), at in at_better_rate(runs).groupby(["task", "lag"], sort=False):
+        of = {str(method): 100 * rows.set_index("seed")["accuracy"] for method, rows in at.groupby("method")}
         best = max(value.mean() for value in of.values())
         names = [name for name in (*CANDIDATES, *RECOMMENDED) if name in of]
         accuracies.append([short(str(task)), str(lag), *(f"{of[name].mean():.1f}" for name in names), f"{best:.1f}"])

@@ -55,7 +55,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 # [text](docs/file) of the repository's README.md
 LOCAL_LINK = re.compile(r"\]\((?!\w+:|#)(docs/)?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>', re.DOTALL)
-MADE_HERE = ".made_by_docs"  # in a folder that this program has made, and may remove
+MADE_HERE = ".docs_site"  # in a folder that this program has made, and may remove
 _NO_HEADING = "\n    options: {show_root_heading: false}"
 
 

@@ -153,7 +153,7 @@ TYPES: dict[str, Any] = {
     f"{_MODEL}.lora.type": _one_of(
         "lora", why="Megatron-Bridge merges and exports no other adapters as they are trained"
     ),
-    **_each(_or_null(_a(list[str], "give a list of names, [linear_qkv,linear_proj]")), _MODEL, "lora.target_modules"),
+    f"{_MODEL}.lora.target_modules": _or_null(_a(list[str], "give a list of names, [linear_qkv,linear_proj]")),
     f"{_MODEL}.lora.dropout": _one_of(0, why="the second forward of an update would drop other numbers than the first"),
     f"{_MODEL}.lora.merge": _FLAG,
     # the samplers, whose recorded log-probs must be those of the trainer's policy
