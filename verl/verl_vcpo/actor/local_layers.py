@@ -4,6 +4,7 @@ They take the place of Transformer Engine's layers, which fuse a norm with the l
 Transformer Engine is not installed: on CPUs, and in measurements that need no packages with kernels.
 """
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -67,6 +68,10 @@ class LocalLayers(MegatronEngineWithLMHead):
 
     def _build_tf_config(self) -> None:
         super()._build_tf_config()
+        if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
+            # Megatron-Bridge turns the fusion on where Transformer Engine is installed; Megatron's output layer, which
+            # is there beside Transformer Engine's layers too, then refuses to be built without APEX's extension.
+            self.provider.gradient_accumulation_fusion = False
         if not HAVE_TE:
             self.provider.transformer_impl = "local"
         if self.provider.transformer_impl == "local":
