@@ -1,6 +1,7 @@
 """Tests run on CPU: the environment has to be set before anything imports verl, vLLM or Ray.
 
-Those of gpu_rehearsal/ run CUDA builds on stand-ins (tests/kit/fake_cuda), in processes that have them, and only there.
+Those of gpu_rehearsal/ run CUDA builds on stand-ins (tests/kit/fake_cuda), in processes that have them; and some of
+them on a GPU, with VCPO_TEST_ON_GPU=1, as scripts/gpu_check.sh does.
 """
 
 import os
@@ -11,10 +12,10 @@ from verl_vcpo.common import start_up
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.cpu import environment
 
-REHEARSAL = "VCPO_FAKE_CUDA" in os.environ
+CUDA_BUILD = "VCPO_FAKE_CUDA" in os.environ or "VCPO_TEST_ON_GPU" in os.environ
 
 start_up.set_up_process()
-if not REHEARSAL:
+if not CUDA_BUILD:
     environment.apply()
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a test that calls Ray without starting it fails, and starts none
 
@@ -25,7 +26,7 @@ from hypothesis import settings  # noqa: E402
 from tests.kit import session  # noqa: E402
 
 ONLY_REHEARSED = "gpu_rehearsal"
-collect_ignore = [] if REHEARSAL else [f"tests/{ONLY_REHEARSED}"]
+collect_ignore = [] if CUDA_BUILD else [f"tests/{ONLY_REHEARSED}"]
 
 # Timings are no verdict (a deadline would be one), and a run can be repeated.
 settings.register_profile("project", deadline=None, derandomize=True, database=None)
@@ -65,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folders = set(item.path.relative_to(Path(__file__).parent).parts)
         parts = {PARTS[name] for name in (marks | {item.path.stem}) & PARTS.keys()} or {OTHERS}
         wanted = not (marks | folders) & TIERS[tier] and (part is None or part in parts)
-        wanted &= REHEARSAL or ONLY_REHEARSED not in folders  # also where the folder is named on the command line
+        wanted &= CUDA_BUILD or ONLY_REHEARSED not in folders  # also where the folder is named on the command line
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
