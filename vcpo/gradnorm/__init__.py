@@ -8,11 +8,12 @@ tokens belong to which sequence), `linear` and `sums` (norms and sums of the gra
 
 from vcpo.gradnorm.segments import Segments
 from vcpo.gradnorm.sums import WeightedSums, squared_norms
-from vcpo.gradnorm.vectors import embedding_squared_norms, sequence_sums, tied_rows
+from vcpo.gradnorm.vectors import add_rows, embedding_squared_norms, sequence_sums, tied_rows
 
 __all__ = [
     "Segments",
     "WeightedSums",
+    "add_rows",
     "embedding_squared_norms",
     "sequence_sums",
     "squared_norms",

@@ -9,8 +9,11 @@ On a CPU the direct form takes the place of the packed product: weighted sums of
 the weight's rows, which are still in the cache when they are squared and added. On a GPU both forms are used (sums.py).
 """
 
+import importlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +34,24 @@ def batches(x: Tensor) -> bool:
     return x.device.type != "cpu"
 
 
-def add_gram_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, ...], norms: Tensor) -> None:
-    """Add ||dW_i||^2 of some sequences to norms[i], in the Gram form: two padded products for each bucket.
+def kernel(x: Tensor) -> Any:
+    """Return the module `gram_kernel` where it computes the Gram form of x: of two bytes per number, on a GPU."""
+    return _with_triton() if x.is_cuda and x.element_size() == 2 else None
 
-    All buckets' matrices lie in one block, for few, large operations.
+
+@cache
+def _with_triton() -> Any:
+    try:
+        return importlib.import_module("vcpo.gradnorm.gram_kernel")
+    except ImportError:  # no Triton
+        return None
+
+
+def add_gram_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, ...], norms: Tensor) -> None:
+    """Add ||dW_i||^2 of some sequences to norms[i], in the Gram form.
+
+    In one kernel, or, where there is none, as two padded products for each bucket. All buckets' matrices lie in one
+    block, for few, large operations.
 
     Args:
         x: [T, in] inputs of the layer.
@@ -43,6 +60,11 @@ def add_gram_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, .
         some: numbers of sequences, ascending.
         norms: [n] float32.
     """
+    if kernel(x) is not None:
+        if some not in segments.tiles:
+            segments.tiles[some] = kernel(x).Tiles(segments, some)
+        segments.tiles[some].add_norms(x, dy, norms)
+        return
     padded = segments.padded(some)
     if not padded.buckets:
         return

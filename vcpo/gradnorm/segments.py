@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,6 +96,11 @@ class Segments:
 
     @cached_property
     def _padded(self) -> dict[tuple[int, ...], Padded]:
+        return {}
+
+    @cached_property
+    def tiles(self) -> dict[tuple[int, ...], Any]:
+        """`gram_kernel.Tiles` of some sequences, computed once for all layers."""
         return {}
 
     def _pad(self, order: list[int]) -> Padded:

@@ -7,7 +7,20 @@ caller sums these vectors over the ranks *before* squaring.
 import torch
 from torch import Tensor
 
+from vcpo.gradnorm.linear import batches
 from vcpo.gradnorm.segments import Segments
+
+
+def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Add rows [T, ...] to into[index], index [T], in an order that is the same in every run.
+
+    index_add_ is atomic on a GPU: the order in which equal indices add up, and with it the rounding, would differ from
+    run to run. index_put_ sorts them there.
+    """
+    if batches(into):
+        into.index_put_((index,), rows, accumulate=True)
+    else:
+        into.index_add_(0, index, rows)
 
 
 def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:
@@ -19,7 +32,8 @@ def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:
         sequences: n.
     """
     sums = torch.zeros(sequences, value.shape[1], dtype=torch.float32, device=value.device)
-    return sums.index_add_(0, sequence, value.float())
+    add_rows(sums, sequence, value.float())
+    return sums
 
 
 def embedding_squared_norms(token: Tensor, dy: Tensor, segments: Segments) -> Tensor:
@@ -40,10 +54,10 @@ def embedding_squared_norms(token: Tensor, dy: Tensor, segments: Segments) -> Te
     new[1:] = key[1:] != key[:-1]
     run = new.cumsum(0) - 1  # [T] number of the pair; there are at most T pairs, so no shape depends on the data
     rows = torch.zeros(len(key), dy.shape[1], dtype=torch.float32, device=dy.device)
-    rows.index_add_(0, run, dy[order].float())
+    add_rows(rows, run, dy[order].float())
     # Unused slots keep owner 0; their gradient rows are zero, so they add nothing.
     owner = torch.zeros_like(run).scatter_(0, run, segments.sequence[order])  # [T] the sequence of each pair
-    return torch.zeros(len(segments), device=dy.device).index_add_(0, owner, rows.square().sum(1))
+    return sequence_sums(rows.square().sum(1, keepdim=True), owner, len(segments))[:, 0]
 
 
 def tied_rows(token: Tensor, x: Tensor, dy: Tensor, segments: Segments) -> Tensor:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,7 @@ def install() -> None:
     library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
     library.impl("_flash_attention_forward", flash_attention.forward, "CPU")
     library.impl("_flash_attention_backward", flash_attention.backward, "CPU")
+    sys.modules["vcpo.gradnorm.gram_kernel"] = None  # type: ignore[assignment]  # no GPU runs what Triton compiles
     _kept.append(library)  # a library that is collected takes back its kernels
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor
 
-from vcpo.gradnorm import embedding_squared_norms, sequence_sums, squared_norms, tied_rows
+from vcpo.gradnorm import add_rows, embedding_squared_norms, sequence_sums, squared_norms, tied_rows
 from verl_vcpo.actor.norms.layout import MicroBatch
 from verl_vcpo.actor.norms.routing import ExpertRows
 from verl_vcpo.actor.norms.sums import Sums
@@ -105,7 +105,7 @@ class Collector:
         No other rank has both the same rows of a weight and tokens of the same sequences.
         """
         # One call for all experts: a norm needs no weight.
-        self._norms.index_add_(0, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
+        add_rows(self._norms, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
 
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
         """Take the gradients [S, 1 or n, ..., d] of a parameter [d] or [1, d], one for each token.
@@ -137,7 +137,7 @@ class Collector:
         """Add an embedding's gradients [T, d] to the rows `token` [T] of the main and of the baseline's buffer."""
         row, main, second = self.current().row, weight.main_grad, sums.second_of(weight)  # type: ignore[attr-defined]
         weighted = sums.on_device[0][row][:, None] * dy.float()
-        main.index_add_(0, token, weighted.to(main.dtype))
+        add_rows(main, token, weighted.to(main.dtype))
         slot = sums.slot_on_device[row]
         weighted = sums.on_device[1 + slot, row][:, None] * dy.float()
         second.index_put_((slot, token), weighted, accumulate=True)  # [S, V, d]

@@ -67,16 +67,16 @@ class MicroBatch:
     def sums(self, value: Tensor, activation: Tensor) -> Tensor:
         """Sum the rows [R, d] of an activation over each sequence's tokens: [n, d] float32."""
         sequence = self.sequence_of(activation)
-        if not batches(value) or value.element_size() > 2:
+        if not batches(value):
             return sequence_sums(value, sequence, len(self.rows))
         # One product on a GPU adds in float32, and rounds the sums as a plain backward rounds the sum of all tokens.
-        if len(sequence) not in self._members:
+        if (key := (len(sequence), value.dtype)) not in self._members:
             numbers = torch.arange(len(self.rows), device=sequence.device)[:, None]
-            self._members[len(sequence)] = (sequence == numbers).to(value.dtype)  # [n, R]
-        return (self._members[len(sequence)] @ value).float()
+            self._members[key] = (sequence == numbers).to(value.dtype)  # [n, R]
+        return (self._members[key] @ value).float()
 
     @cached_property
-    def _members(self) -> dict[int, Tensor]:
+    def _members(self) -> dict[tuple[int, torch.dtype], Tensor]:
         return {}
 
     def sequence_of(self, activation: Tensor) -> Tensor:

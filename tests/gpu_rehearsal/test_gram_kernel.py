@@ -1,0 +1,55 @@
+"""The kernel of the Gram form: on a GPU, or over Triton's interpreter, in a process that computes on the CPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.kit import ROOT
+from tests.kit.fake_cuda.__main__ import VARIABLE
+from vcpo.gradnorm import Segments
+
+LENGTHS = [40, 3, 0, 165, 20]
+
+
+def largest_error(device: str, dtype: torch.dtype, lengths: list[int]) -> float:
+    """Of the squared norms of all sequences but one, relative; another one's norm stays what it was."""
+    from vcpo.gradnorm.gram_kernel import Tiles
+
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(sum(lengths), d, generator=generator).to(device, dtype) for d in (80, 200))
+    dy = dy[:, 20:170]  # as a rank's part
+    some = tuple(i for i in range(len(lengths)) if i != 1)
+    norms = torch.ones(len(lengths), device=device)
+    Tiles(Segments.of_lengths(lengths, device), some).add_norms(x, dy, norms)
+    parts = zip(x.double().split(lengths), dy.double().split(lengths), strict=True)
+    wanted = 1 + torch.stack([(b.T @ a).square().sum() for a, b in parts])
+    wanted[1] = 1
+    return float((norms / wanted - 1).abs().max())
+
+
+@pytest.mark.skipif(VARIABLE not in os.environ, reason="a GPU computes the same")
+def test_over_tritons_interpreter() -> None:
+    """Catches rows of another sequence in a tile, a pair of tiles that counts once, and a part of a tile too many."""
+    without = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", VARIABLE)}
+    script = "import torch; from tests.gpu_rehearsal import test_gram_kernel as t; "
+    script += f"print(t.largest_error('cpu', torch.float16, {LENGTHS}))"  # the interpreter has no products of bfloat16
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**without, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert float(run.stdout.split()[-1]) < 1e-5
+
+
+@pytest.mark.skipif(VARIABLE in os.environ, reason="a GPU is needed")
+@pytest.mark.parametrize("lengths", [LENGTHS, [700] * 30], ids=["small tiles", "large tiles"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_on_a_gpu(dtype: torch.dtype, lengths: list[int]) -> None:
+    assert largest_error("cuda", dtype, lengths) < 1e-5
