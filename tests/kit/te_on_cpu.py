@@ -4,8 +4,8 @@ The module is for tests only. scripts/install.sh puts the package into a folder 
 packages, because Megatron uses any Transformer Engine that it finds. `install` makes `import transformer_engine` find
 the package in this process, and comes before the import of Megatron.
 
-The functions that Linear, LayerNormLinear, GroupedLinear, RMSNorm and LayerNorm call in float32 and bfloat16 have
-stand-ins. Any other name of the extension exists, so that the package can be imported, and raises when it is called.
+The functions that Linear, LayerNormLinear, GroupedLinear, RMSNorm, LayerNorm and FusedAdam call in float32 and bfloat16
+have stand-ins. Any other name of the extension exists, so that the package can be imported, and raises when called.
 Transformer Engine's own Python runs, not its kernels.
 """
 
@@ -184,7 +184,37 @@ def layernorm_bwd(
     return dx.to(x.dtype), (dy.float() * normalized).sum(0).to(weight.dtype), dy.float().sum(0).to(weight.dtype)
 
 
-_STAND_INS = (generic_gemm, te_general_grouped_gemm, rmsnorm_fwd, rmsnorm_bwd, layernorm_fwd, layernorm_bwd)
+def multi_tensor_adam(
+    chunk_size: int,
+    skip: Tensor,
+    lists: list[list[Tensor]],
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    decoupled: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """Take a step of AdamW on lists of gradients, parameters, and first and second moments."""
+    assert decoupled and bias_correction and not skip.item()
+    for gradient, parameter, first, second in zip(*lists, strict=True):
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        size = (second / (1 - beta2**step)).sqrt_().add_(eps)
+        parameter.sub_(first / (1 - beta1**step) / size + weight_decay * parameter, alpha=rate)
+
+
+_STAND_INS = (
+    generic_gemm,
+    te_general_grouped_gemm,
+    rmsnorm_fwd,
+    rmsnorm_bwd,
+    layernorm_fwd,
+    layernorm_bwd,
+    multi_tensor_adam,
+)
 
 
 class _AnyEnum(type):
@@ -270,8 +300,9 @@ def _accept_cpu() -> None:
     from transformer_engine.pytorch.cpp_extensions import gemm
     from transformer_engine.pytorch.module import base, grouped_linear, layernorm_linear, linear
 
-    for kernel in ("FusedAdam", "FusedSGD", "multi_tensor_applier", "multi_tensor_l2norm", "multi_tensor_scale"):
-        delattr(optimizers, kernel)  # Megatron uses torch's or its own where these are missing
+    for kernel in ("multi_tensor_l2norm", "multi_tensor_scale"):
+        delattr(optimizers, kernel)  # Megatron uses its own where these are missing
+    optimizers.FusedSGD = torch.optim.SGD
     gemm.get_cublas_workspace = lambda device, ub, grouped: [torch.empty(1)] if grouped else torch.empty(1)
     gemm.get_sm_count = lambda: 1
     gemm._empty_tensor = utils._empty_tensor = torch.Tensor  # upstream's is on the GPU

@@ -3,15 +3,19 @@
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformer_engine.pytorch.optimizers import FusedAdam
 
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_packed import TOLERANCE, assert_same_update
 from tests.actor.test_vcpo_engine import train
+from tests.kit import resumption
+from tests.kit.actor import adamw, build_engine
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.norms import te_check, te_modules
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -42,6 +46,24 @@ def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[s
     assert_same_update(make, make_batch(ONE_PROCESS), 4 * TOLERANCE if model == "moe" else TOLERANCE, **settings)
     if (file := os.environ.get("VCPO_TE_NORMS")) and model == "untied":
         torch.save(made[0].last_update[0].squared_norm, file)  # compared with Megatron's own layers
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_going_on_is_not_having_stopped(
+    process_group: None, checkpoints: Callable[[str], Path], tmp_path: Path, dtype: str, before: int
+) -> None:
+    """With Transformer Engine's Adam, which Megatron takes where it is installed."""
+    made: list[Any] = []
+
+    def build() -> Any:
+        made.append(build_engine(resumption.ONE_PROCESS, checkpoints("untied"), adamw(), dtype))
+        return made[-1]
+
+    difference, change = resumption.stopped_and_not(build, resumption.train_actor, before, tmp_path)
+    assert type(made[0].optimizer.chained_optimizers[0].optimizer) is FusedAdam
+    assert difference == 0.0
+    assert change > 1e-4, "the steps changed nothing, so the comparison proves nothing"
 
 
 def test_the_installed_version_passes_the_check() -> None:

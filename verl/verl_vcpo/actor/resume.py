@@ -1,8 +1,9 @@
 """A Megatron engine (actor or critic) that goes on from a checkpoint: at the saved step, with the current settings.
 
-Without Transformer Engine the optimizer is Megatron's distributed one around torch's Adam. Megatron writes one step
-count into a checkpoint, which it reads from Adam's state; torch makes that state in Adam's first step. Megatron loads
-the count into Adam's parameter groups; torch counts in the state of each parameter.
+The optimizer is Megatron's distributed one, around Transformer Engine's Adam where that is installed, and else around
+torch's. Both make their states in the first step, and a checkpoint without states cannot be loaded. Megatron writes one
+step count into a checkpoint and loads it into Adam's parameter groups; torch's Adam counts in the state of each
+parameter.
 """
 
 from collections.abc import Iterable, Iterator
@@ -94,23 +95,28 @@ class Resumable(MegatronEngineWithLMHead):
             group.update(of_settings)
         self.lr_scheduler.step(0)
 
-    def _adams(self) -> Iterator[torch.optim.Adam]:
-        """Yield torch's Adam of each distributed optimizer: that of the dense parameters, and that of the experts."""
+    def _distributed(self) -> Iterator[DistributedOptimizer]:
+        """Yield the distributed optimizers: that of the dense parameters, and that of the experts."""
         for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
-            if isinstance(optimizer, DistributedOptimizer) and isinstance(optimizer.optimizer, torch.optim.Adam):
-                yield optimizer.optimizer
+            if isinstance(optimizer, DistributedOptimizer):
+                yield optimizer
 
     def _begin_states(self) -> None:
         """Give each Adam that has made no step the state that its first step would make, at step 0."""
-        for adam in self._adams():
-            if adam.state:
+        for optimizer in self._distributed():
+            adam = optimizer.optimizer
+            if adam.state or optimizer.init_state_fn is None:
                 continue
-            for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                adam.state[parameter] = {"step": torch.tensor(0.0), **moments}
+            optimizer.init_state_fn(adam, optimizer.config)
+            if isinstance(adam, torch.optim.Adam):
+                for state in adam.state.values():
+                    state["step"] = torch.tensor(0.0)
 
     def _put_steps_into_states(self) -> None:
-        for adam in self._adams():
+        for optimizer in self._distributed():
+            adam = optimizer.optimizer
+            if not isinstance(adam, torch.optim.Adam):
+                continue  # Transformer Engine's counts in its groups
             for group in adam.param_groups:
                 step = group.pop("step", None)
                 if step is None:
