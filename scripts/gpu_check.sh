@@ -5,11 +5,12 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER] [--rehearse]
+bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER] [--tests] [--rehearse]
 
   --minutes   after which nothing more is measured (default 9)
   --dtype     one precision only
-  --out       where the results go (default docs/measurements)
+  --out       where the results go (default docs/measurements/gpu)
+  --tests     first the tests of the engines on this GPU (with pytest and hypothesis; 4 minutes on an H200)
   --rehearse  the smallest cases, on a CPU: does the command itself work?
 
 Most telling first: single layers (vcpo/gradnorm, PyTorch alone), then whole steps of the Megatron actor, on Megatron's
@@ -21,13 +22,14 @@ installed, on Transformer Engine's. Results, a line for each case once it is mea
 TEXT
 }
 
-minutes=9 dtypes=(bfloat16 float32) folder=docs/measurements device=cuda
+minutes=9 dtypes=(bfloat16 float32) folder=docs/measurements/gpu device=cuda tests=0
 models=(--model Qwen2.5-1.5B --model Qwen2.5-7B) of_layers=()
 while (($#)); do
   case "$1" in
     --minutes) minutes=${2:?} && shift ;;
     --dtype) dtypes=("${2:?}") && shift ;;
     --out) folder=${2:?} && shift ;;
+    --tests) tests=1 ;;
     --rehearse) device=cpu models=(--model d512) of_layers=(--lengths 64-256 --rounds 1) ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
@@ -70,6 +72,11 @@ part() {
   fi
 }
 
+if ((tests)); then
+  # Transformer Engine's attention adds in any order otherwise, and the tests compare bits.
+  VCPO_TEST_ON_GPU=1 NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 timeout --signal=TERM $((minutes * 60)) \
+    python -m pytest -q -p no:cacheprovider --disable-warnings tests/gpu_rehearsal || worst=1
+fi
 for dtype in "${dtypes[@]}"; do
   part layers python -m lab.cost.layers --device "$device" --dtype "$dtype" "${models[@]}" "${of_layers[@]}"
 done

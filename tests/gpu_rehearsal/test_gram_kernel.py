@@ -31,11 +31,12 @@ def largest_error(device: str, dtype: torch.dtype, lengths: list[int]) -> float:
 
 
 @pytest.mark.skipif(VARIABLE not in os.environ, reason="a GPU computes the same")
-def test_over_tritons_interpreter() -> None:
+@pytest.mark.parametrize("lengths", [LENGTHS, [700] * 6], ids=["small tiles", "large tiles"])
+def test_over_tritons_interpreter(lengths: list[int]) -> None:
     """Catches rows of another sequence in a tile, a pair of tiles that counts once, and a part of a tile too many."""
     without = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", VARIABLE)}
     script = "import torch; from tests.gpu_rehearsal import test_gram_kernel as t; "
-    script += f"print(t.largest_error('cpu', torch.float16, {LENGTHS}))"  # the interpreter has no products of bfloat16
+    script += f"print(t.largest_error('cpu', torch.float16, {lengths}))"  # the interpreter has no products of bfloat16
     run = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,

@@ -2,8 +2,8 @@
 
 A backward over packed sequences leaves, per layer, the inputs `x` [T, in] and the output gradients `dy` [T, out] of all
 tokens; the gradient of one sequence is a sum over the tokens of that sequence. Read in this order: `segments` (which
-tokens belong to which sequence), `linear` and `sums` (norms and sums of the gradients of linear layers), `vectors`
-(biases, norm weights, embeddings, and tied embeddings).
+tokens belong to which sequence), `linear` and `sums` (norms and sums of the gradients of linear layers), `gram_kernel`
+(the same norms in one kernel, on a GPU), `vectors` (biases, norm weights, embeddings, and tied embeddings).
 """
 
 from vcpo.gradnorm.segments import Segments

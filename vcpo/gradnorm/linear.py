@@ -34,9 +34,9 @@ def batches(x: Tensor) -> bool:
     return x.device.type != "cpu"
 
 
-def kernel(x: Tensor) -> Any:
-    """Return the module `gram_kernel` where it computes the Gram form of x: of two bytes per number, on a GPU."""
-    return _with_triton() if x.is_cuda and x.element_size() == 2 else None
+def kernel(*rows: Tensor) -> Any:
+    """Return the module `gram_kernel` if it can take the rows: of two bytes per number, on a GPU; else None."""
+    return _with_triton() if all(part.is_cuda and part.element_size() == 2 for part in rows) else None
 
 
 @cache
@@ -60,9 +60,9 @@ def add_gram_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, .
         some: numbers of sequences, ascending.
         norms: [n] float32.
     """
-    if kernel(x) is not None:
+    if (fused := kernel(x, dy)) is not None:
         if some not in segments.tiles:
-            segments.tiles[some] = kernel(x).Tiles(segments, some)
+            segments.tiles[some] = fused.Tiles(segments, some)
         segments.tiles[some].add_norms(x, dy, norms)
         return
     padded = segments.padded(some)

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, batches, kernel
+from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, batches
 from vcpo.gradnorm.segments import Segments
 
 # A GPU makes so many operations in the time in which a sequence's own product moves a number of the weight (bfloat16 at
@@ -71,7 +71,7 @@ class WeightedSums:
         if not (batches(x) if batched is None else batched):
             norms += add_weighted_per_sequence(x, dy, self.segments, self._on_device, into, self._spans)
             return
-        long = self._long(x.shape[1], dy.shape[1], halved=kernel(x) is not None)
+        long = self._long(x.shape[1], dy.shape[1])
         if long not in self._shared:
             self._shared[long] = self._share(tuple(i for i in range(len(self.segments)) if i not in long))
         shared = self._shared[long]
@@ -87,12 +87,9 @@ class WeightedSums:
         for rows, of_buffers in shared.products:
             _add(dy[rows].T @ x[rows], of_buffers, into)
 
-    def _long(self, inputs: int, outputs: int, *, halved: bool) -> tuple[int, ...]:
-        """Return the sequences whose norm costs more in the Gram form than their own product moves in memory.
-
-        halved: whether one half of the symmetric Gram matrices is computed.
-        """
-        own = _OPERATIONS * (inputs * outputs + _LAUNCHED) * (2 if halved else 1)
+    def _long(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Return the sequences whose norm costs more in the Gram form than their own product moves in memory."""
+        own = _OPERATIONS * (inputs * outputs + _LAUNCHED)
         return tuple(i for i, n in enumerate(self.segments.lengths) if 2 * n * n * (inputs + outputs) > own)
 
     def _share(self, sequences: tuple[int, ...]) -> _Shared:

@@ -78,6 +78,23 @@ def test_a_difference_is_found(row: dict[str, Any], error: dict[str, float]) -> 
     assert not exact(row)
 
 
+@pytest.mark.parametrize(
+    ("device", "layers", "expected"),
+    [
+        ("NVIDIA H200", "te", True),
+        ("NVIDIA H200", "local", False),
+        ("CPU, one thread per process", "te", False),
+    ],
+)
+def test_transformer_engines_products_of_float32_have_fewer_bits_on_a_gpu(
+    row: dict[str, Any], device: str, layers: str, expected: bool
+) -> None:
+    row["device"] = device
+    row["case"] |= {"layers_of": layers}
+    row["methods"][PACKED]["errors"] = {"norms": 8e-5, "gradient": 5e-4}
+    assert exact(row) is expected
+
+
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", True), ("float32", False)])
 def test_in_bfloat16_as_much_as_the_reference_differs_from_itself_is_rounding(
     row: dict[str, Any], dtype: str, expected: bool
