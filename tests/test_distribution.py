@@ -179,7 +179,8 @@ def test_every_module_of_vcpo_imports(torch_alone: Path) -> None:
     program = """
 import importlib, pkgutil, vcpo
 for module in pkgutil.walk_packages(vcpo.__path__, "vcpo."):
-    print(importlib.import_module(module.name).__file__)
+    if module.name != "vcpo.gradnorm.gram_kernel":  # of Triton, which torch's CPU build leaves out
+        print(importlib.import_module(module.name).__file__)
 """
     files = run_alone(torch_alone, program).splitlines()
     assert len(files) > 15 and all(file.startswith(f"{torch_alone}/vcpo/") for file in files)

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
+from verl_vcpo.actor import packed_rotary
 from verl_vcpo.actor.latent_attention import with_plain_queries
 from verl_vcpo.actor.megatron_bridge import AutoMapping
 from verl_vcpo.actor.norms.experts import TappedRouter
@@ -68,6 +69,7 @@ class LocalLayers(MegatronEngineWithLMHead):
 
     def _build_tf_config(self) -> None:
         super()._build_tf_config()
+        packed_rotary.install()
         if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
             # Megatron-Bridge turns the fusion on where Transformer Engine is installed; Megatron's output layer, which
             # is there beside Transformer Engine's layers too, then refuses to be built without APEX's extension.

@@ -1,0 +1,39 @@
+"""Rotary positions of packed sequences beside Megatron's own function."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from verl_vcpo.actor.packed_rotary import MEGATRONS, rotate_packed
+
+
+class Ranks:
+    """The part of a process group that tells a rank."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.size = lambda: rank, lambda: ranks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"mla_rotary_interleaved": True, "mscale": 1.3}, {"rotary_interleaved": True}],
+    ids=["halves", "latent attention", "interleaved"],
+)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_rows_are_rotated_as_by_megatron(ranks: int, settings: dict[str, Any], dtype: torch.dtype) -> None:
+    """Catches a row at another position, on a rank that has two chunks of each sequence, and other digits."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [2 * ranks * n for n in (5, 1, 3, 8)]  # verl pads to a multiple
+    offsets = torch.tensor([0, *lengths]).cumsum(0).int()
+    angles = torch.randn(max(lengths), 1, 1, 12, generator=generator)
+    for rank in range(ranks):
+        rows = torch.randn(sum(lengths) // ranks, 3, 16, generator=generator).to(dtype).requires_grad_()
+        offsets = offsets.clone()  # each rank has its own
+        found = []
+        for rotate in (MEGATRONS, rotate_packed, rotate_packed):
+            out = rotate(rows, offsets, angles, cp_group=Ranks(rank, ranks), **settings)
+            found.append((out, *torch.autograd.grad(out.float().sin().sum(), rows)))
+        for ours in found[1:]:  # of the first layer, and of another one
+            assert all(torch.equal(one, two) for one, two in zip(found[0], ours, strict=True))
