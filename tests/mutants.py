@@ -48,6 +48,7 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/losses.py": _BATCHES,
     f"{_ACTOR}/mini_batch.py": [*_BATCHES, _EXPERTS],
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
+    f"{_ACTOR}/packed_rotary.py": ["tests/actor/test_packed_rotary.py"],
     f"{_ACTOR}/norms/*.py": _NORMS,
     f"{_ACTOR}/norms/te_*.py": ["tests/actor/test_transformer_engine.py"],
 }

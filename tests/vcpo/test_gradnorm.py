@@ -11,12 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from vcpo.gradnorm import (
     Segments,
     WeightedSums,
+    add_rows,
     embedding_squared_norms,
     linear,
     sequence_sums,
     squared_norms,
     sums,
     tied_rows,
+    vectors,
 )
 
 LENGTHS = [[1], [3, 1, 7], [5, 0, 2, 2, 9], [40, 41, 2, 90]]
@@ -73,6 +75,59 @@ def test_a_weight_is_taken_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) ->
     norms = linear.add_weighted_per_sequence(x, dy, segments, coefficient, [into[0]], [(0, 3)])
     torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-5, atol=0)
     torch.testing.assert_close(into, torch.einsum("kn,noi->koi", coefficient, each))
+
+
+class Rows:
+    """What tells where rows are."""
+
+    def __init__(self, is_cuda: bool, size: int) -> None:
+        self.is_cuda, self.element_size = is_cuda, lambda: size
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([Rows(True, 2), Rows(True, 2)], True),
+        ([Rows(True, 2), Rows(True, 4)], False),
+        ([Rows(True, 4), Rows(True, 2)], False),
+        ([Rows(False, 2), Rows(False, 2)], False),
+    ],
+)
+def test_the_kernel_takes_half_precision_on_a_gpu(
+    rows: list[Rows], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches rows of float32, which it would multiply in fewer bits, and rows on a CPU."""
+    monkeypatch.setattr(linear, "_with_triton", lambda: linear)
+    assert (linear.kernel(*rows) is linear) is expected
+
+
+def test_the_kernel_gets_each_choice_of_sequences_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches padded products beside the kernel, and tiles that every layer makes again."""
+    made = []
+
+    class Kernel:
+        class Tiles:
+            def __init__(self, segments: Segments, some: tuple[int, ...]) -> None:
+                made.append(some)
+
+            def add_norms(self, x: torch.Tensor, dy: torch.Tensor, norms: torch.Tensor) -> None:
+                norms += x.sum() + dy.sum()
+
+    monkeypatch.setattr(linear, "kernel", lambda *rows: Kernel)
+    segments, norms = Segments.of_lengths([2, 1]), torch.zeros(2)
+    for some in ((0, 1), (1,), (0, 1)):
+        linear.add_gram_norms(torch.ones(3, 2), torch.ones(3, 4), segments, some, norms)
+    assert made == [(0, 1), (1,)]
+    assert norms.tolist() == [54.0, 54.0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_rows_of_equal_numbers_add_up(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a row that takes another's place; index_put_ and index_add_ have other names for the same."""
+    monkeypatch.setattr(vectors, "batches", lambda into: device == "gpu")
+    into = torch.ones(3, 2)
+    add_rows(into, torch.tensor([2, 0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    assert into.tolist() == [[4.0, 5.0], [1.0, 1.0], [7.0, 9.0]]
 
 
 @pytest.mark.parametrize("batched", [False, True])
