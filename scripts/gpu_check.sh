@@ -72,7 +72,7 @@ part() {
   fi
 }
 
-if ((tests)); then
+if ((tests)) && [[ $device == cuda ]]; then
   # Transformer Engine's attention adds in any order otherwise, and the tests compare bits.
   VCPO_TEST_ON_GPU=1 NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 timeout --signal=TERM $((minutes * 60)) \
     python -m pytest -q -p no:cacheprovider --disable-warnings tests/gpu_rehearsal || worst=1

@@ -196,9 +196,8 @@ class Checkpoints:
         if (key := (case.model, case.layers)) not in self._written:
             folder, shape = self._root / f"{case.model}-{case.layers}", MODELS[case.model]
             kind = "tied" if shape["tie_word_embeddings"] else "untied"
-            with torch.device(
-                "cuda" if torch.cuda.is_available() else "cpu"
-            ):  # a GPU draws billions of numbers at once
+            # a GPU draws billions of numbers at once
+            with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
                 self._written[key] = make_checkpoint(kind, folder, num_hidden_layers=case.layers, **shape)
             torch.cuda.empty_cache()
         return self._written[key]

@@ -1,9 +1,11 @@
 """Rotary positions of packed sequences beside Megatron's own function."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.models.common.embeddings import rope_utils
 
 from verl_vcpo.actor.packed_rotary import MEGATRONS, rotate_packed
 
@@ -37,3 +39,9 @@ def test_rows_are_rotated_as_by_megatron(ranks: int, settings: dict[str, Any], d
             found.append((out, *torch.autograd.grad(out.float().sin().sum(), rows)))
         for ours in found[1:]:  # of the first layer, and of another one
             assert all(torch.equal(one, two) for one, two in zip(found[0], ours, strict=True))
+
+
+def test_an_engine_rotates_like_this(make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rope_utils, "_apply_rotary_pos_emb_thd", MEGATRONS)
+    make_engine()
+    assert rope_utils._apply_rotary_pos_emb_thd is rotate_packed

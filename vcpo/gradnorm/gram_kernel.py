@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vcpo.gradnorm.segments import Segments
+from vcpo.gradnorm.vectors import add_rows
 
 # Of each tile's size the columns of a step, warps and stages: the fastest of eight on an H200, at the layers of
 # Qwen2.5-1.5B and 7B (lab.cost.layers has the shapes).
@@ -22,6 +23,9 @@ _SETTINGS: dict[int, tuple[int, dict[str, Any]]] = {
 }
 _FEW = 100
 """Programs that leave a large GPU idle: with fewer of large tiles, tiles are small."""
+
+_MEMBERS = 1 << 22
+"""The most numbers of the matrix that adds up a sequence's pairs."""
 
 
 @triton.jit
@@ -69,11 +73,15 @@ class Tiles:
             of_sequence = [(one, other, end) for one in tiles for other in tiles if other <= one]
             pairs += of_sequence
             owners += [i] * len(of_sequence)
-        owner, numbers = torch.tensor(owners, dtype=torch.int32), torch.arange(len(segments), device=segments.device)
         self.pairs = torch.tensor(pairs, dtype=torch.int32).view(-1, 3).to(segments.device, non_blocking=True)
         """[P, 3] the first row of each tile, and the end of the sequence."""
-        self.members = (numbers[:, None] == owner.to(segments.device, non_blocking=True)).float()
-        """[n, P] 1 where the pair is of the sequence."""
+        self.owner = torch.tensor(owners, dtype=torch.long).to(segments.device, non_blocking=True)
+        """[P] the sequence of each pair."""
+        self.members = None
+        """[n, P] 1 where the pair is of the sequence; None where the matrix would be large, as of many experts."""
+        if len(segments) * len(owners) <= _MEMBERS:
+            numbers = torch.arange(len(segments), device=segments.device)
+            self.members = (numbers[:, None] == self.owner).float()
 
     def add_norms(self, x: Tensor, dy: Tensor, norms: Tensor) -> None:
         """Add ||dW_i||^2 of the sequences to norms [n]; x [T, in] and dy [T, out] have two bytes per number."""
@@ -85,4 +93,7 @@ class Tiles:
         _pair[(len(self.pairs),)](
             x, dy, self.pairs, out, x.shape[1], dy.shape[1], x.stride(0), dy.stride(0), self.tile, step, **settings
         )
-        norms.addmv_(self.members, out)
+        if self.members is None:
+            add_rows(norms, self.owner, out)
+        else:
+            norms.addmv_(self.members, out)  # one launch; add_rows sorts

@@ -88,7 +88,11 @@ class WeightedSums:
             _add(dy[rows].T @ x[rows], of_buffers, into)
 
     def _long(self, inputs: int, outputs: int) -> tuple[int, ...]:
-        """Return the sequences whose norm costs more in the Gram form than their own product moves in memory."""
+        """Return the sequences whose norm costs more in the Gram form than their own product moves in memory.
+
+        All of the symmetric matrices is counted, also where the kernel computes half: with that half as the limit,
+        weighted sums of 2048 tokens took up to a fifth longer on an H200.
+        """
         own = _OPERATIONS * (inputs * outputs + _LAUNCHED)
         return tuple(i for i, n in enumerate(self.segments.lengths) if 2 * n * n * (inputs + outputs) > own)
 

@@ -105,8 +105,8 @@ class Resumable(MegatronEngineWithLMHead):
         """Give each Adam that has made no step the state that its first step would make, at step 0."""
         for optimizer in self._distributed():
             adam = optimizer.optimizer
-            if adam.state or optimizer.init_state_fn is None:
-                continue
+            if adam.state or optimizer.init_state_fn is None or optimizer.config.use_precision_aware_optimizer:
+                continue  # a precision-aware Adam makes states of its own kinds, while it loads
             optimizer.init_state_fn(adam, optimizer.config)
             if isinstance(adam, torch.optim.Adam):
                 for state in adam.state.values():
