@@ -31,6 +31,11 @@ else
   digest >"$STAMP"
 fi
 
+if "$VENV/bin/python" -c 'import importlib.util as find, sys; sys.exit(find.find_spec("transformer_engine") is None)'; then
+  echo "gpu_rehearsal: $VENV has Transformer Engine, whose kernels nothing stands in for: take an environment of scripts/install_gpu.sh without --te" >&2
+  exit 2
+fi
+
 mapfile -t tools < <(grep -E '^(pytest|iniconfig|pluggy|hypothesis|sortedcontainers)==' requirements/cpu.lock)
 if [[ "$(cat "$TOOLS/versions" 2>/dev/null)" != "${tools[*]}" ]]; then
   rm -rf "$TOOLS"

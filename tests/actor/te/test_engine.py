@@ -19,6 +19,7 @@ from tests.kit.actor import adamw, build_engine
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.norms import te_check, te_modules
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,13 @@ def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[s
     assert_same_update(make, make_batch(ONE_PROCESS), 4 * TOLERANCE if model == "moe" else TOLERANCE, **settings)
     if (file := os.environ.get("VCPO_TE_NORMS")) and model == "untied":
         torch.save(made[0].last_update[0].squared_norm, file)  # compared with Megatron's own layers
+
+
+def test_a_model_is_built_without_apex(make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches Megatron-Bridge's choice where Transformer Engine is installed, which Megatron's output layer refuses."""
+    monkeypatch.delitem(TRANSFORMER_CONFIG, "gradient_accumulation_fusion")  # as on a GPU
+    engine = make_engine()
+    assert engine.provider.gradient_accumulation_fusion is False
 
 
 @pytest.mark.parametrize("before", [0, 2])
