@@ -15,7 +15,7 @@ def test_the_code_is_this_repositorys() -> None:
     """Whatever project the environment has installed; the plugin too, which verl finds by the installed entry point."""
     code = """
 import sys, verl, vcpo, recipe, verl_vcpo.actor.megatron_actor
-ours = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in ("vcpo", "verl_vcpo", "recipe")}
+ours = {name: m for name, m in sys.modules.items() if m and name.partition(".")[0] in ("vcpo", "verl_vcpo", "recipe")}
 print("FILES", *(f"{name}={module.__file__}" for name, module in ours.items() if module.__file__))
 """
     found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
