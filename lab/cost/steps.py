@@ -30,7 +30,7 @@ from tests.kit.layout_run import make_checkpoint, run_processes
 
 PLAIN, PACKED, TWICE, PER_TRAJECTORY = "plain", "packed", "packed, two backwards", "per trajectory"
 PADDED = "packed, padded products"
-"""Without the kernel of the Gram form, on a GPU."""
+"""`PACKED` with padded products in the place of the kernel of the Gram form; measured on a GPU alone."""
 
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {"enable": False},

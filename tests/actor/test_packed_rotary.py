@@ -32,7 +32,7 @@ def test_rows_are_rotated_as_by_megatron(ranks: int, settings: dict[str, Any], d
     angles = torch.randn(max(lengths), 1, 1, 12, generator=generator)
     for rank in range(ranks):
         rows = torch.randn(sum(lengths) // ranks, 3, 16, generator=generator).to(dtype).requires_grad_()
-        offsets = offsets.clone()  # each rank has its own
+        offsets = offsets.clone()  # positions are kept for each tensor of offsets, and ranks have different positions
         found = []
         for rotate in (MEGATRONS, rotate_packed, rotate_packed):
             out = rotate(rows, offsets, angles, cp_group=Ranks(rank, ranks), **settings)

@@ -1,7 +1,6 @@
 """Engines of the GPU in this process: on a GPU, or on stand-ins for CUDA and NCCL (tests/kit/fake_cuda)."""
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.kit.fake_cuda import operations
-from tests.kit.fake_cuda.__main__ import VARIABLE
+from tests.kit.fake_cuda.__main__ import STAND_INS
 from tests.kit.layout_run import make_checkpoint
 from tests.kit.resumption import ONE_PROCESS
-
-STAND_INS = VARIABLE in os.environ
 
 # Of the stand-ins themselves, of two devices, and of a run whose sampler is emulated.
 collect_ignore = [] if STAND_INS else ["test_layouts.py", "test_run.py", "test_stand_ins.py"]

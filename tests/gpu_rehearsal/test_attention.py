@@ -1,7 +1,5 @@
 """Which kernel attention takes on a GPU without Transformer Engine, at the heads of all launch scripts."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recipe.fully_async_policy.plan.model_shape import KNOWN_SHAPES
 from tests.kit.fake_cuda import flash_attention, operations
-from tests.kit.fake_cuda.__main__ import VARIABLE
+from tests.kit.fake_cuda.__main__ import STAND_INS
 from verl_vcpo.actor.varlen_attention import VarlenAttention
 
 LENGTHS = [5, 1, 17]
@@ -43,7 +41,7 @@ def attend(model: str, tp: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[
     return attention(*qkv, packed_seq_params=packed), qkv
 
 
-counted = pytest.mark.skipif(VARIABLE not in os.environ, reason="the stand-ins alone count calls")
+counted = pytest.mark.skipif(not STAND_INS, reason="the stand-ins alone count calls")
 
 
 @counted

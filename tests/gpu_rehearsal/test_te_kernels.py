@@ -1,7 +1,6 @@
 """Packed norms on Transformer Engine's layers, with its kernels, which a GPU alone has."""
 
 import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,13 +9,13 @@ import pytest
 import torch
 
 from tests.gpu_rehearsal.test_engines import update
-from tests.kit.fake_cuda.__main__ import VARIABLE
+from tests.kit.fake_cuda.__main__ import STAND_INS
 from tests.kit.layout_run import norm_error
 from tests.kit.resumption import ONE_PROCESS
 from verl_vcpo.actor.norms.settings import NormsHow
 
 pytestmark = pytest.mark.skipif(
-    VARIABLE in os.environ or importlib.util.find_spec("transformer_engine") is None,
+    STAND_INS or importlib.util.find_spec("transformer_engine") is None,
     reason="a GPU and Transformer Engine are needed",
 )
 # Of the norms (`norm_error`): its products of float32 have the 10 bits of TF32.

@@ -123,7 +123,7 @@ def test_the_kernel_gets_each_choice_of_sequences_once(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_rows_of_equal_numbers_add_up(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a row that takes another's place; index_put_ and index_add_ have other names for the same."""
+    """Catches a row that takes the place of an earlier one, in index_put_ on a GPU and in index_add_ on a CPU."""
     monkeypatch.setattr(vectors, "batches", lambda into: device == "gpu")
     into = torch.ones(3, 2)
     add_rows(into, torch.tensor([2, 0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))

@@ -11,6 +11,7 @@ from tests.kit import ROOT
 from tests.kit.fake_cuda.build import HERE, LIBRARIES, build
 
 VARIABLE = "VCPO_FAKE_CUDA"  # the folder of the stand-ins, in processes that run on them
+STAND_INS = VARIABLE in os.environ  # whether this process runs on stand-ins
 
 
 def environment(folder: Path, devices: int) -> dict[str, str]:

@@ -70,12 +70,11 @@ class LocalLayers(MegatronEngineWithLMHead):
     def _build_tf_config(self) -> None:
         super()._build_tf_config()
         packed_rotary.install()
-        fusion = "gradient_accumulation_fusion"
-        chosen = fusion in self.engine_config.override_transformer_config
+        chosen = "gradient_accumulation_fusion" in self.engine_config.override_transformer_config
         if not chosen and importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
             # Megatron-Bridge turns the fusion on where Transformer Engine is installed; Megatron's output layer, which
             # is there beside Transformer Engine's layers too, then refuses to be built without APEX's extension.
-            setattr(self.provider, fusion, False)
+            self.provider.gradient_accumulation_fusion = False
         if not HAVE_TE:
             self.provider.transformer_impl = "local"
         if self.provider.transformer_impl == "local":
