@@ -1,12 +1,13 @@
 """What all commands have in common: a wrong argument is one line, and Ctrl-C is no traceback."""
 
 import argparse
+import contextlib
 import math
 import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 INTERRUPTED = 130
@@ -65,10 +66,40 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
 
+@contextlib.contextmanager
+def interruption_kept() -> Iterator[None]:
+    """What fails in the block after a Ctrl-C, or a SIGTERM that has a handler, is raised as a KeyboardInterrupt.
+
+    For packages that raise an error of their own instead: pydantic makes a SchemaError of a Ctrl-C that comes while it
+    makes a model's class, and the SchemaError has neither a cause nor a context.
+    """
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: handler for signum, handler in before.items() if callable(handler)}  # none of ignored signals
+    came = False
+
+    def note(signum: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        handlers[signal.Signals(signum)](signum, frame)
+
+    for signum in handlers:
+        signal.signal(signum, note)
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command, and end this process with the exit code that `main` returns."""
     try:
-        code = main()
+        with interruption_kept():
+            code = main()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.command_line import OneLineParser, run_command
+from recipe.command_line import OneLineParser, interruption_kept, run_command
 from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError
@@ -32,10 +32,11 @@ def main(argv: list[str] | None = None) -> int:
     run_id = processes.new_run_id()
     with processes.sigterm_is_ctrl_c():
         try:
-            config = _checked(args)
-            if config is None:
-                return 0
-            in_its_folders = _folders(config, run_id)
+            with interruption_kept():
+                config = _checked(args)
+                if config is None:
+                    return 0
+                in_its_folders = _folders(config, run_id)
         except SettingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -10,7 +10,9 @@ from typing import Any, NoReturn, TextIO
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from pydantic_core import SchemaValidator, core_schema
 
+from recipe.command_line import INTERRUPTED, interruption_kept, run_command
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import processes, session
 from recipe.fully_async_policy.launch.next_steps import after_error, after_interruption, to_go_on
@@ -239,6 +241,47 @@ def test_an_import_that_fails_because_of_ctrl_c_is_an_interruption(
     monkeypatch.setattr(main, "prepare_environment", imports)
     assert main.main(["+task=countdown"]) == 130
     assert command_in(capsys.readouterr().err) == ["+task=countdown"]
+
+
+class _Interrupting:
+    def __init__(self, signum: signal.Signals) -> None:
+        self.signum = signum
+
+    def __repr__(self) -> str:
+        signal.raise_signal(self.signum)
+        raise AssertionError("not interrupted")
+
+
+def model_of_pydantic(signum: signal.Signals) -> NoReturn:
+    """A signal while pydantic makes a model, which becomes a SchemaError without a cause."""
+    SchemaValidator(core_schema.literal_schema([_Interrupting(signum)]))
+    raise AssertionError("not interrupted")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("part", ["compose", "check"])
+def test_an_interruption_that_becomes_another_error_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str, signum: signal.Signals
+) -> None:
+    for name in ("prepare_environment", "compose", "check"):
+        monkeypatch.setattr(main, name, lambda *_, **__: None)
+    monkeypatch.setattr(main, part, lambda *_, **__: model_of_pydantic(signum))
+    before = signal.getsignal(signal.SIGINT)
+    assert main.main(["+task=countdown"]) == 128 + signum
+    assert command_in(capsys.readouterr().err) == ["+task=countdown"]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_so_it_is_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: model_of_pydantic(signal.SIGINT))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a command's last act is to give the signal up
+    assert (ended.value.code, capsys.readouterr().err) == (INTERRUPTED, "interrupted\n")
+
+
+def test_an_error_without_a_signal_stays_that_error() -> None:
+    with pytest.raises(ValueError, match="no signal"), interruption_kept():
+        raise ValueError("no signal")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
