@@ -7,7 +7,6 @@ Read in this order: `importance` (how far off policy is each sequence), `ess` (h
 from vcpo.config import (
     Baseline,
     EssPart,
-    EssWeights,
     OpobScope,
     OpobWeights,
     StepSizeRule,
@@ -19,7 +18,6 @@ from vcpo.mismatch import Mismatch
 __all__ = [
     "Baseline",
     "EssPart",
-    "EssWeights",
     "Estimate",
     "Mismatch",
     "OpobScope",

@@ -26,31 +26,7 @@ def group_std(value: Tensor, group: Tensor) -> Tensor:
     return group_mean((value - group_mean(value, group)).square(), group).sqrt()
 
 
-def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
-    """Return [B], the mean reward of the *other* sequences of the group (RLOO); 0 for a group of one."""
-    others = group_sum(torch.ones_like(reward), group) - 1
-    return (group_sum(reward, group) - reward) / others.clamp(min=1)
-
-
-def length_weighted(reward: Tensor, length: Tensor, group: Tensor) -> Tensor:
-    """Return b = sum_i L_i R_i / sum_i L_i over the group (OPO, arXiv 2505.23585).
-
-    b has the least variance if squared gradient norms grow in proportion to the length.
-
-    Args:
-        reward: [B] rewards R_i.
-        length: [B] numbers of response tokens L_i; a group without any token gets the mean reward.
-        group: [B] group indices.
-
-    Returns:
-        [B] float64 baselines within [min R, max R] of the group.
-    """
-    return weighted_mean(reward, length.double().log(), group)
-
-
-def optimal_off_policy(
-    reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor, leave_out_own: bool
-) -> Tensor:
+def optimal_off_policy(reward: Tensor, log_weight: Tensor, squared_norm: Tensor, group: Tensor) -> Tensor:
     """Return OPOB, the paper's optimal off-policy baseline: b* = sum_i a_i^2 ||g_i||^2 R_i / sum_i a_i^2 ||g_i||^2.
 
     b* is the constant that minimises the variance of sum_i a_i (R_i - b) g_i. In a group whose gradients are all zero
@@ -61,19 +37,11 @@ def optimal_off_policy(
         log_weight: [B] log a_i, a_i being the weight that multiplies g_i in the update.
         squared_norm: [B] ||g_i||^2 of the score gradients.
         group: [B] group indices; all equal for the scope `minibatch`.
-        leave_out_own: sums run over the *other* sequences of the group; 0 where there are none.
 
     Returns:
         [B] float64 baselines within [min R, max R] of the group.
     """
-    log_influence = 2 * log_weight.double() + squared_norm.double().log()  # [B], -inf where the norm is 0
-    if not leave_out_own:
-        return weighted_mean(reward, log_influence, group)
-    baseline = torch.zeros_like(reward, dtype=torch.float64)
-    for index in torch.unique(group):
-        rows = group == index
-        baseline[rows] = _weighted_mean_of_others(reward[rows].double(), log_influence[rows])
-    return baseline
+    return weighted_mean(reward, 2 * log_weight.double() + squared_norm.double().log(), group)  # -inf where it is 0
 
 
 def without_optimal(
@@ -109,25 +77,3 @@ def weighted_mean(reward: Tensor, log_influence: Tensor, group: Tensor) -> Tenso
     top = log_influence.new_full((groups,), -torch.inf).scatter_reduce_(0, group, log_influence, "amax")[group]
     influence = torch.where(torch.isfinite(top), (log_influence - top).exp(), 1.0)  # at most 1, and 1 in each group
     return group_sum(influence * reward, group) / group_sum(influence, group)
-
-
-def _weighted_mean_of_others(reward: Tensor, log_influence: Tensor) -> Tensor:
-    """Return [n] for one group: the mean of the other rewards, weighted by exp(log_influence); 0 in a group of one."""
-    if len(reward) == 1:
-        return torch.zeros_like(reward)
-    low = reward.min()
-    total = log_sum_of_others(log_influence)
-    weighted = low + (log_sum_of_others(log_influence + (reward - low).log()) - total).exp()
-    plain = (reward.sum() - reward) / (len(reward) - 1)
-    return torch.where(torch.isfinite(total), weighted, plain).clamp(low, reward.max())
-
-
-def log_sum_of_others(log_value: Tensor) -> Tensor:
-    """Return [n], log sum_{j != i} exp(log_value_j), as the sum before i plus the sum after i.
-
-    Subtracting term i from the sum of all terms would lose all digits where term i is almost the whole sum.
-    """
-    nothing = log_value.new_full((1,), -torch.inf)
-    before = torch.cat([nothing, log_value.logcumsumexp(0)[:-1]])
-    after = torch.cat([log_value.flip(0).logcumsumexp(0).flip(0)[1:], nothing])
-    return torch.logaddexp(before, after)

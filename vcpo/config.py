@@ -17,15 +17,6 @@ class StepSizeRule(StrEnum):
     """lr * min(1, rho / rho_base): for SGD."""
 
 
-class EssWeights(StrEnum):
-    """The weights that the ESS ratio is measured on."""
-
-    UNTRUNCATED = "untruncated"
-    """The weights w: rho shows how far off policy the batch is, also what truncation hides."""
-    TRUNCATED = "truncated"
-    """The truncated weights: the concentration of the weights that are really used."""
-
-
 class EssPart(StrEnum):
     """The part of the weights whose effective sample size the learning rate follows."""
 
@@ -42,10 +33,6 @@ class Baseline(StrEnum):
     """Nothing: REINFORCE."""
     MEAN = "mean"
     """The mean reward of the prompt group: GRPO."""
-    LEAVE_ONE_OUT = "leave_one_out"
-    """The mean reward of the other sequences of the group: RLOO."""
-    LENGTH = "length"
-    """The mean reward of the group weighted by response length: OPO (arXiv 2505.23585)."""
     OPOB = "opob"
     """The optimal off-policy baseline: minimises the variance of the update."""
 
@@ -83,13 +70,10 @@ def choice(name: str, value: object, enum: type[_E]) -> _E:
         raise ValueError(f"vcpo.{name}={value!r}: choose one of {', '.join(str(e.value) for e in enum)}") from None
 
 
-def _number(name: str, value: object, low: float, high: float, *, low_open: bool) -> float:
-    """Return `value` as a float in [low, high], or in (low, high] where `low_open`."""
-    interval = f"{'(' if low_open else '['}{low:g}, {high:g}]"
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-    if not ok or (low_open and value == low):
-        raise ValueError(f"vcpo.{name}={value!r}: give a number in {interval}")
-    return float(value)  # type: ignore[arg-type]  # `ok`: it is a number
+def _positive(name: str, value: object, high: float) -> None:
+    """Refuse what is not a number in (0, high]."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= high:
+        raise ValueError(f"vcpo.{name}={value!r}: give a number in (0, {high:g}]")
 
 
 @dataclass(frozen=True)
@@ -106,9 +90,6 @@ class VCPOConfig:
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
     """The rule by which the learning rate follows the ESS ratio rho."""
 
-    ess_weights: EssWeights = EssWeights.UNTRUNCATED
-    """The weights that rho is measured on. With `step_size_rule=none` rho is reported, and changes nothing."""
-
     ess_part: EssPart = EssPart.WHOLE
     """The part of the weights whose ESS ratio the learning rate follows: a run's default is `lag`; `whole` is the
     paper's step, which long responses shorten. Until the parts are known, and where arithmetic hardly counts, both are
@@ -116,9 +97,6 @@ class VCPOConfig:
 
     base_ess_ratio: float = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""
-
-    min_step_size_multiplier: float = 0.0
-    """The learning rate is never multiplied by less than this."""
 
     baseline: Baseline = Baseline.OPOB
     """The number that is subtracted from a sequence's reward."""
@@ -129,19 +107,14 @@ class VCPOConfig:
     opob_weights: OpobWeights = OpobWeights.ESTIMATOR
     """The weights that OPOB squares."""
 
-    opob_leave_one_out: bool = False
-    """A sequence's OPOB is computed from the others: no bias from its own reward, but more variance."""
-
     norm_by_std: bool = True
     """Divide by the standard deviation of the group's rewards, as GRPO does."""
 
     def __post_init__(self) -> None:
-        for name in ("norm_by_std", "opob_leave_one_out"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"vcpo.{name}={getattr(self, name)!r}: give true or false")
+        if not isinstance(self.norm_by_std, bool):
+            raise ValueError(f"vcpo.norm_by_std={self.norm_by_std!r}: give true or false")
         for name, enum in (
             ("step_size_rule", StepSizeRule),
-            ("ess_weights", EssWeights),
             ("ess_part", EssPart),
             ("baseline", Baseline),
             ("opob_scope", OpobScope),
@@ -149,25 +122,13 @@ class VCPOConfig:
         ):
             object.__setattr__(self, name, choice(name, getattr(self, name), enum))
         if self.truncation is not None:
-            _number("truncation", self.truncation, 0.0, math.inf, low_open=True)
-        _number("base_ess_ratio", self.base_ess_ratio, 0.0, 1.0, low_open=True)
-        _number("min_step_size_multiplier", self.min_step_size_multiplier, 0.0, 1.0, low_open=False)
+            _positive("truncation", self.truncation, math.inf)
+        _positive("base_ess_ratio", self.base_ess_ratio, 1.0)
         self._refuse_what_has_no_effect()
 
     def _refuse_what_has_no_effect(self) -> None:
         """Refuse settings without effect: a setting that is silently ignored makes two different runs look alike."""
-        if self.step_size_rule is StepSizeRule.NONE and self.min_step_size_multiplier != 0:
-            raise ValueError(
-                f"vcpo.min_step_size_multiplier={self.min_step_size_multiplier}: has no effect with "
-                "vcpo.step_size_rule=none; leave it out"
-            )
-        if self.ess_part is EssPart.LAG and self.ess_weights is EssWeights.TRUNCATED:
-            raise ValueError(
-                "vcpo.ess_weights=truncated: vcpo.ess_part=lag needs the untruncated; set vcpo.ess_part=whole too"
-            )
-        if self.truncation is None and self.ess_weights is EssWeights.TRUNCATED:
-            raise ValueError("vcpo.ess_weights=truncated: nothing is truncated; set vcpo.truncation, or `untruncated`")
-        for name in ("opob_scope", "opob_weights", "opob_leave_one_out"):
+        for name in ("opob_scope", "opob_weights"):
             if self.baseline is not Baseline.OPOB and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
                     f"vcpo.{name}={getattr(self, name)}: has no effect with vcpo.baseline={self.baseline}; "
@@ -187,7 +148,7 @@ class VCPOConfig:
     @property
     def compares_samples_of_a_prompt(self) -> bool:
         """True where a group of one sequence has no signal: the advantage of the sequence is always 0."""
-        within_group = self.baseline in (Baseline.MEAN, Baseline.LENGTH) or (
+        within_group = self.baseline is Baseline.MEAN or (
             self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
         )
         return within_group or self.norm_by_std

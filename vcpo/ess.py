@@ -30,16 +30,15 @@ def ess_ratio(log_weight: Tensor) -> float:
     return min(1.0, max(1.0 / batch, ratio))
 
 
-def step_size_multiplier(ratio: float, rule: StepSizeRule, base_ratio: float, floor: float) -> float:
-    """Return the factor of the learning rate at one optimizer step: a number in [floor, 1].
+def step_size_multiplier(ratio: float, rule: StepSizeRule, base_ratio: float) -> float:
+    """Return the factor of the learning rate at one optimizer step: a number in [0, 1].
 
     Args:
         ratio: the ESS ratio rho of the mini-batch.
         rule: `sqrt` for Adam-style optimizers, `linear` for SGD, `none` for 1.
         base_ratio: rho_base, the ratio from which on the learning rate is not reduced.
-        floor: the smallest multiplier.
     """
     if rule is StepSizeRule.NONE:
         return 1.0
     fraction = min(1.0, ratio / base_ratio)
-    return max(floor, math.sqrt(fraction) if rule is StepSizeRule.SQRT else fraction)
+    return math.sqrt(fraction) if rule is StepSizeRule.SQRT else fraction

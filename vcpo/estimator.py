@@ -9,15 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import (
-    group_mean,
-    group_std,
-    leave_one_out,
-    length_weighted,
-    optimal_off_policy,
-    without_optimal,
-)
-from vcpo.config import Baseline, EssPart, EssWeights, OpobScope, OpobWeights, VCPOConfig
+from vcpo.baseline import group_mean, group_std, optimal_off_policy, without_optimal
+from vcpo.config import Baseline, EssPart, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
 
@@ -72,7 +65,7 @@ def estimate(
         reward: [B] raw sequence rewards R_i.
         group: [B] integers, equal for the sequences of one prompt.
         squared_norm: [B] ||g_i||^2; needed by `baseline=opob`.
-        length: [B] numbers of response tokens; needed by `baseline=length` and `opob_weights=published`.
+        length: [B] numbers of response tokens; needed by `opob_weights=published`.
         masked: [B] bool: sequences without a gradient in the update. They count in B, and in baselines as if they had
             their gradient; rho, which says how few sequences are the update, leaves them out.
         lag_ess_ratio: with `ess_part=lag`, `vcpo.mismatch.WeightParts.lag`. The whole ratio bounds it from below: only
@@ -88,7 +81,7 @@ def estimate(
 
     coefficient, baseline, weight = (torch.zeros_like(log_weight, dtype=torch.float64) for _ in range(3))
     log_w = log_weight[usable].double()
-    rho = ess_ratio(_ess_weights(config, log_w if masked is None else log_w[~masked[usable]]))
+    rho = ess_ratio(log_w if masked is None else log_w[~masked[usable]])
     if usable.any():
         rows = (x if x is None else x[usable] for x in (squared_norm, length))
         parts = _coefficients(config, log_w, reward[usable].double(), group[usable], *rows)
@@ -96,18 +89,15 @@ def estimate(
     if masked is not None:
         coefficient[masked] = 0.0
     followed = rho if config.ess_part is EssPart.WHOLE else max(rho, lag_ess_ratio or 0.0)
-    multiplier = step_size_multiplier(
-        followed, config.step_size_rule, config.base_ess_ratio, config.min_step_size_multiplier
-    )
+    multiplier = step_size_multiplier(followed, config.step_size_rule, config.base_ess_ratio)
     return Estimate(coefficient, baseline, weight, usable, rho, multiplier)
 
 
 def _check(config: VCPOConfig, reward: Tensor, squared_norm: Tensor | None, length: Tensor | None) -> None:
     if config.needs_gradient_norms and squared_norm is None:
         raise ValueError(f"vcpo.baseline={config.baseline} needs the gradient norm of every sequence")
-    if length is None and (config.baseline is Baseline.LENGTH or config.opob_weights is OpobWeights.PUBLISHED):
-        needing = "baseline=length" if config.baseline is Baseline.LENGTH else "opob_weights=published"
-        raise ValueError(f"vcpo.{needing} needs the length of every sequence")
+    if length is None and config.opob_weights is OpobWeights.PUBLISHED:
+        raise ValueError("vcpo.opob_weights=published needs the length of every sequence")
     if not torch.isfinite(reward).all():
         raise ValueError("a reward is NaN or infinite: the reward function must return finite numbers")
 
@@ -138,13 +128,6 @@ def log_opob_weights(config: VCPOConfig, log_weight: Tensor, log_used: Tensor, l
     return log_weight + log_used + length.double().log()
 
 
-def _ess_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
-    """Return [B] log of the weights that rho is measured on."""
-    if config.ess_weights is EssWeights.UNTRUNCATED:
-        return log_weight
-    return truncated_log_weights(log_weight, config.truncation)
-
-
 def _coefficients(
     config: VCPOConfig,
     log_weight: Tensor,
@@ -162,24 +145,11 @@ def _coefficients(
         log_a = log_opob_weights(config, log_weight, log_used, length)
         baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:
-        baseline = _mean_reward(config.baseline, reward, group, length)
+        baseline = group_mean(reward, group) if config.baseline is Baseline.MEAN else torch.zeros_like(reward)
         advantage = reward - baseline
     weight = log_used.exp()
     coefficient = weight * advantage * log_scale.exp() / reward.numel()
     return coefficient.clamp(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT), baseline, weight
-
-
-def _mean_reward(kind: Baseline, reward: Tensor, group: Tensor, length: Tensor | None) -> Tensor:
-    """Return [B] baselines that need no gradient norm."""
-    match kind:
-        case Baseline.NONE:
-            return torch.zeros_like(reward)
-        case Baseline.MEAN:
-            return group_mean(reward, group)
-        case Baseline.LEAVE_ONE_OUT:
-            return leave_one_out(reward, group)
-    assert kind is Baseline.LENGTH and length is not None
-    return length_weighted(reward, length, group)
 
 
 def _off_policy(
@@ -190,7 +160,5 @@ def _off_policy(
         group = torch.zeros_like(group)
         log_scale = log_scale if config.opob_weights is OpobWeights.ESTIMATOR else torch.zeros_like(log_scale)
         log_a = log_a + log_scale
-    baseline = optimal_off_policy(reward, log_a, squared_norm, group, config.opob_leave_one_out)
-    if config.opob_leave_one_out:
-        return baseline, reward - baseline
+    baseline = optimal_off_policy(reward, log_a, squared_norm, group)
     return baseline, without_optimal(reward, baseline, log_a, squared_norm, group)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from recipe.command_line import OneLineParser, run_command, whole_number
-from vcpo import VCPOConfig, estimate
+from vcpo import Baseline, VCPOConfig, estimate
 from vcpo.baseline import optimal_off_policy
 from vcpo.ess import ess_ratio
 
@@ -158,22 +158,12 @@ def from_the_group(groups: Groups, truncation: float | None) -> dict[str, Tensor
     group = torch.arange(len(groups.reward)).repeat_interleave(GROUP_SIZE)
     log_weight, reward = groups.log_weight.flatten(), groups.reward.flatten()
     norm = groups.score.square().sum(-1).flatten()
-    forms = {
-        "none": {},
-        "mean": {},
-        "leave_one_out": {},
-        "opob": {},
-        "opob, leave one out": {"opob_leave_one_out": True},
-    }
     baselines = {}
-    for name, form in forms.items():
-        # it takes the baseline's name as well
-        config = VCPOConfig(baseline=name.split(",")[0], truncation=truncation, norm_by_std=False, **form)  # type: ignore[arg-type]
-        baselines[name] = estimate(config, log_weight, reward, group, squared_norm=norm).baseline
+    for name in Baseline:
+        config = VCPOConfig(baseline=name, truncation=truncation, norm_by_std=False)
+        baselines[str(name)] = estimate(config, log_weight, reward, group, squared_norm=norm).baseline
     published = groups.log_weight + groups.weight.log()
-    baselines["opob, w counted twice"] = optimal_off_policy(
-        reward, published.flatten(), norm, group, leave_out_own=False
-    )
+    baselines["opob, w counted twice"] = optimal_off_policy(reward, published.flatten(), norm, group)
     return {name: baseline.view_as(groups.reward) for name, baseline in baselines.items()}
 
 

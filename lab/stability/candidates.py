@@ -7,8 +7,9 @@ recommended. --out gets candidates.csv, a line for each run. --report shows the 
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -29,8 +30,17 @@ FOLDERS = [Path("outputs") / f"candidates-{name}" for name in ("countdown", "cou
 PUBLISHED = Path("docs/measurements/stability/candidates.csv")
 
 
-def collected(folders: Sequence[Path]) -> pd.DataFrame:
-    """Return a row for each run of the screen in the folders of lab.stability, one folder for each task.
+def collected(
+    folders: Sequence[Path],
+    methods: Collection[str] = (*CANDIDATES, *RECOMMENDED),
+    lags: Collection[int] = LAGS,
+    seeds: Collection[int] = SEEDS,
+) -> pd.DataFrame:
+    """Return a row for each run in the folders of lab.stability, one folder for each task.
+
+    Args:
+        folders: in the order of `TASKS`.
+        methods, lags, seeds: those of the runs that are read, at the rates in `RATES`.
 
     Raises:
         ValueError: there is none.
@@ -38,15 +48,20 @@ def collected(folders: Sequence[Path]) -> pd.DataFrame:
     rows = []
     for task, folder in zip(TASKS, folders, strict=True):
         for file in sorted((folder / "runs").glob("*.parquet")):
-            curve = pd.read_parquet(file)
-            method, lag, lr, seed = curve.loc[0, ["method", "lag", "lr", "seed"]]
-            if method in (*CANDIDATES, *RECOMMENDED) and lag in LAGS and lr in RATES and seed in SEEDS:
-                found = outcome(curve, STEPS, int(lag))
-                run = {"task": task, "lag": int(lag), "method": method, "lr": lr, "seed": int(seed)}
-                rows.append(run | {"accuracy": round(found.accuracy, 5), "collapsed": found.collapse_step})
+            row = run_row(task, pd.read_parquet(file))
+            if row["method"] in methods and row["lag"] in lags and row["lr"] in RATES and row["seed"] in seeds:
+                rows.append(row)
     if not rows:
-        raise ValueError(f"{', '.join(map(str, folders))}: no run of the screen; candidates.md has the commands")
+        raise ValueError(f"{', '.join(map(str, folders))}: no such run; the page beside this program has the commands")
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
+
+
+def run_row(task: str, curve: pd.DataFrame) -> dict[str, Any]:
+    """Return what the comparisons read of a run, from its steps; `collapsed` is the step of its collapse, or None."""
+    method, lag, lr, seed = curve.iloc[0][["method", "lag", "lr", "seed"]]
+    found = outcome(curve, STEPS, int(lag))
+    run = {"task": task, "lag": int(lag), "method": method, "lr": lr, "seed": int(seed)}
+    return run | {"accuracy": round(found.accuracy, 5), "collapsed": found.collapse_step}
 
 
 def tables(runs: pd.DataFrame) -> list[Table]:

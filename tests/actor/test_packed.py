@@ -58,7 +58,6 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
     [
         dict(opob_scope="minibatch"),
         dict(opob_weights="published", norm_by_std=False),
-        dict(opob_leave_one_out=True),
         dict(truncation=None, norms=dict(how="two_backwards")),
         dict(opob_scope="minibatch", norms=dict(how="two_backwards")),
         dict(),

@@ -49,7 +49,6 @@ def passes(seen: SequencesBeforeForward, tokens: int | None = 8192, buffers: int
 def test_no_sums_where_a_baseline_is_not_one_pass_of_one_rank() -> None:
     whole, across = groups(16, 2, 256, 1024), groups(16, 2, 256, 1024, across=True)
     assert passes(whole) is not None
-    assert passes(whole, opob_leave_one_out=True) is None
     assert passes(whole, norms=NormsConfig(how=NormsHow.TWO_BACKWARDS)) is None
     assert passes(whole, staged=True, interleaved=True) is None
     assert passes(across) is None
@@ -110,7 +109,6 @@ def test_memory_bounds_the_second_buffers(make_engine: Callable[..., Any]) -> No
     [
         ("untied", {}, 0),
         ("untied", {"norms": {"how": "two_backwards"}}, 1),
-        ("untied", {"opob_leave_one_out": True}, 1),
         ("moe", {}, 1),
         ("moe", {"opob_scope": "minibatch"}, 1),
     ],

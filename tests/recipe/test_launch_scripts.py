@@ -81,7 +81,6 @@ COMMON = {
 }
 CONTROLS = {
     "vcpo.step_size_rule": "sqrt",
-    "vcpo.ess_weights": "untruncated",
     "vcpo.ess_part": "whole",
     "vcpo.baseline": "opob",
     "vcpo.opob_scope": "group",

@@ -196,7 +196,7 @@ def test_a_resumed_run_counts_its_time_and_steps_once(tmp_path: Path) -> None:
         ({}, "vcpo"),
         ({"name": "ppo", "enable": False}, "ppo"),
         ({"name": "vcpo_opob", "step_size_rule": "none"}, "vcpo_opob"),
-        ({"name": "vcpo", "baseline": "leave_one_out"}, "vcpo vcpo.baseline=leave_one_out"),
+        ({"name": "vcpo", "baseline": "none"}, "vcpo vcpo.baseline=none"),
         (
             {"name": "vcpo", "step_size_rule": "none", "baseline": "mean"},
             "vcpo vcpo.step_size_rule=none vcpo.baseline=mean",

@@ -54,11 +54,10 @@ def test_ess_ratio_at_the_extremes(log_weight: torch.Tensor, expected: float) ->
 
 
 def test_step_size_rules() -> None:
-    assert step_size_multiplier(0.25, StepSizeRule.SQRT, 1.0, 0.0) == 0.5
-    assert step_size_multiplier(0.25, StepSizeRule.LINEAR, 1.0, 0.0) == 0.25
-    assert step_size_multiplier(0.25, StepSizeRule.NONE, 1.0, 0.0) == 1.0
-    assert step_size_multiplier(0.9, StepSizeRule.SQRT, 0.55, 0.0) == 1.0  # never above the full rate
-    assert step_size_multiplier(1e-9, StepSizeRule.SQRT, 1.0, 0.1) == 0.1
+    assert step_size_multiplier(0.25, StepSizeRule.SQRT, 1.0) == 0.5
+    assert step_size_multiplier(0.25, StepSizeRule.LINEAR, 1.0) == 0.25
+    assert step_size_multiplier(0.25, StepSizeRule.NONE, 1.0) == 1.0
+    assert step_size_multiplier(0.9, StepSizeRule.SQRT, 0.55) == 1.0  # never above the full rate
 
 
 @pytest.mark.parametrize("opob_weights", ["estimator", "published"])
@@ -80,16 +79,13 @@ def test_opob_is_the_definition_per_group(opob_weights: str) -> None:
 @pytest.mark.parametrize("baseline", list(Baseline))
 def test_other_baselines_are_their_definitions(baseline: Baseline) -> None:
     log_weight, reward, group, squared_norm = _batch()
-    length = torch.arange(32)
     config = VCPOConfig(baseline=baseline, norm_by_std=False)
-    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm, length=length)
+    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
     for g in range(4):
-        r, n = reward[group == g], length[group == g]
+        r = reward[group == g]
         expected = {
             Baseline.NONE: torch.zeros_like(r),
             Baseline.MEAN: r.mean().expand(8),
-            Baseline.LEAVE_ONE_OUT: (r.sum() - r) / 7,
-            Baseline.LENGTH: ((n * r).sum() / n.sum()).expand(8),
         }.get(baseline)
         if expected is not None:
             torch.testing.assert_close(result.baseline[group == g], expected)
@@ -160,19 +156,16 @@ def test_non_finite_reward_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, leave_one_out, length, opob"),
+        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, opob"),
         ({"truncation": 0}, r"vcpo.truncation=0: give a number in \(0, inf\]"),
         ({"base_ess_ratio": 1.5}, r"vcpo.base_ess_ratio=1.5: give a number in \(0, 1\]"),
-        ({"min_step_size_multiplier": "x"}, r"vcpo.min_step_size_multiplier='x': give a number in \[0, 1\]"),
         ({"base_ess_ratio": "best"}, r"vcpo.base_ess_ratio='best': give a number in \(0, 1\]"),
         ({"norm_by_std": "yes"}, "vcpo.norm_by_std='yes': give true or false"),
-        ({"step_size_rule": "none", "min_step_size_multiplier": 0.1}, "min_step_size_multiplier=0.1: has no effect"),
-        ({"truncation": None, "ess_weights": "truncated"}, "vcpo.ess_weights=truncated: nothing is truncated"),
         (
             {"baseline": "mean", "opob_scope": "minibatch"},
             "opob_scope=minibatch: has no effect with vcpo.baseline=mean",
         ),
-        ({"baseline": "none", "opob_leave_one_out": True}, "opob_leave_one_out=True: has no effect"),
+        ({"baseline": "none", "opob_weights": "published"}, "opob_weights=published: has no effect"),
     ],
 )
 def test_bad_settings_name_the_setting_and_the_fix(setting: dict, message: str) -> None:
@@ -197,18 +190,10 @@ def test_opob_of_the_mini_batch_is_one_constant(norm_by_std: bool, opob_weights:
     torch.testing.assert_close(result.coefficient, a * (reward - b) / 32)
 
 
-def test_ess_of_the_truncated_weights() -> None:
-    log_weight, reward, group, _ = _batch()
-    result = estimate(VCPOConfig(baseline="none", truncation=1.5, ess_weights="truncated"), log_weight, reward, group)
-    assert result.ess_ratio == pytest.approx(ess_ratio(log_weight.clamp(max=math.log(1.5))))
-
-
 def test_a_group_of_one() -> None:
     one = (torch.tensor([0.3]), torch.tensor([1.0]), torch.tensor([0]))
     alone = estimate(VCPOConfig(norm_by_std=False), *one, squared_norm=torch.ones(1))
     assert alone.coefficient.item() == 0.0 and alone.baseline.item() == 1.0
-    others = VCPOConfig(norm_by_std=False, opob_leave_one_out=True)
-    assert estimate(others, *one, squared_norm=torch.ones(1)).baseline.item() == 0.0
 
 
 def test_one_sequence_holds_all_weight() -> None:
@@ -236,20 +221,6 @@ def test_a_group_of_nearly_equal_rewards_far_from_the_baseline_has_a_bounded_coe
     assert step.coefficient.abs().max() == 1e18
 
 
-@pytest.mark.parametrize("scope", ["group", "minibatch"])
-def test_opob_of_the_others_is_the_definition(scope: str) -> None:
-    log_weight, reward, group, squared_norm = _batch()
-    config = VCPOConfig(opob_leave_one_out=True, norm_by_std=False, opob_scope=scope)
-    result = estimate(config, log_weight, reward, group, squared_norm=squared_norm)
-    a = log_weight.exp().clamp(max=8.0)
-    for i in range(32):
-        rest = (torch.arange(32) != i) & ((group == group[i]) | (scope == "minibatch"))
-        influence = (a**2 * squared_norm)[rest]
-        baseline = (influence * reward[rest]).sum() / influence.sum()
-        torch.testing.assert_close(result.baseline[i], baseline, rtol=1e-12, atol=0)
-        torch.testing.assert_close(result.coefficient[i], a[i] * (reward[i] - baseline) / 32)
-
-
 def test_a_norm_that_is_not_finite_matters_where_norms_are_used() -> None:
     log_weight, reward, group, squared_norm = _batch()
     squared_norm[[2, 7]] = torch.tensor([math.nan, math.inf]).double()
@@ -271,14 +242,11 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
     assert asdict(VCPOConfig()) == dict(
         truncation=8.0,
         step_size_rule="sqrt",
-        ess_weights="untruncated",
         ess_part="whole",
         base_ess_ratio=1.0,
-        min_step_size_multiplier=0.0,
         baseline="opob",
         opob_scope="group",
         opob_weights="estimator",
-        opob_leave_one_out=False,
         norm_by_std=True,
     )
 
@@ -288,10 +256,8 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
     [
         ({}, True, True),
         ({"baseline": "none", "norm_by_std": False}, False, False),
-        ({"baseline": "leave_one_out", "norm_by_std": False}, False, False),
-        ({"baseline": "leave_one_out", "norm_by_std": True}, False, True),
+        ({"baseline": "none", "norm_by_std": True}, False, True),
         ({"baseline": "mean", "norm_by_std": False}, False, True),
-        ({"baseline": "length", "norm_by_std": False}, False, True),
         ({"opob_scope": "minibatch", "norm_by_std": False}, True, False),
     ],
 )
@@ -323,7 +289,7 @@ def test_rewards_in_float32_give_the_numbers_of_float64() -> None:
     torch.testing.assert_close(found.coefficient, wanted.coefficient, rtol=1e-12, atol=0)
 
 
-def test_a_baseline_by_length_needs_lengths() -> None:
-    log_weight, reward, group, _ = _batch()
-    with pytest.raises(ValueError, match="baseline=length needs the length of every sequence"):
-        estimate(VCPOConfig(baseline=Baseline.LENGTH), log_weight, reward, group)
+def test_the_published_weights_need_lengths() -> None:
+    log_weight, reward, group, squared_norm = _batch()
+    with pytest.raises(ValueError, match="opob_weights=published needs the length of every sequence"):
+        estimate(VCPOConfig(opob_weights="published"), log_weight, reward, group, squared_norm=squared_norm)

@@ -304,9 +304,3 @@ def test_the_expected_ratio_is_that_of_the_batchs_own_lengths_and_size() -> None
     assert expected_ess_ratio(1.0, torch.full((8,), 1000.0)) == pytest.approx(1 / 8, rel=0.25)
     found = expected_ess_ratio(0.01, torch.tensor([10.0, 50, 100, 200]))
     assert found == pytest.approx(0.6699795952583957, rel=1e-9), "a resumed run would go on with another step"
-
-
-def test_the_lag_part_is_one_of_untruncated_weights() -> None:
-    with pytest.raises(ValueError, match="ess_weights=truncated: .* needs the untruncated; set vcpo.ess_part=whole"):
-        VCPOConfig(ess_weights="truncated", ess_part="lag")  # type: ignore[arg-type]
-    VCPOConfig(ess_weights="truncated", ess_part="whole")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vcpo import VCPOConfig
-from vcpo.baseline import leave_one_out, length_weighted, optimal_off_policy, weighted_mean, without_optimal
+from vcpo.baseline import optimal_off_policy, weighted_mean, without_optimal
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.estimator import log_packed_weights, log_used_weights
@@ -35,16 +35,15 @@ def test_log_weights_of_a_long_response_are_sums_in_float64() -> None:
     assert found.item() == pytest.approx(exact, abs=1e-9)
 
 
-@pytest.mark.parametrize("out", [False, True])
-def test_numbers_that_come_in_float32_are_used_in_float64(out: bool) -> None:
+def test_numbers_that_come_in_float32_are_used_in_float64() -> None:
     """Weights, rewards and norms of a real run are float32: rounding more than once would lose digits of a sum."""
     log_weight, reward, group = batch()
     norm = torch.rand(64, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
     single, mask = [x.float() for x in (reward + log_weight.sin(), log_weight, norm)], torch.ones(4, 16)
 
     def results(r: Tensor, w: Tensor, n: Tensor) -> list[Tensor]:
-        baseline = optimal_off_policy(r, w, n, group, leave_out_own=out)
-        of_groups = [without_optimal(r, baseline, w, n, group), baseline, length_weighted(r, n, group)]
+        baseline = optimal_off_policy(r, w, n, group)
+        of_groups = [without_optimal(r, baseline, w, n, group), baseline]
         tokens = [x.view(4, 16) for x in (w, n)]
         sums = [sequence_log_weights(*tokens, mask), kl_k3(*tokens, mask)]
         return [*of_groups, *sums, torch.tensor([ess_ratio(w)]).double()]
@@ -56,7 +55,8 @@ def test_numbers_that_come_in_float32_are_used_in_float64(out: bool) -> None:
 
 def test_means_have_the_digits_of_float64() -> None:
     group, third = torch.zeros(2, dtype=torch.int64), numbers(1 / 3, 1 / 3)
-    assert length_weighted(numbers(0, 1), torch.tensor([3, 5]), group).tolist() == pytest.approx([5 / 8] * 2, rel=1e-14)
+    weights = numbers(math.log(3), math.log(5))
+    assert weighted_mean(numbers(0, 1), weights, group).tolist() == pytest.approx([5 / 8] * 2, rel=1e-14)
     assert weighted_mean(third, numbers(0, -1), group).tolist() == pytest.approx([1 / 3] * 2, rel=1e-14)
 
 
@@ -66,21 +66,13 @@ def test_log_weights_carry_no_gradient() -> None:
         assert not of_tokens(log_prob, torch.ones(2, 3), torch.ones(2, 3)).requires_grad
 
 
-def test_the_mean_of_the_others_in_small_groups() -> None:
-    reward, group = numbers(3.1, 1.1, 5.1, 2.1, 4.1, 9.1), torch.tensor([0, 1, 1, 2, 2, 2])
-    wanted = numbers(0.0, 5.1, 1.1, 6.6, 5.6, 3.1)
-    torch.testing.assert_close(leave_one_out(reward, group), wanted, rtol=1e-12, atol=0)
-    without_influence = optimal_off_policy(reward, 0 * reward, 0 * reward, group, leave_out_own=True)
-    torch.testing.assert_close(without_influence, wanted, rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("top", [0.0, 5.0, 20.0, 300.0])
 def test_a_reward_less_its_optimal_baseline_keeps_its_digits(top: float) -> None:
     """In a second group norms are 0, and in a third rewards are equal."""
     reward = numbers(1.0, 0.0, 0.25, 4.0, 2.0, 7.0, 7.0)
     group = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     log_a, norm = numbers(top, 0.0, math.log(3) / 2, 1.0, 0.0, 2.0, 0.0), numbers(2.0, 1.0, 1.0, 0.0, 0.0, 1.0, 5.0)
-    baseline = optimal_off_policy(reward, log_a, norm, group, leave_out_own=False)
+    baseline = optimal_off_policy(reward, log_a, norm, group)
     found = without_optimal(reward, baseline, log_a, norm, group)
     first = (1.0 + 3.0 * 0.75) * math.exp(-2 * top) / (2.0 + 4.0 * math.exp(-2 * top))
     wanted = numbers(first, first - 1.0, first - 0.75, 1.0, -1.0, 0.0, 0.0)

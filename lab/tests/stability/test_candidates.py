@@ -39,7 +39,7 @@ def test_the_runs_of_the_screen_are_read(tmp_path: Path, capsys: pytest.CaptureF
     assert (task, name, other, points) == ("countdown4", "`half_mean`", "`topr`", "+10.8")
     assert float(p) < 0.01 and 0 < float(seen) < 5
     assert candidates.main(["--runs", *["nowhere"] * 3]) == 2
-    assert "no run of the screen" in capsys.readouterr().err
+    assert "no such run" in capsys.readouterr().err
 
 
 def test_the_page_has_the_published_runs() -> None:

@@ -44,7 +44,6 @@ SETTINGS = (
     "method",
     "vcpo.truncation",
     "vcpo.step_size_rule",
-    "vcpo.ess_weights",
     "vcpo.ess_part",
     "vcpo.base_ess_ratio",
     "vcpo.baseline",

@@ -57,4 +57,4 @@ class VCPOSettings(VCPOConfig):
     @property
     def fits_two_sums(self) -> bool:
         """True where the update may be a difference of two sums that are known before the norms."""
-        return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED and not self.opob_leave_one_out
+        return self.needs_gradient_norms and self.norms.how is NormsHow.PACKED

@@ -13,9 +13,9 @@ class NormsHow(StrEnum):
 
     PACKED = "packed"
     """One backward over packed sequences gives norms and gradient, with a second gradient buffer (small models: several
-    buffers). Mixtures of experts, `opob_leave_one_out`, and groups that lie on several ranks get `two_backwards`
-    instead; so do updates in which few sequences have almost all the weight. Some settings of mixtures of experts
-    get `per_trajectory`, and the console says why."""
+    buffers). Mixtures of experts and groups that lie on several ranks get `two_backwards` instead; so do updates in
+    which few sequences have almost all the weight. Some settings of mixtures of experts get `per_trajectory`, and the
+    console says why."""
     TWO_BACKWARDS = "two_backwards"
     """One backward over packed sequences gives the norms, another the gradient: more time, no second buffer."""
     PER_TRAJECTORY = "per_trajectory"
