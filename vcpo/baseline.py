@@ -21,6 +21,17 @@ def group_mean(value: Tensor, group: Tensor) -> Tensor:
     return group_sum(value, group) / group_sum(torch.ones_like(value), group)
 
 
+def half_mean(reward: Tensor, group: Tensor) -> Tensor:
+    """Return [B], the number halfway from the lowest reward of each sequence's group to the mean of its `reward` [B].
+
+    The level of a baseline decides what stale data do: below the mean an update raises right answers more than it
+    lowers wrong ones (AsymRE, arXiv 2506.20520). Measured from the lowest reward, the level stays below the mean for
+    rewards of any sign; where the lowest reward is 0 the result is half of the mean.
+    """
+    lowest = reward.new_full((int(group.max()) + 1,), torch.inf).scatter_reduce(0, group, reward, "amin")[group]
+    return (lowest + group_mean(reward, group)) / 2
+
+
 def group_std(value: Tensor, group: Tensor) -> Tensor:
     """Return [B], the population standard deviation of `value` [B] over each sequence's group."""
     return group_mean((value - group_mean(value, group)).square(), group).sqrt()

@@ -33,6 +33,8 @@ class Baseline(StrEnum):
     """Nothing: REINFORCE."""
     MEAN = "mean"
     """The mean reward of the prompt group: GRPO."""
+    HALF_MEAN = "half_mean"
+    """Halfway from the lowest reward of the prompt group to its mean: half of the mean where wrong answers have 0."""
     OPOB = "opob"
     """The optimal off-policy baseline: minimises the variance of the update."""
 
@@ -148,7 +150,7 @@ class VCPOConfig:
     @property
     def compares_samples_of_a_prompt(self) -> bool:
         """True where a group of one sequence has no signal: the advantage of the sequence is always 0."""
-        within_group = self.baseline is Baseline.MEAN or (
+        within_group = self.baseline in (Baseline.MEAN, Baseline.HALF_MEAN) or (
             self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
         )
         return within_group or self.norm_by_std

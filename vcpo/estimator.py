@@ -4,12 +4,13 @@ The update is G = sum_i coefficient_i * g_i, with g_i the score gradient of sequ
 coefficient_i = min(w_i, c) (R_i - b_i) / (s_i B), s_i = 1 unless rewards are divided by their standard deviation.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vcpo.baseline import group_mean, group_std, optimal_off_policy, without_optimal
+from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy, without_optimal
 from vcpo.config import Baseline, EssPart, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
@@ -26,6 +27,13 @@ _SMALLEST_LOG_WEIGHT = -40.0
 # The square of a coefficient has to fit float32. At scope `minibatch` a reward's deviation from the baseline, divided
 # by the standard deviation of the reward's group, has no bound.
 _LARGEST_COEFFICIENT = 1e18
+
+_WITHOUT_NORMS: dict[Baseline, Callable[[Tensor, Tensor], Tensor]] = {
+    Baseline.NONE: lambda reward, group: torch.zeros_like(reward),
+    Baseline.MEAN: group_mean,
+    Baseline.HALF_MEAN: half_mean,
+}
+"""The baselines that need no gradient norms, as functions of (rewards [B], groups [B])."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ def _coefficients(
         log_a = log_opob_weights(config, log_weight, log_used, length)
         baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:
-        baseline = group_mean(reward, group) if config.baseline is Baseline.MEAN else torch.zeros_like(reward)
+        baseline = _WITHOUT_NORMS[config.baseline](reward, group)
         advantage = reward - baseline
     weight = log_used.exp()
     coefficient = weight * advantage * log_scale.exp() / reward.numel()

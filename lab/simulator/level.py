@@ -19,14 +19,13 @@ from vcpo import Estimate, VCPOConfig
 from vcpo.baseline import group_mean, group_std, group_sum
 from vcpo.estimator import log_reward_scale
 
-MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL, HALF_MEAN = "mean_with_level", "opob_without_level", "half_mean"
+MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL = "mean_with_level", "opob_without_level"
 CAPPED, TOPR_HALF, NONE_HALF = "capped", "topr_half", "none_half"
 RECORDED_FROM = "vcpo"
 """The method whose levels `mean_with_level` is given: of its run with the same lag, seed and rate."""
 BASES = {
     MEAN_WITH_LEVEL: "vcpo_ess",
     OPOB_WITHOUT_LEVEL: "vcpo",
-    HALF_MEAN: "vcpo_ess",
     CAPPED: "vcpo",
     TOPR_HALF: "topr",
     NONE_HALF: "none",
@@ -92,9 +91,8 @@ def moved(name: str, recorded: Mapping[int, float]) -> Moved:
         return lambda step, batch: recorded[next(steps)]
     if name == CAPPED:
         return lambda step, batch: (group_mean(batch.reward, _groups(batch)) - step.baseline).clamp(max=0.0)
-    if name == OPOB_WITHOUT_LEVEL:
-        return lambda step, batch: -level(step, batch)
-    return lambda step, batch: -0.5 * group_mean(batch.reward, _groups(batch))
+    assert name == OPOB_WITHOUT_LEVEL
+    return lambda step, batch: -level(step, batch)
 
 
 def _groups(batch: Batch) -> Tensor:

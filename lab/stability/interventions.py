@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.simulator.analysis import outcome
-from lab.simulator.level import HALF_MEAN, MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL
+from lab.simulator.level import MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL
 from lab.stability.contrasts import visible
 from lab.stability.figures import new_figure, save
 from lab.stability.inference import Difference, paired
@@ -25,7 +25,7 @@ from lab.stability.tables import Table, short
 from recipe.command_line import OneLineParser, run_command
 from verl_vcpo.common.whole_file import write_whole
 
-REFERENCE, WHOLE = "vcpo_ess", "vcpo"
+REFERENCE, WHOLE, HALF_MEAN = "vcpo_ess", "vcpo", "half_mean"
 RATE, STEPS = 1e-4, 300
 COMPARED = (WHOLE, MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL, HALF_MEAN, "vcpo_published")
 EFFECT = 0.05

@@ -86,6 +86,7 @@ def test_other_baselines_are_their_definitions(baseline: Baseline) -> None:
         expected = {
             Baseline.NONE: torch.zeros_like(r),
             Baseline.MEAN: r.mean().expand(8),
+            Baseline.HALF_MEAN: ((r.min() + r.mean()) / 2).expand(8),
         }.get(baseline)
         if expected is not None:
             torch.testing.assert_close(result.baseline[group == g], expected)
@@ -156,7 +157,7 @@ def test_non_finite_reward_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, opob"),
+        ({"baseline": "best"}, "vcpo.baseline='best': choose one of none, mean, half_mean, opob"),
         ({"truncation": 0}, r"vcpo.truncation=0: give a number in \(0, inf\]"),
         ({"base_ess_ratio": 1.5}, r"vcpo.base_ess_ratio=1.5: give a number in \(0, 1\]"),
         ({"base_ess_ratio": "best"}, r"vcpo.base_ess_ratio='best': give a number in \(0, 1\]"),
@@ -258,6 +259,7 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
         ({"baseline": "none", "norm_by_std": False}, False, False),
         ({"baseline": "none", "norm_by_std": True}, False, True),
         ({"baseline": "mean", "norm_by_std": False}, False, True),
+        ({"baseline": "half_mean", "norm_by_std": False}, False, True),
         ({"opob_scope": "minibatch", "norm_by_std": False}, True, False),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vcpo import Baseline, OpobScope, OpobWeights, StepSizeRule, VCPOConfig, estimate
-from vcpo.baseline import optimal_off_policy
+from vcpo.baseline import group_mean, half_mean, optimal_off_policy
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import sequence_log_weights, truncated_log_weights
@@ -89,6 +89,17 @@ def test_baselines_are_means_of_rewards(batch: dict[str, torch.Tensor]) -> None:
     for i in range(len(reward)):
         peers = reward[group == group[i]]
         assert peers.min() - 1e-9 <= opob[i] <= peers.max() + 1e-9
+
+
+@given(batch=batches(), shift=st.floats(-10, 10), factor=st.floats(0.1, 10))
+def test_half_of_the_mean_is_below_the_mean_whatever_rewards_are_called(
+    batch: dict[str, torch.Tensor], shift: float, factor: float
+) -> None:
+    """Rewards of -1 and 1 train as those of 0 and 1 do; half of a negative mean would be above it."""
+    reward, group = batch["reward"], batch["group"]
+    half = half_mean(reward, group)
+    assert (half <= group_mean(reward, group) + 1e-9).all()
+    torch.testing.assert_close(half_mean(factor * reward + shift, group), factor * half + shift, rtol=1e-9, atol=1e-9)
 
 
 @given(batch=batches(norm=st.floats(1e-3, 1e3)), factor=st.floats(-100, 100))
