@@ -67,32 +67,42 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 @contextlib.contextmanager
+def signals_handled_by(handle: Callable[[int, Any, Callable[[int, Any], Any]], None]) -> Iterator[None]:
+    """In the block Ctrl-C and SIGTERM call `handle(signum, frame, before)`, `before` being the handler until then.
+
+    A signal that is ignored, or that ends the process without a handler, stays as it is.
+    """
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: handler for signum, handler in before.items() if callable(handler)}
+    for signum in handlers:
+        signal.signal(signum, lambda signum, frame: handle(signum, frame, handlers[signal.Signals(signum)]))
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
 def interruption_kept() -> Iterator[None]:
     """What fails in the block after a Ctrl-C, or a SIGTERM that has a handler, is raised as a KeyboardInterrupt.
 
     For packages that raise an error of their own instead: pydantic makes a SchemaError of a Ctrl-C that comes while it
     makes a model's class, and the SchemaError has neither a cause nor a context.
     """
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {signum: handler for signum, handler in before.items() if callable(handler)}  # none of ignored signals
-    came = False
+    came: list[int] = []
 
-    def note(signum: int, frame: Any) -> None:
-        nonlocal came
-        came = True
-        handlers[signal.Signals(signum)](signum, frame)
+    def note(signum: int, frame: Any, before: Callable[[int, Any], Any]) -> None:
+        came.append(signum)
+        before(signum, frame)
 
-    for signum in handlers:
-        signal.signal(signum, note)
-    try:
-        yield
-    except Exception as error:
-        if came:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+    with signals_handled_by(note):
+        try:
+            yield
+        except Exception as error:
+            if came:
+                raise KeyboardInterrupt from error
+            raise
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:

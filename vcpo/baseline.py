@@ -52,7 +52,8 @@ def optimal_off_policy(reward: Tensor, log_weight: Tensor, squared_norm: Tensor,
     Returns:
         [B] float64 baselines within [min R, max R] of the group.
     """
-    return weighted_mean(reward, 2 * log_weight.double() + squared_norm.double().log(), group)  # -inf where it is 0
+    log_influence = 2 * log_weight.double() + squared_norm.double().log()  # [B], -inf where the norm is 0
+    return weighted_mean(reward, log_influence, group)
 
 
 def without_optimal(

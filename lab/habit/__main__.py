@@ -27,9 +27,8 @@ from lab.simulator.grid import Folder, GridRun, config_of, make_all
 from lab.simulator.level import BASES
 from lab.simulator.simulator import Simulator
 from lab.stability import preset
-from lab.stability.report import show_tables
+from lab.stability.report import show_and_keep
 from recipe.command_line import OneLineParser, run_command, whole_number
-from verl_vcpo.common.whole_file import write_whole
 
 PUBLISHED = Path("docs/measurements/habit.csv")
 
@@ -123,18 +122,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--so-far", action="store_true", help="show the runs that are there; make none")
     parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a habit.csv; make and write nothing")
     arguments = parser.parse_args(argv)
-    try:
-        if not (arguments.report or arguments.so_far):
+
+    def made() -> pd.DataFrame:
+        if not arguments.so_far:
             make(arguments)
-        runs = pd.read_csv(arguments.report) if arguments.report else collected(arguments)
-    except (OSError, ValueError) as error:
-        print(f"habit: {error}", file=sys.stderr)
-        return 2
-    show_tables(tables(runs))
-    if not arguments.report:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_whole(arguments.out / "habit.csv", runs.to_csv(index=False, lineterminator="\n"))
-    return 0
+        return collected(arguments)
+
+    return show_and_keep("habit", arguments.report, arguments.out, made, tables)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ recommended. --out gets candidates.csv, a line for each run. --report shows the 
 """
 
 import math
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from lab.simulator.analysis import outcome
 from lab.stability.contrasts import visible
 from lab.stability.inference import holm, paired
 from lab.stability.interventions import STEPS, TASKS
-from lab.stability.report import show_tables
+from lab.stability.report import show_and_keep
 from lab.stability.tables import Table, short
 from lab.stability.tuning import at_better_rate
 from recipe.command_line import OneLineParser, run_command
-from verl_vcpo.common.whole_file import write_whole
 
 CANDIDATES = ("half_mean", "capped", "topr_half", "none_half")
 RECOMMENDED = ("vcpo_ess", "vcpo_minibatch", "topr")
@@ -48,9 +46,10 @@ def collected(
     rows = []
     for task, folder in zip(TASKS, folders, strict=True):
         for file in sorted((folder / "runs").glob("*.parquet")):
-            row = run_row(task, pd.read_parquet(file))
-            if row["method"] in methods and row["lag"] in lags and row["lr"] in RATES and row["seed"] in seeds:
-                rows.append(row)
+            curve = pd.read_parquet(file)
+            run = curve.iloc[0]
+            if run["method"] in methods and run["lag"] in lags and run["lr"] in RATES and run["seed"] in seeds:
+                rows.append(run_row(task, curve))
     if not rows:
         raise ValueError(f"{', '.join(map(str, folders))}: no such run; the page beside this program has the commands")
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
@@ -103,16 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/candidates"), help="default: %(default)s")
     parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a candidates.csv")
     arguments = parser.parse_args(argv)
-    try:
-        runs = pd.read_csv(arguments.report) if arguments.report else collected(arguments.runs)
-    except (OSError, ValueError) as error:
-        print(f"candidates: {error}", file=sys.stderr)
-        return 2
-    show_tables(tables(runs))
-    if not arguments.report:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_whole(arguments.out / "candidates.csv", runs.to_csv(index=False, lineterminator="\n"))
-    return 0
+    return show_and_keep("candidates", arguments.report, arguments.out, lambda: collected(arguments.runs), tables)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Prints what each candidate and the pair reach at each task and lag, and the cand
 """
 
 import math
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -18,11 +17,10 @@ from lab.stability.inference import holm, paired
 from lab.stability.interventions import TASKS
 from lab.stability.published import PUBLISHED as PUBLISHED_RUNS
 from lab.stability.published import read_curves
-from lab.stability.report import show_tables
+from lab.stability.report import show_and_keep
 from lab.stability.tables import Table, short
 from lab.stability.tuning import at_better_rate
 from recipe.command_line import OneLineParser, run_command
-from verl_vcpo.common.whole_file import write_whole
 
 CANDIDATES = ("half_mean", "capped", "topr_half")
 PAIR = {8: "vcpo_minibatch", 32: "vcpo_minibatch", 64: "topr", 128: "topr"}
@@ -115,17 +113,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/decision"), help="default: %(default)s")
     parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a decision.csv")
     arguments = parser.parse_args(argv)
-    try:
-        given = arguments.report
-        runs = pd.read_csv(given) if given else collected(arguments.runs, CANDIDATES, tuple(PAIR), SEEDS)
-    except (OSError, ValueError) as error:
-        print(f"decision: {error}", file=sys.stderr)
-        return 2
-    show_tables(tables(runs))
-    if not arguments.report:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_whole(arguments.out / "decision.csv", runs.to_csv(index=False, lineterminator="\n"))
-    return 0
+    return show_and_keep(
+        "decision",
+        arguments.report,
+        arguments.out,
+        lambda: collected(arguments.runs, CANDIDATES, tuple(PAIR), SEEDS),
+        tables,
+    )
 
 
 if __name__ == "__main__":

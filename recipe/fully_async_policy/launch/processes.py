@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from recipe.command_line import signals_handled_by
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.samplers.engine_processes import shared_memory_of
 
@@ -179,24 +180,20 @@ def interrupted_afterwards() -> Iterator[None]:
 
     For imports: packages catch every exception around some of theirs, KeyboardInterrupt too, and the run would go on.
     """
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {signum: handler for signum, handler in before.items() if callable(handler)}  # none of ignored signals
-    came: list[int] = []
+    came: list[tuple[int, Callable[[int, Any], Any]]] = []
 
-    def note(signum: int, frame: Any) -> None:
-        came.append(signum)
+    def note(signum: int, frame: Any, before: Callable[[int, Any], Any]) -> None:
+        came.append((signum, before))
         if len(came) > 1:
-            handlers[signal.Signals(signum)](signum, frame)
+            before(signum, frame)
 
-    for signum in handlers:
-        signal.signal(signum, note)
     try:
-        yield
+        with signals_handled_by(note):
+            yield
     finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
         if came:
-            handlers[signal.Signals(came[0])](came[0], None)
+            signum, before = came[0]
+            before(signum, None)
 
 
 @contextlib.contextmanager
