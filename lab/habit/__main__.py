@@ -21,7 +21,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from lab.habit.report import LAGS, METHODS, RATES, SEEDS, STEPS, tables
-from lab.habit.tasks import MOST_GREEDY, TASKS, HabitTask
+from lab.habit.tasks import MOST_GREEDY, SHORT, TASKS, HabitTask
 from lab.simulator.analysis import LAST, outcome
 from lab.simulator.grid import Folder, GridRun, config_of, make_all
 from lab.simulator.level import BASES
@@ -41,7 +41,7 @@ def folder_of(task: HabitTask, seed: int, out: Path) -> Folder:
         f"data.val_files={task.data}/val.parquet",
         "data.max_prompt_length=48",
         f"data.max_response_length={task.response}",
-        "actor_rollout_ref.rollout.max_model_len=96",
+        f"actor_rollout_ref.rollout.max_model_len={task.response + 80}",
         f"actor_rollout_ref.model.path={task.model(seed)}",
         "reward.custom_reward_function.path=pkg://lab.habit.tasks",
     )
@@ -101,7 +101,7 @@ def collected(arguments: argparse.Namespace) -> pd.DataFrame:
             {"task": name, "seed": seed, "lag": run.lag, "method": run.method, "lr": run.lr}
             | {f"first_{key.removeprefix('last_')}": value for key, value in before.items()}
             | {"accuracy": found.accuracy, "end": found.final_accuracy, "collapse_step": found.collapse_step}
-            | {"level": curve["level"].mean(), **found.last}
+            | {"level": curve["level"].mean(), "spread": curve["log_weight_std"].mean(), **found.last}
         )
     if not rows:
         raise ValueError(f"--out {arguments.out}: none of these runs is finished; leave --so-far out")
@@ -111,7 +111,7 @@ def collected(arguments: argparse.Namespace) -> pd.DataFrame:
 def main(argv: list[str] | None = None) -> int:
     """Make, show and write. Return the exit code: 2 where a folder or a file cannot be used."""
     parser = OneLineParser(prog="python -m lab.habit", description=__doc__)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=tuple(TASKS), help="all")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=SHORT, help="%(default)s")
     methods = (*preset.METHODS, *BASES)
     parser.add_argument("--methods", nargs="+", choices=methods, metavar="NAME", default=METHODS, help="%(default)s")
     parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", default=LAGS, help="%(default)s")

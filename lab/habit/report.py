@@ -40,9 +40,11 @@ def _accuracies(best: pd.DataFrame, runs: pd.DataFrame) -> Table:
         shown = [f"{100 * of[name].mean():.1f}" for name in ("accuracy", "end", "last_greedy", "last_pass")]
         above = f"{(of['end'] > of['first_greedy']).sum()} of {len(of)}"
         level = f"{of['level'].mean():+.2f}" if of["level"].notna().all() else "-"
-        rows.append([f"`{task}`", str(lag), f"`{method}`", f"{of['lr'].iloc[0]:g}", *shown, above, level, collapsed])
+        spread = f"{of['spread'].mean():.1f}" if "spread" in of and of["spread"].notna().all() else "-"
+        shown += [above, level, spread, collapsed]
+        rows.append([f"`{task}`", str(lag), f"`{method}`", f"{of['lr'].iloc[0]:g}", *shown])
     columns = ["task", "lag", "method", "rate", "accuracy", "last tenth", "greedy", "one of 8 right"]
-    columns += ["above first greedy", "level", "collapsed, all rates"]
+    columns += ["above first greedy", "level", "spread of log-weights", "collapsed, all rates"]
     first = (
         runs.drop_duplicates(["task", "seed"]).groupby("task", sort=False)[["first_greedy", "first_accuracy"]].mean()
     )

@@ -6,6 +6,7 @@ is drawn now and then, because some of the taught ones are right.
 sort_digits  sorts, but writes the largest digit first
 countdown    reaches a number with three numbers, of which it takes the first in the place of the last, too
 countdown4   does the same with four numbers
+tries        does the same with three, after some tries at random: answers of 64 to 100 tokens
 """
 
 import random
@@ -32,6 +33,7 @@ ANSWERS = "taught"
 """The column with the taught answer."""
 MOST_GREEDY = 0.15
 """A first policy whose most likely answers are right more often has no wrong habit."""
+TRIES, END_OF_TRIES = 5, ": "
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def compute_score(
     """Return the reward of the task `data_source`; the arguments are verl's. A Countdown response is an expression."""
     if data_source == "sort_digits":
         return sort_digits.compute_score(data_source, solution_str, ground_truth)
+    if data_source == "tries":
+        solution_str = solution_str.partition(END_OF_TRIES)[2]
     return reward.compute_score(data_source, f"<answer>{solution_str}</answer>", ground_truth)
 
 
@@ -130,6 +134,17 @@ def _countdown(difficulty: Difficulty) -> Callable[[int, random.Random], Iterato
     return problems
 
 
+def _tries(count: int, rng: random.Random) -> Iterator[tuple[str, Any, str, str]]:
+    for question, truth, right, wrong in TASKS["countdown"].problems(count, rng):
+        texts = []
+        for _ in range(TRIES):
+            a, b, c = rng.sample(truth["numbers"], 3)
+            first, second = rng.choices((1, -1), k=2)
+            texts.append(f"{a}{first * b:+}{second * c:+}={a + first * b + second * c}")
+        tries = " ".join(texts) + END_OF_TRIES
+        yield question, truth, tries + right, tries + wrong
+
+
 def first_again(solution: str) -> str:
     """Return the solution with its first number in the place of its last, too."""
     first, *_, last = re.finditer(r"\d+", solution)
@@ -142,5 +157,8 @@ TASKS = {
         HabitTask("sort_digits", 8, 600, 0.1, _sorted_digits),
         HabitTask("countdown", 16, 900, 0.1, _countdown(Difficulty(numbers=3, max_number=50))),
         HabitTask("countdown4", 20, 900, 0.35, _countdown(Difficulty(numbers=4))),
+        HabitTask("tries", 104, 900, 0.1, _tries),
     )
 }
+SHORT = ("sort_digits", "countdown", "countdown4")
+"""The tasks with answers of at most 20 tokens."""

@@ -75,6 +75,7 @@ def runs_of(method: str, lr: float, accuracy: float, task: str = "countdown") ->
             **{"first_accuracy": 0.1, "first_greedy": 0.02, "first_pass": 0.3, "first_entropy": 0.5},
             **{"accuracy": accuracy + 0.01 * (seed * len(method) % 3), "end": 0.01 if method == "none" else accuracy},
             **{"collapse_step": 100.0 if method == "none" else None, "level": None if method == "none" else -0.1},
+            **({} if method == "none" else {"spread": 1.6}),
             **{"last_accuracy": accuracy, "last_greedy": accuracy, "last_pass": 0.9, "last_entropy": 0.1},
         }
         for seed in (31, 32, 33)
@@ -101,7 +102,10 @@ def test_the_tables() -> None:
         ["`countdown`", "8", "`vcpo_ess`", "0.0003"],
         ["`sort_digits`", "8", "`vcpo_ess`", "0.0003"],
     ]
-    assert [row[-3:] for row in accuracies.rows[:2]] == [["0 of 3", "-", "6 of 6"], ["3 of 3", "-0.10", "0 of 6"]]
+    assert [row[-4:] for row in accuracies.rows[:2]] == [
+        ["0 of 3", "-", "-", "6 of 6"],
+        ["3 of 3", "-0.10", "1.6", "0 of 6"],
+    ]
     assert "countdown 2.0 and 10.0" in accuracies.title
     ((task, lag, method, pairs, points, *_, p, seen),) = tests.rows
     assert (task, lag, method, pairs) == ("`countdown`", "8", "`none`", "3")

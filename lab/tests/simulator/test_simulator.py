@@ -68,6 +68,7 @@ def test_the_last_policy_is_evaluated_with_several_samples(
     drawn, greedy, one_of_eight, nats = (steps[-1][name] for name in LAST)
     assert 0 <= drawn <= one_of_eight <= 1 and 0 <= greedy <= 1 and nats > 0
     assert 1 / 8 <= steps[-1]["largest_share"] <= 1 and steps[-1]["log_weight_max"] >= 0
+    assert steps[1]["log_weight_std"] == pytest.approx(0, abs=1e-4) and steps[-1]["log_weight_std"] > 1e-3
 
 
 @pytest.mark.parametrize("method", METHODS)
