@@ -55,6 +55,7 @@ def small_task(assets: Path, run_dir: Path) -> list[str]:
     """Return the countdown preset on `assets`, with a reward from which a few steps can learn."""
     return [
         "+task=countdown",
+        "method=vcpo",
         f"data.train_files={assets}/data/train.parquet",
         f"data.val_files={assets}/data/val.parquet",
         f"actor_rollout_ref.model.path={assets}/model",

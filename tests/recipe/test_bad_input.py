@@ -132,14 +132,14 @@ WRONG = [
     (f"{ACTOR}.ppo_micro_batch_size_per_gpu=7", "ppo_micro_batch_size_per_gpu=7: does not divide"),
     (f"{ROLLOUT}.tensor_model_parallel_size=2", "tensor_model_parallel_size=2: does not divide"),
     # what VCPO's update and the loop exclude
-    ("vcpo.baseline=best", "vcpo.baseline='best': choose one of"),
+    ("method=vcpo vcpo.baseline=best", "vcpo.baseline='best': choose one of"),
     ("vcpo.truncation=-2", "vcpo.truncation=-2: give a number"),
-    ("vcpo.opob_weights=best", "vcpo.opob_weights='best': choose one of"),
+    ("method=vcpo vcpo.opob_weights=best", "vcpo.opob_weights='best': choose one of"),
     (
         f"method=vcpo_published {ACTOR}.loss_agg_mode=seq-mean-token-sum",
         "vcpo.opob_weights=published: the authors' weights are of loss_agg_mode=seq-mean-token-mean",
     ),
-    ("vcpo.norms.how=best", "vcpo.norms.how='best'"),
+    ("method=vcpo vcpo.norms.how=best", "vcpo.norms.how='best'"),
     (f"{ACTOR}.stabilizer.quantile=1.5 method=sat", "stabilizer.quantile=1.5: give a number in [0, 1]"),
     (f"{ACTOR}.stabilizer.beta=abc method=oapl", "stabilizer.beta='abc': give a number of at least 0"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila method=ppo", "loss_mode=vanila"),

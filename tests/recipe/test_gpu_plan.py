@@ -20,6 +20,7 @@ ACTOR_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 MATH = {
     "+task": "math",
+    "method": "vcpo",
     "hardware": "gpu",
     "async.lag": "10",
     "trainer.n_gpus_per_node": "4",

@@ -87,6 +87,7 @@ class Hour:
         reward = "reward.custom_reward_function"
         return [
             "+task=countdown",
+            "method=vcpo",
             "+agent=simpletir",
             f"tool_use.sandbox_url={self.sandbox.url}",
             "tool_use.max_turns=3",

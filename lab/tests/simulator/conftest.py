@@ -36,6 +36,7 @@ def overrides(assets: Path, tmp_path: Path) -> list[str]:
     """Settings of a run on `assets` that takes a second."""
     return [
         "+task=countdown_lag",
+        "method=vcpo",
         f"data.train_files={assets}/data/train.parquet",
         f"data.val_files={assets}/data/val.parquet",
         f"actor_rollout_ref.model.path={assets}/model",

@@ -35,6 +35,7 @@ def own_task(assets: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "reward.py").write_text(REWARD)
     return [
         "+task=countdown",
+        "method=vcpo",
         f"data.train_files={tmp_path}/rows.parquet",
         f"data.val_files=[{tmp_path}/rows.parquet]",
         f"actor_rollout_ref.model.path={assets}/model",

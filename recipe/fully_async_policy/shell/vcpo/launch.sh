@@ -17,5 +17,5 @@ launch() {
   if [[ "${CPU:-}" == 1 ]]; then source recipe/fully_async_policy/shell/vcpo/laptop.sh; fi
   exec python -m recipe.fully_async_policy.main +task="$TASK" run_dir="$RUN" \
     actor_rollout_ref.model.path="$MODEL" data.train_files="$DATA/train.parquet" data.val_files="$DATA/val.parquet" \
-    "${LAYOUT[@]}" "$@"
+    "${LAYOUT[@]}" method=vcpo "$@"
 }
