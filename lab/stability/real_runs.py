@@ -1,0 +1,117 @@
+"""Do Ray, vLLM and Megatron contradict the decision? `python -m lab.stability.real_runs [--runs DIR...]`.
+
+Makes no run: lab/stability/decision.md has the commands that make them, and the rule. Prints each method's accuracies,
+and the candidate's differences from the others, paired by seed. --out gets real_runs.csv, a line for each evaluation.
+--report shows the published runs.
+"""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from lab.simulator.analysis import accuracy_after
+from lab.stability.contrasts import visible
+from lab.stability.inference import paired
+from lab.stability.report import show_and_keep
+from lab.stability.tables import Table
+from recipe.command_line import OneLineParser, run_command
+from verl_vcpo.report.run_log import read_metrics
+
+CANDIDATE = "half_mean"
+PUBLISHED = Path("docs/measurements/stability/real_runs.csv")
+RUN = ["task", "lag", "method", "seed"]
+NO_SIGN = "none"
+"""No sign of the alarm since the evaluation before; an empty cell says that none was looked for."""
+
+
+def evaluations(folder: Path) -> pd.DataFrame:
+    """Return a row for each evaluation of a finished run: its accuracy, and the alarm's signs since the one before.
+
+    Raises:
+        OSError: the folder has no finished run.
+    """
+    config, summary = OmegaConf.load(folder / "config.yaml"), json.loads((folder / "summary.json").read_text())
+    rows, signs = [], set[str]()
+    for step in read_metrics(folder):
+        signs |= set(step.get("collapse_signs") or [])
+        if step.get("val_accuracy") is not None:
+            rows.append(
+                {
+                    "step": step["step"],
+                    "val_accuracy": step["val_accuracy"],
+                    "signs": " ".join(sorted(signs)) or NO_SIGN,
+                }
+            )
+            signs = set()
+    task = "+".join(summary["base_accuracies"])
+    run = {"task": task, "lag": summary["lag"], "method": summary["method"], "seed": config.data.seed}
+    return pd.DataFrame([run | row for row in rows])
+
+
+def tables(rows: pd.DataFrame) -> list[Table]:
+    """Return the accuracies of each method and what the candidate is ahead by, and its difference from each other."""
+    runs = [
+        dict(zip(RUN, name, strict=True))
+        | {"start": curve["val_accuracy"].iloc[0], "end": curve["val_accuracy"].iloc[-1]}
+        | {"accuracy": accuracy_after(curve, name[1], int(curve["step"].max()))}
+        | {"alarm": None if curve["signs"].isna().all() else (curve["signs"].fillna(NO_SIGN) != NO_SIGN).any()}
+        for name, curve in rows.groupby(RUN, sort=False)
+    ]
+    every = pd.DataFrame(runs)
+    reached, differences = [], []
+    for (task, lag), of in every.groupby(["task", "lag"], sort=False):
+        by_method = {str(method): found.set_index("seed") for method, found in of.groupby("method", sort=False)}
+        for method, found in by_method.items():
+            shown = [", ".join(f"{100 * value:.1f}" for value in found[name]) for name in ("start", "accuracy", "end")]
+            alarms = "-" if found["alarm"].isna().any() else f"{found['alarm'].sum()} of {len(found)}"
+            mean = f"{100 * found['accuracy'].mean():.1f}"
+            reached.append([str(task), str(lag), f"`{method}`", *shown, mean, alarms])
+        for method in by_method:
+            if method != CANDIDATE and CANDIDATE in by_method:
+                pair = [list(100 * by[name]["accuracy"]) for by, name in ((by_method, CANDIDATE), (by_method, method))]
+                test = paired(*pair)
+                points = [f"{value:+.1f}" for value in (test.mean, test.low, test.high)]
+                differences.append(
+                    [str(task), str(lag), f"`{method}`", *points, f"{test.p:.2g}", f"{visible(*pair):.1f}"]
+                )
+    columns = [
+        "task",
+        "k",
+        "method",
+        "before, each seed",
+        "after step k, each seed",
+        "at the end",
+        "after step k, mean",
+    ]
+    return [
+        Table("Held-out accuracy, %", [*columns, "runs with an alarm"], reached),
+        Table(
+            f"`{CANDIDATE}` less others, after step k",
+            ["task", "k", "less", "points", "from", "to", "p", "seen with a power of 80 %"],
+            differences,
+        ),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Show and write. Return the exit code: 2 where a folder or a file cannot be used."""
+    parser = OneLineParser(prog="python -m lab.stability.real_runs", description=__doc__)
+    parser.add_argument("--runs", type=Path, nargs="+", default=[], metavar="DIR", help="folders of finished runs")
+    parser.add_argument("--out", type=Path, default=Path("outputs/real-runs"), help="default: %(default)s")
+    parser.add_argument("--report", type=Path, nargs="?", const=PUBLISHED, help="a real_runs.csv")
+    arguments = parser.parse_args(argv)
+    if not (arguments.runs or arguments.report):
+        parser.error("give --runs DIR..., or --report")
+    return show_and_keep(
+        "real_runs",
+        arguments.report,
+        arguments.out,
+        lambda: pd.concat([evaluations(folder) for folder in arguments.runs], ignore_index=True),
+        tables,
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)
