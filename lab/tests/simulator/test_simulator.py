@@ -138,7 +138,7 @@ def test_the_command_ends_well_where_a_run_breaks(
 
 
 def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp_path: Path) -> None:
-    settings = tuple(o for o in overrides if not o.startswith(("+task", "run_dir")))
+    settings = tuple(o for o in overrides if not o.startswith(("+task", "method", "run_dir")))
     folder = Folder(tmp_path / "grid", TASK, settings)
     folder.open(assets / "model")
     first, second = GridRun("vcpo", 0, 1, 1e-3), GridRun("tis_seq", 1, 1, 1e-3)
