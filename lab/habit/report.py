@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from lab.stability.contrasts import visible
-from lab.stability.inference import holm, paired
+from lab.stability.inference import holm, paired, pairs_by_seed
 from lab.stability.tables import Table
 from lab.stability.tuning import CELL, at_better_rate
 
@@ -55,14 +55,15 @@ def _accuracies(best: pd.DataFrame, runs: pd.DataFrame) -> Table:
 def _tests(best: pd.DataFrame) -> Table:
     found = []
     for (task, lag), of in best.groupby(["task", "lag"], sort=False):
-        by_method = {method: rows.set_index("seed")["accuracy"] for method, rows in of.groupby("method", sort=False)}
+        by_method = {
+            method: rows.set_index("seed")["accuracy"].to_dict() for method, rows in of.groupby("method", sort=False)
+        }
         if REFERENCE not in by_method:
             continue
         for method, accuracy in by_method.items():
-            both = accuracy.index.intersection(by_method[REFERENCE].index)
-            if method != REFERENCE and len(both) > 1:
-                pair = [list(values.loc[both]) for values in (accuracy, by_method[REFERENCE])]
-                found.append((task, lag, method, len(both), paired(*pair), visible(*pair)))
+            pair = pairs_by_seed(accuracy, by_method[REFERENCE])
+            if method != REFERENCE and len(pair[0]) > 1:
+                found.append((task, lag, method, len(pair[0]), paired(*pair), visible(*pair)))
     corrected = holm([test.p for *_, test, _ in found])
     rows = [
         [f"`{task}`", str(lag), f"`{method}`", str(pairs)]

@@ -34,6 +34,7 @@ ANSWERS = "taught"
 MOST_GREEDY = 0.15
 """A first policy whose most likely answers are right more often has no wrong habit."""
 TRIES, END_OF_TRIES = 5, ": "
+"""How many tries at random a response of the task `tries` begins with, and the text between them and the answer."""
 
 
 @dataclass(frozen=True)
@@ -160,5 +161,5 @@ TASKS = {
         HabitTask("tries", 104, 900, 0.1, _tries),
     )
 }
-SHORT = ("sort_digits", "countdown", "countdown4")
+SHORT = tuple(name for name, task in TASKS.items() if task.response <= 20)
 """The tasks with answers of at most 20 tokens."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from lab.stability.cells import Cell, by_method, over
-from lab.stability.inference import LEVEL, Difference, holm, paired, visible_difference
+from lab.stability.inference import LEVEL, Difference, holm, paired, pairs_by_seed, visible_difference
 
 LARGE_LAG = 64
 """Lags are compared in two groups: those from here on, and the smaller ones."""
@@ -97,9 +97,9 @@ def contrasts(cells: Sequence[Cell], chosen: Sequence[Cell]) -> list[Contrast]:
         best = {row.method: row.by_seed for row in standings(chosen, lags)}
         for compared, samples in ((BEST, best), (RATES, over_rates(cells, lags))):
             for method, against in pairs(samples):
-                if seeds := sorted(set(samples[method]) & set(samples[against])):
-                    of = [[samples[name][seed] for seed in seeds] for name in (method, against)]
-                    found.append(Contrast(compared, lags, method, against, len(seeds), paired(*of), visible(*of)))
+                of = pairs_by_seed(samples[method], samples[against])
+                if seeds := len(of[0]):
+                    found.append(Contrast(compared, lags, method, against, seeds, paired(*of), visible(*of)))
     return found
 
 

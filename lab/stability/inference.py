@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,6 +62,12 @@ def paired(sample: Sequence[float], reference: Sequence[float]) -> Difference:
         return Difference(mean, math.nan, math.nan, math.nan)
     half = interval(differences)
     return Difference(mean, mean - half, mean + half, float(stats.ttest_1samp(differences, 0.0).pvalue))
+
+
+def pairs_by_seed(sample: Mapping[int, float], reference: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """The values of both samples at the seeds that both have, in the order of the seeds: what `paired` takes."""
+    seeds = sorted(sample.keys() & reference.keys())
+    return [sample[seed] for seed in seeds], [reference[seed] for seed in seeds]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

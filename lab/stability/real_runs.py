@@ -5,19 +5,18 @@ and the candidate's differences from the others, paired by seed. --out gets real
 --report shows the published runs.
 """
 
-import json
 from pathlib import Path
 
 import pandas as pd
-from omegaconf import OmegaConf
 
 from lab.simulator.analysis import accuracy_after
 from lab.stability.contrasts import visible
-from lab.stability.inference import paired
+from lab.stability.inference import paired, pairs_by_seed
 from lab.stability.report import show_and_keep
 from lab.stability.tables import Table
 from recipe.command_line import OneLineParser, run_command
-from verl_vcpo.report.run_log import read_metrics
+from scripts.report.runs import read_run
+from verl_vcpo.report.run_log import ACCURACIES
 
 CANDIDATE = "half_mean"
 PUBLISHED = Path("docs/measurements/stability/real_runs.csv")
@@ -30,11 +29,13 @@ def evaluations(folder: Path) -> pd.DataFrame:
     """Return a row for each evaluation of a finished run: its accuracy, and the alarm's signs since the one before.
 
     Raises:
-        OSError: the folder has no finished run.
+        ValueError: the folder has no finished run.
     """
-    config, summary = OmegaConf.load(folder / "config.yaml"), json.loads((folder / "summary.json").read_text())
+    run = read_run(folder)
+    if not run.finished:
+        raise ValueError(f"{folder}: the run is not finished; resume the run, or leave the folder out")
     rows, signs = [], set[str]()
-    for step in read_metrics(folder):
+    for step in run.lines:
         signs |= set(step.get("collapse_signs") or [])
         if step.get("val_accuracy") is not None:
             rows.append(
@@ -45,13 +46,13 @@ def evaluations(folder: Path) -> pd.DataFrame:
                 }
             )
             signs = set()
-    task = "+".join(summary["base_accuracies"])
-    run = {"task": task, "lag": summary["lag"], "method": summary["method"], "seed": config.data.seed}
-    return pd.DataFrame([run | row for row in rows])
+    task = "+".join(run.lines[0][ACCURACIES])
+    names = {"task": task, "lag": int(run.lag), "method": run.config.method, "seed": run.config.data.seed}
+    return pd.DataFrame([names | row for row in rows])
 
 
 def tables(rows: pd.DataFrame) -> list[Table]:
-    """Return the accuracies of each method and what the candidate is ahead by, and its difference from each other."""
+    """Return the accuracies of each method, and the candidate's differences from the other methods."""
     runs = [
         dict(zip(RUN, name, strict=True))
         | {"start": curve["val_accuracy"].iloc[0], "end": curve["val_accuracy"].iloc[-1]}
@@ -70,7 +71,8 @@ def tables(rows: pd.DataFrame) -> list[Table]:
             reached.append([str(task), str(lag), f"`{method}`", *shown, mean, alarms])
         for method in by_method:
             if method != CANDIDATE and CANDIDATE in by_method:
-                pair = [list(100 * by[name]["accuracy"]) for by, name in ((by_method, CANDIDATE), (by_method, method))]
+                of_both = ((100 * by_method[name]["accuracy"]).to_dict() for name in (CANDIDATE, method))
+                pair = pairs_by_seed(*of_both)
                 test = paired(*pair)
                 points = [f"{value:+.1f}" for value in (test.mean, test.low, test.high)]
                 differences.append(

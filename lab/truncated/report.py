@@ -10,7 +10,7 @@ import pandas as pd
 from lab.simulator.analysis import accuracy_after, collapse_step
 from lab.stability.contrasts import visible
 from lab.stability.figures import new_figure, save
-from lab.stability.inference import holm, paired
+from lab.stability.inference import holm, paired, pairs_by_seed
 from lab.stability.tables import Table
 
 TIGHT, WIDE = 48, 256
@@ -90,8 +90,7 @@ def _tests(ends: dict[Case, dict[int, float]]) -> Table:
     found = []
     for case, reference in CONTRASTS:
         if case in ends and reference in ends:
-            seeds = sorted(ends[case].keys() & ends[reference].keys())
-            pair = [[ends[each][seed] for seed in seeds] for each in (case, reference)]
+            pair = pairs_by_seed(ends[case], ends[reference])
             found.append((case, reference, paired(*pair), visible(*pair)))
     corrected = holm([test.p for _, _, test, _ in found])
     rows = [

@@ -51,3 +51,9 @@ def overrides(assets: Path, tmp_path: Path) -> list[str]:
         # the untrained policy solves nothing; digits it can learn
         "reward.custom_reward_function.path=pkg://tests.kit.digits_reward",
     ]
+
+
+@pytest.fixture
+def folder_settings(overrides: list[str]) -> tuple[str, ...]:
+    """The settings of `overrides` that all runs of a grid's folder share: task, method and place are each run's."""
+    return tuple(setting for setting in overrides if not setting.startswith(("+task", "method", "run_dir")))

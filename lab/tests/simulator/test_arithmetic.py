@@ -63,7 +63,7 @@ def test_a_folder_has_one_arithmetic(tmp_path: Path) -> None:
         exact.open(tmp_path / "model")
 
 
-def test_the_step_by_the_lag_part_is_a_setting_of_the_run(overrides: list[str], tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "countdown_lag", tuple(overrides[2:]))
+def test_the_step_by_the_lag_part_is_a_setting_of_the_run(folder_settings: tuple[str, ...], tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "countdown_lag", folder_settings)
     parts = [config_of(GridRun(name, 2, 1, 1e-3), folder).vcpo.ess_part for name in ("vcpo", LAG_PART)]
     assert parts == ["whole", "lag"]

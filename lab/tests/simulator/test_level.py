@@ -75,10 +75,10 @@ def test_advantages_over_half_of_the_mean(overrides: list[str]) -> None:
     assert not torch.equal(plain, half)
 
 
-def test_recorded_levels_are_those_of_the_run_with_opob(overrides: list[str], assets: Path, tmp_path: Path) -> None:
-    folder = Folder(
-        tmp_path, "countdown_lag", tuple(o for o in overrides if not o.startswith(("+task", "method", "run_dir")))
-    )
+def test_recorded_levels_are_those_of_the_run_with_opob(
+    folder_settings: tuple[str, ...], assets: Path, tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path, "countdown_lag", folder_settings)
     folder.open(assets / "model")
     opob, mean = (GridRun(method, 1, 1, 1e-3) for method in ("vcpo", MEAN_WITH_LEVEL))
     with pytest.raises(ValueError, match="make the runs of method vcpo first"):

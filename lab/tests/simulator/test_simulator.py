@@ -137,9 +137,10 @@ def test_the_command_ends_well_where_a_run_breaks(
     assert f"{tmp_path}/run: " in out and "0.0% after" in out and "mean ESS ratio" in out
 
 
-def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp_path: Path) -> None:
-    settings = tuple(o for o in overrides if not o.startswith(("+task", "method", "run_dir")))
-    folder = Folder(tmp_path / "grid", TASK, settings)
+def test_a_grid_goes_on_where_it_stopped(
+    overrides: list[str], folder_settings: tuple[str, ...], assets: Path, tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path / "grid", TASK, folder_settings)
     folder.open(assets / "model")
     first, second = GridRun("vcpo", 0, 1, 1e-3), GridRun("tis_seq", 1, 1, 1e-3)
     assert list(run_all([(first, folder)], workers=1)) == [first]
@@ -152,18 +153,18 @@ def test_a_grid_goes_on_where_it_stopped(overrides: list[str], assets: Path, tmp
     mine = curves[curves["method"] == "vcpo"][same.columns].reset_index(drop=True)
     pd.testing.assert_frame_equal(mine, same, check_dtype=False)
     with pytest.raises(ValueError, match="holds runs of other settings"):
-        Folder(folder.path, TASK, settings[1:]).open(assets / "model")
+        Folder(folder.path, TASK, folder_settings[1:]).open(assets / "model")
 
     published = tmp_path / "curves.parquet"
     publish({TASK: curves}, published)
-    other = Folder(tmp_path / "another", TASK, settings)
+    other = Folder(tmp_path / "another", TASK, folder_settings)
     other.open(assets / "model")
     adopt(other, published)
     kept = ["method", "lag", "seed", "lr", "step", "val_accuracy"]
     pd.testing.assert_frame_equal(other.curves([first, second])[kept], curves[kept], check_dtype=False)
     publish({TASK: other.curves([first, second])}, tmp_path / "again.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(published), pd.read_parquet(tmp_path / "again.parquet"))
-    fewer = Folder(tmp_path / "fewer", TASK, settings[1:])
+    fewer = Folder(tmp_path / "fewer", TASK, folder_settings[1:])
     fewer.open(assets / "model")
     with pytest.raises(ValueError, match="holds runs of other settings"):
         adopt(fewer, published)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from lab.stability import real_runs
 
@@ -14,9 +15,18 @@ ROOT = Path(__file__).parents[3]
 def run_folder(folder: Path, method: str, seed: int, accuracies: list[float], signs: list[str]) -> Path:
     """Write the files of a finished run at lag 1 that was evaluated before step 1 and after each step."""
     folder.mkdir()
-    (folder / "config.yaml").write_text(f"data: {{seed: {seed}}}\n")
-    (folder / "summary.json").write_text(json.dumps({"method": method, "lag": 1, "base_accuracies": {"sums": 0.1}}))
-    lines: list[dict[str, object]] = [{"step": step, "val_accuracy": value} for step, value in enumerate(accuracies)]
+    config = {
+        **{"method": method, "async": {"lag": 1}, "vcpo": {"enable": False}},
+        "data": {"seed": seed, "val_files": "data/sums/val.parquet"},
+        "trainer": {"device": "cpu", "nnodes": 1, "n_gpus_per_node": 1, "total_training_steps": 2},
+        "actor_rollout_ref": {"rollout": {"nnodes": 1, "n_gpus_per_node": 1}},
+    }
+    OmegaConf.save(config, folder / "config.yaml")
+    (folder / "summary.json").write_text(json.dumps({"wall_clock_s": 1.0}))
+    lines: list[dict[str, object]] = [
+        {"step": step, "wall_clock_s": step, "val_accuracy": value, "val_accuracies": {"sums": value}}
+        for step, value in enumerate(accuracies)
+    ]
     lines.insert(2, {"step": 1, "val_accuracy": None, "collapse_signs": signs})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -44,9 +54,26 @@ def test_what_a_run_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert real_runs.tables(unknown)[0].rows[0][-1] == "-"
 
 
+def test_runs_are_paired_by_their_seed(tmp_path: Path) -> None:
+    """Catches differences of whatever runs come first, and a seed of one method that is compared with another's."""
+    made = (("vcpo", (1, 2, 3)), ("half_mean", (3, 4, 2, 1)))
+    rows = [
+        real_runs.evaluations(run_folder(tmp_path / f"{method}{seed}", method, seed, [0.1, 0.1, 0.1 * seed + more], []))
+        for (method, seeds), more in zip(made, (0.0, 0.2), strict=True)
+        for seed in seeds
+    ]
+    ((*_, points, low, high, _p, _seen),) = real_runs.tables(pd.concat(rows))[1].rows
+    assert (points, low, high) == ("+20.0", "+20.0", "+20.0")
+
+
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
     assert real_runs.main(["--runs", str(tmp_path)]) == 2
     assert "config.yaml" in capsys.readouterr().err
+    going = run_folder(tmp_path / "going", "vcpo", 1, [0.1, 0.2, 0.3], [])
+    (going / "summary.json").unlink()
+    assert real_runs.main(["--runs", str(going)]) == 2
+    assert "the run is not finished" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         real_runs.main([])
     assert ended.value.code == 2 and "give --runs" in capsys.readouterr().err
