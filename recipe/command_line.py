@@ -84,11 +84,15 @@ def signals_handled_by(handle: Callable[[int, Any, Callable[[int, Any], Any]], N
 
 
 @contextlib.contextmanager
-def interruption_kept() -> Iterator[None]:
-    """What fails in the block after a Ctrl-C, or a SIGTERM that has a handler, is raised as a KeyboardInterrupt.
+def interruption_kept(*, block_handles_it: bool = False) -> Iterator[None]:
+    """A block to which a Ctrl-C comes, or a SIGTERM that has a handler, ends with a KeyboardInterrupt.
 
     For packages that raise an error of their own instead: pydantic makes a SchemaError of a Ctrl-C that comes while it
-    makes a model's class, and the SchemaError has neither a cause nor a context.
+    makes a model's class, and the SchemaError has neither a cause nor a context. Or that raise nothing: pydantic-core
+    drops what a key's `__hash__` raises.
+
+    Args:
+        block_handles_it: the block may also end without an error, having handled the signal itself.
     """
     came: list[int] = []
 
@@ -103,12 +107,14 @@ def interruption_kept() -> Iterator[None]:
             if came:
                 raise KeyboardInterrupt from error
             raise
+    if came and not block_handles_it:
+        raise KeyboardInterrupt
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command, and end this process with the exit code that `main` returns."""
     try:
-        with interruption_kept():
+        with interruption_kept(block_handles_it=True):
             code = main()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -272,6 +272,38 @@ def test_an_interruption_that_becomes_another_error_is_an_interruption(
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def swallowed(signum: signal.Signals) -> None:
+    """A signal that pydantic-core drops, as it does in a key's `__hash__`."""
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("part", ["compose", "check"])
+def test_an_interruption_that_a_package_drops_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str, signum: signal.Signals
+) -> None:
+    for name in ("prepare_environment", "compose", "check", "_folders"):
+        monkeypatch.setattr(main, name, lambda *_, **__: None)
+    monkeypatch.setattr(main, part, lambda *_, **__: swallowed(signum))
+    monkeypatch.setattr(main, "launch", lambda *_: pytest.fail("the run was started"))
+    assert main.main(["+task=countdown"]) == 128 + signum
+    assert command_in(capsys.readouterr().err) == ["+task=countdown"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_handles_it_keeps_its_exit_code(signum: signal.Signals) -> None:
+    def handles_it() -> int:
+        with processes.sigterm_is_ctrl_c():
+            swallowed(signum)
+        return 128 + signum
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(handles_it)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert ended.value.code == 128 + signum
+
+
 def test_so_it_is_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_command(lambda: model_of_pydantic(signal.SIGINT))
