@@ -101,7 +101,7 @@ class VCPOConfig:
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""
 
     baseline: Baseline = Baseline.OPOB
-    """The number that is subtracted from a sequence's reward."""
+    """The number that is subtracted from a sequence's reward: a run's default method takes `half_mean`."""
 
     opob_scope: OpobScope = OpobScope.GROUP
     """The sequences over which one OPOB is computed."""

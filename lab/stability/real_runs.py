@@ -66,7 +66,7 @@ def tables(rows: pd.DataFrame) -> list[Table]:
         by_method = {str(method): found.set_index("seed") for method, found in of.groupby("method", sort=False)}
         for method, found in by_method.items():
             shown = [", ".join(f"{100 * value:.1f}" for value in found[name]) for name in ("start", "accuracy", "end")]
-            alarms = "-" if found["alarm"].isna().any() else f"{found['alarm'].sum()} of {len(found)}"
+            alarms = "-" if found["alarm"].isna().any() else f"{sum(found['alarm'])} of {len(found)}"
             mean = f"{100 * found['accuracy'].mean():.1f}"
             reached.append([str(task), str(lag), f"`{method}`", *shown, mean, alarms])
         for method in by_method:

@@ -72,7 +72,7 @@ WRONG = [
     ("async.truncated=penalty async.overlong_buffer_len=0", "overlong_buffer_len=0: give a whole number of at least"),
     (
         "async.overlong_buffer_len=8",
-        "overlong_buffer_len=8: has no effect with method=vcpo: only async.truncated=penalty reads",
+        "overlong_buffer_len=8: has no effect with method=half_mean: only async.truncated=penalty reads",
     ),
     ("async.truncated=drop method=a2c", "async.truncated=drop: a critic's loss divides by the tokens left"),
     ("async.sampler_timeout_s=0", "async.sampler_timeout_s=0: give a number of seconds"),
@@ -83,7 +83,7 @@ WRONG = [
     ("trainer.test_freq=0", "trainer.test_freq=0: give a whole number of at least 1, or -1 for never"),
     ("samples_every=-1", "samples_every=-1: give a number of steps, 0 (never) or more"),
     ("save_model=1", "save_model=1: give true or false"),
-    ("save_weights=true", "save_weights=true: has no effect with method=vcpo: with trainer.save_freq=-1 no checkpoint"),
+    ("save_weights=true", "save_weights=true: has no effect with method=half_mean: with trainer.save_freq=-1 no"),
     ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep=2: has no effect with"),
     (
         "trainer.val_only=true trainer.val_before_train=false",
@@ -102,7 +102,7 @@ WRONG = [
     (f"{ACTOR}.optim.lr_warmup_steps=100", "lr_warmup_steps=100: the warm-up has to end before"),
     (f"{ACTOR}.optim.lr_warmup_steps_ratio=1", "lr_warmup_steps_ratio=1: give a share"),
     (f"{ROLLOUT}.n=abc", "rollout.n=abc: give a whole number of at least 1"),
-    (f"{ROLLOUT}.n=1", "rollout.n=1: vcpo.baseline=opob, vcpo.norm_by_std=True compare"),
+    (f"{ROLLOUT}.n=1", "rollout.n=1: vcpo.baseline=half_mean, vcpo.norm_by_std=True compare"),
     (f"{ACTOR}.megatron.router_replay.mode=R2", "router_replay.mode=R2: R2 needs a pass that a lag-k run leaves out"),
     (f"{ACTOR}.megatron.router_replay.mode=R3", f"replay=false: {ACTOR}.megatron.router_replay.mode=R3 replays"),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", "replay=true: nothing reads the experts"),

@@ -33,8 +33,8 @@ def of_method(*overrides: str) -> DictConfig:
     return main.compose(["+task=countdown", "method=vcpo", *overrides])
 
 
-def test_the_default_is_vcpo(good: dict[str, str]) -> None:
-    both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=vcpo",))]
+def test_the_default_is_half_mean(good: dict[str, str]) -> None:
+    both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=half_mean",))]
     assert both[0] == both[1]
 
 

@@ -31,12 +31,14 @@ def test_what_the_command_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     real = notebook.subprocess.Popen
     monkeypatch.setattr(notebook.subprocess, "Popen", instead)
     settings = {"trainer.total_training_steps": 3, "data": {"train_batch_size": 4}}
-    run = notebook.train("countdown", model="m", lag=2, folder=str(tmp_path), **settings)
+    run = notebook.train("countdown", model="m", lag=2, method="vcpo", folder=str(tmp_path), **settings)
     assert run.folder == tmp_path
     assert given[0][-8:] == [
-        *("train", "+task=countdown", "method=vcpo", "async.lag=2", f"run_dir={tmp_path}"),
+        *("train", "+task=countdown", "async.lag=2", f"run_dir={tmp_path}", "method=vcpo"),
         *("actor_rollout_ref.model.path=m", "trainer.total_training_steps=3", "data.train_batch_size=4"),
     ]
+    notebook.train("countdown", folder=str(tmp_path))
+    assert given[1][-4:] == ["train", "+task=countdown", "async.lag=8", f"run_dir={tmp_path}"]
 
 
 def test_a_wrong_setting_is_the_commands_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def train(
     task: str,
     model: str | None = None,
     lag: float = 8,
-    method: str = "vcpo",
+    method: str | None = None,
     folder: str | None = None,
     **settings: Any,
 ) -> Run:
@@ -67,6 +67,7 @@ def train(
 
     Args:
         model: a Hugging Face folder, or a name of the hub; None: the task's preset says.
+        method: None: the default, as for `vcpo train`.
         folder: the run's folder; None: outputs/ and the time.
         settings: by their full names, `**{"data.train_batch_size": 16}`; or a section, `data={"train_batch_size": 16}`.
 
@@ -74,8 +75,8 @@ def train(
         RuntimeError: the command's last line, where it has not ended well.
     """
     place = Path(folder or f"outputs/{datetime.now():%Y%m%d-%H%M%S}")
-    given = {"method": method, "async.lag": lag, "run_dir": str(place)}
-    given |= {"actor_rollout_ref.model.path": model} if model else {}
+    named = {"method": method, "actor_rollout_ref.model.path": model}
+    given = {"async.lag": lag, "run_dir": str(place)} | {name: value for name, value in named.items() if value}
     words = [f"+task={task}", *(f"{name}={spelt(value)}" for name, value in _by_full_name(given | settings).items())]
     program = "from verl_vcpo.command import main; main()"
     command = [sys.executable, "-u", "-c", program, "train", *words]
