@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,6 +59,11 @@ class GameServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.game, self.lock = Game(), threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error, unless the player has hung up: a trajectory that was stopped waits for no answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

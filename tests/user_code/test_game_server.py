@@ -1,7 +1,10 @@
 """examples/guessing: an agent loop plays on a game server, and a server that fails is never a reward."""
 
 import asyncio
+import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
@@ -139,6 +142,26 @@ def test_a_server_that_fails_is_no_reward(server: GameServer, monkeypatch: pytes
     monkeypatch.setattr(loop, "_REQUEST_LIMIT", loop.ClientTimeout(total=0.5))
     assert "TimeoutError" in str(reason(monkeypatch, server.url))
     waits.set()
+
+
+def test_a_player_that_hangs_up_leaves_no_traceback(
+    server: GameServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a trajectory does that is stopped, so that its prompt is sampled again."""
+
+    def asked(text: bytes) -> str:
+        answered = threading.Event()
+        monkeypatch.setattr(server, "close_request", lambda request: (request.close(), answered.set()))
+        with socket.create_connection(("127.0.0.1", server.server_port)) as player:
+            player.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing is a reset
+            player.sendall(b"POST /step HTTP/1.1\r\nContent-Length: 2\r\n\r\n" + text)
+            time.sleep(0.2)
+        assert answered.wait(60)
+        return capsys.readouterr().err
+
+    assert asked(b"{") == ""
+    monkeypatch.setattr(server.game, "step", lambda **_: 1 / 0)
+    assert "ZeroDivisionError" in asked(b"{}")
 
 
 def test_a_server_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
