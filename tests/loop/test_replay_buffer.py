@@ -289,11 +289,14 @@ def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = buffer_with(2, {"a": 1, "b": 1}, {"a", "b"})
     buffer.note_submitted(TensorDict({"uid": ["a", "b"], "index": [5, 6]}, batch_size=2))
+    buffer._attempts.update({"a": 1, "b": 2})
+    buffer._reissued |= {"a", "b"}
+    notes = buffer._sessions, buffer._attempts, buffer._submission_number, buffer._data_row, buffer._reissued
     monkeypatch.setattr("transfer_queue.kv_clear", lambda **kwargs: None)
     buffer._clear_groups("train", {"a"})  # by group filtering
-    assert buffer._submission_number.keys() == buffer._data_row.keys() == {"b"}
+    assert [set(of_prompts) for of_prompts in notes] == [{"b"}] * 5
     buffer._metrics(2, "train", {"b"})
-    assert not buffer._submission_number and not buffer._data_row and buffer.data_rows == [6]
+    assert not any(notes) and buffer.data_rows == [6]
 
 
 def test_rows_of_the_data_may_have_names() -> None:

@@ -64,6 +64,7 @@ def test_a_large_kl_has_to_last() -> None:
     assert told(healthy(30) + [large] * 10) == [(34, Sign.KL_GROWTH)]
     assert not told(healthy(30) + [large] * 4 + healthy(30)), "a few heavy tails"
     assert not told(healthy(30) + [(0.5, 1.0, 0.05)] * 10), "grown, but small"
+    assert not told(healthy(30) + [(0.5, 1.0, AlarmLevels().kl)] * 10), "the level itself is not above it"
     assert told(healthy(5) + [large] * 2, AlarmLevels(kl_steps=2)) == [(6, Sign.KL_GROWTH)]
 
 

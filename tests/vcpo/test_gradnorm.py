@@ -245,6 +245,18 @@ def buckets_of(segments: Segments, some: list[int]) -> list[tuple[int, int]]:
     return [(len(bucket), bucket.longest) for bucket in segments.padded(tuple(some)).buckets]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([10] * 5, [(5, 10)]),
+        ([20] * 3 + [10] * 10 + [1] * 100, [(3, 20), (10, 10), (100, 1)]),
+        ([9, 9, 8], [(3, 9)]),
+    ],
+)
+def test_a_bucket_is_split_where_most_pairs_are_spared(lengths: list[int], expected: list[tuple[int, int]]) -> None:
+    assert buckets_of(Segments.of_lengths(lengths), list(range(len(lengths)))) == expected
+
+
 @given(lengths=st.lists(st.integers(0, 400), max_size=40))
 def test_buckets_hold_every_sequence_once_and_pad_little(lengths: list[int]) -> None:
     segments = Segments.of_lengths(lengths)
