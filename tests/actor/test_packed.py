@@ -16,7 +16,7 @@ from tests.kit.actor import build_engine
 from tests.kit.layout_run import GROUP_SIZE, GROUPS, PER_TRAJECTORY, Method, ParallelLayout, run_layout
 from tests.kit.layout_worker import make_batch
 from vcpo.gradnorm import sums
-from verl_vcpo.actor.norms import experts, layout, update
+from verl_vcpo.actor.norms import experts, layout, routing, update
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.settings import NOT_PACKED_EXPERTS
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -276,3 +276,32 @@ def test_recompute(make_engine: Callable[..., Any]) -> None:
         assert engine._second_buffers
     assert plain.last_update[0].squared_norm.equal(again.last_update[0].squared_norm)
     assert len(plain.last_update[0].squared_norm) == GROUPS * GROUP_SIZE
+
+
+def test_rows_of_experts_wait_for_their_copy_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's copy has only begun when the call returns; here it is made when the event is waited for."""
+    begun: list[Callable[[], Any]] = []
+
+    class OnCard(torch.Tensor):
+        is_cuda = True
+
+    class OnHost(torch.Tensor):
+        def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            begun.append(lambda: self.as_subclass(torch.Tensor).copy_(source.as_subclass(torch.Tensor)))
+            return self
+
+    class Event:
+        def record(self) -> None:
+            self.copies = list(begun)
+
+        def synchronize(self) -> None:
+            for copy in self.copies:
+                copy()
+
+    def empty(size: torch.Size, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype).as_subclass(OnHost)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", empty)
+    copy = routing._Copy(torch.tensor([[3, 1]]).as_subclass(OnCard))
+    assert copy.wait().tolist() == [[3, 1]]
