@@ -16,7 +16,7 @@ from tests.kit.actor import build_engine
 from tests.kit.layout_run import GROUP_SIZE, GROUPS, PER_TRAJECTORY, Method, ParallelLayout, run_layout
 from tests.kit.layout_worker import make_batch
 from vcpo.gradnorm import sums
-from verl_vcpo.actor.norms import experts, layout, routing, update
+from verl_vcpo.actor.norms import experts, layout, routing, tapping, update
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.settings import NOT_PACKED_EXPERTS
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -305,3 +305,9 @@ def test_rows_of_experts_wait_for_their_copy_to_the_host(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "empty", empty)
     copy = routing._Copy(torch.tensor([[3, 1]]).as_subclass(OnCard))
     assert copy.wait().tolist() == [[3, 1]]
+
+
+def test_a_parameter_that_no_layer_collects_is_named_with_its_layer() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2))
+    assert tapping._left_over([model]) == "1.weight belongs to a torch.nn.modules.linear.Linear"
+    assert tapping._left_over([model.requires_grad_(False)]) is None, "adapters alone are trained"
