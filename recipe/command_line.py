@@ -87,9 +87,9 @@ def signals_handled_by(handle: Callable[[int, Any, Callable[[int, Any], Any]], N
 def interruption_kept(*, block_handles_it: bool = False) -> Iterator[None]:
     """A block to which a Ctrl-C comes, or a SIGTERM that has a handler, ends with a KeyboardInterrupt.
 
-    For packages that raise an error of their own instead: pydantic makes a SchemaError of a Ctrl-C that comes while it
-    makes a model's class, and the SchemaError has neither a cause nor a context. Or that raise nothing: pydantic-core
-    drops what a key's `__hash__` raises.
+    Packages may raise an error of their own instead: pydantic makes a SchemaError of a Ctrl-C that comes while it makes
+    a model's class, and the SchemaError has neither a cause nor a context. Packages may also raise nothing:
+    pydantic-core drops what a key's `__hash__` raises.
 
     Args:
         block_handles_it: the block may also end without an error, having handled the signal itself.

@@ -96,17 +96,17 @@ def collected(arguments: argparse.Namespace) -> pd.DataFrame:
             opened.add(folder.path)
         before = first_policy(TASKS[name], seed, arguments.out)
         curve = pd.read_parquet(folder.file(run))
-        reached = outcome(curve, STEPS, run.lag)
+        found = outcome(curve, STEPS, run.lag)
         rows.append(
             {"task": name, "seed": seed, "lag": run.lag, "method": run.method, "lr": run.lr}
             | {f"first_{key.removeprefix('last_')}": value for key, value in before.items()}
-            | {"accuracy": reached.accuracy, "end": reached.final_accuracy, "collapse_step": reached.collapse_step}
-            | {"level": curve["level"].mean(), "spread": curve["log_weight_std"].mean(), **reached.last}
+            | {"accuracy": found.accuracy, "end": found.final_accuracy, "collapse_step": found.collapse_step}
+            | {"level": curve["level"].mean(), "spread": curve["log_weight_std"].mean(), **found.last}
         )
     if not rows:
         raise ValueError(f"--out {arguments.out}: none of these runs is finished; leave --so-far out")
-    found = pd.DataFrame(rows)
-    return found.round(dict.fromkeys(found.columns.drop("lr"), 4))
+    table = pd.DataFrame(rows)
+    return table.round(dict.fromkeys(table.columns.drop("lr"), 4))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -83,7 +83,10 @@ WRONG = [
     ("trainer.test_freq=0", "trainer.test_freq=0: give a whole number of at least 1, or -1 for never"),
     ("samples_every=-1", "samples_every=-1: give a number of steps, 0 (never) or more"),
     ("save_model=1", "save_model=1: give true or false"),
-    ("save_weights=true", "save_weights=true: has no effect with method=half_mean: with trainer.save_freq=-1 no"),
+    (
+        "save_weights=true",
+        "save_weights=true: has no effect with method=half_mean: with trainer.save_freq=-1 no checkpoint",
+    ),
     ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep=2: has no effect with"),
     (
         "trainer.val_only=true trainer.val_before_train=false",

@@ -273,7 +273,7 @@ def test_an_interruption_that_becomes_another_error_is_an_interruption(
 
 
 def swallowed(signum: signal.Signals) -> None:
-    """A signal that pydantic-core drops, as it does in a key's `__hash__`."""
+    """A signal that a package drops, as pydantic-core does in a key's `__hash__`."""
     with contextlib.suppress(BaseException):
         signal.raise_signal(signum)
 
@@ -321,8 +321,7 @@ def test_a_package_that_catches_everything_does_not_lose_it(signum: signal.Signa
     """Packages import some of their own parts so; the run would begin all the same."""
     loaded = []
     with processes.sigterm_is_ctrl_c(), pytest.raises(KeyboardInterrupt), processes.interrupted_afterwards():
-        with contextlib.suppress(BaseException):
-            signal.raise_signal(signum)
+        swallowed(signum)
         loaded.append("the rest of it")
     assert loaded
     with processes.sigterm_is_ctrl_c(), pytest.raises(KeyboardInterrupt), processes.interrupted_afterwards():

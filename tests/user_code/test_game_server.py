@@ -147,7 +147,7 @@ def test_a_server_that_fails_is_no_reward(server: GameServer, monkeypatch: pytes
 def test_a_player_that_hangs_up_leaves_no_traceback(
     server: GameServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a trajectory does that is stopped, so that its prompt is sampled again."""
+    """A trajectory that is stopped, because its prompt is sampled again, resets its connection."""
 
     def asked(text: bytes) -> str:
         answered = threading.Event()
