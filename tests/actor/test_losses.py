@@ -162,6 +162,7 @@ def test_rows_of_a_mini_batch(uids: list[str]) -> None:
     assert rows.mine == slice(0, 4) and rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4]
     moved = [math.exp(d) - 1 - d for d in (0.9, 1.7)]
     assert rows.kl[0].item() == pytest.approx(sum(moved), rel=1e-6)
+    assert not rows.truncated.any(), "no agent loop has said so"
 
 
 @pytest.mark.usefixtures("process_group")
@@ -186,6 +187,8 @@ def test_log_probs_of_fewer_or_more_tokens_than_the_longest_response() -> None:
     wanted = gather_mini_batch(batch(), 0, policy, None).log_weight
     wide = torch.nn.functional.pad(policy, (0, 3), value=9.0)
     assert gather_mini_batch(batch(), 0, wide, None).log_weight.equal(wanted)
+    two = tu.index_select_tensor_dict(batch(), [0, 3])  # fewer responses than tokens
+    assert gather_mini_batch(two, 0, wide[[0, 3]], None).log_weight.equal(wanted[[0, 3]])
     data = batch()
     data["response_mask"].values()[-1] = 0
     rows = [gather_mini_batch(data, 0, policy[:, :width], None).log_weight for width in (3, 4)]
@@ -215,9 +218,13 @@ def test_only_truncated_responses_are_masked_and_only_where_asked() -> None:
 def test_spans_have_the_squares_of_their_tokens() -> None:
     # A square is at most 1: that of the third token of the first response would be 2.89.
     runs = [[[3, 1], [5, 1]], [[5, 1]], [], [[2, 3], [None, 1]]]
-    data = batch(extra_fields=[{FIELD: each} for each in runs])
+    data = batch()
     tu.assign_non_tensor(data, policy_version=5)
     policy, _ = response_rows(as_output(log_probs())["log_probs"], data, "rollout_log_probs")
+    rows = gather_mini_batch(data, 0, policy.detach(), None)
+    assert rows.spans == [[]] * 4 and rows.lag.isnan().all(), "no agent loop has told the versions"
+    data = batch(extra_fields=[{FIELD: each} for each in runs])
+    tu.assign_non_tensor(data, policy_version=5)
     spans = gather_mini_batch(data, 0, policy.detach(), None).spans
     wanted = [[(2, 1, 0.81), (0, 1, 1.0)], [(0, 1, 0.01)], [], [(3, 3, 0.5**2 + 0.4**2 + 0.3**2)]]
     assert [span[:2] for each in spans for span in each] == [span[:2] for each in wanted for span in each]
@@ -246,7 +253,10 @@ def ranks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             columns = {name: column for name, column in rows.items() if name != "rank"}
             into[:] = [{"rank": r, **{k: c[:n] for k, c in columns.items()}} for r, n in enumerate(sizes)]
 
-        collectives = {"get_world_size": lambda: len(sizes), "all_gather_object": gather, "all_reduce": lambda _: None}
+        def all_reduce(part: Tensor) -> None:
+            part *= 2  # another model-parallel rank has the same norms
+
+        collectives = {"get_world_size": lambda: len(sizes), "all_gather_object": gather, "all_reduce": all_reduce}
         monkeypatch.setattr(mini_batch, "dist", SimpleNamespace(**collectives))
 
     return set_sizes
@@ -256,14 +266,14 @@ def test_sequences_of_several_ranks(ranks_of: Callable[..., None]) -> None:
     ranks_of(1, 2, 1)
     policy, norms = torch.zeros(4, 4), torch.tensor([[1.0, 9, 9, 9], [2, 3, 9, 9], [4, 9, 9, 9]])
     rows = gather_mini_batch(batch(), 1, policy, norms, equal=False)
-    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4] and rows.mine == slice(1, 3)
+    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [2, 4, 6, 8] and rows.mine == slice(1, 3)
     assert rows.tokens.tolist() == [2, 2, 1, 2]
     for gather in (lambda: gather_mini_batch(batch(), 1, policy, norms), lambda: gather_sequences(batch(), 1)):
         with pytest.raises(RuntimeError, match=r"ranks hold \[1, 2, 1\] sequences, not all the same"):
             gather()
     ranks_of(1, 1, 1)
     rows = gather_mini_batch(batch(), 0, policy, torch.tensor([[1.0], [2], [3]]))
-    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3], "more ranks than sequences each"
+    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [2, 4, 6], "more ranks than sequences each"
 
 
 @pytest.mark.parametrize("name", ["rollout_log_probs", "response_mask"])

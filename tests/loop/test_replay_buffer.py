@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_vcpo.common.stored_tags import Failure
 from verl_vcpo.loop import deadlines, replay_buffer, withheld_prompts
@@ -120,16 +121,69 @@ def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkey
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", look)
     rests: list[float] = []
     monkeypatch.setattr(buffer, "sleep", rests.append)
+    buffer.clock = lambda: 7.0
     buffer.wait_until_finished(1, "train")
-    assert next(looks, None) is None and not buffer._unfinished("train") and len(rests) == 1
+    assert next(looks, None) is None and not buffer._unfinished("train") and rests == [0.05]
+    assert buffer._waiting_since == 7.0
 
 
-def test_prompts_that_failed_are_sampled_again_in_order() -> None:
-    names, reissued = {f"{n:x}" for n in range(15)}, list[str]()
+def test_a_rest_is_four_times_as_long_as_a_look() -> None:
+    buffer, rests = buffer_with(2, {}, set()), list[float]()
+    buffer.sleep, buffer._poll_s = rests.append, 0.5
+    buffer._wait_for_next_poll("train", 0.0)
+    assert rests == [2.0]
+
+
+def test_a_look_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, times = buffer_with(2, {}, set()), iter([10.0, 10.5])
+    monkeypatch.setattr(tq, "kv_list", lambda partition: {})
+    buffer.clock, buffer._partition = lambda: next(times), "val"
+    buffer._sync_metadata_from_transfer_queue()
+    assert buffer._poll_s == 0.5
+
+
+def test_trajectories_follow_the_order_of_prompts_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Session 10 comes after session 2, whatever order they are stored in."""
+    buffer, stored = buffer_with(2, {}, set()), ["a_10_0", "b_0_0", "a_2_1", "a_2_0"]
+    batch = tq.KVBatchMeta(keys=stored, tags=[{"key": key} for key in stored])
+    monkeypatch.setattr(ReplayBufferAsync, "_materialize_batch", lambda *_: batch)
+    ordered = buffer._materialize_batch("train", ["b", "a"], {})
+    assert ordered.keys == ["b_0_0", "a_2_0", "a_2_1", "a_10_0"] == [tag["key"] for tag in ordered.tags]
+
+
+def test_each_wait_looks_at_its_own_partition_and_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, looked = buffer_with(2, {}, set()), list[str]()
+    monkeypatch.setattr(ReplayBufferAsync, "sample", lambda self, *_: (looked.append(self._partition), {}))
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: looked.append(buffer._partition))
+    buffer._counts["retried_prompts"] = 1
+    buffer.clock = lambda: 7.0
+    buffer.sample(1, "val", 3)
+    assert not buffer._counts and buffer._waiting_since == 7.0
+    buffer._partition = "train"
+    buffer.wait_until_finished(1, "val")
+    assert looked == ["val", "val"]
+
+
+def test_the_wait_for_a_deadline_is_counted() -> None:
+    buffer, now = buffer_with(2, {"slow": 1, "fast": 2}, {"fast"}), [10.0]
+    buffer.clock = lambda: now[0]
+    assert choose(buffer, step=3, batch_size=1) is None
+    now[0] = 17.0
+    assert choose(buffer, step=3, batch_size=1) is None, "since the first look"
+    buffer.finished_keys["train"].add("slow")
+    assert choose(buffer, step=3, batch_size=1) == ["slow"] and buffer._counts["deadline_wait_s"] == 7.0
+
+
+@pytest.mark.parametrize(("prompts", "others"), [(15, ["... and so did 12 others."]), (3, [])])
+def test_prompts_that_failed_are_sampled_again_in_order(
+    prompts: int, others: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    names, reissued = {f"{n:x}" for n in range(prompts)}, list[str]()
     buffer = buffer_with(2, dict.fromkeys(names, 1), set(), reissued=reissued)
     buffer.failure_keys["train"] = set(names)
     buffer._terminal_eviction_reasons(2, "train")
     assert reissued == sorted(names)
+    assert capfd.readouterr().out.splitlines()[3:] == others
 
 
 def test_metrics_of_what_a_batch_leaves() -> None:
@@ -152,6 +206,7 @@ def test_metrics_of_what_a_batch_leaves() -> None:
         "vcpo/buffer/age/max": 3,
     }
     assert buffer.ages == {1: 1, 2: 1, 3: 1}, "a prompt that failed counts from when it was sampled again"
+    assert buffer._metrics(5, "train", {"taken", "ready", "slow", "new"})["vcpo/buffer/age/max"] == 0
 
 
 def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
@@ -270,9 +325,9 @@ def test_deadlines_that_cannot_hold_end_the_run_instead_of_a_wait_without_end() 
 
 def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
     buffer = buffer_with(2, {"old": 3, "new": 4}, set())
-    now = [0.0]
+    now = [1000.0]
     buffer.clock, buffer.sleep = lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + 10.0)
-    buffer._waiting_since = buffer._last_told = 0.0
+    buffer._waiting_since = buffer._last_told = 1000.0
     for _ in range(12):
         buffer._wait_for_next_poll("train", 0.0)
     lines = [line for line in capfd.readouterr().out.splitlines() if "has waited" in line]
@@ -292,9 +347,11 @@ def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatc
     buffer._attempts.update({"a": 1, "b": 2})
     buffer._reissued |= {"a", "b"}
     notes = buffer._sessions, buffer._attempts, buffer._submission_number, buffer._data_row, buffer._reissued
-    monkeypatch.setattr("transfer_queue.kv_clear", lambda **kwargs: None)
+    cleared: list[str] = []
+    monkeypatch.setattr("transfer_queue.kv_clear", lambda partition_id, keys: cleared.extend(keys))
     buffer._clear_groups("train", {"a"})  # by group filtering
     assert [set(of_prompts) for of_prompts in notes] == [{"b"}] * 5
+    assert cleared == ["a"] and buffer.finished_keys["train"] == {"b"}, "upstream's part"
     buffer._metrics(2, "train", {"b"})
     assert not any(notes) and buffer.data_rows == [6]
 

@@ -50,13 +50,14 @@ def test_a_gradient_that_spikes_and_vanishes() -> None:
 
 
 def test_a_spike_is_five_times_the_median_of_twenty_steps_and_counts_for_twenty() -> None:
-    def after(flat: int, spike: float, later: int, norm: float = 0.09) -> list[tuple[int, Sign]]:
-        return told([(0.5, size, 0.002) for size in [1.0] * flat + [spike] + [1.0] * later + [norm] * 3])
+    def after(flat: int, spike: float, later: int, norm: float = 0.09, unit: float = 1.0) -> list[tuple[int, Sign]]:
+        return told([(0.5, unit * size, 0.002) for size in [1.0] * flat + [spike] + [1.0] * later + [norm] * 3])
 
     vanished = Sign.VANISHED_GRADIENT
     assert after(20, 5.1, 0) == [(23, vanished)] and not after(19, 5.1, 0) and not after(20, 5.0, 0)
     assert after(20, 5.1, 17) == [(40, vanished)] and not after(20, 5.1, 18)
     assert not after(20, 5.1, 0, norm=0.1)
+    assert after(20, 5.1, 0, unit=4.0) == [(23, vanished)], "relative to the median"
 
 
 def test_a_large_kl_has_to_last() -> None:

@@ -271,22 +271,24 @@ def test_what_settings_need(settings: dict, norms: bool, compares: bool) -> None
 
 
 @pytest.mark.parametrize("dominating", [1, 2])
-def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(dominating: int) -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e6])
+def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(dominating: int, unit: float) -> None:
     """R - b* is 1e-17 of R there, and the weight makes it count."""
     log_weight = torch.tensor([20.0] * dominating + [0.0, 0.0]).double()
-    reward = torch.tensor([1.0] * dominating + [0.0, 0.25]).double()
+    reward = unit * torch.tensor([1.0] * dominating + [0.0, 0.25]).double()
     config, size = VCPOConfig(truncation=None, norm_by_std=False), len(reward)
     step = estimate(config, log_weight, reward, torch.zeros(size).long(), squared_norm=torch.ones(size))
-    wanted = math.exp(20 - 40) * 1.75 / dominating / size
+    wanted = unit * math.exp(20 - 40) * 1.75 / dominating / size
     assert step.coefficient[0].item() == pytest.approx(wanted, rel=1e-9)
 
 
-def test_rewards_in_float32_give_the_numbers_of_float64() -> None:
+def test_rewards_and_norms_in_float32_give_the_numbers_of_float64() -> None:
     log_weight, _, group, squared_norm = _batch()
-    reward = torch.rand(32, generator=torch.Generator().manual_seed(1))
+    reward, squared_norm = torch.rand(32, generator=torch.Generator().manual_seed(1)), squared_norm.float()
     config = VCPOConfig(norm_by_std=True)
     found, wanted = (
-        estimate(config, log_weight, r, group, squared_norm=squared_norm) for r in (reward, reward.double())
+        estimate(config, log_weight, r, group, squared_norm=norm)
+        for r, norm in ((reward, squared_norm), (reward.double(), squared_norm.double()))
     )
     torch.testing.assert_close(found.coefficient, wanted.coefficient, rtol=1e-12, atol=0)
 

@@ -64,10 +64,11 @@ def test_linear(
     torch.testing.assert_close(torch.stack(buffers), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_weight_is_taken_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 rows in blocks of 3, 3 and 2."""
+@pytest.mark.parametrize("memory", [1, 130])
+def test_a_weight_is_taken_in_blocks_of_rows(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 rows in blocks of 3, 3 and 2 of one sequence; in 130 bytes in blocks of 4 rows of two sequences."""
     monkeypatch.setattr(linear, "_FEWEST_ROWS", 3)
-    monkeypatch.setattr(linear, "_CPU_BYTES", 1)
+    monkeypatch.setattr(linear, "_CPU_BYTES", memory)
     lengths = [3, 5, 2]
     segments = Segments.of_lengths(lengths)
     x, dy = tokens(lengths, 4, 8)
@@ -165,6 +166,22 @@ def test_wide_buffers_take_narrow_products(batched: bool) -> None:
     )
 
 
+def test_narrow_gradients_of_vectors_and_tables_add_up_in_float32() -> None:
+    segments = Segments.of_lengths([300, 2])
+    ones = torch.ones(302, 1, dtype=torch.bfloat16)  # which has no 257
+    assert sequence_sums(ones, segments.sequence, 2).tolist() == [[300.0], [2.0]]
+    assert embedding_squared_norms(torch.zeros(302, dtype=torch.long), ones, segments).tolist() == [90_000.0, 4.0]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_narrow_buffers_take_sums_with_wide_coefficients(batched: bool) -> None:
+    segments, (x, dy) = Segments.of_lengths([30, 17]), tokens([30, 17], 16, 24)
+    expected = torch.einsum("n,noi->oi", torch.tensor([0.5, -2.0]), per_sequence_gradients(x, dy, segments))
+    buffer = torch.zeros(24, 16, dtype=torch.bfloat16)
+    WeightedSums(segments, [[0.5, -2.0]]).add(x, dy, [buffer], torch.zeros(2), batched=batched)
+    torch.testing.assert_close(buffer.float(), expected, rtol=1e-2, atol=0.1)
+
+
 def test_vectors() -> None:
     lengths = [5, 0, 2, 9]
     segments = Segments.of_lengths(lengths)
@@ -228,6 +245,14 @@ def test_equal_coefficients_share_a_product_and_long_sequences_have_their_own() 
     products = 2 * sum(lengths) * 640 * 960
     pairs = sum(n * longest**2 for n, longest in buckets_of(segments, [0, 2, 3, 4, 5]))
     assert counter.get_total_flops() == products + 2 * pairs * (640 + 960)
+
+
+def test_a_product_of_its_own_pays_from_a_length_on() -> None:
+    """2 n^2 (64 + 32) operations are more than 1,600 (64 * 32 + 6,000,000) from n = 7,073 on."""
+    weighted = WeightedSums(Segments.of_lengths([7072, 7073], "meta"), [])
+    x, dy, norms = (torch.empty(*size, device="meta") for size in ((7072 + 7073, 64), (7072 + 7073, 32), (2,)))
+    weighted.add(x, dy, [], norms)
+    assert list(weighted._shared) == [(1,)]
 
 
 @pytest.mark.parametrize("batched", [False, True])

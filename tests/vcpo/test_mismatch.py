@@ -94,6 +94,8 @@ def test_sums_over_sequences_of_different_lengths() -> None:
     sums = OfSequences.of(log_weight, tokens, squares)
     assert sums[:4] == (3, 6.0, 1.25, 1.5 * (2.25 + 1 + 0.25))
     assert sums.spread == pytest.approx((3 - 2 / 3) ** 2 + (1 - 4 / 3) ** 2 + (0 - 2) ** 2)
+    alone = OfSequences.of(log_weight[:1], tokens[:1], squares[:1])
+    assert alone == (1, 1.0, 0.375, 0.375, 0.0), "one sequence has no spread, and adds none to a window"
 
 
 def test_two_sequences_have_a_spread_and_tokens_are_counted_one_by_one() -> None:
@@ -101,7 +103,7 @@ def test_two_sequences_have_a_spread_and_tokens_are_counted_one_by_one() -> None
     sums = OfSequences.of(*torch.tensor([[1.0, 0], [1, 1], [0.25, 0.25]]))
     assert sums == (2, 2.0, 0.5, 2 * 2 * 0.25, 0.0)
     mismatch = Mismatch()
-    mismatch.update(torch.zeros(2), torch.tensor([2**24, 1]), torch.zeros(2), None)
+    mismatch.update(torch.zeros(2), torch.tensor([2.0**24, 1]), torch.zeros(2), None)
     assert mismatch._newest[-1].tokens == 2**24 + 1
 
 
@@ -121,6 +123,7 @@ def test_what_is_shared_is_less_where_its_error_is_large() -> None:
     """Independent tokens would have 1, these have 4: 0.03 more per token. The root of the spread is the error of 3."""
     window = [OfSequences(sequences=4, tokens=100, squares=1.0, of_weights=4.0, spread=2.25)]
     assert [_shared(window, errors) for errors in (0, 1, 2, 3)] == pytest.approx([0.03, 0.0225, 0, 0])
+    assert _shared([OfSequences(1, 10, 1.0, 1.0, 0.0)], 2) == 0 == _shared([], 2), "one sequence shares with none"
 
 
 @pytest.mark.parametrize("power", [1, 1.5, 2])
@@ -134,6 +137,64 @@ def test_the_square_at_lag_0_follows_from_other_lags(power: float, smallest: int
 def test_a_square_that_does_not_grow_with_the_lag_is_arithmetic() -> None:
     of_lags = {lag: OfLag(1000, 1000 * square, 1.0) for lag, square in ((1, 3.0), (2, 2.0), (3, 1.0))}
     assert _intercept(of_lags) == pytest.approx((2.0, math.sqrt(3) / 3000)), "three sums of 1, and 3,000 tokens"
+
+
+def test_a_straight_and_a_bent_curve_are_both_tried_and_the_nearer_one_is_taken() -> None:
+    """By weighted least squares: where the line falls, the bent curve may grow; and a negative v stays."""
+
+    def v(*of_lags: tuple[int, int, float]) -> float:
+        return _intercept({lag: OfLag(tokens, tokens * square, 1.0) for lag, tokens, square in of_lags})[0]
+
+    assert v((0, 1, 2.0), (1, 1, 1.0), (2, 1, 1.0), (3, 1, 1.9)) == pytest.approx(1.475 - 3.5 * 1.45 / 49)
+    assert v((1, 1, 0.1), (2, 1, 1.0), (3, 1, 2.1)) == pytest.approx(-0.6), "0.6 lag + 0.1 lag^2"
+    assert v((1, 1, 1.0), (2, 1, 7.0), (3, 1, 4.0), (4, 1000, 7.0)) == pytest.approx(1.0), "1.5 lag, at lag 4 exact"
+
+
+@pytest.mark.parametrize(("lags", "error", "fresh"), [(2, 0.03, True), (3, 0.03, False), (3, 0.02, True)])
+def test_an_imprecise_square_gives_way_to_a_curve_through_three_lags(lags: int, error: float, fresh: bool) -> None:
+    mismatch = Mismatch()
+    by_lag = [[lag, 100, 100 * square, (100 * error) ** 2] for lag, square in ((0, 1.0), (1, 1.3), (2, 1.3))]
+    mismatch.load_state_dict({**mismatch.state_dict(), "by_lag": [by_lag[:lags]]})
+    assert mismatch.mean_square()[0] == pytest.approx(1.0 if fresh else 1.05), "the line is 1.05 + 0.15 lag"
+
+
+@pytest.mark.parametrize(("errors", "newer"), [(-2.1, True), (-1.9, False), (1.9, False), (2.1, True)])
+def test_tokens_computed_again_take_the_place_from_two_standard_errors_on(errors: float, newer: bool) -> None:
+    """The error of a difference: sampling's is 0.003, that of the tokens computed again 0.004."""
+    mismatch, other = Mismatch(), 1 + 0.005 * errors
+    windows = {"by_lag": [[[0, 1000, 1000.0, 9.0]]], "again": [[1000, 1000 * other, 16.0]], "of_sampling": [1.0, 0.0]}
+    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    assert mismatch.mean_square() == pytest.approx((other, 0.004) if newer else (1.0, 0.003))
+
+
+def test_without_any_difference_in_sampling_the_tokens_computed_again_stand_alone() -> None:
+    mismatch = Mismatch()
+    windows = {"by_lag": [[[0, 1000, 0.0, 0.0]]], "again": [[1000, 1.0, 1e-4]]}
+    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    assert mismatch.mean_square() == pytest.approx((1e-3, 1e-5))
+
+
+def test_a_single_fresh_token_ends_what_was_computed_again() -> None:
+    mismatch = Mismatch()
+    mismatch.load_state_dict({**mismatch.state_dict(), "again": [[100, 1.0, 0.1]]})
+    mismatch.update(torch.zeros(1), torch.ones(1), torch.full((1,), 0.1), [[(0, 1, 0.1)]])
+    assert not mismatch.state_dict()["again"]
+
+
+def test_fresh_responses_among_stale_ones_count() -> None:
+    mismatch, (log_weight, tokens, squares, spans) = Mismatch(), rows(0)
+    stale: list[list[Span]] = [[(8, LENGTH, each)] for each in squares.tolist()]
+    mismatch.update(log_weight, tokens, squares, spans[:3] + stale[3:])
+    (fresh,) = mismatch.state_dict()["fresh"]
+    assert fresh[:2] == [3, 3 * LENGTH]
+
+
+def test_tokens_computed_again_without_any_difference_tell_no_ratio() -> None:
+    mismatch = Mismatch()
+    mismatch.update(*rows(0), [(500, 0.0)] * 4)
+    assert mismatch.state_dict()["of_sampling"] is None
+    mismatch.update(*rows(0), computed_again(RMS, seed=1, sequences=2, tokens=50))
+    assert mismatch.state_dict()["of_sampling"] is not None, "however small the sum of squares is"
 
 
 def test_until_a_version_is_known_nothing_is() -> None:
@@ -172,7 +233,7 @@ def test_tokens_computed_again_keep_the_square_current_at_one_lag() -> None:
     assert abs(parts.rms - 2 * RMS) < 4 * parts.rms_error < 0.1 * RMS
     assert parts.lag == pytest.approx(math.exp(-4e-4 * LENGTH), abs=0.1)
     assert without.rms == pytest.approx(RMS, rel=0.01) and without.lag < parts.lag / 2
-    assert sum(each.tokens for each in mismatch._again) < Mismatch.AGAIN + 8000
+    assert 2**17 <= sum(each.tokens for each in mismatch._again) < 2**17 + 8000
     saved = Mismatch()
     saved.load_state_dict(json.loads(json.dumps(mismatch.state_dict())))
     assert saved.mean_square() == mismatch.mean_square()
@@ -232,6 +293,11 @@ def test_the_oldest_leave_as_soon_as_enough_is_left() -> None:
     window = deque("abc")
     _shorten(window, [1, 1, 1], enough=2)
     assert list(window) == ["b", "c"]
+    _shorten(window, [1, 1], enough=0)
+    assert list(window) == ["c"], "the newest stays"
+    window = deque("abcd")
+    _shorten(window, [1, 1, 1, 1], enough=1)
+    assert list(window) == ["d"]
 
 
 @pytest.mark.parametrize(
@@ -241,9 +307,10 @@ def test_the_oldest_leave_as_soon_as_enough_is_left() -> None:
         (300, 2, [(0, 64, 0.1)], (256, 256, 256)),
         (4, 2**13, [(0, 1, 0.1), (1, 63, 0.1)], (4, 0, 2)),
         (4, 2**13, [(0, 1, 0.1), (1, 1, 0.1), (2, 62, 0.1)], (2, 0, 2)),
+        (4, 2**13, [(1, 1, 0.1), (2, 1, 0.1), (3, 62, 0.1)], (2, 0, 2)),
         (4, 2, [(1, 1, 0.1), (2, 63, 0.1)], (0, 0, 4)),
     ],
-    ids=["fresh", "small", "two lags", "three lags", "never fresh"],
+    ids=["fresh", "small", "two lags", "three lags", "three stale lags", "never fresh"],
 )
 def test_how_far_back_it_looks(batches: int, size: int, spans: list[Span], kept: tuple[int, ...]) -> None:
     """At 2^20 tokens, fresh ones where a batch has few lags, at 2^14 sequences, and at 256 batches at most."""
@@ -261,6 +328,7 @@ def test_what_sequences_share_counts_from_two_errors_on_and_fresh_ones_from_thre
     parts, fresh, newest = mismatch._parts(tokens), 0.03 * (1 - 9 * 0.5625 / 9), 0.03 * (1 - 4 * 1.0 / 9)
     assert parts is not None and parts.lag == pytest.approx(expected_ess_ratio(newest - fresh, tokens), rel=1e-12)
     assert parts.arithmetic == pytest.approx(expected_ess_ratio(0.01 + fresh, tokens), rel=1e-12)
+    assert (parts.rms, parts.rms_error) == pytest.approx((0.1, 1e-5 / 0.2)), "the error of a root: half, by the root"
 
 
 def test_a_response_of_one_token_counts() -> None:
@@ -296,6 +364,8 @@ def test_a_resumed_run_has_the_same_numbers() -> None:
     again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
     assert again.update(*rows(3, 1e-4, seed=2)) == straight.update(*rows(3, 1e-4, seed=2))
     assert again.state_dict() == straight.state_dict()
+    again.load_state_dict(Mismatch().state_dict())
+    assert again.state_dict() == Mismatch().state_dict(), "nothing stays of what was there before"
 
 
 def test_the_expected_ratio_is_that_of_the_batchs_own_lengths_and_size() -> None:

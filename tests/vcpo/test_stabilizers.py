@@ -134,6 +134,7 @@ def test_the_distance_of_a_sequence_is_a_mean_over_its_own_tokens() -> None:
     log_mu, mask = torch.zeros(1, 3), torch.tensor([[True, True, False]])
     log_pi = torch.tensor([[-0.9, 0.0, -9.0]])  # mean log(mu/pi) 0.45
     assert off_policy_mask(log_pi, log_mu, torch.full((1, 3), -1.0), mask)[0, :2].all()
+    assert off_policy_mask(2 * log_pi, log_mu, torch.full((1, 3), 0.5), mask)[0, :2].all(), "an advantage above 0"
 
 
 def test_off_policy_mask_keeps_ppos_clip() -> None:
@@ -181,6 +182,18 @@ def test_bapo_moves_its_bounds_until_good_tokens_have_their_share() -> None:
     # Never reached: both bounds end at their ends, and the good token is no longer clipped.
     losses = bapo(log_pi, log_mu, advantage, mask, positive_share=0.9)
     check_bapo(losses, log_pi, [-2.0, 0.9], [-2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantages", "expected"),
+    [([2.0, 1.0], [1.0, -1.2], [-1.2, 1.2]), ([1.0, 0.3], [0.6, -1.0], [-0.6, 0.6])],
+)
+def test_bapo_leaves_its_bounds_where_good_tokens_have_their_share(
+    ratios: list[float], advantages: list[float], expected: list[float]
+) -> None:
+    """The share is a half; both bounds would move the loss: the upper one of the first, the lower one of the second."""
+    losses = bapo(torch.tensor([ratios]).log(), torch.zeros(1, 2), torch.tensor([advantages]), torch.ones(1, 2))
+    torch.testing.assert_close(losses, torch.tensor([expected]))
 
 
 def check_bapo(losses: Tensor, log_pi: Tensor, value: list[float], gradient: list[float]) -> None:
@@ -314,5 +327,5 @@ def test_sat_with_a_quantile_of_zero_takes_the_smallest() -> None:
 
 
 def test_the_positive_share_of_small_advantages() -> None:
-    advantage, ones = torch.tensor([[0.1, -0.3]]), torch.ones(1, 2)
-    assert _positive_share(ones, advantage, ones, 0.8, 1.2) == pytest.approx(0.25)
+    advantage, ones, mask = torch.tensor([[0.1, -0.3, 5.0]]), torch.ones(1, 3), torch.tensor([[1, 1, 0]])
+    assert _positive_share(ones, advantage, mask, 0.8, 1.2) == pytest.approx(0.25), "a masked token has no part"
