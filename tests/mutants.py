@@ -2,9 +2,9 @@
 
 Makes one small mistake at a time (another operator, number or function, a statement left out) in the algorithm, in the
 engine's losses, norms and mini-batches, and in the replay buffer with its deadlines, in an order drawn by the seed, and
-runs the tests of that file. Prints the mistakes that no test saw, but those of tests/kit/harmless_mutants.txt, which
-change no number and have their reason there. Exits with 1 where there are others. The files of the tree stay as they
-are: mistakes are made in a copy.
+runs those tests of that file that call the function with the mistake. Prints the mistakes that no test saw, but those
+of tests/kit/harmless_mutants.txt, which change no number and have their reason there. Exits with 1 where there are
+others. The files of the tree stay as they are: mistakes are made in a copy.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from recipe.command_line import OneLineParser, positive_number, run_command
 from tests.kit import ROOT, mutation, session
-from tests.kit.mutation import Copy, Mutant
+from tests.kit.mutation import Called, Copy, Mutant, Outcome, in_order
 from verl_vcpo.cpu import environment
 
 _ACTOR, _LOOP = "verl/verl_vcpo/actor", "verl/verl_vcpo/loop"
@@ -134,19 +134,19 @@ def main() -> int:
         mutation.copy_of_tree(ROOT, Path(folder))
         copy = Copy(Path(folder))
         copy.import_others(sorted({test for tests in files.values() for test in tests}), wall_s=600.0)
-        limits = dict[str, tuple[float, float]]()
+        measured = dict[str, tuple[Outcome, list[Called]]]()
         for mutant in mistakes:
             tests, key = files[mutant.file], " ".join(files[mutant.file])
             if is_harmless(mutant.name, reasons) or (left := end - time.monotonic()) <= 0:
                 continue
-            if key not in limits:
-                right = copy.run(tests, wall_s=3600.0)
-                if not right.passed:
-                    parser.error(f"its tests fail without a mistake; run python -m pytest {key}")
-                limits[key] = 60 + 10 * right.wall_s, 10 + 3 * right.processor_s
-            wall_s, processor_s = limits[key]
+            if key not in measured:
+                measured[key] = copy.calls(tests, wall_s=3600.0)
+            right, called = measured[key]
+            if not right.passed:
+                parser.error(f"its tests fail without a mistake; run python -m pytest {key}")
             tried[mutant.file] += 1
-            if copy.passes_with(mutant, tests, wall_s=wall_s, processor_s=processor_s):
+            limits = {"wall_s": 60 + 10 * right.wall_s, "processor_s": 10 + 3 * right.processor_s}
+            if copy.passes_with(mutant, in_order(called, mutant), **limits):
                 missed.append(mutant)
                 print(f"line {mutant.line}: {mutant.name}", flush=True)
             if tried.total() % 20 == 0:

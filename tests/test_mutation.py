@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests import mutants
 from tests.kit import ROOT, mutation
+from tests.kit.mutation import Called
 
 MODULE = """
 def doubled(x):
@@ -31,14 +32,17 @@ def test_counted():
 """
 RUN = """
 from pathlib import Path
-from tests.kit.mutation import Copy, mutants
+from tests.kit.mutation import Copy, in_order, mutants
 
 copy = Copy(Path.cwd(), [""])
 copy.import_others(["test_module.py"], wall_s=60)
-assert copy.run(["test_module.py"], wall_s=60).passed
+right, called = copy.calls(["test_module.py"], wall_s=60)
+assert right.passed
 tried = [m for m in mutants("module.py", Path.cwd()) if m.function == "doubled" or m.after in ("pass", "total <= n")]
 for mutant in tried:
-    print(copy.passes_with(mutant, ["test_module.py"], wall_s=60, processor_s=1), mutant.function, mutant.after)
+    tests = in_order(called, mutant)
+    assert tests == ["test_module.py::test_" + mutant.function], tests
+    print(copy.passes_with(mutant, tests, wall_s=60, processor_s=1), mutant.function, mutant.after)
 """
 
 
@@ -50,6 +54,22 @@ def test_a_weak_test_is_found_and_a_loop_without_an_end_is_seen(tmp_path: Path) 
     assert [line for line in outcomes if line.startswith("True")] == ["True doubled 2 / x"], ran.stderr
     assert {"False counted pass", "False counted total <= n"} < {*outcomes}
     assert (tmp_path / "module.py").read_text() == MODULE
+
+
+def test_quick_callers_come_first_and_tests_of_another_function_of_the_file_are_left_out() -> None:
+    """A test that calls nothing of the file may have processes that do; a function that no test calls is any test's."""
+    called = [
+        Called("slow", 9.0, {"a.py": ["A.f"]}),
+        Called("quick", 1.0, {"a.py": ["A.f", "A.g"]}),
+        Called("of g", 1.0, {"a.py": ["A.g"], "b.py": ["A.f"]}),
+        Called("processes", 5.0, {"b.py": ["A.f"]}),
+    ]
+
+    def chosen(function: str) -> list[str]:
+        return mutation.in_order(called, mutation.Mutant("a.py", 0, 1, function, "1", "2"))
+
+    assert chosen("A.f") == ["quick", "slow", "processes"]
+    assert chosen("module") == ["quick", "of g", "processes", "slow"]
 
 
 def test_every_harmless_mistake_exists() -> None:

@@ -2,6 +2,7 @@
 
 A mistake (a mutant) is written into a private copy of the tree. For each mistake a process that has imported all other
 packages forks, so torch and Megatron are imported once; the fork and its children import the project from the copy.
+Of the tests it runs those that call the function with the mistake, the quick ones first.
 `cosmic-ray` imports everything again for each mistake; `mutmut` leaves out functions with decorators, such as
 properties and context managers.
 """
@@ -10,6 +11,7 @@ import ast
 import contextlib
 import importlib
 import itertools
+import json
 import math
 import os
 import resource
@@ -17,8 +19,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +222,57 @@ class Outcome:
     processor_s: float
 
 
+@dataclass(frozen=True)
+class Called:
+    """The functions of the project that a test called in its own process, and the time that the test took."""
+
+    test: str
+    seconds: float
+    functions: dict[str, list[str]]
+    """File -> names of functions, as `Mutant.function` has them."""
+
+
+def in_order(tests: Sequence[Called], mutant: Mutant) -> list[str]:
+    """Return the tests that may see the mistake, the quick ones first.
+
+    First those that call its function; then those that call nothing of its file: other processes may do that for them.
+    A mistake outside of all functions, or in one that no test calls, may be seen by any test.
+    """
+    callers = [each for each in tests if mutant.function in each.functions.get(mutant.file, ())]
+    others = [each for each in tests if each not in callers and not (callers and mutant.file in each.functions)]
+    return [each.test for part in (callers, others) for each in sorted(part, key=lambda each: each.seconds)]
+
+
+class _Calls:
+    """A pytest plugin that notes the functions which each test calls."""
+
+    def __init__(self, folder: Path, to: Path) -> None:
+        self._folder, self._to = f"{folder}{os.sep}", to
+        self._notes: list[tuple[str, float, dict[str, list[str]]]] = []
+        self._called, self._begun = defaultdict[str, set[str]](set), 0.0
+
+    def _note(self, frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(self._folder):
+            file = code.co_filename.removeprefix(self._folder)
+            self._called[file].add(code.co_qualname.replace(".<locals>", ""))
+
+    def pytest_runtest_logstart(self) -> None:
+        self._called.clear()
+        self._begun = time.monotonic()
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        functions = {file: sorted(names) for file, names in self._called.items()}
+        self._notes.append((nodeid, time.monotonic() - self._begun, functions))
+
+    def pytest_sessionfinish(self) -> None:
+        self._to.write_text(json.dumps(self._notes))
+
+
 class Copy:
     """A private copy of a tree, in which tests run with one mistake at a time.
 
@@ -244,14 +298,27 @@ class Copy:
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+    def calls(self, tests: Sequence[str], wall_s: float) -> tuple[Outcome, list[Called]]:
+        """Run the tests without a mistake, and note what each of them calls; nothing where they fail."""
+        noted = self.folder / "called.json"
+        noted.unlink(missing_ok=True)
+        outcome = self.run(tests, wall_s=wall_s, noted=noted)
+        return outcome, [Called(*each) for each in json.loads(noted.read_text())] if outcome.passed else []
+
     def run(
-        self, arguments: Sequence[str], *, wall_s: float, processor_s: float = 0.0, listing: Path | None = None
+        self,
+        arguments: Sequence[str],
+        *,
+        wall_s: float,
+        processor_s: float = 0.0,
+        listing: Path | None = None,
+        noted: Path | None = None,
     ) -> Outcome:
         """Run pytest in a fork of this process. A run beyond a limit has failed; `processor_s` 0: no limit."""
         begun = time.monotonic()
         child = os.fork()
         if child == 0:
-            self._tests(arguments, processor_s, listing)
+            self._tests(arguments, processor_s, listing, noted)
         while (ended := os.wait4(child, os.WNOHANG))[0] == 0 and time.monotonic() < begun + wall_s:
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError):  # processes that pytest started and left
@@ -265,7 +332,7 @@ class Copy:
         file = getattr(sys.modules[name], "__file__", None)
         return name.split(".")[0] in OURS or (file is not None and Path(file).is_relative_to(self.folder))
 
-    def _tests(self, arguments: Sequence[str], processor_s: float, listing: Path | None) -> None:
+    def _tests(self, arguments: Sequence[str], processor_s: float, listing: Path | None, noted: Path | None) -> None:
         code = 1
         try:
             os.setsid()
@@ -282,7 +349,8 @@ class Copy:
             importlib.invalidate_caches()
             import pytest
 
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]))
+            plugins = [] if noted is None else [_Calls(self.folder, noted)]
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins))
             if listing is not None:
                 listing.write_text("\n".join(name for name in sys.modules if not self._is_ours(name)))
         except BaseException:

@@ -258,6 +258,12 @@ def test_a_part_of_a_batch_in_flight_is_rounded_down(lag: float, prompts: int) -
     assert resumed.again == list(submitted)[:prompts] and resumed.withheld == list(submitted)[prompts:]
 
 
+def test_a_fractional_lag_is_rounded_up_where_a_run_resumes() -> None:
+    submitted = {"a": 1, "b": 1, "c": 2}
+    resumed = resume_prompts(submitted, set(submitted), step=3, lag=1.5, batch_size=2)
+    assert resumed.kept == ["a", "b", "c"], "a and b are due at step 3"
+
+
 def test_a_resumed_buffer_takes_the_oldest_prompts_whatever_order_they_are_stored_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

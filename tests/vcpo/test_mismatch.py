@@ -172,6 +172,9 @@ def test_without_any_difference_in_sampling_the_tokens_computed_again_stand_alon
     windows = {"by_lag": [[[0, 1000, 0.0, 0.0]]], "again": [[1000, 1.0, 1e-4]]}
     mismatch.load_state_dict({**mismatch.state_dict(), **windows})
     assert mismatch.mean_square() == pytest.approx((1e-3, 1e-5))
+    windows = {"by_lag": [[[0, 1000, 1.0, 1e-4]]], "again": [[1000, 0.0, 0.0]], "of_sampling": [1.0, 0.0]}
+    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    assert mismatch.mean_square() == (0.0, 0.0), "all differences have gone"
 
 
 def test_a_single_fresh_token_ends_what_was_computed_again() -> None:
