@@ -189,6 +189,7 @@ def test_log_probs_of_fewer_or_more_tokens_than_the_longest_response() -> None:
     assert gather_mini_batch(batch(), 0, wide, None).log_weight.equal(wanted)
     two = tu.index_select_tensor_dict(batch(), [0, 3])  # fewer responses than tokens
     assert gather_mini_batch(two, 0, wide[[0, 3]], None).log_weight.equal(wanted[[0, 3]])
+    assert gather_mini_batch(two, 0, policy[[0, 3], :3], None).tokens.equal(torch.tensor([2.0, 4]).double())
     data = batch()
     data["response_mask"].values()[-1] = 0
     rows = [gather_mini_batch(data, 0, policy[:, :width], None).log_weight for width in (3, 4)]

@@ -96,6 +96,13 @@ def test_a_late_prompt_is_issued_again_once_and_then_waited_for() -> None:
     assert choose(buffer, step=5, batch_size=1) is None and reissued == ["slow"]
 
 
+def test_each_late_prompt_counts_once_at_its_old_and_at_its_new_deadline() -> None:
+    """Both prompts of step 1 are due; with their deadlines at step 7, that of step 2 is in time."""
+    reissued: list[str] = []
+    buffer = buffer_with(3, {"a": 1, "b": 1, "c": 2, "fast": 4}, {"fast"}, OnDeadline.REISSUE, reissued)
+    assert choose(buffer, step=4, batch_size=1) is None and reissued == ["a", "b"]
+
+
 def test_as_few_late_prompts_as_it_takes_are_issued_again() -> None:
     reissued: list[str] = []
     submitted = {"late": 1, "in time": 2, "fast": 3}
@@ -135,11 +142,14 @@ def test_a_rest_is_four_times_as_long_as_a_look() -> None:
 
 
 def test_a_look_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer, times = buffer_with(2, {}, set()), iter([10.0, 10.5])
-    monkeypatch.setattr(tq, "kv_list", lambda partition: {})
+    buffer, times, listed = buffer_with(2, {}, set()), iter([10.0, 10.5, 20.0, 21.0]), list[str]()
+    monkeypatch.setattr(tq, "kv_list", listed.append)
     buffer.clock, buffer._partition = lambda: next(times), "val"
     buffer._sync_metadata_from_transfer_queue()
-    assert buffer._poll_s == 0.5
+    assert buffer._poll_s == 0.5 and listed == ["val"]
+    buffer._partition = "train"
+    buffer._sync_metadata_from_transfer_queue()
+    assert buffer._poll_s == 1.0 and listed == ["val"], "the keys of a training's trajectories are not listed"
 
 
 def test_trajectories_follow_the_order_of_prompts_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +193,8 @@ def test_prompts_that_failed_are_sampled_again_in_order(
     buffer.failure_keys["train"] = set(names)
     buffer._terminal_eviction_reasons(2, "train")
     assert reissued == sorted(names)
-    assert capfd.readouterr().out.splitlines()[3:] == others
+    lines = [f"Prompt {uid} failed, and is sampled again: {uid}" for uid in sorted(names)[:3]]
+    assert capfd.readouterr().out.splitlines() == [*lines, *others], "each with its own cause"
 
 
 def test_metrics_of_what_a_batch_leaves() -> None:

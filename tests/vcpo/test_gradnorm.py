@@ -138,11 +138,11 @@ def test_sequences_without_a_coefficient_are_left_out(batched: bool) -> None:
     segments = Segments.of_lengths(lengths)
     x, dy = tokens(lengths, 16, 24)
     each = per_sequence_gradients(x, dy, segments)
-    coefficient = torch.zeros(4, len(lengths))
-    spans = [(0, 7), (0, 3), (3, 7), (7, 0)]
+    coefficient = torch.zeros(5, len(lengths))
+    spans = [(0, 7), (0, 3), (3, 7), (2, 6), (7, 0)]  # a block on a CPU has four sequences
     for row, (first, end) in zip(coefficient, spans, strict=True):
         row[first:end] = torch.rand(max(0, end - first))
-    buffers = list(torch.zeros(4, 24, 16))
+    buffers = list(torch.zeros(5, 24, 16))
     norms = torch.zeros(len(segments))
     WeightedSums(segments, coefficient.tolist()).add(x, dy, buffers, norms, batched=batched)
     torch.testing.assert_close(norms, each.square().sum((1, 2)), rtol=1e-5, atol=0)

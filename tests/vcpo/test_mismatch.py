@@ -105,6 +105,10 @@ def test_two_sequences_have_a_spread_and_tokens_are_counted_one_by_one() -> None
     mismatch = Mismatch()
     mismatch.update(torch.zeros(2), torch.tensor([2.0**24, 1]), torch.zeros(2), None)
     assert mismatch._newest[-1].tokens == 2**24 + 1
+    log_weight = torch.tensor([2.0**25 + 2**-20, 0], dtype=torch.float64)
+    mismatch.update(log_weight, torch.ones(2), torch.tensor([2.0**24, 1]), None)
+    assert mismatch._newest[-1].of_weights == 4 * (2.0**24 + 2**-21) ** 2, "log-weights keep their digits"
+    assert mismatch._newest[-1].squares == 2**24 + 1
 
 
 def test_a_response_without_a_token_does_not_count() -> None:

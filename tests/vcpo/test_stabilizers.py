@@ -162,6 +162,7 @@ def test_m2po_masks_the_largest_until_the_mean_is_at_most_tau() -> None:
     (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
     torch.testing.assert_close(gradient, expected)  # d(r)/d(log pi) = r
     assert (m2po(log_pi, log_mu, advantage, mask, tau=0.11) != 0).all()
+    assert (m2po(log_pi, log_mu, advantage, mask, tau=0.09) != 0).tolist() == [[True, True, False, True, True]]
     assert (m2po(log_pi, log_mu, advantage, mask, tau=0.005) != 0).tolist() == [[False, False, False, True, True]]
 
 
@@ -230,6 +231,7 @@ def test_tba_from_advantages_has_the_same_gradient() -> None:
     penalised = reward - beta * ((log_pi.detach() - reference) * mask).sum(dim=-1)
     advantage = penalised - torch.stack([penalised[group == g].mean() for g in group])
     losses = tba_tokens(log_pi, log_pi.detach(), advantage[:, None].expand(4, 3), mask, beta=beta)
+    assert not losses[~mask.bool()].any(), "a masked token has no loss"
     (gradient,) = torch.autograd.grad(losses.sum(), log_pi)
     torch.testing.assert_close(gradient, expected)
 
