@@ -162,6 +162,7 @@ def test_rows_of_a_mini_batch(uids: list[str]) -> None:
     assert rows.mine == slice(0, 4) and rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4]
     moved = [math.exp(d) - 1 - d for d in (0.9, 1.7)]
     assert rows.kl[0].item() == pytest.approx(sum(moved), rel=1e-6)
+    torch.testing.assert_close(rows.squares, torch.tensor([1.81, 0.01, 0, 0.54]).double(), rtol=1e-6, atol=1e-7)
     assert not rows.truncated.any(), "no agent loop has said so"
 
 

@@ -94,9 +94,13 @@ def test_a_token_without_experts_is_refused() -> None:
     check_experts(
         with_experts(batch, [of_sequence[..., :1] * 0 for of_sequence in experts])
     )  # one expert a token: the first
-    experts[2][-1:] = 0
-    with pytest.raises(ValueError, match=f"no experts for a token of a sample of prompt {batch['uid'][2]}"):
-        check_experts(with_experts(batch, experts))
+    masks = batch["response_mask"].unbind()
+    with_a_hole = next(i for i, mask in enumerate(masks) if mask.any() and not mask.all())
+    for i in (2, with_a_hole):
+        lacking = [*experts[:i], experts[i].clone(), *experts[i + 1 :]]
+        lacking[i][-1:] = 0
+        with pytest.raises(ValueError, match=f"no experts for a token of a sample of prompt {batch['uid'][i]}"):
+            check_experts(with_experts(batch, lacking))
 
 
 def log_weights(checkpoint: Path, batch: Any, experts: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> Tensor:

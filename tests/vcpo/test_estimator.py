@@ -293,6 +293,12 @@ def test_rewards_and_norms_in_float32_give_the_numbers_of_float64() -> None:
     torch.testing.assert_close(found.coefficient, wanted.coefficient, rtol=1e-12, atol=0)
 
 
+def test_the_optimal_baseline_needs_norms() -> None:
+    log_weight, reward, group, _ = _batch()
+    with pytest.raises(ValueError, match="vcpo.baseline=opob needs the gradient norm of every sequence"):
+        estimate(VCPOConfig(), log_weight, reward, group)
+
+
 def test_the_published_weights_need_lengths() -> None:
     log_weight, reward, group, squared_norm = _batch()
     with pytest.raises(ValueError, match="opob_weights=published needs the length of every sequence"):

@@ -282,6 +282,10 @@ def test_a_bucket_is_split_where_most_pairs_are_spared(lengths: list[int], expec
     assert buckets_of(Segments.of_lengths(lengths), list(range(len(lengths)))) == expected
 
 
+def test_a_single_sequence_is_a_slice_of_its_own_rows() -> None:
+    assert Segments.of_lengths([2, 3, 4]).padded((1,)).tokens == slice(2, 5)
+
+
 @given(lengths=st.lists(st.integers(0, 400), max_size=40))
 def test_buckets_hold_every_sequence_once_and_pad_little(lengths: list[int]) -> None:
     segments = Segments.of_lengths(lengths)
