@@ -97,10 +97,12 @@ def test_a_late_prompt_is_issued_again_once_and_then_waited_for() -> None:
 
 
 def test_each_late_prompt_counts_once_at_its_old_and_at_its_new_deadline() -> None:
-    """Both prompts of step 1 are due; with their deadlines at step 7, that of step 2 is in time."""
-    reissued: list[str] = []
-    buffer = buffer_with(3, {"a": 1, "b": 1, "c": 2, "fast": 4}, {"fast"}, OnDeadline.REISSUE, reissued)
-    assert choose(buffer, step=4, batch_size=1) is None and reissued == ["a", "b"]
+    """The prompts of step 1 are due; with their deadlines at step 7, those of step 2 are in time."""
+    reissued, names = list[str](), [f"{number:x}" for number in range(15, 0, -1)]
+    submitted = {**dict.fromkeys(names[:10], 1), **dict.fromkeys(names[10:], 2), **dict.fromkeys("vwxyz", 4)}
+    buffer = buffer_with(3, submitted, set("vwxyz"), OnDeadline.REISSUE, reissued)
+    buffer.note_submitted(TensorDict({"uid": names, "index": list(range(15))}, batch_size=15))
+    assert choose(buffer, step=4, batch_size=5) is None and reissued == names[:10], "in the order of submission"
 
 
 def test_as_few_late_prompts_as_it_takes_are_issued_again() -> None:
@@ -132,6 +134,16 @@ def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkey
     buffer.wait_until_finished(1, "train")
     assert next(looks, None) is None and not buffer._unfinished("train") and rests == [0.05]
     assert buffer._waiting_since == 7.0
+
+
+def test_a_prompt_that_fails_in_the_wait_for_all_of_a_step_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reissued: list[str] = []
+    buffer = buffer_with(2, {"a": 1}, {"a"}, reissued=reissued)
+    buffer.finished_keys["train"], buffer.failure_keys["train"] = set(), {"a"}
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: None)
+    monkeypatch.setattr(buffer, "sleep", lambda _: buffer.pending_keys["train"].clear())
+    buffer.wait_until_finished(1, "train")
+    assert reissued == ["a"]
 
 
 def test_a_rest_is_four_times_as_long_as_a_look() -> None:

@@ -271,14 +271,24 @@ def test_what_settings_need(settings: dict, norms: bool, compares: bool) -> None
 
 
 @pytest.mark.parametrize("dominating", [1, 2])
-@pytest.mark.parametrize("unit", [1.0, 1e6])
-def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(dominating: int, unit: float) -> None:
+def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(dominating: int) -> None:
     """R - b* is 1e-17 of R there, and the weight makes it count."""
     log_weight = torch.tensor([20.0] * dominating + [0.0, 0.0]).double()
-    reward = unit * torch.tensor([1.0] * dominating + [0.0, 0.25]).double()
+    reward = torch.tensor([1.0] * dominating + [0.0, 0.25]).double()
     config, size = VCPOConfig(truncation=None, norm_by_std=False), len(reward)
     step = estimate(config, log_weight, reward, torch.zeros(size).long(), squared_norm=torch.ones(size))
-    wanted = unit * math.exp(20 - 40) * 1.75 / dominating / size
+    wanted = math.exp(20 - 40) * 1.75 / dominating / size
+    assert step.coefficient[0].item() == pytest.approx(wanted, rel=1e-9)
+
+
+def test_large_rewards_of_unequal_weights_keep_their_digits_with_norms_in_float32() -> None:
+    """b* rounds to a number beside the first two rewards; R - b* is 1e-18 of them."""
+    log_weight = torch.tensor([20.0, 19.1, 0.0, 0.0], dtype=torch.float64)
+    reward, squared_norm = torch.tensor([700_001.0, 700_001, 0, 250_000]), torch.tensor([1.0, 1.0, 0.3, 0.3])
+    config = VCPOConfig(truncation=None, norm_by_std=False)
+    step = estimate(config, log_weight, reward, torch.zeros(4).long(), squared_norm=squared_norm)
+    above_others = 700_001 + 450_001
+    wanted = math.exp(20) * squared_norm[2].item() * above_others / (math.exp(40) + math.exp(38.2)) / 4
     assert step.coefficient[0].item() == pytest.approx(wanted, rel=1e-9)
 
 

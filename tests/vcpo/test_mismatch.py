@@ -109,6 +109,8 @@ def test_two_sequences_have_a_spread_and_tokens_are_counted_one_by_one() -> None
     mismatch.update(log_weight, torch.ones(2), torch.tensor([2.0**24, 1]), None)
     assert mismatch._newest[-1].of_weights == 4 * (2.0**24 + 2**-21) ** 2, "log-weights keep their digits"
     assert mismatch._newest[-1].squares == 2**24 + 1
+    mismatch.update(torch.tensor([2.0**24, 1]), torch.ones(2), torch.zeros(2), None)
+    assert mismatch._newest[-1].of_weights == (2**24 - 1) ** 2, "also where they come in float32"
 
 
 def test_a_response_without_a_token_does_not_count() -> None:

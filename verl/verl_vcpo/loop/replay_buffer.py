@@ -188,9 +188,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _unfinished(self, partition_id: str) -> set[str]:
         return self.pending_keys[partition_id] | self.running_keys[partition_id]
 
-    def _oldest(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> list[str]:
+    def _oldest(self, partition_id: str, uids: set[str], count: int) -> list[str]:
         submitted, number = self.prompt_global_steps[partition_id], self._submission_number
-        return sorted(sampleable_keys, key=lambda uid: (submitted[uid], number.get(uid, 0)))[:batch_size]
+        return sorted(uids, key=lambda uid: (submitted[uid], number.get(uid, 0)))[:count]
 
     def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
         submitted = self.prompt_global_steps[partition_id]
@@ -201,7 +201,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
         """Submit the oldest unfinished prompts again: as few as let all others meet their deadlines."""
         submitted = self.prompt_global_steps[partition_id]
         late = []
-        for uid in sorted(self._unfinished(partition_id) - self._reissued, key=submitted.__getitem__):
+        unfinished = self._unfinished(partition_id) - self._reissued
+        for uid in self._oldest(partition_id, unfinished, len(unfinished)):
             if submitted[uid] == step or deadlines_hold(remaining, step, batch_size):
                 break
             remaining[submitted[uid] + self.bound] -= 1
