@@ -310,4 +310,5 @@ def test_rows_of_experts_wait_for_their_copy_to_the_host(monkeypatch: pytest.Mon
 def test_a_parameter_that_no_layer_collects_is_named_with_its_layer() -> None:
     model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2))
     assert tapping._left_over([model]) == "1.weight belongs to a torch.nn.modules.linear.Linear"
+    assert tapping.plug_in([model]).untapped == tapping._left_over([model])
     assert tapping._left_over([model.requires_grad_(False)]) is None, "adapters alone are trained"

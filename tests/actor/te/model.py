@@ -20,10 +20,10 @@ from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_o
 
 VOCABULARY = 96
 QWEN2, QWEN3 = {"add_qkv_bias": True}, {"qk_layernorm": True}
-MOE = {
+MOE = dict(
     **dict(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=32, moe_router_load_balancing_type="none"),
-    **dict(moe_shared_expert_intermediate_size=48, moe_shared_expert_gate=True),
-}
+    moe_shared_expert_intermediate_size=48,
+)
 
 
 class SmallModel:

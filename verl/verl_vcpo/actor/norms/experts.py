@@ -1,4 +1,4 @@
-"""Mixtures of experts: the sequence of each row of an expert, the router's weight, and the gate of the shared expert.
+"""Mixtures of experts: the sequence of each row of an expert, and the router's weight.
 
 Megatron sends each token to its experts, which may be on other ranks, and sorts the rows there. Before each such
 dispatch the numbers of the tokens' sequences take the same way, through the same methods of the dispatcher: so the
@@ -16,7 +16,6 @@ from megatron.core.transformer.moe.experts import SequentialMLP, TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import router_gating_linear
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -105,33 +104,9 @@ class TappedRouter(TopKRouter, Tapped):  # in this order: Python could not excha
         return logits
 
 
-class TappedSharedExpert(Tapped, SharedExpertMLP):
-    """Megatron's class with per-sequence gradients of the gate; the linear layers are tapped as any others."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return upstream's output, and tap the gradient of the gate."""
-        collector = self.collector
-        if collector is None or self.gate_weight is None or not self.gate_weight.requires_grad:
-            return super().forward(hidden_states)
-        self.use_shared_expert_gate = False
-        try:
-            output = super().forward(hidden_states)
-        finally:
-            self.use_shared_expert_gate = True
-        weight, partial_sums = self.gate_weight, self.config.sequence_parallel
-        logits = torch.nn.functional.linear(hidden_states, weight.detach())
-        on_gradient(
-            logits,
-            hidden_states.detach(),
-            lambda x, dy: collector.vector(weight, dy * x, summed_over_tp=partial_sums),
-        )
-        return output * logits.sigmoid()
-
-
 TAPPED: dict[type, type] = {
     MoELayer: TappedMoELayer,
     TopKRouter: TappedRouter,
-    SharedExpertMLP: TappedSharedExpert,
 }
 
 
