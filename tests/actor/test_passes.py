@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from verl.utils import tensordict_utils as tu
 
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
@@ -12,6 +13,7 @@ from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
 from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
+from verl_vcpo.actor.norms.update import PackedUpdate, Pass
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 MANY = 50
@@ -96,6 +98,18 @@ def test_passes_of_several_groups() -> None:
     lengths = [sum(seen.length[rows].tolist()) for (rows,) in passes(seen) or []]
     assert 2048 < max(lengths) <= 4096
     assert max(len(rows) for (rows,) in passes(seen, buffers=3) or []) <= 3 * 4
+
+
+@pytest.mark.parametrize(("rows", "size"), [(5, 1), (6, 3), (8, 4)])
+def test_a_micro_batch_divides_the_pass_and_is_no_larger_than_its_setting(rows: int, size: int) -> None:
+    update, batch = object.__new__(PackedUpdate), make_batch(ONE_PROCESS)
+    tu.assign_non_tensor(batch, micro_batch_size_per_gpu=4)
+    update.data, update.sequences = batch, prompts([0] * len(batch), [0] * len(batch))
+    part = update._select(Pass([list(range(1, rows + 1))], rank=0))
+    assert tu.get_non_tensor_data(part, key="micro_batch_size_per_gpu", default=None) == size
+    assert part["vcpo_row"].tolist() == list(range(rows))
+    lengths = batch["input_ids"].offsets().diff()
+    assert part["input_ids"].offsets().diff().tolist() == lengths[1 : rows + 1].tolist()
 
 
 def test_memory_bounds_the_second_buffers(make_engine: Callable[..., Any]) -> None:
