@@ -2,9 +2,9 @@
 
 Makes one small mistake at a time (another operator, number or function, a statement left out) in the algorithm, in the
 engine's losses, norms and mini-batches, and in the replay buffer with its deadlines, in an order drawn by the seed, and
-runs those tests of that file that call the function with the mistake. Prints the mistakes that no test saw, but those
-of tests/kit/harmless_mutants.txt, which change no number and have their reason there. Exits with 1 where there are
-others. The files of the tree stay as they are: mistakes are made in a copy.
+runs those of the file's tests that may see it: that call the function, or whose own processes may. Prints the mistakes
+that no test saw, but those of tests/kit/harmless_mutants.txt, which change no number and have their reason there. Exits
+with 1 where there are others. The files of the tree stay as they are: mistakes are made in a copy.
 """
 
 import json
@@ -53,8 +53,8 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/norms/settings.py": ["tests/actor/test_norms_in_words.py", *_NORMS],
     f"{_ACTOR}/norms/te_*.py": ["tests/actor/test_transformer_engine.py"],
 }
-"""Files -> the tests that run with a mistake in one of them, the quick ones first. The last pattern of a file
-counts: the code for Transformer Engine runs in `test_transformer_engine.py` only."""
+"""Files -> the tests that may see a mistake in one of them. The last pattern of a file counts: the code for Transformer
+Engine runs in `test_transformer_engine.py` only."""
 HARMLESS = "tests/kit/harmless_mutants.txt"
 
 

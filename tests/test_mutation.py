@@ -57,7 +57,8 @@ def test_a_weak_test_is_found_and_a_loop_without_an_end_is_seen(tmp_path: Path) 
 
 
 def test_quick_callers_come_first_and_tests_of_another_function_of_the_file_are_left_out() -> None:
-    """A test that calls nothing of the file may have processes that do; a function that no test calls is any test's."""
+    """A test that calls nothing of the file may have processes that do; a mistake in a function
+    that no test calls may be seen by any test."""
     called = [
         Called("slow", 9.0, {"a.py": ["A.f"]}),
         Called("quick", 1.0, {"a.py": ["A.f", "A.g"]}),

@@ -163,7 +163,7 @@ def test_rows_of_a_mini_batch(uids: list[str]) -> None:
     moved = [math.exp(d) - 1 - d for d in (0.9, 1.7)]
     assert rows.kl[0].item() == pytest.approx(sum(moved), rel=1e-6)
     torch.testing.assert_close(rows.squares, torch.tensor([1.81, 0.01, 0, 0.54]).double(), rtol=1e-6, atol=1e-7)
-    assert not rows.truncated.any(), "no agent loop has said so"
+    assert not rows.truncated.any(), "without extra_fields no response is truncated"
 
 
 @pytest.mark.usefixtures("process_group")

@@ -27,7 +27,7 @@ class Ranks:
 def test_rows_are_rotated_as_by_megatron(ranks: int, settings: dict[str, Any], dtype: torch.dtype) -> None:
     """Catches a row at another position, on a rank that has two chunks of each sequence, and other digits."""
     generator = torch.Generator().manual_seed(0)
-    lengths = [(2 * ranks if ranks > 1 else 1) * n for n in (5, 1, 3, 8)]  # verl pads to a multiple for several ranks
+    lengths = [(2 * ranks if ranks > 1 else 1) * n for n in (5, 1, 3, 8)]  # verl pads where there are several ranks
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
     angles = torch.randn(max(lengths), 1, 1, 12, generator=generator)
     for rank in range(ranks):

@@ -2,7 +2,7 @@
 
 A mistake (a mutant) is written into a private copy of the tree. For each mistake a process that has imported all other
 packages forks, so torch and Megatron are imported once; the fork and its children import the project from the copy.
-Of the tests it runs those that call the function with the mistake, the quick ones first.
+Of the tests it runs those that may see the mistake (`in_order`), the quick ones first.
 `cosmic-ray` imports everything again for each mistake; `mutmut` leaves out functions with decorators, such as
 properties and context managers.
 """
@@ -10,6 +10,7 @@ properties and context managers.
 import ast
 import contextlib
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -236,7 +237,8 @@ def in_order(tests: Sequence[Called], mutant: Mutant) -> list[str]:
     """Return the tests that may see the mistake, the quick ones first.
 
     First those that call its function; then those that call nothing of its file: other processes may do that for them.
-    A mistake outside of all functions, or in one that no test calls, may be seen by any test.
+    A mistake outside of all functions, or in one that no test calls, may be seen by any test. A function that a fixture
+    of a module calls is noted for the module's first test.
     """
     callers = [each for each in tests if mutant.function in each.functions.get(mutant.file, ())]
     others = [each for each in tests if each not in callers and not (callers and mutant.file in each.functions)]
@@ -247,18 +249,19 @@ class _Calls:
     """A pytest plugin that notes the functions which each test calls."""
 
     def __init__(self, folder: Path, to: Path) -> None:
-        self._folder, self._to = f"{folder}{os.sep}", to
+        self._folder, self._to = f"{folder.resolve()}{os.sep}", to
         self._notes: list[tuple[str, float, dict[str, list[str]]]] = []
         self._called, self._begun = defaultdict[str, set[str]](set), 0.0
 
     def _note(self, frame: Any, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(self._folder):
+        of_function = code.co_flags & inspect.CO_OPTIMIZED  # and not of a module or a class
+        if event == "call" and of_function and code.co_filename.startswith(self._folder):
             file = code.co_filename.removeprefix(self._folder)
             self._called[file].add(code.co_qualname.replace(".<locals>", ""))
 
     def pytest_runtest_logstart(self) -> None:
-        self._called.clear()
+        self._called = defaultdict(set)
         self._begun = time.monotonic()
         threading.setprofile(self._note)
         sys.setprofile(self._note)
@@ -266,7 +269,7 @@ class _Calls:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.setprofile(None)
         threading.setprofile(None)
-        functions = {file: sorted(names) for file, names in self._called.items()}
+        functions = {file: sorted(names) for file, names in list(self._called.items())}  # a thread may go on
         self._notes.append((nodeid, time.monotonic() - self._begun, functions))
 
     def pytest_sessionfinish(self) -> None:
@@ -299,11 +302,18 @@ class Copy:
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def calls(self, tests: Sequence[str], wall_s: float) -> tuple[Outcome, list[Called]]:
-        """Run the tests without a mistake, and note what each of them calls; nothing where they fail."""
+        """Run the tests without a mistake, and note what each of them calls; nothing where they fail.
+
+        They run once more in the order of `in_order`, which gives the outcome: a test that passes only after another
+        would be taken for one that sees every mistake.
+        """
         noted = self.folder / "called.json"
-        noted.unlink(missing_ok=True)
         outcome = self.run(tests, wall_s=wall_s, noted=noted)
-        return outcome, [Called(*each) for each in json.loads(noted.read_text())] if outcome.passed else []
+        if not outcome.passed:
+            return outcome, []
+        called = [Called(*each) for each in json.loads(noted.read_text())]
+        quick_first = [each.test for each in sorted(called, key=lambda each: each.seconds)]
+        return self.run(quick_first, wall_s=wall_s), called
 
     def run(
         self,

@@ -191,9 +191,10 @@ def test_the_wait_for_a_deadline_is_counted() -> None:
     buffer.clock = lambda: now[0]
     assert choose(buffer, step=3, batch_size=1) is None
     now[0] = 17.0
-    assert choose(buffer, step=3, batch_size=1) is None, "since the first look"
+    assert choose(buffer, step=3, batch_size=1) is None
     buffer.finished_keys["train"].add("slow")
-    assert choose(buffer, step=3, batch_size=1) == ["slow"] and buffer._counts["deadline_wait_s"] == 7.0
+    assert choose(buffer, step=3, batch_size=1) == ["slow"]
+    assert buffer._counts["deadline_wait_s"] == 7.0, "the wait began with the first look"
 
 
 @pytest.mark.parametrize(("prompts", "others"), [(15, ["... and so did 12 others."]), (3, [])])
@@ -380,7 +381,7 @@ def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("transfer_queue.kv_clear", lambda partition_id, keys: cleared.extend(keys))
     buffer._clear_groups("train", {"a"})  # by group filtering
     assert [set(of_prompts) for of_prompts in notes] == [{"b"}] * 5
-    assert cleared == ["a"] and buffer.finished_keys["train"] == {"b"}, "upstream's part"
+    assert cleared == ["a"] and buffer.finished_keys["train"] == {"b"}, "verl's own method ran as well"
     buffer._metrics(2, "train", {"b"})
     assert not any(notes) and buffer.data_rows == [6]
 

@@ -282,7 +282,7 @@ def test_opob_keeps_its_digits_where_equal_rewards_have_all_the_influence(domina
 
 
 def test_large_rewards_of_unequal_weights_keep_their_digits_with_norms_in_float32() -> None:
-    """b* rounds to a number beside the first two rewards; R - b* is 1e-18 of them."""
+    """b* rounds to a number next to the first two rewards; R - b* is 1e-18 of them."""
     log_weight = torch.tensor([20.0, 19.1, 0.0, 0.0], dtype=torch.float64)
     reward, squared_norm = torch.tensor([700_001.0, 700_001, 0, 250_000]), torch.tensor([1.0, 1.0, 0.3, 0.3])
     config = VCPOConfig(truncation=None, norm_by_std=False)

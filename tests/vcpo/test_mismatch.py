@@ -129,7 +129,7 @@ def test_what_is_shared_is_less_where_its_error_is_large() -> None:
     """Independent tokens would have 1, these have 4: 0.03 more per token. The root of the spread is the error of 3."""
     window = [OfSequences(sequences=4, tokens=100, squares=1.0, of_weights=4.0, spread=2.25)]
     assert [_shared(window, errors) for errors in (0, 1, 2, 3)] == pytest.approx([0.03, 0.0225, 0, 0])
-    assert _shared([OfSequences(1, 10, 1.0, 1.0, 0.0)], 2) == 0 == _shared([], 2), "one sequence shares with none"
+    assert _shared([OfSequences(1, 10, 1.0, 1.0, 0.0)], 2) == 0 == _shared([], 2), "one sequence shows nothing shared"
 
 
 @pytest.mark.parametrize("power", [1, 1.5, 2])
@@ -166,7 +166,7 @@ def test_an_imprecise_square_gives_way_to_a_curve_through_three_lags(lags: int, 
 
 @pytest.mark.parametrize(("errors", "newer"), [(-2.1, True), (-1.9, False), (1.9, False), (2.1, True)])
 def test_tokens_computed_again_take_the_place_from_two_standard_errors_on(errors: float, newer: bool) -> None:
-    """The error of a difference: sampling's is 0.003, that of the tokens computed again 0.004."""
+    """A difference has the error 0.005: 0.003 of sampling, 0.004 of tokens computed again."""
     mismatch, other = Mismatch(), 1 + 0.005 * errors
     windows = {"by_lag": [[[0, 1000, 1000.0, 9.0]]], "again": [[1000, 1000 * other, 16.0]], "of_sampling": [1.0, 0.0]}
     mismatch.load_state_dict({**mismatch.state_dict(), **windows})
@@ -284,6 +284,13 @@ def test_a_ratio_gives_way_to_a_more_precise_one_only() -> None:
     assert error < rough[1] and ratio == pytest.approx(1, abs=3 * error)
 
 
+def test_of_two_ratios_of_the_same_error_the_first_stays() -> None:
+    mismatch, one = Mismatch(), (torch.zeros(1), torch.ones(1), torch.full((1,), 0.2), [[(0, 1, 0.2)]])
+    mismatch.update(*one, [(1, 0.1)])
+    mismatch.update(*one, [(1, 0.05)])
+    assert mismatch.state_dict()["of_sampling"] == pytest.approx((2.0, math.sqrt(2)))
+
+
 def test_without_any_version_what_was_computed_again_is_all_there_is() -> None:
     mismatch = Mismatch()
     mismatch.update(*rows(8, 4e-4), computed_again(RMS, seed=1))
@@ -337,7 +344,9 @@ def test_what_sequences_share_counts_from_two_errors_on_and_fresh_ones_from_thre
     parts, fresh, newest = mismatch._parts(tokens), 0.03 * (1 - 9 * 0.5625 / 9), 0.03 * (1 - 4 * 1.0 / 9)
     assert parts is not None and parts.lag == pytest.approx(expected_ess_ratio(newest - fresh, tokens), rel=1e-12)
     assert parts.arithmetic == pytest.approx(expected_ess_ratio(0.01 + fresh, tokens), rel=1e-12)
-    assert (parts.rms, parts.rms_error) == pytest.approx((0.1, 1e-5 / 0.2)), "the error of a root: half, by the root"
+    assert (parts.rms, parts.rms_error) == pytest.approx((0.1, 1e-5 / 0.2)), (
+        "the error of sqrt(v) is that of v by 2 sqrt(v)"
+    )
 
 
 def test_a_response_of_one_token_counts() -> None:

@@ -192,7 +192,7 @@ def test_bapo_moves_its_bounds_until_good_tokens_have_their_share() -> None:
 def test_bapo_leaves_its_bounds_where_good_tokens_have_their_share(
     ratios: list[float], advantages: list[float], expected: list[float]
 ) -> None:
-    """The share is a half; both bounds would move the loss: the upper one of the first, the lower one of the second."""
+    """The share is a half. A moved bound would change a loss: first the upper one, then the lower one."""
     losses = bapo(torch.tensor([ratios]).log(), torch.zeros(1, 2), torch.tensor([advantages]), torch.ones(1, 2))
     torch.testing.assert_close(losses, torch.tensor([expected]))
 

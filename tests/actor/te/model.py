@@ -21,7 +21,10 @@ from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_o
 VOCABULARY = 96
 QWEN2, QWEN3 = {"add_qkv_bias": True}, {"qk_layernorm": True}
 MOE = dict(
-    **dict(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=32, moe_router_load_balancing_type="none"),
+    num_moe_experts=4,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=32,
+    moe_router_load_balancing_type="none",
     moe_shared_expert_intermediate_size=48,
 )
 

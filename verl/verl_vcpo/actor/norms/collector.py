@@ -108,7 +108,7 @@ class Collector:
         add_rows(self._norms, rows.sequence_of_run, squared_norms(x[rows.order], dy[rows.order], rows.runs))
 
     def vector(self, parameter: Tensor, dy: Tensor, *, summed_over_tp: bool = False, sharded: bool = False) -> None:
-        """Take the gradients [S, 1 or n, ..., d] of a parameter [d] or [1, d], one for each token.
+        """Take the gradients [S, 1 or n, ..., d] of a parameter [d], one for each token.
 
         Args:
             summed_over_tp: tensor-parallel ranks have different tokens or heads.
