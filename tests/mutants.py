@@ -50,6 +50,7 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
     f"{_ACTOR}/packed_rotary.py": ["tests/actor/test_packed_rotary.py"],
     f"{_ACTOR}/norms/*.py": _NORMS,
+    f"{_ACTOR}/norms/layout.py": ["tests/actor/test_micro_batch_layout.py", *_NORMS],
     f"{_ACTOR}/norms/settings.py": ["tests/actor/test_norms_in_words.py", *_NORMS],
     f"{_ACTOR}/norms/te_*.py": ["tests/actor/test_transformer_engine.py"],
 }

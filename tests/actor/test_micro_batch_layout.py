@@ -1,0 +1,76 @@
+"""The layout of a micro-batch on a rank of several, without other processes: each index by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from verl.utils import tensordict_utils as tu
+
+from verl_vcpo.actor.norms import layout
+from verl_vcpo.actor.norms.collector import _share
+from verl_vcpo.actor.norms.layout import MicroBatch, micro_batch
+
+TOKENS = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def set_sizes(tensor: int, context: int, rank: int = 0) -> None:
+        monkeypatch.setattr(layout.mpu, "get_tensor_model_parallel_world_size", lambda: tensor)
+        monkeypatch.setattr(layout.mpu, "get_tensor_model_parallel_rank", lambda: rank)
+        monkeypatch.setattr(layout.mpu, "get_context_parallel_world_size", lambda: context)
+
+    return set_sizes
+
+
+def laid_out(packed: bool, **more: Any) -> MicroBatch:
+    ids = torch.nested.as_nested_tensor([torch.tensor(row) for row in TOKENS], layout=torch.jagged)
+    return micro_batch(tu.get_tensordict({"input_ids": ids, "vcpo_row": torch.tensor([5, 3])}, more), packed, "cpu")
+
+
+def test_one_rank_has_all_tokens_one_after_the_other(ranks: Any) -> None:
+    ranks(tensor=1, context=1)
+    made = laid_out(packed=True)
+    assert made.numbers == (5, 3) and made.segments is made.whole and made.by_sequence is None
+    assert made.segments.bounds == (0, 3, 9) and made.token.tolist() == [*range(1, 10)]
+    assert made.sequence.tolist() == [[0]] * 3 + [[1]] * 6 and made.row.tolist() == [5] * 3 + [3] * 6
+
+
+def test_a_context_parallel_rank_has_a_chunk_from_the_front_and_one_from_the_end(ranks: Any) -> None:
+    """Padded to multiples of 4, the sequences have chunks of 1 and of 2 tokens."""
+    ranks(tensor=1, context=2)
+    made = laid_out(packed=True)
+    assert made.segments.bounds == (0, 2, 6) and made.whole.bounds == (0, 4, 12)
+    assert made.token.tolist() == [1, 0, 2, 3, 4, 5, 0, 0, 6, 7, 8, 9], "rank after rank, of each sequence"
+    assert made.by_sequence is not None and made.by_sequence.tolist() == [0, 1, 6, 7, 2, 3, 4, 5, 8, 9, 10, 11]
+    assert made.sequence.tolist() == [[0]] * 2 + [[1]] * 4
+
+
+def test_padded_sequences_are_as_long_as_the_longest(ranks: Any) -> None:
+    """As verl asks, longer; and a multiple of the tensor-parallel ranks."""
+    ranks(tensor=4, context=1)
+    made = laid_out(packed=False)
+    assert made.segments.bounds == (0, 8, 16) and made.sequence.tolist() == [[0, 1]] * 8
+    assert made.token.tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 4, 5, 6, 7, 8, 9, 0, 0]
+    assert laid_out(packed=False, forced_max_seqlen=9).segments.bounds == (0, 12, 24)
+    ranks(tensor=2, context=2)
+    assert laid_out(packed=False).whole.bounds == (0, 8, 16), "of 2 tensor-parallel ranks and 4 chunks"
+    assert laid_out(packed=False).sequence.tolist() == [[0, 1]] * 4
+
+
+def test_a_tensor_parallel_rank_may_see_its_part_of_the_rows(ranks: Any) -> None:
+    ranks(tensor=3, context=1, rank=1)
+    made = laid_out(packed=True)
+    assert made.sequence_of(torch.zeros(9, 1, 2)).tolist() == [0] * 3 + [1] * 6
+    assert made.sequence_of(torch.zeros(3, 1, 2)).tolist() == [1] * 3
+    with pytest.raises(RuntimeError, match="an activation of 4 rows, not 9 or 1/3 of it"):
+        made.sequence_of(torch.zeros(4, 1, 2))
+    ranks(tensor=1, context=1)
+    flat = torch.arange(12.0).view(6, 2)
+    assert laid_out(packed=False).activation(flat).shape == (3, 2, 2)
+    assert laid_out(packed=False).flat(flat.view(3, 2, 2))[:, 0].tolist() == [0, 4, 8, 2, 6, 10], "sequence by sequence"
+
+
+def test_ranks_divide_the_rows_of_a_weight() -> None:
+    shares = [_share(10, part, 3) for part in range(3)]
+    assert [(each.start, each.stop) for each in shares] == [(0, 3), (3, 6), (6, 10)]
