@@ -1,13 +1,14 @@
 """The layout of a micro-batch on a rank of several, without other processes: each index by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.actor.norms import layout
-from verl_vcpo.actor.norms.collector import _share
+from verl_vcpo.actor.norms import collector, layout
+from verl_vcpo.actor.norms.collector import Collector, _share
 from verl_vcpo.actor.norms.layout import MicroBatch, micro_batch
 
 TOKENS = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
@@ -74,3 +75,18 @@ def test_a_tensor_parallel_rank_may_see_its_part_of_the_rows(ranks: Any) -> None
 def test_ranks_divide_the_rows_of_a_weight() -> None:
     shares = [_share(10, part, 3) for part in range(3)]
     assert [(each.start, each.stop) for each in shares] == [(0, 3), (3, 6), (6, 10)]
+
+
+@pytest.mark.parametrize(("rank", "rows"), [((0, 0), (0, 2)), ((0, 1), (2, 4)), ((1, 0), (4, 6)), ((1, 1), (6, 8))])
+def test_context_and_tensor_parallel_ranks_divide_the_rows_of_a_router(
+    rank: tuple[int, int], rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of each gather the same tokens of a router of 8 experts: each squares 2 rows."""
+    taken: list[slice] = []
+    router, group = object.__new__(Collector), SimpleNamespace(size=lambda: 2, rank=lambda: rank[1])
+    router._cp_rank, router._cp = rank[0], 2
+    router.micro_batch = SimpleNamespace(flat=lambda part: part, gathered=lambda part: part)  # type: ignore[assignment]
+    monkeypatch.setattr(collector, "_gathered", lambda part, group: part)
+    monkeypatch.setattr(router, "_weight", lambda weight, x, dy, mine: taken.append(mine))
+    router.router(torch.zeros(8, 4), torch.zeros(3, 4), torch.zeros(3, 8), gather=group)
+    assert [(each.start, each.stop) for each in taken] == [rows]
