@@ -24,9 +24,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_sizes
 
 
-def laid_out(packed: bool, **more: Any) -> MicroBatch:
-    ids = torch.nested.as_nested_tensor([torch.tensor(row) for row in TOKENS], layout=torch.jagged)
-    return micro_batch(tu.get_tensordict({"input_ids": ids, "vcpo_row": torch.tensor([5, 3])}, more), packed, "cpu")
+def laid_out(packed: bool, sequences: int = 2, **more: Any) -> MicroBatch:
+    ids = torch.nested.as_nested_tensor([torch.tensor(row) for row in TOKENS[:sequences]], layout=torch.jagged)
+    numbers = torch.tensor([5, 3])[:sequences]
+    return micro_batch(tu.get_tensordict({"input_ids": ids, "vcpo_row": numbers}, more), packed, "cpu")
 
 
 def test_one_rank_has_all_tokens_one_after_the_other(ranks: Any) -> None:
@@ -54,6 +55,7 @@ def test_padded_sequences_are_as_long_as_the_longest(ranks: Any) -> None:
     assert made.segments.bounds == (0, 8, 16) and made.sequence.tolist() == [[0, 1]] * 8
     assert made.token.tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 4, 5, 6, 7, 8, 9, 0, 0]
     assert laid_out(packed=False, forced_max_seqlen=9).segments.bounds == (0, 12, 24)
+    assert laid_out(packed=False, sequences=1).sequence.tolist() == [[0]] * 4
     ranks(tensor=2, context=2)
     assert laid_out(packed=False).whole.bounds == (0, 8, 16), "of 2 tensor-parallel ranks and 4 chunks"
     assert laid_out(packed=False).sequence.tolist() == [[0, 1]] * 4
