@@ -241,7 +241,7 @@ def in_order(tests: Sequence[Called], mutant: Mutant) -> list[str]:
     of a module calls is noted for the module's first test.
     """
     callers = [each for each in tests if mutant.function in each.functions.get(mutant.file, ())]
-    others = [each for each in tests if each not in callers and not (callers and mutant.file in each.functions)]
+    others = [each for each in tests if mutant.file not in each.functions] if callers else tests
     return [each.test for part in (callers, others) for each in sorted(part, key=lambda each: each.seconds)]
 
 

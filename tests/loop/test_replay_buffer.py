@@ -49,7 +49,7 @@ def choose(buffer: LagKReplayBuffer, step: int, batch_size: int) -> list[str] | 
     finished = buffer.finished_keys["train"]
     if not buffer._has_enough_samples(step, "train", batch_size, finished):
         return None
-    return buffer._oldest("train", finished, batch_size)
+    return buffer._oldest_first("train", finished)[:batch_size]
 
 
 def test_of_one_step_in_the_order_of_submission() -> None:

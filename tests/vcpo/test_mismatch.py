@@ -37,6 +37,13 @@ def rows(lag: int, variance: float = 0.0, rms: float = RMS, seed: int = 0) -> Ro
     return log_ratio.sum(dim=1), torch.full((BATCH,), LENGTH), squares, spans
 
 
+def with_windows(**windows: list[Any]) -> Mismatch:
+    """Return a measurement that has taken in these sums, as `state_dict` names them."""
+    mismatch = Mismatch()
+    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    return mismatch
+
+
 @pytest.mark.parametrize("ratio", [1.0, 0.8, 0.5, 0.3])
 def test_the_parts_of_stale_data_are_found(ratio: float) -> None:
     mismatch, stale = Mismatch(), rows(8, -math.log(ratio) / LENGTH, seed=1)
@@ -158,34 +165,28 @@ def test_a_straight_and_a_bent_curve_are_both_tried_and_the_nearer_one_is_taken(
 
 @pytest.mark.parametrize(("lags", "error", "fresh"), [(2, 0.03, True), (3, 0.03, False), (3, 0.02, True)])
 def test_an_imprecise_square_gives_way_to_a_curve_through_three_lags(lags: int, error: float, fresh: bool) -> None:
-    mismatch = Mismatch()
     by_lag = [[lag, 100, 100 * square, (100 * error) ** 2] for lag, square in ((0, 1.0), (1, 1.3), (2, 1.3))]
-    mismatch.load_state_dict({**mismatch.state_dict(), "by_lag": [by_lag[:lags]]})
+    mismatch = with_windows(by_lag=[by_lag[:lags]])
     assert mismatch.mean_square()[0] == pytest.approx(1.0 if fresh else 1.05), "the line is 1.05 + 0.15 lag"
 
 
 @pytest.mark.parametrize(("errors", "newer"), [(-2.1, True), (-1.9, False), (1.9, False), (2.1, True)])
 def test_tokens_computed_again_take_the_place_from_two_standard_errors_on(errors: float, newer: bool) -> None:
     """A difference has the error 0.005: 0.003 of sampling, 0.004 of tokens computed again."""
-    mismatch, other = Mismatch(), 1 + 0.005 * errors
-    windows = {"by_lag": [[[0, 1000, 1000.0, 9.0]]], "again": [[1000, 1000 * other, 16.0]], "of_sampling": [1.0, 0.0]}
-    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    other, sampled = 1 + 0.005 * errors, [[[0, 1000, 1000.0, 9.0]]]
+    mismatch = with_windows(by_lag=sampled, again=[[1000, 1000 * other, 16.0]], of_sampling=[1.0, 0.0])
     assert mismatch.mean_square() == pytest.approx((other, 0.004) if newer else (1.0, 0.003))
 
 
 def test_without_any_difference_in_sampling_the_tokens_computed_again_stand_alone() -> None:
-    mismatch = Mismatch()
-    windows = {"by_lag": [[[0, 1000, 0.0, 0.0]]], "again": [[1000, 1.0, 1e-4]]}
-    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    mismatch = with_windows(by_lag=[[[0, 1000, 0.0, 0.0]]], again=[[1000, 1.0, 1e-4]])
     assert mismatch.mean_square() == pytest.approx((1e-3, 1e-5))
-    windows = {"by_lag": [[[0, 1000, 1.0, 1e-4]]], "again": [[1000, 0.0, 0.0]], "of_sampling": [1.0, 0.0]}
-    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    mismatch = with_windows(by_lag=[[[0, 1000, 1.0, 1e-4]]], again=[[1000, 0.0, 0.0]], of_sampling=[1.0, 0.0])
     assert mismatch.mean_square() == (0.0, 0.0), "all differences have gone"
 
 
 def test_a_single_fresh_token_ends_what_was_computed_again() -> None:
-    mismatch = Mismatch()
-    mismatch.load_state_dict({**mismatch.state_dict(), "again": [[100, 1.0, 0.1]]})
+    mismatch = with_windows(again=[[100, 1.0, 0.1]])
     mismatch.update(torch.zeros(1), torch.ones(1), torch.full((1,), 0.1), [[(0, 1, 0.1)]])
     assert not mismatch.state_dict()["again"]
 
@@ -337,10 +338,8 @@ def test_how_far_back_it_looks(batches: int, size: int, spans: list[Span], kept:
 
 
 def test_what_sequences_share_counts_from_two_errors_on_and_fresh_ones_from_three() -> None:
-    mismatch, tokens = Mismatch(), torch.full((4,), 10.0)
-    by_lag, sums = [[0, 100, 1.0, 1e-6]], [4, 100.0, 1.0, 4.0]
-    windows = {"by_lag": [by_lag], "fresh": [[*sums, 0.5625]], "newest": [[*sums, 1.0]]}
-    mismatch.load_state_dict({**mismatch.state_dict(), **windows})
+    tokens, by_lag, sums = torch.full((4,), 10.0), [[0, 100, 1.0, 1e-6]], [4, 100.0, 1.0, 4.0]
+    mismatch = with_windows(by_lag=[by_lag], fresh=[[*sums, 0.5625]], newest=[[*sums, 1.0]])
     parts, fresh, newest = mismatch._parts(tokens), 0.03 * (1 - 9 * 0.5625 / 9), 0.03 * (1 - 4 * 1.0 / 9)
     assert parts is not None and parts.lag == pytest.approx(expected_ess_ratio(newest - fresh, tokens), rel=1e-12)
     assert parts.arithmetic == pytest.approx(expected_ess_ratio(0.01 + fresh, tokens), rel=1e-12)

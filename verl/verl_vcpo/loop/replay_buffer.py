@@ -143,7 +143,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, Tag], dict[str, int]]:
-        chosen = self._oldest(partition_id, sampleable_keys, batch_size)
+        chosen = self._oldest_first(partition_id, sampleable_keys)[:batch_size]
         if not self.partitions[partition_id]:
             self.partitions[partition_id] = trajectories_of({uid: self._sessions[uid] for uid in chosen}, partition_id)
         _, trajectories, submitted = super()._select_prompt_uids(partition_id, set(), 0)
@@ -188,9 +188,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _unfinished(self, partition_id: str) -> set[str]:
         return self.pending_keys[partition_id] | self.running_keys[partition_id]
 
-    def _oldest(self, partition_id: str, uids: set[str], count: int) -> list[str]:
+    def _oldest_first(self, partition_id: str, uids: set[str]) -> list[str]:
         submitted, number = self.prompt_global_steps[partition_id], self._submission_number
-        return sorted(uids, key=lambda uid: (submitted[uid], number.get(uid, 0)))[:count]
+        return sorted(uids, key=lambda uid: (submitted[uid], number.get(uid, 0)))
 
     def _deadlines_without_oldest(self, partition_id: str, batch_size: int, sampleable_keys: set[str]) -> Counter[int]:
         submitted = self.prompt_global_steps[partition_id]
@@ -201,8 +201,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         """Submit the oldest unfinished prompts again: as few as let all others meet their deadlines."""
         submitted = self.prompt_global_steps[partition_id]
         late = []
-        unfinished = self._unfinished(partition_id) - self._reissued
-        for uid in self._oldest(partition_id, unfinished, len(unfinished)):
+        for uid in self._oldest_first(partition_id, self._unfinished(partition_id) - self._reissued):
             if submitted[uid] == step or deadlines_hold(remaining, step, batch_size):
                 break
             remaining[submitted[uid] + self.bound] -= 1
