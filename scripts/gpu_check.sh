@@ -5,12 +5,14 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER] [--tests] [--rehearse]
+bash scripts/gpu_check.sh [--minutes M] [--dtype bfloat16|float32] [--out FOLDER] [--tests] [--run] [--rehearse]
 
   --minutes   after which nothing more is measured (default 9)
   --dtype     one precision only
   --out       where the results go (default docs/measurements/gpu)
   --tests     first the tests of the engines on this GPU (with pytest and hypothesis; 4 minutes on an H200)
+  --run       instead: 20 steps of a whole run, with a small model made here; one GPU for the trainer and one for a
+              sampler, or the only GPU for both
   --rehearse  the smallest cases, on a CPU: does the command itself work?
 
 Most telling first: single layers (vcpo/gradnorm, PyTorch alone), then whole steps of the Megatron actor, on Megatron's
@@ -22,7 +24,7 @@ installed, on Transformer Engine's. Results, a line for each case once it is mea
 TEXT
 }
 
-minutes=9 dtypes=(bfloat16 float32) folder=docs/measurements/gpu device=cuda tests=0
+minutes=9 dtypes=(bfloat16 float32) folder=docs/measurements/gpu device=cuda tests=0 whole_run=0
 models=(--model Qwen2.5-1.5B --model Qwen2.5-7B) of_layers=()
 while (($#)); do
   case "$1" in
@@ -30,6 +32,7 @@ while (($#)); do
     --dtype) dtypes=("${2:?}") && shift ;;
     --out) folder=${2:?} && shift ;;
     --tests) tests=1 ;;
+    --run) whole_run=1 ;;
     --rehearse) device=cpu models=(--model d512) of_layers=(--lengths 64-256 --rounds 1) ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
@@ -53,6 +56,22 @@ if sys.argv[1] == "cuda" and not torch.cuda.is_available():
 print(torch.cuda.get_device_name().replace(" ", "-") if sys.argv[1] == "cuda" else "CPU")
 PYTHON
 )
+if ((whole_run)); then
+  assets=build/gpu_check/$device program=(python -m)
+  run=(+task=countdown_lag method=vcpo async.lag=8 data.train_batch_size=16 trainer.total_training_steps=20)
+  if [[ $device == cpu ]]; then run+=(hardware=cpu); else
+    run+=(hardware=gpu trainer.n_gpus_per_node=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.3)
+    if (($(python -c 'import torch; print(torch.cuda.device_count())') == 1)); then
+      program=(python -m tests.kit.one_gpu -m) run+=(+ray_kwargs.ray_init.num_gpus=2)
+    fi
+  fi
+  python -m scripts.prepare_data countdown --out "$assets/data"
+  python -m recipe.warm_start.train --data "$assets/data" --out "$assets/model" --steps 300
+  exec timeout --signal=TERM "$((minutes * 60))" "${program[@]}" recipe.fully_async_policy.main "${run[@]}" \
+    actor_rollout_ref.model.path="$assets/model" data.train_files="$assets/data/train.parquet" \
+    data.val_files="$assets/data/val.parquet" run_dir=outputs/gpu_check
+fi
+
 mkdir -p "$folder"
 out="$folder/$(date +%F)-$name" end=$((SECONDS + minutes * 60)) worst=0
 
