@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.tensor_parallel import layers
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import tensordict_utils as tu
 
@@ -312,3 +313,27 @@ def test_a_parameter_that_no_layer_collects_is_named_with_its_layer() -> None:
     assert tapping._left_over([model]) == "1.weight belongs to a torch.nn.modules.linear.Linear"
     assert tapping.plug_in([model]).untapped == tapping._left_over([model])
     assert tapping._left_over([model.requires_grad_(False)]) is None, "adapters alone are trained"
+
+
+@pytest.mark.parametrize(
+    ("kind", "bias", "skipped", "tapped"),
+    [
+        (layers.ColumnParallelLinear, True, False, True),
+        (layers.ColumnParallelLinear, True, True, False),
+        (layers.ColumnParallelLinear, False, True, True),
+        (layers.RowParallelLinear, True, False, False),
+        (layers.RowParallelLinear, False, True, True),
+    ],
+)
+def test_a_bias_that_is_not_added_with_the_product_is_not_collected(
+    kind: type, bias: bool, skipped: bool, tapped: bool
+) -> None:
+    """Megatron's layer gives such a bias to its caller, or adds it after the sum over the ranks."""
+    layer = kind.__new__(kind)
+    torch.nn.Module.__init__(layer)
+    layer.weight = torch.nn.Parameter(torch.ones(2, 2))
+    layer.bias = torch.nn.Parameter(torch.ones(2)) if bias else None
+    layer.skip_bias_add = skipped
+    untapped = tapping.plug_in([torch.nn.ModuleDict({"layer": layer})]).untapped
+    assert (untapped is None) == tapped
+    assert tapped or untapped == f"layer.weight belongs to a {kind.__module__}.{kind.__name__}"

@@ -229,7 +229,6 @@ def gather_mini_batch(
     ranks = sorted((part for part in gathered if part is not None), key=lambda part: part["rank"])
     sizes = _check_sizes(ranks, equal)
     if squared_norm is not None:
-        squared_norm = torch.nn.functional.pad(squared_norm, (0, max(sizes) - squared_norm.shape[1]))
         dist.all_reduce(squared_norm)
         squared_norm = torch.cat([row[:size] for row, size in zip(squared_norm.cpu(), sizes, strict=True)])
 

@@ -115,7 +115,7 @@ class Collector:
             sharded: tensor-parallel ranks have different parts of the parameter.
         """
         micro_batch = self.current()
-        per_token = dy.reshape(dy.shape[0] * dy.shape[1], -1, parameter.shape[-1])
+        per_token = dy.reshape(dy.shape[0] * dy.shape[1], -1, len(parameter))
         per_token = per_token[:, 0] if per_token.shape[1] == 1 else per_token.sum(1)
         sums = micro_batch.sums(per_token, dy)
         self._vectors.append(_Vector(parameter, micro_batch, sums, summed_over_tp, sharded))

@@ -79,18 +79,16 @@ class TappedLinear(Tapped):
 class ColumnParallelLinear(TappedLinear, layers.ColumnParallelLinear):
     """Megatron's class with per-sequence gradients."""
 
-    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        output, bias = super().forward(input_, *args, **kwargs)
-        collector = self.collector
-        if collector is None or bias is None:
-            return output, bias
-        rows = bias.detach().expand_as(output).requires_grad_()  # one for each token; the caller adds them
-        on_gradient(rows, None, lambda _, dy: collector.vector(bias, dy, sharded=True))
-        return output, rows
-
 
 class RowParallelLinear(TappedLinear, layers.RowParallelLinear):
-    """Megatron's class with per-sequence gradients, without a bias: no model that the trainer builds has one there."""
+    """Megatron's class with per-sequence gradients."""
+
+
+def adds_bias_elsewhere(layer: torch.nn.Module) -> bool:
+    """Return True for a linear layer whose bias is not added with its product. No supported model has such a layer."""
+    return getattr(layer, "bias", None) is not None and (
+        isinstance(layer, layers.RowParallelLinear) or getattr(layer, "skip_bias_add", False)
+    )
 
 
 class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):

@@ -17,6 +17,7 @@ from verl_vcpo.actor.norms.modules import (
     TappedLinear,
     TappedNorm,
     VocabParallelEmbedding,
+    adds_bias_elsewhere,
     is_norm_of_heads,
 )
 
@@ -36,7 +37,7 @@ def plug_in(chunks: list[torch.nn.Module]) -> Tap:
     """
     tap = Tap()
     for name, module in _modules(chunks):
-        if not (isinstance(module, layers.RowParallelLinear) and module.bias is not None):
+        if not adds_bias_elsewhere(module):
             module.__class__ = _TAPPED.get(type(module), type(module))
         if isinstance(module, Tapped):
             module.tap = tap

@@ -191,7 +191,7 @@ class PackedUpdate:
         ragged = self._ragged
         data = tu.index_select_tensor_dict(self.data.exclude(*ragged), rows)
         for name, values in ragged.items():
-            dimension = getattr(self.data[name], "_ragged_idx", self.data[name].dim() - 1)
+            dimension = self.data[name]._ragged_idx
             data[name] = tu.nested_tensor_from_tensor_list([values[row] for row in rows], ragged_idx=dimension)
         return data
 
