@@ -159,6 +159,8 @@ def test_an_error_of_the_question_ends_the_questions_and_not_the_run(capfd: pyte
     server = Server(fate="raises")
     questions(server, range(1, 10))
     assert len(server.asked) == 1 and "any more: one of them raised" in capfd.readouterr().out
+    assert asked(Server(fate="raises")) == {}
+    assert capfd.readouterr().out.count("any more: one of them raised") == 1, "once for five answers"
 
 
 def test_a_prompt_that_fills_the_limit_is_told_once(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
