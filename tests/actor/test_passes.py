@@ -176,3 +176,10 @@ def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
     reward, common, scale = update.PackedUpdate._rewards.func(one)  # type: ignore[attr-defined]
     assert reward.tolist() == [1, 0, 0, 0] and common.tolist() == [0, 0, 0, 0]
     assert scale.tolist() == [1 / 3, 0, 1 / 3, 0]
+
+
+def test_ranks_of_a_pass_with_different_numbers_of_sequences() -> None:
+    """A rank's sequences are numbered after as many numbers as the largest rank has, for each rank before."""
+    one = Pass([[4], [0, 2, 5]], rank=1)
+    assert one.size == 6 and one.numbers.tolist() == [0, 3, 4, 5] and one.my_numbers.tolist() == [3, 4, 5]
+    assert Pass([[4], [0, 2, 5]], rank=0).my_numbers.tolist() == [0]
