@@ -31,7 +31,7 @@ _NORMS = [
     "tests/actor/test_extreme_weights.py",
     *(f"tests/actor/test_layouts.py::test_equals_one_process[{name}]" for name in _LAYOUTS),
 ]
-_LAYOUT = "tests/actor/test_micro_batch_layout.py"
+_LAYOUT, _TE = "tests/actor/test_micro_batch_layout.py", "tests/actor/test_transformer_engine.py"
 _BATCHES = ["tests/actor/test_losses.py", "tests/actor/test_lag_bins.py"]
 _EXPERTS = "tests/actor/test_router_replay.py::test_a_token_without_experts_is_refused"
 _BUFFER = [
@@ -53,7 +53,8 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/norms/*.py": _NORMS,
     **{f"{_ACTOR}/norms/{name}.py": [_LAYOUT, *_NORMS] for name in ("collector", "layout")},
     f"{_ACTOR}/norms/settings.py": ["tests/actor/test_norms_in_words.py", *_NORMS],
-    f"{_ACTOR}/norms/te_*.py": ["tests/actor/test_transformer_engine.py"],
+    f"{_ACTOR}/norms/te_*.py": [_TE],
+    **{f"{_ACTOR}/norms/{name}.py": [*_NORMS, _TE] for name in ("experts", "tapping")},
 }
 """Files -> the tests that may see a mistake in one of them. The last pattern of a file counts: the code for Transformer
 Engine runs in `test_transformer_engine.py` only."""

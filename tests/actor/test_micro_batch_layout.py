@@ -92,3 +92,20 @@ def test_context_and_tensor_parallel_ranks_divide_the_rows_of_a_router(
     monkeypatch.setattr(router, "_weight", lambda weight, x, dy, mine: taken.append(mine))
     router.router(torch.zeros(8, 4), torch.zeros(3, 4), torch.zeros(3, 8), gather=group)
     assert [(each.start, each.stop) for each in taken] == [rows]
+
+
+def test_sums_over_sequences_are_the_same_by_one_product(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one product on a GPU in half precision, whose factor is made once for each number of rows and format."""
+    ranks(tensor=1, context=1)
+    made, rows = laid_out(packed=True), torch.arange(18.0).reshape(9, 2)
+    wanted = [[6.0, 9.0], [66.0, 72.0]]
+    assert made.sums(rows, rows[:, None]).tolist() == wanted
+    monkeypatch.setattr(layout, "batches", lambda value: True)
+    for _ in range(2):
+        assert made.sums(rows, rows[:, None]).tolist() == wanted
+    half = made.sums(rows.bfloat16(), rows[:, None])
+    assert half.dtype == torch.float32 and half.tolist() == wanted
+    assert {key: member.dtype for key, member in made._members.items()} == {
+        (9, torch.float32): torch.float32,
+        (9, torch.bfloat16): torch.bfloat16,
+    }

@@ -83,6 +83,9 @@ def test_micro_batches_by_tokens_need_sequences_on_every_rank() -> None:
         assert planned is not None and [len(rows) for rows, _ in planned] == expected
     uneven = prompts([0] * 4 + [1] * 4, [0, 0, 0, 1, 2, 3, 3, 3])
     assert [passes(uneven, tokens) is None for tokens in (None, 30, 20)] == [False, False, True]
+    # the second groups alone: one rank has three sequences of 10 tokens, the other has one
+    second = prompts([0] * 7 + [1] * 7, [0] * 4 + [1] * 3 + [2] * 6 + [3], [1] * 4 + [10] * 3 + [1] * 6 + [10])
+    assert [passes(second, tokens) is None for tokens in (30, 25)] == [False, True]
 
 
 def test_a_pass_has_no_more_sequences_than_the_host_handles_fast() -> None:
