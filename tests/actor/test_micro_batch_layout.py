@@ -109,3 +109,25 @@ def test_sums_over_sequences_are_the_same_by_one_product(ranks: Any, monkeypatch
         (9, torch.float32): torch.float32,
         (9, torch.bfloat16): torch.bfloat16,
     }
+
+
+def test_rows_of_all_ranks_come_rank_after_rank(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensor-parallel ranks as they are; of context-parallel ranks in the order of the whole sequences."""
+
+    def gather(out: torch.Tensor, part: torch.Tensor, group: Any) -> None:
+        assert out.shape == (2 * len(part), *part.shape[1:])
+        out.copy_(torch.cat([part, part + 100]))
+
+    monkeypatch.setattr(collector.dist, "all_gather_into_tensor", gather)
+    monkeypatch.setattr(layout.mpu, "get_context_parallel_group", lambda: None)
+    part = torch.arange(24.0).reshape(3, 2, 4)
+    group = SimpleNamespace(size=lambda: 2)
+    assert collector._gathered(part, group).equal(torch.cat([part, part + 100]))
+    assert collector._gathered(part, None) is part
+    ranks(tensor=1, context=2)
+    made = laid_out(packed=True)
+    first, second = torch.arange(12.0).reshape(6, 2), torch.arange(100.0, 112.0).reshape(6, 2)
+    wanted = torch.cat([first[:2], second[:2], first[2:], second[2:]])
+    assert made.gathered(first).equal(wanted), "the parts of the first sequence, and of the second"
+    ranks(tensor=1, context=1)
+    assert laid_out(packed=True).gathered(first) is first
