@@ -131,3 +131,20 @@ def test_rows_of_all_ranks_come_rank_after_rank(ranks: Any, monkeypatch: pytest.
     assert made.gathered(first).equal(wanted), "the parts of the first sequence, and of the second"
     ranks(tensor=1, context=1)
     assert laid_out(packed=True).gathered(first) is first
+
+
+@pytest.mark.parametrize(
+    ("mine", "wanted"), [(slice(2, 4), [-1, 0, 1, -1]), (slice(0, 2), [1, -1, -1, -1]), (slice(None), [1, 2, 3, -1])]
+)
+def test_a_tied_head_finds_the_tokens_of_this_ranks_rows(
+    mine: slice, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two tensor-parallel ranks has rows 4 to 7 of the vocabulary; context-parallel ranks divide them."""
+    found: list[list[int]] = []
+    monkeypatch.setattr(collector.mpu, "get_tensor_model_parallel_rank", lambda: 1)
+    monkeypatch.setattr(collector, "tied_rows", lambda token, x, dy, whole: found.append(token.tolist()))
+    one = SimpleNamespace(token=torch.tensor([5, 6, 7, 9]), whole=None)
+    head: Any = SimpleNamespace(_cross={"head": []})
+    weight, dy = torch.ones(4, 3), torch.ones(4, 4)[:, mine]
+    Collector._tied_head(head, one, weight, torch.ones(4, 3), dy, mine)  # type: ignore[arg-type]
+    assert found == [wanted] and len(head._cross["head"]) == 1
