@@ -23,8 +23,7 @@ and of a sampler:
     log-probs again      10 V for each of up to 1,024 tokens, of one sequence at a time (verl_vcpo/loop/questions.py)
 
 The activations are those of a micro-batch in which every sequence has the full length: an upper estimate. RUNTIME_GIB
-is set aside for CUDA, NCCL and working memory: 3.0 GiB of a trainer on an H200, beside torch's memory and the buckets.
-vLLM counts its own as part of gpu_memory_utilization. tests/recipe/test_gpu_memory.py counts what Megatron keeps.
+is set aside for CUDA, NCCL and working memory. tests/recipe/test_gpu_memory.py counts what Megatron keeps.
 """
 
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.loop.questions import BYTES, asked_tokens
 
 GIB = 2**30
-RUNTIME_GIB, SAMPLER_RUNTIME_GIB = 3.0, 2.0
+RUNTIME_GIB = 2.0
 LOGITS_BYTES, ENTROPY_BYTES = 8, 8
 """Per token and word of the vocabulary."""
 SECOND_BUFFER = "second buffer (OPOB)"
@@ -269,9 +268,9 @@ def _second_buffer(config: DictConfig, layout: Layout, shape: ModelShape, gradie
 def sampler_memory(config: DictConfig, layout: Layout, shape: ModelShape, gpu_gib: float) -> dict[str, float]:
     """GiB per GPU of a sampler, by use."""
     weights = 2 * shape.parameters / layout.sampler_tp / GIB
-    cache = config.actor_rollout_ref.rollout.gpu_memory_utilization * gpu_gib - weights - SAMPLER_RUNTIME_GIB
+    cache = config.actor_rollout_ref.rollout.gpu_memory_utilization * gpu_gib - weights - RUNTIME_GIB
     transfer = 3 * _bucket(config) / GIB
-    use = {"weights": weights, "KV cache": cache, "weight transfer": transfer, "CUDA, NCCL": SAMPLER_RUNTIME_GIB}
+    use = {"weights": weights, "KV cache": cache, "weight transfer": transfer, "CUDA, NCCL": RUNTIME_GIB}
     again = BYTES * asked_tokens(config) * shape.vocabulary / GIB
     return use | ({"log-probs again": again} if again else {})
 
