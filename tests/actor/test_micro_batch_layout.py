@@ -148,3 +148,13 @@ def test_a_tied_head_finds_the_tokens_of_this_ranks_rows(
     weight, dy = torch.ones(4, 3), torch.ones(4, 4)[:, mine]
     Collector._tied_head(head, one, weight, torch.ones(4, 3), dy, mine)  # type: ignore[arg-type]
     assert found == [wanted] and len(head._cross["head"]) == 1
+
+
+def test_a_norm_of_heads_sums_over_heads_even_of_one_token() -> None:
+    """One token [1, 1, heads, d], in a micro-batch of one sequence."""
+    found: list[torch.Tensor] = []
+    one = SimpleNamespace(sums=lambda rows, dy: found.append(rows))
+    taker: Any = SimpleNamespace(current=lambda: one, _vectors=[])
+    gradients = torch.arange(6.0).reshape(1, 1, 3, 2)
+    Collector.vector(taker, torch.ones(2), gradients)
+    assert found[0].tolist() == [[6.0, 9.0]]

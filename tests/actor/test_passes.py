@@ -14,7 +14,6 @@ from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
 from verl_vcpo.actor.norms import update
-from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
 from verl_vcpo.actor.norms.update import PackedUpdate, Pass
@@ -158,16 +157,6 @@ def test_gradients_are_finalized_once_and_by_megatrons_function_again_afterwards
     assert all(module.config.finalize_model_grads_func == made.append for module in modules)
 
 
-def test_a_norm_of_heads_sums_over_heads_even_of_one_token() -> None:
-    """One token [1, 1, heads, d], in a micro-batch of one sequence."""
-    found: list[torch.Tensor] = []
-    one = SimpleNamespace(sums=lambda rows, dy: found.append(rows))
-    collector: Any = SimpleNamespace(current=lambda: one, _vectors=[])
-    gradients = torch.arange(6.0).reshape(1, 1, 3, 2)
-    Collector.vector(collector, torch.ones(2), gradients)
-    assert found[0].tolist() == [[6.0, 9.0]]
-
-
 def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
     sequences = replace(
         prompts([0] * 4, [0, 0, 0, 0]),
@@ -176,7 +165,7 @@ def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
         usable=torch.tensor([True, True, True, False]),
     )
     one = SimpleNamespace(sequences=sequences, config=VCPOSettings(norm_by_std=False))
-    reward, common, scale = update.PackedUpdate._rewards.func(one)  # type: ignore[attr-defined]
+    reward, common, scale = PackedUpdate._rewards.func(one)  # type: ignore[attr-defined]
     assert reward.tolist() == [1, 0, 0, 0] and common.tolist() == [0, 0, 0, 0]
     assert scale.tolist() == [1 / 3, 0, 1 / 3, 0]
 

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.kit import ROOT
 from tests.kit.fake_cuda.build import HERE, LIBRARIES, build
+from tests.kit.start_of_python import python_path
 
 VARIABLE = "VCPO_FAKE_CUDA"  # the folder of the stand-ins, in processes that run on them
 STAND_INS = VARIABLE in os.environ  # whether this process runs on stand-ins
@@ -16,17 +16,11 @@ STAND_INS = VARIABLE in os.environ  # whether this process runs on stand-ins
 
 def environment(folder: Path, devices: int) -> dict[str, str]:
     """Return the variables of a process that runs on the stand-ins in `folder`."""
-    first = [
-        HERE / "site",
-        ROOT,
-        Path(ROOT) / "verl",
-        Path(ROOT) / "sandbox" / "src",
-    ]  # before an environment's own installation of the project
     return {
         VARIABLE: str(folder),
         "VCPO_FAKE_CUDA_DEVICES": str(devices),
         "LD_PRELOAD": " ".join(str(folder / library) for library in LIBRARIES),
-        "PYTHONPATH": os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": python_path(HERE / "site"),
         "TRITON_LIBCUDA_PATH": str(folder),  # where Triton looks for the driver
         # nothing is compiled for a GPU that is not there
         "TORCHDYNAMO_DISABLE": "1",

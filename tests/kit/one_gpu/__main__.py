@@ -9,14 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-from tests.kit import ROOT
+from tests.kit.start_of_python import python_path
 
 
 def environment() -> dict[str, str]:
     """Return the variables of a process whose Ray has several GPUs."""
-    first = [Path(__file__).parent / "site", ROOT, Path(ROOT) / "verl", Path(ROOT) / "sandbox" / "src"]
     return {
-        "PYTHONPATH": os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": python_path(Path(__file__).parent / "site"),
         "VCPO_ONE_GPU": "1",
         "NCCL_SOCKET_IFNAME": "lo",
     }

@@ -115,7 +115,7 @@ class ComputedAgain:
         try:
             fields = ray.get(answer).extra_fields
         except ray.exceptions.RayError as error:
-            if self._asks and not is_server_failure(error):  # the keeper of the samplers looks after failures
+            if self._asks and not is_server_failure(error):  # the keeper of the samplers replaces a dead one
                 self._asks = False
                 console.print_line(
                     f"Samplers are not asked for log-probs any more: one of them raised {one_line(error)}"
