@@ -47,7 +47,7 @@ def groups(number: int, size: int, shortest: int, longest: int, across: bool = F
 
 
 def passes(seen: SequencesBeforeForward, tokens: int | None = 8192, buffers: int = MANY, **more: Any) -> Passes | None:
-    pipeline = {name: more.pop(name) for name in ("staged", "interleaved") if name in more}
+    pipeline = {name: more.pop(name, False) for name in ("staged", "interleaved")}
     return passes_of_sums(VCPOSettings(**more), seen, tokens, buffers, **pipeline)
 
 
@@ -175,3 +175,59 @@ def test_ranks_of_a_pass_with_different_numbers_of_sequences() -> None:
     one = Pass([[4], [0, 2, 5]], rank=1)
     assert one.size == 6 and one.numbers.tolist() == [0, 3, 4, 5] and one.my_numbers.tolist() == [3, 4, 5]
     assert Pass([[4], [0, 2, 5]], rank=0).my_numbers.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "given", "tokens"),
+    [(1, None, {}, 60), (1, None, {"use_dynamic_bsz": False}, None), (2, 2, {"use_dynamic_bsz": True}, 60)],
+)
+def test_passes_are_planned_for_the_whole_of_a_context_parallel_micro_batch(
+    stages: int, chunks: int | None, given: dict[str, bool], tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl's default is micro-batches by tokens; of two context-parallel ranks each has half of the tokens."""
+    planned: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(update, "passes_of_sums", lambda *args, **pipeline: planned.append((*args, pipeline)))
+    for size, value in (("context", 2), ("pipeline_model", stages), ("virtual_pipeline_model", chunks)):
+        monkeypatch.setattr(update.mpu, f"get_{size}_parallel_world_size", lambda value=value: value)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.main_grad = torch.zeros(1)  # type: ignore[attr-defined]
+    frozen = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    one: Any = SimpleNamespace(
+        engine=SimpleNamespace(
+            tf_config=SimpleNamespace(num_moe_experts=None),
+            module=[torch.nn.ParameterList([frozen, parameter])],
+            most_second_buffers=3,
+        ),
+        data=tu.get_tensordict({"row": torch.arange(2)}, {"max_token_len_per_gpu": 30, **given}),
+        config="config",
+        sequences="sequences",
+    )
+    PackedUpdate._passes_of_sums(one)
+    assert planned == [("config", "sequences", tokens, 3, {"staged": stages > 1, "interleaved": chunks is not None})]
+    parameter.main_grad = torch.zeros(1, dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    assert PackedUpdate._passes_of_sums(one) is None and len(planned) == 1, "sums need float32"
+
+
+@pytest.mark.parametrize(("scope", "shifts"), [("group", [1.5, -2.0]), ("minibatch", [4.0])])
+def test_a_rank_subtracts_the_baselines_of_its_own_groups(scope: str, shifts: list[float]) -> None:
+    """Two ranks of two groups: the slots of rank 0's groups are also those of rank 1's, whose baselines are others.
+
+    A sequence that is not usable has a baseline of no meaning, though it is first in its slot. At scope `minibatch` the
+    usable sequence may be another rank's.
+    """
+    taken: list[list[float]] = []
+    one: Any = object.__new__(PackedUpdate)
+    one.config, one.rank, one.data = VCPOSettings(opob_scope=scope), 1, range(3)
+    usable = torch.tensor([True, True, True, False, True, True])
+    one.sequences = replace(prompts([0] * 3 + [1] * 3, [0, 0, 1, 2, 2, 3]), usable=usable)
+    baseline = torch.tensor([5.0, 5, 9, 77, 2, -1])
+    one._estimate = lambda batch: SimpleNamespace(baseline=baseline)
+    common = torch.tensor([1.0, 1, 1, 0, 0.5, 1])
+    one.__dict__["_rewards"] = (torch.zeros(6), common, torch.zeros(6))
+    rows = Pass([[0, 1, 2]] * 2, rank=1)
+    slot = one._slot(rows)
+    assert slot.tolist() == ([0, 0, 1] * 2 if scope == "group" else [0] * 6)
+    one._combine(rows, None, SimpleNamespace(slot=slot, slots=len(shifts), subtract=taken.append))
+    assert taken == [shifts]
+    one.passes = [Pass([[0], [0]], rank=1), rows]
+    assert one._slots == len(shifts), "of the pass with the most groups"

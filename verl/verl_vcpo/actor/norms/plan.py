@@ -27,8 +27,8 @@ def passes_of_sums(
     micro_batch_tokens: int | None,
     second_buffers: int,
     *,
-    staged: bool = False,
-    interleaved: bool = False,
+    staged: bool,
+    interleaved: bool,
 ) -> Passes | None:
     """Return the passes; None where settings, groups or ranks do not allow two sums. No rank has an empty pass.
 

@@ -103,7 +103,7 @@ class PackedUpdate:
         config: VCPOSettings,
         aggregation: dict[str, Any],
         second: SecondBuffers,
-        sums: bool = True,
+        sums: bool,
     ) -> None:
         self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
         self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
@@ -173,7 +173,7 @@ class PackedUpdate:
         for rank, rows in enumerate(one.rows):
             self.squared_norm[rank, rows] = norms[rank, : len(rows)]
         if sums is not None:
-            self._combine(one, self._gathered(data, log_prob, norms, equal=False), sums)
+            self._combine(one, self._gathered(data, log_prob, norms), sums)
 
     def _select(self, one: Pass) -> TensorDict:
         rows = one.own_rows
@@ -238,9 +238,9 @@ class PackedUpdate:
             common[usable] = _commonest(reward[usable], torch.zeros_like(group) if whole else group)
         return reward, common, scale.masked_fill(sequences.masked, 0.0)
 
-    def _gathered(self, data: TensorDict, log_prob: Tensor | None, norms: Tensor, *, equal: bool = True) -> MiniBatch:
+    def _gathered(self, data: TensorDict, log_prob: Tensor | None, norms: Tensor) -> MiniBatch:
         """Gather the sequences of all ranks, with norms of g_i in place of those of a_i g_i, which sums have."""
-        batch = gather_mini_batch(data, self.rank, log_prob, norms, equal=equal)
+        batch = gather_mini_batch(data, self.rank, log_prob, norms, equal=False)  # `sequences` are as many on all ranks
         if not self.has_sums:
             return batch
         assert batch.squared_norm is not None
