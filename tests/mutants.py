@@ -31,7 +31,8 @@ _NORMS = [
     "tests/actor/test_extreme_weights.py",
     *(f"tests/actor/test_layouts.py::test_equals_one_process[{name}]" for name in _LAYOUTS),
 ]
-_LAYOUT, _TE = "tests/actor/test_micro_batch_layout.py", "tests/actor/test_transformer_engine.py"
+_TAPS, _TE = "tests/actor/test_taps.py", "tests/actor/test_transformer_engine.py"
+_LAYOUT = ["tests/actor/test_micro_batch_layout.py", _TAPS]
 _BATCHES = ["tests/actor/test_losses.py", "tests/actor/test_lag_bins.py"]
 _EXPERTS = "tests/actor/test_router_replay.py::test_a_token_without_experts_is_refused"
 _BUFFER = [
@@ -51,7 +52,8 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
     f"{_ACTOR}/packed_rotary.py": ["tests/actor/test_packed_rotary.py"],
     f"{_ACTOR}/norms/*.py": _NORMS,
-    **{f"{_ACTOR}/norms/{name}.py": [_LAYOUT, *_NORMS] for name in ("collector", "layout")},
+    **{f"{_ACTOR}/norms/{name}.py": [*_LAYOUT, *_NORMS] for name in ("collector", "layout")},
+    f"{_ACTOR}/norms/modules.py": [_TAPS, *_NORMS],
     f"{_ACTOR}/norms/settings.py": ["tests/actor/test_norms_in_words.py", *_NORMS],
     f"{_ACTOR}/norms/te_*.py": [_TE],
     **{f"{_ACTOR}/norms/{name}.py": [*_NORMS, _TE] for name in ("experts", "tapping")},

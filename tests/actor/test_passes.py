@@ -96,6 +96,8 @@ def test_a_pass_has_no_more_sequences_than_the_host_handles_fast() -> None:
     assert sizes() == [64, 64]
     assert sizes(tokens=None) == [128], "micro-batches by sequences"
     assert sizes(staged=True) == [128], "a pipeline"
+    long = groups(16, 8, 100, 120)
+    assert [len(rows) for (rows,) in passes(long, staged=True) or []] == [128], "a pipeline, whatever a cache holds"
 
 
 def test_passes_of_several_groups() -> None:

@@ -1,0 +1,140 @@
+"""What one rank of several gives to the collector and takes from other ranks, without other processes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vcpo.gradnorm import Segments
+from verl_vcpo.actor.norms import collector, modules
+from verl_vcpo.actor.norms.collector import Collector
+from verl_vcpo.actor.norms.modules import Tap, TappedLinear, VocabParallelEmbedding
+
+
+class Taken:
+    """A collector that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def _take(self, *args: Any, **settings: Any) -> None:
+        self.given.append((args, settings))
+
+    embedding = linear = _take
+
+
+def tap() -> tuple[Tap, Taken]:
+    made, taken = Tap(), Taken()
+    made.collector = taken  # type: ignore[assignment]
+    return made, taken
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_an_embedding_gives_the_rows_of_this_ranks_part_of_the_vocabulary(
+    scattered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rank of three has the tokens 4 to 7; the rows of other tokens are 0, and are given as -1."""
+    layer = object.__new__(VocabParallelEmbedding)
+    torch.nn.Module.__init__(layer)
+    layer.weight = torch.nn.Parameter(torch.arange(1.0, 9.0).view(4, 2))
+    layer.vocab_start_index, layer.vocab_end_index = 4, 8
+    layer.reduce_scatter_embeddings, layer.tp_group = scattered, "ranks"
+    layer.tap, taken = tap()
+
+    def summed(rows: Tensor, group: str) -> Tensor:
+        assert group == "ranks"
+        return 10 * rows
+
+    monkeypatch.setattr(modules, "reduce_from_tensor_model_parallel_region", summed)
+    monkeypatch.setattr(modules, "reduce_scatter_to_sequence_parallel_region", summed)
+    output = layer(torch.tensor([[3, 4, 8], [7, 0, 11]]))
+    expected = torch.tensor([[[0.0, 0], [10, 20], [0, 0]], [[70, 80], [0, 0], [0, 0]]])
+    assert output.equal(expected.transpose(0, 1) if scattered else expected)
+    gradient = torch.arange(12.0).view(2, 3, 2)
+    output.backward(gradient.transpose(0, 1) if scattered else gradient)
+    [((weight, token, dy), settings)] = taken.given
+    assert weight is layer.weight and weight.grad is None and not settings
+    assert token.tolist() == [[-1, 0, -1], [3, -1, -1]]
+    assert dy.equal(10 * gradient)
+
+
+class Linear:
+    """Megatron's layer without a collector."""
+
+    def _forward_impl(self, **settings: Any) -> str:
+        return "Megatron's"
+
+
+class Tapped(TappedLinear, Linear):
+    pass
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_layer_says_over_which_ranks_the_rows_of_its_inputs_are_spread(
+    spread: bool, trained_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of the output is given also where no parameter before the layer is trained."""
+    calls: list[dict[str, Any]] = []
+
+    def product(input: Tensor, weight: Tensor, bias: Tensor, **settings: Any) -> Tensor:
+        assert not weight.requires_grad and not bias.requires_grad
+        calls.append(settings)
+        return input @ weight.T + bias
+
+    monkeypatch.setattr(modules.layers, "linear_with_frozen_weight", product)
+    layer, weight, bias = Tapped(), torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(3))
+    layer.tap, taken = tap()
+    settings = {"sequence_parallel": spread, "tp_group": "ranks"}
+    x = torch.arange(4.0).view(2, 2).requires_grad_(trained_before)
+    output = layer._forward_impl(x, weight, bias, **settings)
+    output.sum().backward()
+    [((given, of_bias, inputs, dy), rest)] = taken.given
+    assert given is weight and of_bias is bias and inputs.equal(x) and dy.equal(torch.ones(2, 3))
+    assert rest == {"gather": "ranks" if spread else None, "head": False} and calls == [settings]
+    assert layer._forward_impl(x, weight.detach(), None, **settings) == "Megatron's", "a frozen weight"
+    with torch.no_grad():
+        assert layer._forward_impl(x, weight, None, **settings) == "Megatron's", "no backward follows"
+    layer.tap.collector = None
+    assert layer._forward_impl(x, weight, None, **settings) == "Megatron's"
+
+
+def test_the_last_stage_sends_its_part_of_the_cross_terms_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 <dE_i, dH_i> of a tied weight, in two micro-batches, which the last stage ends in the order of their start."""
+    sent: list[tuple[Tensor, int]] = []
+    here: dict[str, Any] = {"rank": 7, "in group": True}
+
+    def receive(rows: Tensor, source: int) -> None:
+        assert source == 7 and rows.dtype == torch.float32
+        rows.copy_(sent.pop(0)[0])
+
+    monkeypatch.setattr(collector.mpu, "get_pipeline_model_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(collector.mpu, "is_rank_in_embedding_group", lambda: here["in group"])
+    monkeypatch.setattr(collector.mpu, "get_embedding_group", lambda: None)
+    monkeypatch.setattr(collector.dist, "get_process_group_ranks", lambda group: [4, 7])
+    monkeypatch.setattr(collector.dist, "get_rank", lambda: here["rank"])
+    monkeypatch.setattr(collector.dist, "send", lambda rows, to: sent.append((rows, to)))
+    monkeypatch.setattr(collector.dist, "recv", receive)
+    batches = [SimpleNamespace(whole=Segments.of_lengths([1, 2], "cpu"), rows=torch.arange(2)) for _ in range(2)]
+    head = [torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([[1.0, 0], [0, 1], [1, 1]])]
+    embedding = [torch.ones(3, 2, dtype=torch.bfloat16), 2 * torch.ones(3, 2, dtype=torch.bfloat16)]
+    norms = [torch.zeros(2) for _ in batches]
+
+    def stage(**cross: list[Tensor]) -> Any:
+        parts = {name: list(zip(batches, rows, strict=True)) if rows else [] for name, rows in cross.items()}
+        of_batch = dict(zip(map(id, batches), norms, strict=True))
+        return SimpleNamespace(_cross=parts, _norms_of=lambda batch: of_batch[id(batch)])
+
+    Collector._add_cross_terms(stage(head=head, embedding=[]))
+    assert [to for _, to in sent] == [4, 4]
+    here["rank"] = 4
+    Collector._add_cross_terms(stage(head=[], embedding=embedding))
+    wanted = [[6.0, 36.0], [4.0, 12.0]]
+    assert [each.tolist() for each in norms] == wanted and not sent
+    here["in group"] = False
+    Collector._add_cross_terms(stage(head=[], embedding=[]))
+    monkeypatch.setattr(collector.mpu, "get_pipeline_model_parallel_world_size", lambda: 1)
+    Collector._add_cross_terms(stage(head=head, embedding=embedding))
+    assert [each.tolist() for each in norms] == [[2 * value for value in values] for values in wanted], "one stage"
