@@ -151,14 +151,15 @@ def test_a_tied_head_finds_the_tokens_of_this_ranks_rows(
     assert found == [wanted] and len(head._cross["head"]) == 1
 
 
-def test_a_norm_of_heads_sums_over_heads_even_of_one_token() -> None:
+@pytest.mark.parametrize(("heads", "wanted"), [(1, [0.0, 1.0]), (2, [2.0, 4.0]), (3, [6.0, 9.0])])
+def test_a_norm_of_heads_sums_over_heads_even_of_one_token(heads: int, wanted: list[float]) -> None:
     """One token [1, 1, heads, d], in a micro-batch of one sequence."""
     found: list[torch.Tensor] = []
     one = SimpleNamespace(sums=lambda rows, dy: found.append(rows))
     taker: Any = SimpleNamespace(current=lambda: one, _vectors=[])
-    gradients = torch.arange(6.0).reshape(1, 1, 3, 2)
+    gradients = torch.arange(2.0 * heads).reshape(1, 1, heads, 2)
     Collector.vector(taker, torch.ones(2), gradients)
-    assert found[0].tolist() == [[6.0, 9.0]]
+    assert found[0].tolist() == [wanted]
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,12 @@ def test_copies_of_experts_with_parts_of_a_sequence_fall_back_and_say_so(
     """Catches squares of parts of a gradient, where context-parallel ranks have copies of the same experts."""
     engine = make_engine("moe")
     monkeypatch.setattr(experts.dist, "get_process_group_ranks", lambda group: [0, 1])
+    for name, size in (("model", 2), ("tensor", 3)):
+        monkeypatch.setattr(experts.mpu, f"get_expert_{name}_parallel_world_size", lambda size=size: size)
     reason = engine._why_not_packed()
-    assert reason is not None and "copies of an expert" in reason and "expert_model_parallel_size" in reason
+    assert reason is not None and reason.endswith("so that copies of an expert have parts of the same sequence")
+    assert "expert_model_parallel_size x expert_tensor_parallel_size=6: less than" in reason
+    assert "tensor_model_parallel_size=2," in reason
 
 
 def test_settings_under_which_layers_form_or_hide_gradients(

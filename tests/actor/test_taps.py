@@ -1,5 +1,6 @@
 """What one rank of several gives to the collector and takes from other ranks, without other processes."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms import collector, modules
 from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.modules import Tap, TappedLinear, VocabParallelEmbedding
+from verl_vcpo.actor.norms.modules import Tap, TappedLinear, TappedNorm, VocabParallelEmbedding
 
 
 class Taken:
@@ -138,3 +139,42 @@ def test_the_last_stage_sends_its_part_of_the_cross_terms_to_the_first(monkeypat
     monkeypatch.setattr(collector.mpu, "get_pipeline_model_parallel_world_size", lambda: 1)
     Collector._add_cross_terms(stage(head=head, embedding=embedding))
     assert [each.tolist() for each in norms] == [[2 * value for value in values] for values in wanted], "one stage"
+
+
+def test_layers_know_whether_they_are_the_head_or_a_norm_of_heads(make_engine: Callable[..., Any]) -> None:
+    named = [each for chunk in make_engine("qk_norms").module for each in chunk.named_modules()]
+    heads = {name.split(".")[-1] for name, layer in named if isinstance(layer, TappedLinear) and layer.is_head}
+    norms = {name.split(".")[-1]: layer.heads for name, layer in named if isinstance(layer, TappedNorm)}
+    assert heads == {"output_layer"} and {name for name in norms if norms[name]} == {"q_layernorm", "k_layernorm"}
+    assert {"input_layernorm", "final_layernorm"} < set(norms)
+
+
+def embedding_norms(tied: bool, context_rank: int) -> tuple[Tensor, list[Any]]:
+    """The norms of two sequences of 2 and 1 tokens, and what is kept for the cross terms."""
+    norms = torch.zeros(2)
+    one = SimpleNamespace(whole=Segments.of_lengths([2, 1], "cpu"), gathered=lambda rows: rows)
+    ours: Any = SimpleNamespace(current=lambda: one, _sums=None, _cp_rank=context_rank, tied=tied)
+    ours._norms_of, ours._cross = lambda batch: norms, {"embedding": []}
+    dy = torch.tensor([[[1.0, 2], [3, 4], [5, 6]]])
+    Collector.embedding(ours, torch.zeros(4, 2), torch.tensor([[-1, 0, 3]]), dy)
+    return norms, ours._cross["embedding"]
+
+
+def test_an_embeddings_gradient_is_that_of_this_ranks_rows() -> None:
+    """The first context-parallel rank squares it; all ranks keep it for the cross terms of a tied weight."""
+    norms, kept = embedding_norms(tied=False, context_rank=0)
+    assert norms.tolist() == [25.0, 61.0] and not kept
+    norms, kept = embedding_norms(tied=True, context_rank=1)
+    assert norms.tolist() == [0.0, 0.0] and kept[0][1].tolist() == [[0, 0], [3, 4], [5, 6]]
+
+
+def test_a_layer_is_no_output_layer_unless_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    one = SimpleNamespace(flat=lambda rows: rows, gathered=lambda rows: rows)
+    ours: Any = SimpleNamespace(current=lambda: one, tied=True, _cp_rank=0, _cp=1, _weight=lambda *args: None)
+    ours._tied_head = lambda *args: asked.append(args)
+    weight, x, dy = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 2)
+    Collector.linear(ours, weight, None, x, dy)
+    assert not asked
+    Collector.linear(ours, weight, None, x, dy, head=True)
+    assert len(asked) == 1

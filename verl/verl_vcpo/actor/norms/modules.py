@@ -86,9 +86,9 @@ class RowParallelLinear(TappedLinear, layers.RowParallelLinear):
 
 def adds_bias_elsewhere(layer: torch.nn.Module) -> bool:
     """Return True for a linear layer whose bias is not added with its product. No supported model has such a layer."""
-    return getattr(layer, "bias", None) is not None and (
-        isinstance(layer, layers.RowParallelLinear) or getattr(layer, "skip_bias_add", False)
-    )
+    if not isinstance(layer, layers.ColumnParallelLinear | layers.RowParallelLinear) or layer.bias is None:
+        return False
+    return isinstance(layer, layers.RowParallelLinear) or layer.skip_bias_add
 
 
 class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
