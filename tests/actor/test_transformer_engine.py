@@ -17,21 +17,23 @@ from tests.kit import ROOT
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
-TESTS = ["tests/actor/te", "tests/actor/test_families.py"]
+_FILES = sorted((ROOT / "tests" / "actor" / "te").glob("test_*.py"), reverse=True)
+TESTS = [*map(str, _FILES), "tests/actor/test_families.py"]
+"""Layers and models before engines, which take minutes: a mistake of `tests.mutants` is seen within seconds."""
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The tests' process, which has ended, and the file into which test_an_update has written its squared norms."""
     norms = tmp_path_factory.mktemp("te") / "norms"
-    command = [sys.executable, "-m", "pytest", "-p", "tests.kit.te_stack", "-q", "--color=no", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.kit.te_stack", "-x", "-q", "--color=no", *TESTS]
     environment = {**os.environ, "VCPO_TE_NORMS": str(norms)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     return run, norms
 
 
 def test_packed_norms_on_transformer_engines_layers(done: tuple[subprocess.CompletedProcess[str], Path]) -> None:
-    """Fails with the output of the tests."""
+    """Fails with the output of the first test that fails."""
     run, _ = done
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
 
