@@ -233,6 +233,25 @@ def rates(engine: Any) -> list[float]:
     return [group["lr"] for group in engine.optimizer.param_groups]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"norms": {"how": "two_backwards"}}, {"norms": {"how": "per_trajectory"}}, {"baseline": "mean"}],
+    ids=str,
+)
+def test_an_update_begins_without_gradients(make_engine: Callable[..., Any], settings: dict[str, Any]) -> None:
+    """Those that an earlier backward left in the same train mode are no part of it."""
+    weights = []
+    for left in (0.0, 1.0):
+        engine = make_engine()
+        with engine.train_mode():
+            for chunk in engine.module:
+                for parameter in chunk.parameters():
+                    parameter.main_grad.fill_(left)
+            engine.train_batch(make_batch(ONE_PROCESS), loss_function(VCPOSettings(**settings)))
+        weights.append(exported(engine))
+    assert all(weight.equal(weights[1][name]) for name, weight in weights[0].items())
+
+
 def test_a_crash_inside_the_step_leaves_the_schedulers_rate(
     make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
