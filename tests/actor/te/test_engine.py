@@ -95,6 +95,36 @@ def test_the_check_finds_grouped_layers_that_give_something_else(monkeypatch: py
     assert wrong is not None and wrong.startswith("GroupedLinear, weight0: the gradient differs")
 
 
+def test_the_check_finds_a_bias_that_is_not_given_and_one_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    vector = te_check._Sums.vector
+    monkeypatch.setattr(te_check._Sums, "vector", lambda self, parameter, dy, **_: None)
+    assert te_check.what_is_wrong() == "Linear, bias: no gradient"
+    monkeypatch.setattr(
+        te_check._Sums, "vector", lambda self, parameter, dy, **_: vector(self, parameter, dy * torch.nan)
+    )
+    assert te_check.what_is_wrong() == "Linear, bias: the gradient differs by nan"
+
+
+@pytest.mark.parametrize("parameter", ["weight", "bias"])
+def test_the_check_accepts_an_error_of_a_hundredth(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the gradient's largest entry, in either direction."""
+    name = {"weight": "linear", "bias": "vector"}[parameter]
+    take = getattr(te_check._Sums, name)
+
+    def wrong_by(share: float) -> str | None:
+        def less(self: te_check._Sums, weight: Tensor, *args: Any, **settings: Any) -> None:
+            take(self, weight, *args, **settings)
+            gradient = self.gradient[weight]
+            gradient.view(-1)[3] -= share * gradient.abs().max()
+
+        monkeypatch.setattr(te_check._Sums, name, less)
+        return te_check.what_is_wrong()
+
+    assert wrong_by(0.009) is None
+    for share in (0.02, -0.02):
+        assert wrong_by(share) == f"Linear, {parameter}: the gradient differs by 2.0e-02"
+
+
 def test_the_check_draws_no_random_numbers() -> None:
     """Catches a check after which a run samples other numbers than a run on other layers."""
     before = torch.get_rng_state()
