@@ -56,7 +56,8 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/norms/modules.py": [_TAPS, *_NORMS],
     f"{_ACTOR}/norms/settings.py": ["tests/actor/test_norms_in_words.py", *_NORMS],
     f"{_ACTOR}/norms/te_*.py": [_TE],
-    **{f"{_ACTOR}/norms/{name}.py": [*_NORMS, _TE] for name in ("experts", "tapping")},
+    f"{_ACTOR}/norms/experts.py": [*_NORMS, _TE],
+    f"{_ACTOR}/norms/tapping.py": [_TAPS, *_NORMS, _TE],
 }
 """Files -> the tests that may see a mistake in one of them. The last pattern of a file counts: the code for Transformer
 Engine runs in `test_transformer_engine.py` only."""

@@ -1,5 +1,7 @@
 """In which passes two sums form the gradient of a mini-batch, and where they cannot."""
 
+import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -233,3 +235,22 @@ def test_a_rank_subtracts_the_baselines_of_its_own_groups(scope: str, shifts: li
     assert taken == [shifts]
     one.passes = [Pass([[0], [0]], rank=1), rows]
     assert one._slots == len(shifts), "of the pass with the most groups"
+
+
+@pytest.mark.parametrize(
+    ("log_weight", "squared_norm", "usable", "raises"),
+    [(0.0, 1.0, True, False), (math.nan, 1.0, True, True), (0.0, math.inf, True, True), (0.0, math.inf, False, False)],
+)
+def test_a_usable_sequence_has_a_weight_and_a_norm(
+    log_weight: float, squared_norm: float, usable: bool, raises: bool
+) -> None:
+    one: Any = SimpleNamespace(
+        engine=SimpleNamespace(is_mp_src_rank_with_outputs=lambda: False),
+        data=None,
+        squared_norm=None,
+        sequences=SimpleNamespace(usable=torch.tensor([True, usable])),
+    )
+    batch = SimpleNamespace(log_weight=torch.tensor([0, log_weight]), squared_norm=torch.tensor([1, squared_norm]))
+    one._gathered = lambda *args: batch
+    with pytest.raises(update.Unmeasured) if raises else contextlib.nullcontext():
+        assert PackedUpdate._whole_batch(one) is batch

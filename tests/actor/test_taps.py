@@ -1,6 +1,7 @@
 """What one rank of several gives to the collector and takes from other ranks, without other processes."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vcpo.gradnorm import Segments
-from verl_vcpo.actor.norms import collector, modules
+from verl_vcpo.actor.norms import collector, modules, tapping
 from verl_vcpo.actor.norms.collector import Collector
 from verl_vcpo.actor.norms.modules import Tap, TappedLinear, TappedNorm, VocabParallelEmbedding
 
@@ -168,13 +169,25 @@ def test_an_embeddings_gradient_is_that_of_this_ranks_rows() -> None:
     assert norms.tolist() == [0.0, 0.0] and kept[0][1].tolist() == [[0, 0], [3, 4], [5, 6]]
 
 
-def test_a_layer_is_no_output_layer_unless_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_no_output_layer_unless_it_says_so_and_its_bias_is_this_ranks_part() -> None:
     asked: list[Any] = []
-    one = SimpleNamespace(flat=lambda rows: rows, gathered=lambda rows: rows)
+    one: Any = SimpleNamespace(flat=lambda rows: rows, gathered=lambda rows: rows, sums=lambda rows, dy: rows.sum(0))
     ours: Any = SimpleNamespace(current=lambda: one, tied=True, _cp_rank=0, _cp=1, _weight=lambda *args: None)
-    ours._tied_head = lambda *args: asked.append(args)
-    weight, x, dy = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 2)
+    ours._tied_head, ours._vectors = lambda *args: asked.append(args), []
+    ours.vector = partial(Collector.vector, ours)
+    weight, bias, x, dy = torch.ones(2, 3), torch.ones(2), torch.ones(4, 1, 3), torch.ones(4, 1, 2)
     Collector.linear(ours, weight, None, x, dy)
-    assert not asked
-    Collector.linear(ours, weight, None, x, dy, head=True)
+    assert not asked and not ours._vectors
+    Collector.linear(ours, weight, bias, x, dy, head=True)
     assert len(asked) == 1
+    [vector] = ours._vectors
+    assert vector.parameter is bias and vector.sharded and not vector.summed_over_tp
+    assert vector.sums.tolist() == [4.0, 4.0]
+
+
+def test_megatrons_own_layers_are_tapped_beside_an_installed_transformer_engine(
+    make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tapping, "HAVE_TE", True)
+    made = tapping.plug_in(make_engine().module)
+    assert made.layers == "Megatron's own layers" and made.untapped is None
