@@ -154,6 +154,11 @@ def test_copies_of_experts_with_parts_of_a_sequence_fall_back_and_say_so(
     assert reason is not None and reason.endswith("so that copies of an expert have parts of the same sequence")
     assert "expert_model_parallel_size x expert_tensor_parallel_size=6: less than" in reason
     assert "tensor_model_parallel_size=2," in reason
+    of_group = {"copies": [0, 2], "sequence": [0, 1]}
+    monkeypatch.setattr(experts.mpu, "get_expert_data_parallel_group", lambda: "copies")
+    monkeypatch.setattr(experts.mpu, "get_tensor_and_context_parallel_group", lambda: "sequence")
+    monkeypatch.setattr(experts.dist, "get_process_group_ranks", of_group.__getitem__)
+    assert engine._why_not_packed() is None, "copies have other sequences"
 
 
 def test_settings_under_which_layers_form_or_hide_gradients(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vcpo import OpobScope, estimate
+from vcpo import OpobScope, OpobWeights, estimate
 from vcpo.estimator import log_packed_weights
 from verl_vcpo.actor.mini_batch import MiniBatch
 from verl_vcpo.actor.norms.rounding import predicted
@@ -18,7 +18,7 @@ LOST = 1e12 * 2.0**-126
 B = 24
 
 
-@pytest.mark.parametrize("settings", [dict(), dict(opob_scope="minibatch")], ids=str)
+@pytest.mark.parametrize("settings", [dict(), dict(opob_scope="minibatch"), dict(opob_weights="published")], ids=str)
 @pytest.mark.parametrize("log_weight", [0.0, -40.0])
 def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weight: float) -> None:
     """Groups of eight sequences; one sequence of each group has most of the weight, and one is not usable."""
@@ -28,10 +28,10 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
     logs[::8] += 4
     logs[5] = math.nan
     group = torch.arange(B) // 8
-    zeros = torch.zeros(B, dtype=torch.float64)
+    zeros, tokens = torch.zeros(B, dtype=torch.float64), 1.0 + torch.arange(B).double() % 3
     none = [zeros.bool()] * 4  # padding, dropped, truncated, masked
-    batch = MiniBatch(logs, values[1], group, zeros, zeros, *none, 1 + values[2], slice(0, B), zeros, [], zeros, [])
-    step = estimate(config, logs, values[1], group, squared_norm=batch.squared_norm)
+    batch = MiniBatch(logs, values[1], group, zeros, tokens, *none, 1 + values[2], slice(0, B), zeros, [], zeros, [])
+    step = estimate(config, logs, values[1], group, squared_norm=batch.squared_norm, length=tokens)
     common, scale = zeros + 0.25, 0.1 + values[3]
     cancellation, underflow = predicted(config, batch, step, common, scale, baselines=3)
 
@@ -51,6 +51,8 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
             share[j] = norm[j] ** 2 + LOST
             if minibatch:
                 share[j] *= float(scale[j]) ** 2
+            if config.opob_weights is OpobWeights.PUBLISHED:
+                share[j] *= (math.exp(logs[j]) * float(tokens[j])) ** 2
         unknown = {j: LOST / (norm[j] ** 2 + LOST) * abs(float(values[1][j] - step.baseline[j])) for j in mine}
         of_baseline = sum(share[j] * unknown[j] for j in mine) / sum(share.values())
         doubt += of_baseline * float(scale[i]) * (norm[i] ** 2 + LOST) ** 0.5
