@@ -191,3 +191,12 @@ def test_megatrons_own_layers_are_tapped_beside_an_installed_transformer_engine(
     monkeypatch.setattr(tapping, "HAVE_TE", True)
     made = tapping.plug_in(make_engine().module)
     assert made.layers == "Megatron's own layers" and made.untapped is None
+
+
+def test_attention_of_transformer_engine_makes_no_layers_of_it() -> None:
+    """Megatron's own layers take it too; it has no parameters."""
+    kind = type("Attention", (torch.nn.Module,), {"__module__": "transformer_engine.pytorch.attention"})
+    attention, layer = kind(), kind()
+    layer.weight = torch.nn.Parameter(torch.ones(1))
+    assert not tapping._is_of_te(attention) and tapping._is_of_te(layer)
+    assert not tapping._is_of_te(torch.nn.Linear(1, 1))
