@@ -1,4 +1,4 @@
-"""Which mistakes do the tests miss? `python -m tests.mutants [--minutes 60] [--only TEXT ...] [--json]`.
+"""Which mistakes do the tests miss? `python -m tests.mutants [--minutes 60] [--only TEXT ...] [--seen FILE] [--json]`.
 
 Makes one small mistake at a time (another operator, number or function, a statement left out) in the algorithm, in the
 engine's losses, norms and mini-batches, and in the replay buffer with its deadlines, in an order drawn by the seed, and
@@ -92,6 +92,23 @@ def chosen(only: Sequence[str]) -> dict[str, list[str]]:
     return {file: tests for file, tests in found.items() if any(text in file for text in only)}
 
 
+class Seen:
+    """The names of the mistakes that tests saw, in `file`, to which each is added at once; None: in no file."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._names = set(file.read_text().splitlines()) if file and file.exists() else set()
+
+    def __contains__(self, mistake: Mutant) -> bool:
+        return mistake.name in self._names
+
+    def add(self, mistake: Mutant) -> None:
+        self._names.add(mistake.name)
+        if self._file:
+            with self._file.open("a") as file:
+                file.write(f"{mistake.name}\n")
+
+
 def in_turn(files: dict[str, list[str]], seed: int) -> list[Mutant]:
     """All mistakes, one of each file in turn, so that a run that ends early has tried some of each."""
     drawn = []
@@ -121,13 +138,22 @@ def main() -> int:
     parser.add_argument("--minutes", type=positive_number, default=60.0, help="how long to try (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="which mistakes are tried first (default: 0)")
     parser.add_argument("--only", metavar="TEXT", nargs="+", default=[""], help="files whose path contains TEXT")
+    parser.add_argument(
+        "--seen",
+        type=Path,
+        metavar="FILE",
+        help="goes on: mistakes that FILE names are not tried again, new ones added",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line, last")
     arguments = parser.parse_args()
     files = chosen(arguments.only)
     if not files:
         parser.error(f"--only {' '.join(arguments.only)}: no such file among {', '.join(TESTS)}")
+    if arguments.seen and not arguments.seen.parent.is_dir():
+        parser.error(f"--seen {arguments.seen}: no such folder; make it first")
     environment.apply()
     reaper = session.begin()
+    seen = Seen(arguments.seen)
     reasons = harmless(ROOT / HARMLESS)
     mistakes = in_turn(files, arguments.seed)
     made, known = (
@@ -143,7 +169,12 @@ def main() -> int:
         measured = dict[str, tuple[Outcome, list[Called]]]()
         for mutant in mistakes:
             tests, key = files[mutant.file], " ".join(files[mutant.file])
-            if is_harmless(mutant.name, reasons) or (left := end - time.monotonic()) <= 0:
+            if is_harmless(mutant.name, reasons):
+                continue
+            if mutant in seen:
+                tried[mutant.file] += 1
+                continue
+            if (left := end - time.monotonic()) <= 0:
                 continue
             if key not in measured:
                 measured[key] = copy.calls(tests, wall_s=3600.0)
@@ -155,6 +186,8 @@ def main() -> int:
             if copy.passes_with(mutant, in_order(called, mutant), **limits):
                 missed.append(mutant)
                 print(f"line {mutant.line}: {mutant.name}", flush=True)
+            else:
+                seen.add(mutant)
             if tried.total() % 20 == 0:
                 print(f"{tried.total()} tried, {len(missed)} missed, {left / 60:.0f} minutes left", file=sys.stderr)
     reaper.communicate(timeout=60)

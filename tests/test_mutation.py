@@ -73,6 +73,16 @@ def test_quick_callers_come_first_and_tests_of_another_function_of_the_file_are_
     assert chosen("module") == ["quick", "of g", "processes", "slow"]
 
 
+def test_a_later_run_knows_what_tests_saw(tmp_path: Path) -> None:
+    first, second = mutation.mutants("vcpo/config.py", ROOT)[:2]
+    seen = mutants.Seen(tmp_path / "seen.txt")
+    assert first not in seen
+    seen.add(first)
+    seen.add(second)
+    later = mutants.Seen(tmp_path / "seen.txt")
+    assert first in later and second in later and first not in mutants.Seen(None)
+
+
 def test_every_harmless_mistake_exists() -> None:
     """Catches a reason for code that is no longer there, which could hide another mistake."""
     files = mutants.chosen([""])
