@@ -27,12 +27,14 @@ _ALGORITHM = [f"tests/vcpo/test_{name}.py" for name in ("weights", "estimator", 
 _GRADNORM = ["tests/vcpo/test_gradnorm.py"]
 _LAYOUTS = "MoE EP2 x CP2", "TP2 SP x PP2, tied", "PP2, 2 virtual stages", "LoRA, TP2"
 _NORMS = [
-    *(f"tests/actor/test_{name}.py" for name in ("per_trajectory", "rounding", "passes", "packed", "vcpo_engine")),
+    *(
+        f"tests/actor/test_{name}.py"
+        for name in ("per_trajectory", "rounding", "taps", "passes", "packed", "vcpo_engine")
+    ),
     "tests/actor/test_extreme_weights.py",
     *(f"tests/actor/test_layouts.py::test_equals_one_process[{name}]" for name in _LAYOUTS),
 ]
-_TAPS, _TE = "tests/actor/test_taps.py", "tests/actor/test_transformer_engine.py"
-_LAYOUT = ["tests/actor/test_micro_batch_layout.py", _TAPS]
+_LAYOUT, _TE = "tests/actor/test_micro_batch_layout.py", "tests/actor/test_transformer_engine.py"
 _BATCHES = ["tests/actor/test_losses.py", "tests/actor/test_lag_bins.py"]
 _EXPERTS = "tests/actor/test_router_replay.py::test_a_token_without_experts_is_refused"
 _BUFFER = [
@@ -52,12 +54,10 @@ TESTS: dict[str, list[str]] = {
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
     f"{_ACTOR}/packed_rotary.py": ["tests/actor/test_packed_rotary.py"],
     f"{_ACTOR}/norms/*.py": _NORMS,
-    **{f"{_ACTOR}/norms/{name}.py": [*_LAYOUT, *_NORMS] for name in ("collector", "layout")},
-    f"{_ACTOR}/norms/modules.py": [_TAPS, *_NORMS],
+    **{f"{_ACTOR}/norms/{name}.py": [_LAYOUT, *_NORMS] for name in ("collector", "layout")},
     f"{_ACTOR}/norms/settings.py": ["tests/actor/test_norms_in_words.py", *_NORMS],
     f"{_ACTOR}/norms/te_*.py": [_TE],
-    f"{_ACTOR}/norms/experts.py": [*_NORMS, _TE],
-    f"{_ACTOR}/norms/tapping.py": [_TAPS, *_NORMS, _TE],
+    **{f"{_ACTOR}/norms/{name}.py": [*_NORMS, _TE] for name in ("experts", "tapping")},
 }
 """Files -> the tests that may see a mistake in one of them. The last pattern of a file counts: the code for Transformer
 Engine runs in `test_transformer_engine.py` only."""
@@ -142,7 +142,7 @@ def main() -> int:
         "--seen",
         type=Path,
         metavar="FILE",
-        help="goes on: mistakes that FILE names are not tried again, new ones added",
+        help="the mistakes that tests saw: those in FILE are not tried again, others are added",
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line, last")
     arguments = parser.parse_args()

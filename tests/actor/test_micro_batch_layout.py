@@ -1,6 +1,5 @@
 """The layout of a micro-batch on a rank of several, without other processes: each index by hand."""
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,46 +159,3 @@ def test_a_norm_of_heads_sums_over_heads_even_of_one_token(heads: int, wanted: l
     gradients = torch.arange(2.0 * heads).reshape(1, 1, heads, 2)
     Collector.vector(taker, torch.ones(2), gradients)
     assert found[0].tolist() == [wanted]
-
-
-@pytest.mark.parametrize(
-    ("tensor_rank", "context_rank", "context", "wanted"),
-    [(0, 0, 1, [50.0, 238.0]), (1, 0, 1, [16.0, 100.0]), (0, 0, 2, [200.0, 952.0]), (0, 1, 2, [0.0, 0.0])],
-)
-def test_one_of_the_ranks_with_the_same_vectors_squares_them(
-    tensor_rank: int, context_rank: int, context: int, wanted: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A vector that all tensor-parallel ranks have alike, two of which each has a part, one to be summed over them.
-
-    The other rank's numbers are the same here, so a sum over two ranks is twice a rank's.
-    """
-    monkeypatch.setattr(collector.mpu, "get_tensor_model_parallel_rank", lambda: tensor_rank)
-    for name in ("tensor_model", "context"):
-        monkeypatch.setattr(collector.mpu, f"get_{name}_parallel_group", lambda name=name: name)
-    groups: list[str] = []
-
-    def summed(tensors: list[torch.Tensor], group: str) -> list[torch.Tensor]:
-        groups.append(group)
-        return [2 * tensor for tensor in tensors]
-
-    monkeypatch.setattr(collector, "_summed", summed)
-    norms = torch.zeros(2)
-    ours: Any = SimpleNamespace(_tp=2, _cp=context, _cp_rank=context_rank, _norms_of=lambda micro_batch: norms)
-    ours._vectors = [
-        collector._Vector(torch.ones(1), one, torch.tensor(values)[:, None], summed_over_tp, sharded)
-        for one in [SimpleNamespace()]
-        for values, summed_over_tp, sharded in (
-            ([3.0, 7.0], False, False),
-            ([4.0, 8.0], False, True),
-            ([0.0, 6.0], False, True),
-            ([2.5, math.sqrt(89) / 2], True, False),
-        )
-    ]
-    Collector._square_vectors(ours)
-    assert norms.tolist() == pytest.approx(wanted)
-    assert groups.count("tensor_model") == 1, "for the vectors summed over these ranks alone"
-
-
-def test_a_backward_outside_the_packed_update_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="outside the packed update"):
-        Collector.current(SimpleNamespace(micro_batch=None))  # type: ignore[arg-type]

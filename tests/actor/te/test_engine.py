@@ -107,7 +107,7 @@ def test_the_check_finds_a_bias_that_is_not_given_and_one_that_is_no_number(monk
 
 @pytest.mark.parametrize("parameter", ["weight", "bias"])
 def test_the_check_accepts_an_error_of_a_hundredth(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the gradient's largest entry, in either direction."""
+    """An error is relative to the gradient's largest entry, and counts in either direction."""
     name = {"weight": "linear", "bias": "vector"}[parameter]
     take = getattr(te_check._Sums, name)
 

@@ -240,7 +240,8 @@ class PackedUpdate:
 
     def _gathered(self, data: TensorDict, log_prob: Tensor | None, norms: Tensor) -> MiniBatch:
         """Gather the sequences of all ranks, with norms of g_i in place of those of a_i g_i, which sums have."""
-        batch = gather_mini_batch(data, self.rank, log_prob, norms, equal=False)  # `sequences` are as many on all ranks
+        # A pass may have more sequences on one rank than on another; `gather_sequences` has compared the mini-batch.
+        batch = gather_mini_batch(data, self.rank, log_prob, norms, equal=False)
         if not self.has_sums:
             return batch
         assert batch.squared_norm is not None
