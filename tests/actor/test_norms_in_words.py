@@ -1,4 +1,4 @@
-"""The line on the console about gradient norms."""
+"""The line on the console about gradient norms, and the settings that are against packed norms."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from verl_vcpo.actor.engine_workers import VCPOActorWorker
-from verl_vcpo.actor.norms.settings import NormsHow, in_words
+from verl_vcpo.actor.norms.settings import NormsHow, against_packing, against_packing_experts, in_words
 
 
 def test_a_run_says_how_it_measures_and_why() -> None:
@@ -20,6 +20,24 @@ def test_a_run_says_how_it_measures_and_why() -> None:
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
     asked = in_words(NormsHow.PER_TRAJECTORY, layers, "fp8 is not supported")
     assert "vcpo.norms.how=per_trajectory" in asked and "fp8" not in asked
+
+
+def test_the_setting_that_is_against_packing_is_named() -> None:
+    """Biases of experts for balance count tokens only where they are updated."""
+
+    def of(**settings: float) -> tuple[str | None, str | None]:
+        asked = ({"moe_router_bias_update_rate": 0.001} | settings).get
+        return against_packing(asked), against_packing_experts(asked)
+
+    assert of() == (None, None)
+    assert of(fp8=True) == ("fp8 is not supported", None)
+    dense, experts = of(moe_router_enable_expert_bias=True, moe_z_loss_coeff=0)
+    assert dense is None and experts == (
+        "moe_router_enable_expert_bias=True: a second forward would count a batch's tokens twice"
+    )
+    fixed = {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": 0}
+    assert of(**fixed) == (None, None)
+    assert of(**fixed, moe_z_loss_coeff=0.1) == (None, "moe_z_loss_coeff=0.1: the loss is no sequence's own")
 
 
 def test_the_worker_asks_its_engine(make_engine: Callable[..., Any]) -> None:

@@ -309,12 +309,14 @@ def test_rows_of_experts_wait_for_their_copy_to_the_host(monkeypatch: pytest.Mon
                 copy()
 
     def empty(size: torch.Size, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory, "a copy to other memory is not asynchronous"
         return torch.zeros(size, dtype=dtype).as_subclass(OnHost)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", empty)
     copy = routing._Copy(torch.tensor([[3, 1]]).as_subclass(OnCard))
-    assert copy.wait().tolist() == [[3, 1]]
+    host = copy.wait()
+    assert isinstance(host, OnHost) and host.tolist() == [[3, 1]]
 
 
 def test_a_parameter_that_no_layer_collects_is_named_with_its_layer() -> None:

@@ -16,6 +16,7 @@ from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.mini_batch import SequencesBeforeForward
 from verl_vcpo.actor.norms import update
+from verl_vcpo.actor.norms.modules import TappedLinear
 from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
 from verl_vcpo.actor.norms.update import PackedUpdate, Pass
@@ -100,6 +101,9 @@ def test_a_pass_has_no_more_sequences_than_the_host_handles_fast() -> None:
     assert sizes(staged=True) == [128], "a pipeline"
     long = groups(16, 8, 100, 120)
     assert [len(rows) for (rows,) in passes(long, staged=True) or []] == [128], "a pipeline, whatever a cache holds"
+    of_ranks = [0] * 33 + [1] * 33 + [2] * 2 + [3] * 31 + [4] * 31 + [5] * 6  # the first two groups of a rank: 66, 62
+    uneven = passes(prompts([0] * 68 + [1] * 68, of_ranks)) or []
+    assert [list(map(len, rows)) for rows in uneven] == [[33, 31], [35, 37]]
 
 
 def test_passes_of_several_groups() -> None:
@@ -108,6 +112,9 @@ def test_passes_of_several_groups() -> None:
     lengths = [sum(seen.length[rows].tolist()) for (rows,) in passes(seen) or []]
     assert 2048 < max(lengths) <= 4096
     assert max(len(rows) for (rows,) in passes(seen, buffers=3) or []) <= 3 * 4
+    for length, expected in ((1024, 1), (1025, 2)):  # too many tokens of one rank alone
+        seen = prompts([0] * 4 + [1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], [length] * 4 + [10] * 4)
+        assert len(passes(seen) or []) == expected
 
 
 @pytest.mark.parametrize(("rows", "size"), [(5, 1), (6, 3), (8, 4)])
@@ -144,6 +151,8 @@ def test_an_update_says_whether_it_took_a_second_backward(
     engine = make_engine(model)
     assert train(engine, make_batch(ONE_PROCESS), VCPOSettings(**settings))["vcpo/second_backwards"] == [expected]
     assert bool(engine._second_buffers) == (not expected), "what is not needed is not allocated"
+    linear = [layer for chunk in engine.module for layer in chunk.modules() if isinstance(layer, TappedLinear)]
+    assert not any(layer.rows_of_experts for layer in linear), "the rows' numbers would stay in memory"
 
 
 def test_gradients_are_finalized_once_and_by_megatrons_function_again_afterwards() -> None:
@@ -179,6 +188,65 @@ def test_ranks_of_a_pass_with_different_numbers_of_sequences() -> None:
     one = Pass([[4], [0, 2, 5]], rank=1)
     assert one.size == 6 and one.numbers.tolist() == [0, 3, 4, 5] and one.my_numbers.tolist() == [3, 4, 5]
     assert Pass([[4], [0, 2, 5]], rank=0).my_numbers.tolist() == [0]
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+@pytest.mark.parametrize("has_sums", [True, False])
+def test_a_pass_of_some_ranks_rows_has_the_norms_of_the_score(
+    has_sums: bool, outputs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two data-parallel and two context-parallel ranks: verl's loss and Megatron multiply by both counts."""
+    norms = torch.tensor([16.0, 0, 0, 32, 48, 64], dtype=torch.float64)
+    made: list[tuple[int, dict[str, Any]]] = []
+
+    class Measured:
+        def __init__(self, size: int, **settings: Any) -> None:
+            made.append((size, settings))
+
+        def squared_norms(self) -> torch.Tensor:
+            return norms
+
+    class Engine:
+        tap, model_config = SimpleNamespace(collector=None), SimpleNamespace(share_embeddings_and_output_weights=True)
+
+        def is_mp_src_rank_with_outputs(self) -> bool:
+            return outputs
+
+        def forward_backward_batch(self, data: Any, loss: Any) -> dict[str, Any]:
+            assert data == "data" and isinstance(self.tap.collector, Measured)
+            assert loss.func is update.weighted_score_loss
+            assert loss.keywords == {"importance": "config" if has_sums else None, "loss_agg_mode": "mean"}
+            return {"model_output": {"log_probs": "nested"}, "loss": [1.5, 2.5]}
+
+    monkeypatch.setattr(update, "Collector", Measured)
+    monkeypatch.setattr(update.mpu, "get_context_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(update, "padded_responses", lambda log_probs, data: log_prob)
+    log_prob, combined = torch.tensor([[1.0], [2], [3]]), []
+    one: Any = object.__new__(PackedUpdate)
+    one.engine, one.config, one.aggregation = Engine(), "config", {"loss_agg_mode": "mean"}
+    one.has_sums, one.ranks, one.losses, one.log_probs = has_sums, 2, [0.5], [None] * 6
+    one.squared_norm = torch.zeros(2, 6, dtype=torch.float64)
+    one._select, one._sums = lambda rows: "data", lambda rows: "sums"
+    one._gathered = lambda *args: args
+    one._combine = lambda *args: combined.append(args)
+    rows = Pass([[4], [0, 2, 5]], rank=1)
+    one._one_pass(rows)
+    sums = "sums" if has_sums else None
+    assert made == [(6, {"tied": True, "device": update.get_device_id(), "sums": sums})]
+    assert one.squared_norm.tolist() == [[0, 0, 0, 0, 1, 0], [2, 0, 3, 0, 0, 4]]
+    assert one.engine.tap.collector is None
+    assert one.losses == ([0.5, 1.5, 2.5] if outputs else [0.5])
+    assert one.log_probs == ([1.0, None, 2.0, None, None, 3.0] if outputs else [None] * 6)
+    if has_sums:
+        [(of, (data, of_responses, of_pass), _)] = combined
+        assert of is rows and data == "data" and of_responses is (log_prob if outputs else None)
+        assert of_pass.tolist() == [[1, 0, 0], [2, 3, 4]]
+    else:
+        assert not combined
+    one.engine.forward_backward_batch = lambda *args: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        one._one_pass(rows)
+    assert one.engine.tap.collector is None, "a failure leaves no collector"
 
 
 @pytest.mark.parametrize(

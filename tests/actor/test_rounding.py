@@ -19,15 +19,15 @@ B = 24
 
 
 @pytest.mark.parametrize("settings", [dict(), dict(opob_scope="minibatch"), dict(opob_weights="published")], ids=str)
-@pytest.mark.parametrize("log_weight", [0.0, -40.0])
-def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weight: float) -> None:
-    """Groups of eight sequences; one sequence of each group has most of the weight, and one is not usable."""
+@pytest.mark.parametrize(("log_weight", "size"), [(0.0, 8), (-40.0, 8), (0.0, 2)])
+def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weight: float, size: int) -> None:
+    """One sequence of eight has most of the weight, and one is not usable. A sum of few sequences is rounded once."""
     config, draw = VCPOSettings(**settings), torch.Generator().manual_seed(0)
     values = torch.rand(4, B, dtype=torch.float64, generator=draw)
     logs = log_weight + 2 * values[0]
     logs[::8] += 4
     logs[5] = math.nan
-    group = torch.arange(B) // 8
+    group = torch.arange(B) // size
     zeros, tokens = torch.zeros(B, dtype=torch.float64), 1.0 + torch.arange(B).double() % 3
     none = [zeros.bool()] * 4  # padding, dropped, truncated, masked
     batch = MiniBatch(logs, values[1], group, zeros, tokens, *none, 1 + values[2], slice(0, B), zeros, [], zeros, [])
@@ -41,8 +41,8 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
     for i in step.usable.nonzero().flatten().tolist():
         mine = [j for j in range(B) if step.usable[j] and (minibatch or group[j] == group[i])]
         norm = [float(batch.squared_norm[j]) ** 0.5 * math.exp(used[j]) for j in range(B)]
-        in_second = (len(mine) / 4) ** 0.5
-        in_main = (3 * len(mine) / 4) ** 0.5
+        in_second = max(1, len(mine) / 4) ** 0.5
+        in_main = max(1, 3 * len(mine) / 4) ** 0.5
         of_main, of_second = abs(values[1][i] - common[i]), abs(step.baseline[i] - common[i])
         errors += (EPS * float(scale[i]) * norm[i] * float(in_main * of_main + in_second * of_second)) ** 2
         left += float(step.coefficient[i]) ** 2 * float(batch.squared_norm[i])

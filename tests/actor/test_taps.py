@@ -13,7 +13,7 @@ from torch import Tensor
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms import collector, modules, tapping
 from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.modules import Tap, TappedLinear, TappedNorm, VocabParallelEmbedding
+from verl_vcpo.actor.norms.modules import Tap, Tapped, TappedLinear, TappedNorm, VocabParallelEmbedding
 
 
 class Taken:
@@ -25,7 +25,7 @@ class Taken:
     def _take(self, *args: Any, **settings: Any) -> None:
         self.given.append((args, settings))
 
-    embedding = linear = _take
+    embedding = linear = vector = _take
 
 
 def tap() -> tuple[Tap, Taken]:
@@ -70,7 +70,7 @@ class Linear:
         return "Megatron's"
 
 
-class Tapped(TappedLinear, Linear):
+class OneLinear(TappedLinear, Linear):
     pass
 
 
@@ -88,7 +88,7 @@ def test_a_layer_says_over_which_ranks_the_rows_of_its_inputs_are_spread(
         return input @ weight.T + bias
 
     monkeypatch.setattr(modules.layers, "linear_with_frozen_weight", product)
-    layer, weight, bias = Tapped(), torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(3))
+    layer, weight, bias = OneLinear(), torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(3))
     layer.tap, taken = tap()
     settings = {"sequence_parallel": spread, "tp_group": "ranks"}
     x = torch.arange(4.0).view(2, 2).requires_grad_(trained_before)
@@ -149,6 +149,35 @@ def test_layers_know_whether_they_are_the_head_or_a_norm_of_heads(make_engine: C
     norms = {name.split(".")[-1]: layer.heads for name, layer in named if isinstance(layer, TappedNorm)}
     assert heads == {"output_layer"} and {name for name in norms if norms[name]} == {"q_layernorm", "k_layernorm"}
     assert {"input_layernorm", "final_layernorm"} < set(norms)
+
+
+class Norm(TappedNorm, torch.nn.RMSNorm):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("heads", "spread", "summed"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_which_norms_have_the_gradient_of_some_heads_or_tokens_alone(heads: bool, spread: bool, summed: bool) -> None:
+    norm = Norm(2)
+    norm.heads, norm.weight.sequence_parallel = heads, spread  # type: ignore[attr-defined]
+    norm.tap, taken = tap()
+    norm(torch.tensor([[1.0, 7.0]], requires_grad=True)).sum().backward()
+    [((weight, per_token), settings)] = taken.given
+    assert weight is norm.weight and settings == {"summed_over_tp": summed}
+    assert per_token.tolist() == [pytest.approx([0.2, 1.4])]
+
+
+def test_a_parameter_below_a_tapped_layer_is_tapped_only_by_a_layer_of_its_own() -> None:
+    """A mixture of experts is tapped, and its experts are layers below it."""
+    mixture = type("Mixture", (Tapped, torch.nn.Module), {})()
+    mixture.weight = torch.nn.Parameter(torch.ones(1))
+    chunk = torch.nn.ModuleDict({"mixture": mixture})
+    assert tapping._left_over([chunk]) is None
+    mixture.expert = torch.nn.Linear(1, 1, bias=False)
+    assert tapping._left_over([chunk]) == "mixture.expert.weight belongs to a torch.nn.modules.linear.Linear"
+    mixture.expert.weight.requires_grad = False
+    assert tapping._left_over([chunk]) is None
 
 
 def embedding_norms(tied: bool, context_rank: int) -> tuple[Tensor, list[Any]]:
