@@ -4,10 +4,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from verl_vcpo.actor.engine_workers import VCPOActorWorker
-from verl_vcpo.actor.norms.settings import NormsHow, against_packing, against_packing_experts, in_words
+from verl_vcpo.actor.norms.settings import NormsConfig, NormsHow, against_packing, against_packing_experts, in_words
 
 
 def test_a_run_says_how_it_measures_and_why() -> None:
@@ -20,6 +21,12 @@ def test_a_run_says_how_it_measures_and_why() -> None:
     assert "one backward per sequence" in slow and slow.endswith(f"{layers}; not packed, because fp8 is not supported.")
     asked = in_words(NormsHow.PER_TRAJECTORY, layers, "fp8 is not supported")
     assert "vcpo.norms.how=per_trajectory" in asked and "fp8" not in asked
+
+
+def test_the_way_may_be_given_as_a_string() -> None:
+    assert NormsConfig(how="two_backwards").how is NormsHow.TWO_BACKWARDS  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"norms\.how"):
+        NormsConfig(how="both")  # type: ignore[arg-type]
 
 
 def test_the_setting_that_is_against_packing_is_named() -> None:

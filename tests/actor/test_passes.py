@@ -172,9 +172,9 @@ def test_gradients_are_finalized_once_and_by_megatrons_function_again_afterwards
 
 def test_of_equally_common_rewards_the_one_nearest_to_the_groups_mean_is_taken() -> None:
     """The distance to the baseline is what is lost by rounding."""
-    group = torch.tensor([0] * 5 + [1] * 3)
-    rewards = torch.tensor([0, 1, 0, 1, 0.1, 2, 3, 3])
-    assert update._commonest(rewards, group).tolist() == [0.0] * 5 + [3.0] * 3
+    group = torch.tensor([0] * 5 + [1] * 5 + [2] * 3)
+    rewards = torch.tensor([0, 1, 0, 1, 0.1, 0, 1, 0, 1, 0.9, 2, 3, 3])
+    assert update._commonest(rewards, group).tolist() == [0.0] * 5 + [1.0] * 5 + [3.0] * 3
 
 
 def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
