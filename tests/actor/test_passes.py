@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,12 @@ from verl.utils import tensordict_utils as tu
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.mini_batch import SequencesBeforeForward
+from verl_vcpo.actor.mini_batch import MiniBatch, SequencesBeforeForward
 from verl_vcpo.actor.norms import update
 from verl_vcpo.actor.norms.modules import TappedLinear
 from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
+from verl_vcpo.actor.norms.sums import SecondBuffers, make_room
 from verl_vcpo.actor.norms.update import PackedUpdate, Pass
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
@@ -310,6 +312,44 @@ def test_a_rank_subtracts_the_baselines_of_its_own_groups(scope: str, shifts: li
     assert taken == [shifts]
     one.passes = [Pass([[0], [0]], rank=1), rows]
     assert one._slots == len(shifts), "of the pass with the most groups"
+
+
+@pytest.mark.parametrize(("has_sums", "wanted"), [(True, [2.0, 3.0 / 4, 5.0]), (False, [2.0, 3.0, 5.0])])
+def test_a_loss_with_the_weights_in_it_has_norms_of_weighted_gradients(
+    has_sums: bool, wanted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pass ranks may have different numbers of sequences."""
+    asked: list[Any] = []
+    double, no = partial(torch.tensor, dtype=torch.float64), torch.zeros(3, dtype=torch.bool)
+    zeros, weights = double([0, 0, 0]), double([0, math.log(2), math.nan])
+    norms = double([2.0, 3, 5])
+    batch = MiniBatch(weights, zeros, zeros.long(), zeros, zeros, *[no] * 4, norms, slice(0, 3), zeros, [], zeros, [])
+
+    def gathered(*args: Any, equal: bool) -> MiniBatch:
+        assert not equal
+        asked.append(args)
+        return batch
+
+    monkeypatch.setattr(update, "gather_mini_batch", gathered)
+    one: Any = SimpleNamespace(rank=1, has_sums=has_sums, config=VCPOSettings())
+    found = PackedUpdate._gathered(one, "data", "log_prob", "norms")  # type: ignore[arg-type]
+    assert found.squared_norm is not None and found.squared_norm.tolist() == pytest.approx(wanted)
+    assert found.log_weight is weights and asked == [("data", 1, "log_prob", "norms")]
+
+
+def test_second_buffers_are_made_once_and_grow(make_engine: Callable[..., Any]) -> None:
+    chunks = make_engine().module
+    second: SecondBuffers = {}
+    make_room(second, chunks, 2)
+    trained = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
+    assert set(second) == set(trained)
+    assert all(second[p].shape == (2, *p.shape) and second[p].dtype == torch.float32 for p in trained)
+    before = dict(second)
+    for slots in (1, 2):
+        make_room(second, chunks, slots)
+        assert all(second[p] is before[p] for p in trained)
+    make_room(second, chunks, 3)
+    assert all(len(second[p]) == 3 for p in trained)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 from vcpo.gradnorm import Segments
 from verl_vcpo.actor.norms import collector, modules, tapping
 from verl_vcpo.actor.norms.collector import Collector
+from verl_vcpo.actor.norms.experts import TappedRouter
 from verl_vcpo.actor.norms.modules import Tap, Tapped, TappedLinear, TappedNorm, VocabParallelEmbedding
 
 
@@ -25,7 +26,7 @@ class Taken:
     def _take(self, *args: Any, **settings: Any) -> None:
         self.given.append((args, settings))
 
-    embedding = linear = vector = _take
+    embedding = linear = router = vector = _take
 
 
 def tap() -> tuple[Tap, Taken]:
@@ -151,6 +152,26 @@ def test_layers_know_whether_they_are_the_head_or_a_norm_of_heads(make_engine: C
     assert {"input_layernorm", "final_layernorm"} < set(norms)
 
 
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_router_says_over_which_ranks_its_rows_are_spread_and_computes_in_its_format(
+    spread: bool, trained_before: bool
+) -> None:
+    router: Any = object.__new__(TappedRouter)
+    torch.nn.Module.__init__(router)
+    router.weight = torch.nn.Parameter(torch.tensor([[1.0, 2], [3, 4]], dtype=torch.bfloat16))
+    router.config = SimpleNamespace(moe_router_dtype="fp32", sequence_parallel=spread)
+    router.tp_group = "ranks"
+    router.tap, taken = tap()
+    x = torch.tensor([[1.0, 1]], dtype=torch.bfloat16, requires_grad=trained_before)
+    logits = router.gating(x)
+    assert logits.dtype == torch.float32 and logits.tolist() == [[3, 7]]
+    logits.sum().backward()
+    [((weight, inputs, dy), settings)] = taken.given
+    assert weight is router.weight and weight.grad is None and inputs.equal(x) and dy.tolist() == [[1, 1]]
+    assert settings == {"gather": "ranks" if spread else None}
+
+
 class Norm(TappedNorm, torch.nn.RMSNorm):
     pass
 
@@ -158,13 +179,16 @@ class Norm(TappedNorm, torch.nn.RMSNorm):
 @pytest.mark.parametrize(
     ("heads", "spread", "summed"), [(False, False, False), (True, False, True), (False, True, True)]
 )
-def test_which_norms_have_the_gradient_of_some_heads_or_tokens_alone(heads: bool, spread: bool, summed: bool) -> None:
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_which_norms_have_the_gradient_of_some_heads_or_tokens_alone(
+    heads: bool, spread: bool, summed: bool, trained_before: bool
+) -> None:
     norm = Norm(2)
     norm.heads, norm.weight.sequence_parallel = heads, spread  # type: ignore[attr-defined]
     norm.tap, taken = tap()
-    norm(torch.tensor([[1.0, 7.0]], requires_grad=True)).sum().backward()
+    norm(torch.tensor([[1.0, 7.0]], requires_grad=trained_before)).sum().backward()
     [((weight, per_token), settings)] = taken.given
-    assert weight is norm.weight and settings == {"summed_over_tp": summed}
+    assert weight is norm.weight and weight.grad is None and settings == {"summed_over_tp": summed}
     assert per_token.tolist() == [pytest.approx([0.2, 1.4])]
 
 

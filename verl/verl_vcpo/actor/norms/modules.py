@@ -44,9 +44,11 @@ class Tapped:
         return self.tap.collector if torch.is_grad_enabled() else None
 
 
-def on_gradient(output: Tensor, inputs: Tensor | None, take: Callable[[Any, Tensor], None]) -> None:
+def on_gradient(output: Tensor, inputs: Tensor, take: Callable[[Any, Tensor], None]) -> None:
     """Call take(inputs, gradient of output) in the backward, and drop the reference to the inputs."""
     held = [inputs]
+    if not output.requires_grad:  # no parameter before this layer is trained
+        output.requires_grad_()
     output.register_hook(lambda gradient: take(held.pop(), gradient))
 
 
@@ -61,8 +63,6 @@ class TappedLinear(Tapped):
             return super()._forward_impl(input=input, weight=weight, bias=bias, **settings)  # type: ignore[misc]
         fixed = None if bias is None else bias.detach()
         output = layers.linear_with_frozen_weight(input=input, weight=weight.detach(), bias=fixed, **settings)
-        if not output.requires_grad:  # no parameter before this layer is trained
-            output.requires_grad_()
         gather = settings["tp_group"] if settings["sequence_parallel"] else None
         rows = self.rows_of_experts
 
@@ -101,7 +101,6 @@ class VocabParallelEmbedding(Tapped, layers.VocabParallelEmbedding):
         token = input_ - self.vocab_start_index  # [B, S]
         elsewhere = (token < 0) | (input_ >= self.vocab_end_index)
         rows = F.embedding(token.masked_fill(elsewhere, 0), self.weight.detach()).masked_fill(elsewhere[..., None], 0.0)
-        rows.requires_grad_()
         token = token.masked_fill(elsewhere, -1)
         on_gradient(rows, token, lambda ids, dy: collector.embedding(self.weight, ids, dy))
         if self.reduce_scatter_embeddings:
