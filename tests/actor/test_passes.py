@@ -103,8 +103,8 @@ def test_a_pass_has_no_more_sequences_than_the_host_handles_fast() -> None:
     assert sizes(staged=True) == [128], "a pipeline"
     long = groups(16, 8, 100, 120)
     assert [len(rows) for (rows,) in passes(long, staged=True) or []] == [128], "a pipeline, whatever a cache holds"
-    of_ranks = [0] * 33 + [1] * 33 + [2] * 2 + [3] * 31 + [4] * 31 + [5] * 6  # the first two groups of a rank: 66, 62
-    uneven = passes(prompts([0] * 68 + [1] * 68, of_ranks)) or []
+    group = [0] * 33 + [1] * 33 + [2] * 2 + [3] * 31 + [4] * 31 + [5] * 6  # two groups of one rank are too many
+    uneven = passes(prompts([0] * 68 + [1] * 68, group)) or []
     assert [list(map(len, rows)) for rows in uneven] == [[33, 31], [35, 37]]
 
 
