@@ -4,7 +4,11 @@ Models are those that Megatron-Bridge builds on a GPU, with its own layer specs,
 parameters, is torch's.
 """
 
-from tests.kit import te_on_cpu
+from verl_vcpo.cpu import environment
+
+environment.apply()  # before torch is imported
+
+from tests.kit import te_on_cpu  # noqa: E402
 
 te_on_cpu.install()  # before Megatron is imported
 
