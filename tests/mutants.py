@@ -87,9 +87,9 @@ def is_harmless(mistake: str, reasons: Iterable[str]) -> bool:
 
 
 def chosen(only: Sequence[str]) -> dict[str, list[str]]:
-    """The files whose path contains one of `only`, with their tests."""
+    """The files with their tests: those in whose path a name begins with one of `only`."""
     found = {str(f.relative_to(ROOT)): tests for pattern, tests in TESTS.items() for f in sorted(ROOT.glob(pattern))}
-    return {file: tests for file, tests in found.items() if any(text in file for text in only)}
+    return {file: tests for file, tests in found.items() if any(f"/{text}" in f"/{file}" for text in only)}
 
 
 class Seen:
@@ -137,7 +137,9 @@ def main() -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--minutes", type=positive_number, default=60.0, help="how long to try (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="which mistakes are tried first (default: 0)")
-    parser.add_argument("--only", metavar="TEXT", nargs="+", default=[""], help="files whose path contains TEXT")
+    parser.add_argument(
+        "--only", metavar="TEXT", nargs="+", default=[""], help="names (of files or folders) that begin with TEXT"
+    )
     parser.add_argument(
         "--seen",
         type=Path,

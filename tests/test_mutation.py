@@ -83,6 +83,14 @@ def test_a_later_run_knows_what_tests_saw(tmp_path: Path) -> None:
     assert first in later and second in later and first not in mutants.Seen(None)
 
 
+def test_only_the_files_that_are_asked_for() -> None:
+    assert {file.split("/")[0] for file in mutants.chosen(["vcpo/"])} == {"vcpo"}, "not those of verl_vcpo"
+    assert list(mutants.chosen(["losses.py", "norms/te_"])) == [
+        "verl/verl_vcpo/actor/losses.py",
+        *(f"verl/verl_vcpo/actor/norms/te_{name}.py" for name in ("check", "modules")),
+    ]
+
+
 def test_every_harmless_mistake_exists() -> None:
     """Catches a reason for code that is no longer there, which could hide another mistake."""
     files = mutants.chosen([""])
