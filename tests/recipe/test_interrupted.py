@@ -15,7 +15,7 @@ from pydantic_core import SchemaValidator, core_schema
 from recipe.command_line import INTERRUPTED, interruption_kept, run_command
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import processes, session
-from recipe.fully_async_policy.launch.next_steps import after_error, after_interruption, to_go_on
+from recipe.fully_async_policy.launch.next_steps import after_death, after_error, after_interruption, to_go_on
 from recipe.fully_async_policy.launch.processes import Run
 from tests.kit import ROOT
 from tests.kit.checkpoints import write_checkpoint
@@ -96,6 +96,15 @@ def test_an_error_says_it_too(tmp_path: Path) -> None:
     said = after_error(ValueError("first line\nthe reason."), config(tmp_path), ["+task=gsm8k", "run_dir=x"])
     assert said.startswith(f"error: ValueError: the reason. Details: {tmp_path}/verl.log\nTo go on from global_step_5:")
     assert command_in(said) == ["+task=gsm8k", "run_dir=x", "trainer.resume_mode=auto"]
+
+
+def test_what_is_said_of_a_killed_launcher_names_the_run_and_its_newest_checkpoint(tmp_path: Path) -> None:
+    """The words are written when the run starts, before it has a checkpoint."""
+    run_dir = tmp_path / "my run"
+    given = ["+task=gsm8k", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/else", "run_dir='my run'"]
+    said = after_death(config(run_dir), given)
+    assert said.startswith("error: the launcher was killed, ") and f" Details: {run_dir}/verl.log\n" in said
+    assert command_in(said) == ["+task=gsm8k", f"run_dir={run_dir}", "trainer.resume_mode=auto"]
 
 
 def test_where_no_checkpoint_is_whole_no_command_goes_on(tmp_path: Path) -> None:

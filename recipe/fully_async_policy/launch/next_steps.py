@@ -68,13 +68,14 @@ def after_error(error: BaseException, config: DictConfig, given: list[str]) -> s
     return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"
 
 
-def after_death(config: "DictConfig", given: list[str]) -> str:
+def after_death(config: DictConfig, given: list[str]) -> str:
     """What another process says of a launcher that ended without a word. It is written when the run starts."""
     kept = _without((*_RESUMING, "run_dir"), given)
     again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
     return (
-        f"error: the launcher was killed, or Ray's raylet on its machine, without which it cannot live. Details: "
-        f"{config.run_dir}/verl.log\nTo go on from the newest checkpoint, if there is one:\n  {again}"
+        "error: the launcher was killed, or Ray's raylet on its machine, without which it cannot live: SIGTERM to all "
+        f"of a run's processes, as from scancel, ends both. Details: {config.run_dir}/verl.log\n"
+        f"To go on from the newest checkpoint, if there is one:\n  {again}"
     )
 
 
