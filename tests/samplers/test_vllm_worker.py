@@ -15,8 +15,10 @@ from verl_vcpo.samplers.vllm_worker import LagKWorkerExtension, wait_for_socket
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "rl-colocate-zmq.sock"
+def short_folder() -> Iterator[Path]:
+    """pytest's own may leave a socket's path no room."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def make(path: Path) -> None:
@@ -24,7 +26,8 @@ def make(path: Path) -> None:
         made.bind(str(path))
 
 
-def test_it_waits_for_the_sender(path: Path) -> None:
+def test_it_waits_for_the_sender(short_folder: Path) -> None:
+    path = short_folder / "rl-colocate-zmq.sock"
     sender = threading.Timer(0.1, make, [path])
     start = time.monotonic()
     sender.start()
@@ -32,13 +35,6 @@ def test_it_waits_for_the_sender(path: Path) -> None:
     assert time.monotonic() - start >= 0.1
     with pytest.raises(TimeoutError, match=r"waited 0.05 s for .*their sender died"):
         wait_for_socket(path.with_name("nobody's"), timeout_s=0.05)
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """pytest's own would leave a socket's path no room."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def test_it_waits_for_the_socket_in_the_runs_folder(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
