@@ -23,8 +23,8 @@ from lab.simulator.arithmetic import Arithmetic
 from verl_vcpo.common.whole_file import whole_file, write_whole
 
 SETTINGS_FILE, RUNS = "settings.json", "runs"
-WEIGHTS = "first_policy"
-"""The key of the fingerprint among a folder's settings."""
+WEIGHTS, PRESETS = "first_policy", "presets"
+"""The keys of fingerprints among a folder's settings: of the weights, and of each file of `config_dir`."""
 LAG_PART = "vcpo_lag_part"
 """VCPO whose step follows the lag's part of the weights alone, `vcpo.ess_part=lag`."""
 
@@ -34,7 +34,7 @@ class GridRun:
     """One cell of a grid."""
 
     method: str
-    """A file of config/method, or `LAG_PART`, or an intervention."""
+    """A file of config/method or of the folder's `config_dir`, or `LAG_PART`, or an intervention."""
     lag: int
     seed: int
     lr: float
@@ -51,12 +51,14 @@ class Folder:
     task: the preset, a file of config/task.
     overrides: settings of all runs, on top of the preset.
     arithmetic: of the sampler, where it is not the trainer's.
+    config_dir: presets of the user's own, tasks and methods.
     """
 
     path: Path
     task: str
     overrides: tuple[str, ...] = ()
     arithmetic: Arithmetic | None = None
+    config_dir: Path | None = None
 
     def open(self, model: Path) -> None:
         """Make the folder, or check that it holds runs of the same settings and the same first policy.
@@ -65,15 +67,22 @@ class Folder:
             ValueError: it holds others.
         """
         (self.path / RUNS).mkdir(parents=True, exist_ok=True)
-        record = json.loads((model / "warm_start.json").read_text())["settings"]
+        warm_start = model / "warm_start.json"
+        record = json.loads(warm_start.read_text())["settings"] if warm_start.is_file() else None
         settings = {"task": self.task, "overrides": list(self.overrides), "model": record, WEIGHTS: fingerprint(model)}
         if self.arithmetic:
             settings["arithmetic"] = asdict(self.arithmetic)
+        presets = _digests(self.config_dir) if self.config_dir else {}
         file = self.path / SETTINGS_FILE
-        if not file.is_file():
-            write_whole(file, json.dumps(settings, indent=2) + "\n")
-        elif different := difference(self.settings(), settings):
-            raise ValueError(f"--out {self.path}: holds runs of {different} ({file}); choose another folder")
+        if file.is_file():
+            theirs = self.settings()
+            changed = [name for name, digest in theirs.pop(PRESETS, {}).items() if presets.get(name) != digest]
+            different = f"another {changed[0]}" if changed else difference(theirs, settings)
+            if different:
+                raise ValueError(f"--out {self.path}: holds runs of {different} ({file}); choose another folder")
+        if presets:
+            settings[PRESETS] = presets
+        write_whole(file, json.dumps(settings, indent=2) + "\n")
 
     def settings(self) -> dict[str, Any]:
         """What all runs of the opened folder have in common."""
@@ -104,7 +113,17 @@ class Folder:
 
 def fingerprint(model: Path) -> str:
     """Of a checkpoint's weights: the first 16 hexadecimal digits of their SHA-256."""
-    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
+    return _digest(model / "model.safetensors")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _digests(config_dir: Path) -> dict[str, str]:
+    """By name, of each file that a method or task of the user's own is made of."""
+    files = (file for kind in ("yaml", "py") for file in config_dir.rglob(f"*.{kind}"))
+    return {str(file.relative_to(config_dir)): _digest(file) for file in sorted(files)}
 
 
 def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
@@ -174,15 +193,15 @@ def config_of(run: GridRun, folder: Folder) -> DictConfig:
     """The whole configuration of a run."""
     method = "vcpo" if run.method == LAG_PART else run.method
     more = {LAG_PART: ("vcpo.ess_part=lag",), "vcpo": ("vcpo.ess_part=whole",)}.get(run.method, ())
-    config = _config(folder.task, method, (*folder.overrides, *more)).copy()
+    config = _config(folder.task, method, (*folder.overrides, *more), folder.config_dir).copy()
     config["async"].lag, config.data.seed = run.lag, run.seed
     config.actor_rollout_ref.actor.optim.lr = run.lr
     return config
 
 
 @lru_cache
-def _config(task: str, method: str, overrides: tuple[str, ...]) -> DictConfig:
+def _config(task: str, method: str, overrides: tuple[str, ...], config_dir: Path | None) -> DictConfig:
     """The configuration of a method; lag, seed and learning rate come from the run."""
     from lab.simulator.main import compose
 
-    return compose([f"+task={task}", f"method={method}", *overrides])
+    return compose([f"+task={task}", f"method={method}", *overrides], config_dir)

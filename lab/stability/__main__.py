@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.simulator.grid import Folder, GridRun, make_all
+from lab.simulator.grid import Folder, GridRun, config_of, make_all
 from lab.simulator.level import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
 from lab.stability.report import make_report, numbers, of_tasks, show_tables
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
+from recipe.fully_async_policy.main import add_config_dir
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
 LEARNING_RATES = (3e-5, 1e-4, 3e-4)
@@ -35,8 +36,11 @@ def make(runs: list[GridRun], folder: Folder, workers: int) -> pd.DataFrame:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m lab.stability", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="3 methods, 2 lags, 2 seeds, one learning rate for all")
-    parser.add_argument("--task", choices=TASKS, default="countdown", help="default: %(default)s")
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"default: {', '.join(METHODS)}")
+    parser.add_argument(
+        "--task", default="countdown", metavar="NAME", help=f"{', '.join(TASKS)}, or your own (default: %(default)s)"
+    )
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"or your own (default: {', '.join(METHODS)})")
+    add_config_dir(parser)
     parser.add_argument("--lags", nargs="+", type=whole_number(0), metavar="K", help=f"default: {LAGS}")
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help=f"default: {SEEDS}")
     parser.add_argument("--lr", nargs="+", type=positive_number, metavar="X", help=f"default: {LEARNING_RATES}")
@@ -82,47 +86,55 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out = Path(
             "outputs/stability" if arguments.task == "countdown" else f"outputs/stability-{arguments.task}"
         )
-    if unknown := set(methods) - {*METHODS, *BASES}:
-        parser.error(f"--methods {' '.join(sorted(unknown))}: choose from {', '.join((*METHODS, *BASES))}")
+    for option, given, ours in (("task", [arguments.task], TASKS), ("method", methods, (*METHODS, *BASES))):
+        known = [*ours, *_own(option, arguments.config_dir)]
+        if unknown := set(given) - {*known}:
+            own = "" if arguments.config_dir else "; --config-dir has your own"
+            parser.error(f"no {option} {' '.join(sorted(unknown))}: choose from {', '.join(known)}{own}")
+    if arguments.task not in TASKS and (arguments.prepare or arguments.new_policy):
+        parser.error(f"--prepare, --new-policy: have no rows and no lesson for --task {arguments.task}; leave them out")
     if max(lags) >= steps:
         parser.error(f"--lags {max(lags)}: a run of {steps} steps has no evaluation after that step; give more --steps")
 
     try:
-        prepare(TASKS[arguments.task], arguments.new_policy)
-    except ValueError as error:
-        print(f"stability: {error}", file=sys.stderr)
-        return 2
-    if arguments.prepare:
-        return 0
-    return run_and_report(arguments, methods, lags, seeds, rates, steps)
-
-
-def run_and_report(
-    arguments: argparse.Namespace,
-    methods: tuple[str, ...],
-    lags: tuple[int, ...],
-    seeds: tuple[int, ...],
-    rates: tuple[float, ...],
-    steps: int,
-) -> int:
-    """Run, print, write; the exit code."""
-    task = TASKS[arguments.task]
-    folder = Folder(arguments.out, task.preset, (f"trainer.total_training_steps={steps}",))
-    try:
-        folder.open(task.model)
-        for file in arguments.known:
-            adopt(folder, file)
+        if arguments.task in TASKS:
+            prepare(TASKS[arguments.task], arguments.new_policy)
+        if arguments.prepare:
+            return 0
+        folder = _opened(arguments, methods, steps)
     except (OSError, ValueError) as error:
         print(f"stability: {error}", file=sys.stderr)
         return 2
-
     runs = [GridRun(m, lag, seed, lr) for lag in lags for m in methods for lr in rates for seed in seeds]
+    return run_and_report(folder, runs, arguments, steps)
+
+
+def _own(kind: str, config_dir: Path | None) -> list[str]:
+    """The names of the user's own tasks or methods."""
+    return sorted(file.stem for file in (config_dir / kind).glob("*.yaml")) if config_dir else []
+
+
+def _opened(arguments: argparse.Namespace, methods: tuple[str, ...], steps: int) -> Folder:
+    """The folder of the runs, with those that are known. Raises ValueError for what no run could be made of."""
+    task, config_dir = TASKS.get(arguments.task), arguments.config_dir
+    of_all = (f"trainer.total_training_steps={steps}",)
+    folder = Folder(arguments.out, task.preset if task else arguments.task, of_all, config_dir=config_dir)
+    tried = [name for name in methods if task is None or name in _own("method", config_dir)]
+    models = [Path(config_of(GridRun(m, 0, 1, 1e-4), folder).actor_rollout_ref.model.path) for m in tried]
+    folder.open(task.model if task else models[0])
+    for file in arguments.known:
+        adopt(folder, file)
+    return folder
+
+
+def run_and_report(folder: Folder, runs: list[GridRun], arguments: argparse.Namespace, steps: int) -> int:
+    """Run, print, write; the exit code."""
     if arguments.so_far and not (runs := [run for run in runs if folder.has(run)]):
         print(f"stability: --so-far: {folder.path} has no finished run; leave it out", file=sys.stderr)
         return 2
     curves = make(runs, folder, arguments.workers)
-    publish({task.preset: curves}, arguments.out / "curves.parquet")
-    reports = {task.preset: make_report(curves, steps)}
+    publish({folder.task: curves}, arguments.out / "curves.parquet")
+    reports = {folder.task: make_report(curves, steps)}
     show_tables(of_tasks(reports))
     if arguments.json:
         print(numbers(reports).to_json(orient="records"))

@@ -37,8 +37,9 @@ def test_what_the_command_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         *("train", "+task=countdown", "async.lag=2", f"run_dir={tmp_path}", "method=vcpo"),
         *("actor_rollout_ref.model.path=m", "trainer.total_training_steps=3", "data.train_batch_size=4"),
     ]
-    notebook.train("countdown", folder=str(tmp_path))
-    assert given[1][-4:] == ["train", "+task=countdown", "async.lag=8", f"run_dir={tmp_path}"]
+    notebook.train("mine", folder=str(tmp_path), config_dir=tmp_path)
+    words = ["train", "--config-dir", str(tmp_path), "+task=mine", "async.lag=8", f"run_dir={tmp_path}"]
+    assert given[1][-len(words) :] == words
 
 
 def test_a_wrong_setting_is_the_commands_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

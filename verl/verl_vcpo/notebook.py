@@ -61,6 +61,7 @@ def train(
     lag: float = 8,
     method: str | None = None,
     folder: str | None = None,
+    config_dir: str | Path | None = None,
     **settings: Any,
 ) -> Run:
     """Train as `vcpo train +task=TASK ...` does, its lines below the cell. Interrupting the cell ends the run.
@@ -69,6 +70,7 @@ def train(
         model: a Hugging Face folder, or a name of the hub; None: the task's preset says.
         method: None: the default, as for `vcpo train`.
         folder: the run's folder; None: outputs/ and the time.
+        config_dir: a folder with presets of your own, task/NAME.yaml and method/NAME.yaml.
         settings: by their full names, `**{"data.train_batch_size": 16}`; or a section, `data={"train_batch_size": 16}`.
 
     Raises:
@@ -77,9 +79,10 @@ def train(
     place = Path(folder or f"outputs/{datetime.now():%Y%m%d-%H%M%S}")
     named = {"method": method, "actor_rollout_ref.model.path": model}
     given = {"async.lag": lag, "run_dir": str(place)} | {name: value for name, value in named.items() if value}
-    words = [f"+task={task}", *(f"{name}={spelt(value)}" for name, value in _by_full_name(given | settings).items())]
+    presets = ["--config-dir", str(config_dir)] if config_dir else []
+    overrides = [f"{name}={spelt(value)}" for name, value in _by_full_name(given | settings).items()]
     program = "from verl_vcpo.command import main; main()"
-    command = [sys.executable, "-u", "-c", program, "train", *words]
+    command = [sys.executable, "-u", "-c", program, "train", *presets, f"+task={task}", *overrides]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         line = ""

@@ -8,8 +8,10 @@ import pytest
 
 from lab.simulator import main
 from lab.simulator.simulator import Simulator
+from lab.stability import __main__ as comparison
 from scripts.report.runs import read_run
 from scripts.report.table import make_table
+from tests.kit import own_method
 from verl_vcpo.report.run_log import ANSWERS
 
 REWARD = """
@@ -156,3 +158,34 @@ def test_the_simulator_takes_presets_of_ones_own(tmp_path: Path, capsys: pytest.
     files = [f"data.{part}_files=no.parquet" for part in ("train", "val")]
     assert main.main(["+task=mine", "--config-dir", str(tmp_path), "hardware=cpu", *files]) == 2
     assert "task/mine.yaml:3: data.max_response_length=0: give a whole number" in capsys.readouterr().err
+
+
+COMPARED = """# @package _global_
+defaults: [countdown_lag, _self_]
+data: {train_files: ASSETS/data/train.parquet, val_files: ASSETS/data/val.parquet, train_batch_size: 2}
+actor_rollout_ref:
+  model: {path: ASSETS/model}
+  actor: {ppo_micro_batch_size_per_gpu: 4}
+  rollout: {n: 4}
+trainer: {test_freq: 3}
+"""
+
+
+def test_methods_and_tasks_of_ones_own_are_compared(
+    assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    method = own_method.written(tmp_path)[-1].removeprefix("method=")
+    (tmp_path / "mine" / "task").mkdir()
+    (tmp_path / "mine" / "task" / "compared.yaml").write_text(COMPARED.replace("ASSETS", str(assets)))
+    command = ["--task", "compared", "--methods", method, "none", "--lags", "1", "--seeds", "1", "--lr", "1e-3"]
+    with pytest.raises(SystemExit):
+        comparison.main(command)
+    assert "no task compared: choose from countdown, " in capsys.readouterr().err
+    command += ["--config-dir", "mine", "--steps", "3", "--workers", "1"]
+    assert comparison.main(command) == 0
+    assert f"`{method}`" in capsys.readouterr().out
+    file = tmp_path / "mine" / "method" / f"{method}.yaml"
+    file.write_text(file.read_text().replace("most: 2.0", "most: 3.0"))
+    assert comparison.main(command) == 2
+    assert f"holds runs of another method/{method}.yaml" in capsys.readouterr().err
