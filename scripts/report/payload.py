@@ -85,18 +85,27 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
 
 
 def of_lags(lines: list[dict[str, Any]]) -> list[list[str]]:
-    """A row for each bin of lags that has responses: their share, mean reward, mean weight, share of the gradient."""
+    """A row for each bin of lags that has responses: their share, mean reward, mean weight, share of the gradient.
+
+    The last is a dash where no norm was measured.
+    """
     rows, measured = [], [line for line in lines if f"actor/{SHARE.format(FIRST)}" in line]
     for name in BINS:
-        share, reward, weight, gradient = (
-            [line.get(f"actor/{metric.format(name)}") or 0.0 for line in measured]
-            for metric in (SHARE, REWARD, WEIGHT, GRADIENT_SHARE)
+        share, reward, weight = (
+            [line.get(f"actor/{metric.format(name)}") or 0.0 for line in measured] for metric in (SHARE, REWARD, WEIGHT)
         )
         if total := sum(share):
             means = (sum(s * v for s, v in zip(share, values, strict=True)) / total for values in (reward, weight))
-            shares = (sum(values) / len(measured) for values in (share, gradient))
-            rows.append([name, *(f"{mean:.3g}" for mean in means), *(f"{of:.0%}" for of in shares)])
+            gradient = _share_of_the_gradient(name, measured)
+            rows.append([name, *(f"{mean:.3g}" for mean in means), f"{total / len(measured):.0%}", gradient])
     return rows
+
+
+def _share_of_the_gradient(name: str, lines: list[dict[str, Any]]) -> str:
+    """The mean over the steps that measured norms."""
+    first, of = (f"actor/{GRADIENT_SHARE.format(bin_name)}" for bin_name in (FIRST, name))
+    shares = [line.get(of) or 0.0 for line in lines if first in line]
+    return f"{sum(shares) / len(shares):.0%}" if shares else "-"
 
 
 def read_samples(folder: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from scripts.report.runs import ReportedRun
+from scripts.report.runs import ReportedRun, labels
 from verl_vcpo.common.whole_file import write_whole
 
 NOTE = (
@@ -16,7 +16,7 @@ Table = list[list[str]]
 
 
 def make_table(runs: list[ReportedRun]) -> Table:
-    """The header and one row per run, as text; `before RL` comes first in each task."""
+    """The header and one row per run, as text; before them in each task the accuracies before RL."""
     tasks = list(dict.fromkeys(run.task for run in runs))
     devices = " or ".join(sorted({run.device for run in runs}, reverse=True))
     accuracy = "Accuracy" if len(tasks) > 1 else f"{tasks[0]} accuracy"
@@ -31,14 +31,20 @@ def make_table(runs: list[ReportedRun]) -> Table:
     rows = [["Task", *header] if len(tasks) > 1 else header]
     for task in tasks:
         of_task = [run for run in runs if run.task == task]
-        base = next((run.base_accuracy for run in of_task if run.base_accuracy is not None), None)
-        lines = [] if base is None else [["before RL", percent(base), "0", "-", *(["-", "-"] if compared else [])]]
+        lines = [[name, base, "0", "-", *(["-", "-"] if compared else [])] for name, base in _before(of_task).items()]
         for run in of_task:
             steps = str(run.steps) if run.finished else f"{run.steps} of {run.planned}, unfinished"
             line = [run.label, percent(run.accuracy), steps, f"{run.hours:.2f}"]
             lines.append(line + (list(speed_ups(run, references[task])) if compared else []))
         rows += [[task, *line] if len(tasks) > 1 else line for line in lines]
     return rows
+
+
+def _before(runs: list[ReportedRun]) -> dict[str, str]:
+    """By name, accuracies before RL: one for all runs where they agree, and otherwise one for each."""
+    known = {label: run.base_accuracy for label, run in zip(labels(runs), runs, strict=True)}
+    bases = {f"before RL: {label}": percent(base) for label, base in known.items() if base is not None}
+    return {"before RL": of_all.pop()} if len(of_all := {*bases.values()}) == 1 else bases
 
 
 def _reference(runs: list[ReportedRun], task: str) -> ReportedRun | None:

@@ -51,4 +51,7 @@ def test_the_engine_and_the_report(make_engine: Callable[..., Any]) -> None:
     rows = payload.of_lags([{"step": 0}, {"step": 1, **line}, {"step": 2, **line}])
     assert [row[0] for row in rows] == ["0", "1-3", "4-15"]
     assert rows[0][3] == f"{wanted[0]:.0%}" and rows[0][1] == f"{line['actor/vcpo/lag/0/reward']:.3g}"
+    without = {name: value for name, value in line.items() if "gradient_share" not in name}
+    rows_without = payload.of_lags([{"step": 1, **without}])
+    assert [row[:4] for row in rows_without] == [row[:4] for row in rows] and {row[4] for row in rows_without} == {"-"}
     assert payload.of_lags([{"step": 0}, {"step": 1}]) == []

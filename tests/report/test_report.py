@@ -97,6 +97,16 @@ def test_the_papers_table(runs: list[Path]) -> None:
     ]
 
 
+def test_each_run_s_accuracy_before_rl(tmp_path: Path) -> None:
+    runs = [
+        read_run(write_run(tmp_path / str(base), config(lag), [base, 0.5], 1)) for lag, base in ((8, 0.25), (9, 0.27))
+    ]
+    assert [row[:2] for row in table.make_table(runs)[1:3]] == [
+        ["before RL: vcpo, lag 8", "25.0%"],
+        ["before RL: vcpo, lag 9", "27.0%"],
+    ]
+
+
 def with_two_sets(folder: Path) -> Path:
     """A run whose held-out accuracy is the mean of two."""
     write_run(folder, config(0), [0.4, 0.6], 3600)
