@@ -16,7 +16,7 @@ from lab.simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.loop.shares import check_sizes
 from verl_vcpo.user_code.errors import UserCodeError, of_response, raised, with_prompt
-from verl_vcpo.user_code.reward_function import RewardFunction, checked, score_of
+from verl_vcpo.user_code.reward_function import RewardFunction, checked
 
 _READ_TOGETHER = 128
 """Prompts whose hidden states fit the processor's caches."""
@@ -68,7 +68,7 @@ class Scores:
     reward: Tensor
     """[B] float64: the reward function's `score`, which is trained on."""
     accuracy: Tensor
-    """[B] float64: its `acc`, which a validation reports; the score where it gives none, as in verl."""
+    """[B] float64: its `acc`, which a validation reports; the score where it gives none."""
 
 
 def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompts:
@@ -175,11 +175,10 @@ class Task:
         except (Exception, SystemExit) as error:
             raise self._of_response(raised(error), problem, text) from error
         try:
-            result = checked(result)
+            plain = checked(result)
         except UserCodeError as error:
             raise self._of_response(error, problem, text) from None
-        score = score_of(result)
-        return score, result.get("acc", score) if isinstance(result, dict) else score
+        return plain["score"], plain["acc"]
 
     def _of_response(self, error: UserCodeError, problem: Problem, text: str) -> UserCodeError:
         """The same error, with what was to be scored."""

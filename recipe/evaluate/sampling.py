@@ -27,6 +27,7 @@ from vllm import LLM, SamplingParams
 from recipe.evaluate.estimates import Answer
 from verl_vcpo.loop.dataset import keep_files_apart
 from verl_vcpo.user_code.reward import bound_custom_reward
+from verl_vcpo.user_code.reward_function import of_manager
 
 
 def answers_of(config: DictConfig, samples: int, temperature: float, top_p: float, top_k: int) -> list[Answer]:
@@ -94,14 +95,9 @@ async def _scored(
     async def answer(problem: int, response: list[int]) -> Answer:
         row = problems[problem]
         result = await manager.run_single(_item(row, prompts[problem], response))
-        score = float(result["reward_score"])
-        return Answer(
-            problem,
-            str(row["data_source"]),
-            tokenizer.decode(response, skip_special_tokens=True),
-            score,
-            float(result["reward_extra_info"].get("acc", score)),
-        )
+        score, beside = of_manager(result["reward_score"], result["reward_extra_info"])
+        text = tokenizer.decode(response, skip_special_tokens=True)
+        return Answer(problem, str(row["data_source"]), text, score, beside["acc"])
 
     return await asyncio.gather(*(answer(i, one) for i, of_one in enumerate(responses) for one in of_one))
 

@@ -58,21 +58,35 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return statuses
 
 
-@pytest.mark.parametrize(("reward", "reason"), [(0.5, None), (float("nan"), "nan"), (float("inf"), "inf")])
-def test_a_reward_of_no_function_is_finite_too(
-    monkeypatch: pytest.MonkeyPatch, reward: float, reason: str | None
+@pytest.mark.parametrize(
+    ("reward", "beside", "kept", "reason"),
+    [
+        (0.5, None, {"score": 0.5, "acc": 0.5}, None),
+        (0.5, {"acc": True, "ratio": float("nan")}, {"score": 0.5, "acc": 1.0}, None),
+        (0.5, {"score": 1, "over": torch.tensor(-0.5)}, {"score": 1.0, "acc": 1.0, "over": -0.5}, None),
+        (float("nan"), None, None, "returned nan"),
+        (float("inf"), {"score": 1.0}, None, "returned inf"),
+        (0.5, {"reward": 1.0}, None, "returned a dict with 'reward', a name of verl's own"),
+        (0.5, [1.0], None, "has reward_extra_info [1.0] (list)"),
+    ],
+)
+def test_a_reward_of_no_function_is_checked_too(
+    monkeypatch: pytest.MonkeyPatch, reward: float, beside: Any, kept: dict[str, Any] | None, reason: str | None
 ) -> None:
-    """One that the agent loop itself gives, as an own one may."""
+    """One that the agent loop itself gives, as an own one may, or a reward manager."""
     reasons: list[str] = []
+    outputs: list[AgentLoopOutput] = []
 
     async def put(key: str, partition_id: str, tag: dict[str, Any]) -> None:
         reasons.extend(tag[name] for name in tag if name == agent_loop.REASON)
 
     async def respond(self: Any, sampling_params: Any, trajectory: dict[str, Any], **kwargs: Any) -> None:
         output = AgentLoopOutput(
-            prompt_ids=[1], response_ids=[2], response_mask=[1], reward_score=reward, metrics=AgentLoopMetrics()
-        )
+            prompt_ids=[1], response_ids=[2], response_mask=[1], reward_score=reward, metrics=AgentLoopMetrics(),
+            extra_fields={} if beside is None else {"reward_extra_info": beside},
+        )  # fmt: skip
         await self._compute_score([output], kwargs)
+        outputs.append(output)
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
     monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
@@ -83,8 +97,9 @@ def test_a_reward_of_no_function_is_finite_too(
     prompt = {"uid": "u", **row}
     asyncio.run(worker._run_prompt(prompt, {}, {"validate": False, "step": 1, "sample_index": 7}))
     assert reasons == [] if reason is None else len(reasons) == 1
+    assert [output.extra_fields["reward_extra_info"] for output in outputs] == ([kept] if kept else [])
     for said in reasons:
-        assert f"the reward of this run returned {reason}, on row 7 of 'toy'" in said
+        assert f"the reward of this run {reason}, on row 7 of 'toy'" in said
         assert "starts with 'token [2]'" in said and "(the prompt: '1 + 1?')" in said
 
 

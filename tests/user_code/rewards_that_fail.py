@@ -10,10 +10,6 @@ import time
 from typing import Any
 
 
-class Own(float):
-    """A number that is known in this module only."""
-
-
 def sync(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], bonus: int = 1
 ) -> dict[str, Any] | float | None:
@@ -39,8 +35,6 @@ def sync(
             return None
         case "nan":
             return float("nan")
-        case "own class":
-            return {"score": 1.0, "own": Own(1.0)}
         case "child":
             subprocess.run(["sleep", "86399"])
     number = int(solution_str.split()[-1]) if solution_str.startswith("text") else 0

@@ -80,7 +80,6 @@ def test_scores_are_those_of_the_function(name: str) -> None:
         ("raise", r"raises ValueError: no number \(rewards_that_fail.py:\d+\)"),
         ("none", "returned None, on row 7 .*; return a finite number"),
         ("nan", "returned nan, on row 7 .*; return a finite number"),
-        ("own class", "returned what cannot be sent"),
     ],
 )
 def test_a_failure_names_the_reward_and_its_prompt(name: str, text: str, complaint: str) -> None:

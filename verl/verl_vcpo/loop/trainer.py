@@ -26,7 +26,6 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
@@ -42,6 +41,7 @@ from verl_vcpo.loop.computed_again import ComputedAgain
 from verl_vcpo.loop.curriculum import Curriculum
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.held_out import HeldOutTrainer
 from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.long_work import tell_of_long_work, telling
 from verl_vcpo.loop.prompt_groups import keep_groups_whole
@@ -67,7 +67,7 @@ logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging
 
 
 @register_trainer(TRAINER_MODE)
-class LagKTrainer(PPOTrainerSeparateAsync):
+class LagKTrainer(HeldOutTrainer):
     """A trainer whose samplers are on devices of their own, at most `async.lag` policy versions behind."""
 
     standalone_checkpoint_manager: Any

@@ -10,13 +10,11 @@ from verl.utils import tensordict_utils as tu
 from verl_vcpo.common.stored_tags import prompt_of
 from verl_vcpo.common.truncated import SHARE, TRUNCATED, Truncated
 from verl_vcpo.report.learning_signal import equal_groups
+from verl_vcpo.user_code.reward_function import OVER_LIMIT
 
 TOOLS = "tool_use"
 RAW_REWARD = "raw_reward"
 """In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
-
-OVER_LIMIT = "over_limit"
-"""A value that a reward may return beside the score: 1 if a limit ended the computation of the reward, else 0."""
 
 
 class FewFields(NamedTuple):

@@ -24,11 +24,14 @@ from verl_vcpo.report.trajectory_metrics import RAW_REWARD
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
 from verl_vcpo.user_code.errors import UserCodeError, of_response, took_too_long, with_prompt
-from verl_vcpo.user_code.reward_function import checked, score_of
+from verl_vcpo.user_code.reward_function import of_manager
 from verl_vcpo.user_code.tool_limits import ToolFailure, limited
 
 REASON = "reason"
 """The tag of a failed prompt with the cause of its failure, in one line."""
+
+BESIDE = "reward_extra_info"
+"""verl's name, in a trajectory's `extra_fields`, for what a reward has beside the score."""
 
 FINAL = "final"
 """The tag of a failed prompt that must not be sampled again."""
@@ -139,11 +142,16 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
-        """Raise UserCodeError if a score is not finite; custom reward functions are checked in their processes."""
+        """Keep a reward, and what is reported beside the reward, in the form that all rewards have.
+
+        Raises:
+            UserCodeError: the reward has not that form. Custom functions are checked in their processes already.
+        """
         if output.reward_score is None:
             return
+        extra = output.extra_fields
         try:
-            output.reward_score = score_of(checked(output.reward_score))
+            output.reward_score, extra[BESIDE] = of_manager(output.reward_score, extra.get(BESIDE))
         except UserCodeError as error:
             response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
             raise of_response(error, "of this run", kwargs.get("index"), kwargs.get("data_source"), response) from None

@@ -1,4 +1,9 @@
-"""A reward function, and what it may return."""
+"""A reward function, and what a reward may be: a score, and what a validation reports beside the score.
+
+The rule holds for every reward, whoever computed it. What is beside the score is a metric if it is a number, and is
+written with the held-out answers alone if it is a text. `acc` is what a held-out accuracy is the mean of; where a
+reward gives none, `acc` is the score.
+"""
 
 import reprlib
 from typing import Any, ClassVar
@@ -6,9 +11,21 @@ from typing import Any, ClassVar
 from verl_vcpo.user_code.errors import UserCodeError
 from verl_vcpo.user_code.function import Function
 
+PRED = "pred"
+"""The answer that a response gives, as a text: verl has the responses to a prompt vote by it."""
+OVER_LIMIT = "over_limit"
+"""1 if a limit ended the computation of the reward, else 0."""
+RESERVED = frozenset({"acc_success_only", "gts", "input", "output", "reward", "step", "uid"})
+"""What verl writes beside held-out answers, or reports of them, under names of its own."""
 _LARGEST = 3.4028234e38
 """The largest float32, in which verl keeps a reward."""
 _SCORE = "return a finite number, or a dict with one as its 'score'"
+_NUMBERS = {
+    "score": _SCORE,
+    "acc": "make it 1 for a right response and 0 for a wrong one",
+    OVER_LIMIT: "make it 1 where a limit ended the reward, else 0",
+}
+"""The names whose values are read, and have to be numbers, with the fix."""
 
 
 class RewardFunction(Function):
@@ -16,39 +33,77 @@ class RewardFunction(Function):
 
     limit: ClassVar[str] = "async.reward_timeout_s"
 
-    def checked(self, result: Any) -> float | dict[str, Any]:
+    def checked(self, result: Any) -> dict[str, Any]:
         """`checked` of this module."""
         return checked(result)
 
 
-def checked(result: Any) -> float | dict[str, Any]:
-    """The score that a reward returned, or a dict with one, with Python's own numbers in place of NumPy's and torch's.
+def checked(result: Any) -> dict[str, Any]:
+    """What a reward returned, by the module's rule: floats, among them 'score' and 'acc', and texts.
+
+    A value of None or NaN is left out: the response has no such value, and no part in the metric's mean.
+
+    Args:
+        result: a number, or a dict with one as its 'score'. Numbers may be NumPy's or torch's.
 
     Raises:
         UserCodeError: verl cannot train on the score, or not report what comes with the score.
     """
     if not isinstance(result, dict):
         is_coroutine = type(result).__name__ == "coroutine"
-        return _number(result, "returned", "define it with async def" if is_coroutine else _SCORE)
+        score = _number(result, "returned", "define it with async def" if is_coroutine else _SCORE)
+        return {"score": score, "acc": score}
     if "score" not in result:
         raise UserCodeError(f"returned {_shown(result)}, a dict without 'score'", _SCORE)
-    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in result.items()}
-    for name, fix in (("score", _SCORE), ("acc", "make it 1 for a right response and 0 for a wrong one")):
-        if name in plain:
-            plain[name] = _number(result[name], f"returned a dict whose {name!r} is", fix)
-    for name, value in plain.items():
-        parts = value if isinstance(value, list | tuple) else [value]
-        if not (value is None or isinstance(value, str) or all(isinstance(part, float | int) for part in parts)):
-            raise UserCodeError(
-                f"returned a dict whose {name!r} is {_shown(value)}, of which a validation can report no mean",
-                "make it a number or a text, or leave it out",
-            )
-    return plain
+    plain: dict[str, Any] = {}
+    for name, value in result.items():
+        if not isinstance(name, str) or not name:
+            raise UserCodeError(f"returned a dict with the key {_shown(name)}", "make it a name")
+        if name in RESERVED:
+            raise UserCodeError(f"returned a dict with {name!r}, a name of verl's own", "rename it")
+        if (kept := _beside_score(name, value)) is not None:
+            plain[_text(name)] = kept
+    return {"score": plain["score"], "acc": plain["score"], **plain}
 
 
-def score_of(result: float | dict[str, Any]) -> float:
-    """The score that is trained on, of a result that is `checked`."""
-    return result["score"] if isinstance(result, dict) else result
+def of_manager(reward_score: Any, reward_extra_info: Any) -> tuple[float, dict[str, Any]]:
+    """The reward that is trained on, and what is `checked` beside it, of a reward manager or an agent loop of any kind.
+
+    Args:
+        reward_score: may differ from the score beside it, by a manager's penalty.
+        reward_extra_info: a dict; None: there is nothing beside the reward.
+
+    Raises:
+        UserCodeError: as `checked`.
+    """
+    if not isinstance(reward_extra_info, dict | None):
+        raise UserCodeError(f"has reward_extra_info {_shown(reward_extra_info)}", "make it a dict")
+    reward = checked(reward_score)["score"]
+    return reward, checked({"score": reward, **(reward_extra_info or {})})
+
+
+def _beside_score(name: str, value: Any) -> float | str | None:
+    """A value of a reward's dict as it is kept; None: it has none. Raises UserCodeError."""
+    said = f"returned a dict whose {name!r} is"
+    if name in _NUMBERS:
+        return _number(value, said, _NUMBERS[name])
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or (number := _as_float(value, said)) != number:  # NaN
+        return None
+    if name == PRED:  # 42, 42.0 and "42" are one vote
+        return str(value if isinstance(value, int) else number).removesuffix(".0")
+    return _number(number, said, "make it a finite number, or leave it out")
+
+
+def _as_float(value: Any, said: str) -> float:
+    try:
+        if not isinstance(value, bytes | bytearray):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: torch, of a tensor with many elements
+        pass
+    words = f"{said} {_shown(value)}, of which a validation can report no mean"
+    raise UserCodeError(words, "make it a number or a text, or leave it out")
 
 
 def _number(value: Any, said: str, fix: str) -> float:
@@ -60,6 +115,11 @@ def _number(value: Any, said: str, fix: str) -> float:
     if not abs(number) <= _LARGEST:  # of NaN every comparison is false
         raise UserCodeError(f"{said} {_shown(value)}", fix)
     return number
+
+
+def _text(text: str) -> str:
+    """`text` as a file can have it: a model's answer in JSON may contain half of a surrogate pair."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _shown(value: Any) -> str:
