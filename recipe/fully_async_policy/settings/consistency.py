@@ -123,6 +123,9 @@ def _samplers(config: DictConfig) -> Found:
     if config.reward.custom_reward_function.path and config.reward.reward_manager.name == "remote":
         words = "a custom reward function has processes of its own already, which end at async.reward_timeout_s"
         yield "reward.reward_manager.name", f"{words}; use naive"
+    if config.reward.reward_manager.name == "rate_limited":
+        words = "gives a response the reward 0 where the function fails or is late"
+        yield "reward.reward_manager.name", f"{words}; use naive, and limit requests in the function"
     # recorded log-probs have to be those that the trainer's policy would have; validation's are not used
     processed = rollout.logprobs_mode == "processed_logprobs"
     if not processed and (rollout.logprobs_mode != "raw_logprobs" or rollout.temperature != 1):
