@@ -22,6 +22,18 @@ from verl.trainer.ppo.core_algos import agg_loss
 def scaled(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, *, scale=1.0):
     loss = agg_loss(-log_prob * advantages, response_mask, loss_agg_mode, **config.global_batch_info)
     return scale * loss, {"mine/scale": scale}
+
+
+def without_loss(log_prob, **more):
+    return log_prob.mean() * float("nan"), {}
+
+
+def without_gradient(log_prob, **more):
+    return (log_prob * 0).sqrt().sum(), {}
+
+
+def with_a_vector(log_prob, **more):
+    return log_prob.mean(), {"mine/log_prob": log_prob}
 """
 
 
@@ -48,3 +60,24 @@ def test_its_gradient_is_the_update(
     for name, weight in twice.items():
         torch.testing.assert_close(weight - first[name], 2 * (once[name] - first[name]), rtol=1e-4, atol=1e-6)
     assert any((once[name] - weight).abs().max() > 1e-3 for name, weight in first.items()), "the step moves the policy"
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "steps"),
+    [
+        ("without_loss", "loss.py:without_loss: its loss is nan; make it finite for all log-probs and masks", False),
+        ("with_a_vector", r"loss.py:with_a_vector: its metric 'mine/log_prob' is tensor\(.*make it a number", False),
+        ("without_gradient", "the norm of the gradient is nan, and the step has spoilt the weights; go on from", True),
+    ],
+)
+def test_what_is_not_finite_ends_the_run(
+    make_engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, error: str, steps: bool
+) -> None:
+    """A loss may be so for a batch of training, and not for the numbers of the check before the start."""
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
+    (tmp_path / "loss.py").write_text(LOSS)
+    engine = make_engine()
+    own = {"policy_loss": PolicyLossConfig(loss_mode=f"{tmp_path}/loss.py:{loss}")}
+    with pytest.raises((ValueError, RuntimeError), match=error):
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings(enable=False), "seq-mean-token-mean", **own)
+    assert any(weight.isnan().any() for weight in exported(engine).values()) is steps

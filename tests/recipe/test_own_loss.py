@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -50,6 +51,12 @@ def detached(log_prob, **more):
 
 def raises(log_prob, **more):
     return log_prob + more["advantagse"]
+
+
+def given(log_prob, *, loss="log_prob.mean()", metrics="{}", **more):
+    import torch
+
+    return eval(loss), eval(metrics)
 """
 
 
@@ -71,10 +78,10 @@ def actor() -> DictConfig:
     return main.compose(arguments).actor_rollout_ref.actor
 
 
-def checked(actor: DictConfig, loss: str, **settings: float) -> str:
+def checked(actor: DictConfig, function: str, **settings: Any) -> str:
     """`policy_loss.loss_mode` after the check."""
     given = copy.deepcopy(actor)
-    given.policy_loss.loss_mode = loss
+    given.policy_loss.loss_mode = function
     OmegaConf.update(given, "stabilizer", settings, force_add=True)
     check_own_loss(given)
     return str(given.policy_loss.loss_mode)
@@ -110,7 +117,7 @@ def test_a_module_names_it(actor: DictConfig) -> None:
         ("loss.py:wrong", "there is no function wrong, but agg_loss, right, needs_more"),
         ("loss.py:needs_more", "missing a required argument: 'eps'; verl passes"),
         ("loss.py:one_number", "it returned a Tensor; return (loss, metrics)"),
-        ("loss.py:per_token", "it returned ([2, 3], dict); return a tensor of one number"),
+        ("loss.py:per_token", "it returned ([2, 3] of torch.float32, dict); return a tensor of one real number"),
         ("loss.py:detached", "its loss has no gradient; compute it from log_prob"),
         ("loss.py:raises", "it raises KeyError: 'advantagse', for made-up log-probs"),
     ],
@@ -120,6 +127,56 @@ def test_what_cannot_be_a_loss(actor: DictConfig, loss: str, expected: str) -> N
         checked(actor, loss)
     assert str(error.value).startswith(f"{ACTOR}.policy_loss.loss_mode=") and expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("log_prob.mean() * float('nan')", "its loss is nan; make it finite for all log-probs and masks"),
+        ("log_prob.mean() / 0", "its loss is -inf; make it finite"),
+        ("log_prob.mean()[None]", "it returned ([1] of torch.float32, dict); return a tensor of one real number"),
+        ("log_prob.mean().item()", "it returned (float, dict); return a tensor of one real number"),
+        ("log_prob.long().sum()", "it returned ([] of torch.int64, dict); return a tensor of one real number"),
+        ("log_prob.mean() * 1j", "it returned ([] of torch.complex64, dict); return a tensor of one real number"),
+        ("torch.ones((), requires_grad=True) * 2", "its loss has no gradient; compute it from log_prob"),
+        (
+            "torch.where(log_prob < 0, log_prob, (log_prob * 0).sqrt()).mean()",
+            "its gradient is not finite, for made-up",
+        ),
+        ("log_prob.exp_().mul_(2).add(log_prob.exp_()).mean()", "leaf Variable that requires grad is being used in an"),
+    ],
+)
+def test_what_no_update_can_be_made_by(actor: DictConfig, loss: str, expected: str) -> None:
+    with pytest.raises(SettingError) as error:
+        checked(actor, "loss.py:given", loss=loss)
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (
+            "{'a': log_prob.detach()}",
+            "its metric 'a' is tensor([[-1.1...00, -1.1000]]) (Tensor); make it a number",
+        ),
+        ("{'a': float('nan')}", "its metric 'a' is nan, for made-up log-probs; make it finite where there are tokens"),
+        ("{'a': torch.tensor(1.0) / 0}", "its metric 'a' is inf, for made-up log-probs"),
+        ("{'a': '1.0'}", "its metric 'a' is '1.0' (str); make it a number"),
+        ("{'a': None}", "its metric 'a' is None; make it a number"),
+        ("{'a': {'b': 1}}", "its metric 'a' is {'b': 1}; make it a number"),
+        ("{'a': [1.0]}", "its metric 'a' is [1.0] (list); make it a number"),
+        ("{'a': 1j}", "its metric 'a' is 1j (complex); make it a number"),
+        ("{7: 1.0}", "a metric has the name 7 (int); make it a text"),
+        ("{'grad_norm': 1.0}", "its metric 'grad_norm' has the name of another one; rename it"),
+        ("{'actor/vcpo/ess_ratio': 1.0}", "its metric 'actor/vcpo/ess_ratio' has the name of another one"),
+        ("[1.0]", "it returned ([] of torch.float32, list); return a tensor of one real number"),
+    ],
+)
+def test_what_no_metric_can_be(actor: DictConfig, metrics: str, expected: str) -> None:
+    with pytest.raises(SettingError) as error:
+        checked(actor, "loss.py:given", metrics=metrics)
+    assert expected in str(error.value) and "\n" not in str(error.value)
+    checked(actor, "loss.py:given", metrics="{'a': torch.ones(1), 'b': True, 'c': log_prob.mean()}")
 
 
 def test_its_settings_are_its_keyword_only_parameters(actor: DictConfig) -> None:

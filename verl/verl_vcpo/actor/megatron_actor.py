@@ -195,14 +195,31 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         super().to(device=device, model=model, optimizer=optimizer and not stays, grad=grad)
 
     def optimizer_step(self) -> Any:
-        """Step the optimizer; with `optimizer_offload` its state is on the GPU for the step only, without the second
-        buffers of packed norms."""
+        """Step the optimizer, and return the norm of the gradient.
+
+        Raises:
+            RuntimeError: the norm is not finite. Megatron has made the step, which no sampler and no checkpoint gets.
+        """
+        with self._optimizer_on_device():
+            norm = super().optimizer_step()
+        if norm is not None and not math.isfinite(norm):
+            raise RuntimeError(
+                f"the norm of the gradient is {float(norm)}, and the step has spoilt the weights; go on from the last "
+                "checkpoint, with a lower actor_rollout_ref.actor.optim.lr or another method"
+            )
+        return norm
+
+    @contextlib.contextmanager
+    def _optimizer_on_device(self) -> Iterator[None]:
+        """With `optimizer_offload`: the optimizer's state is on the GPU in the block only, without the second buffers
+        of packed norms."""
         if not self.is_optimizer_offload_enabled:
-            return super().optimizer_step()
+            yield
+            return
         self._second_buffers.clear()
         load_megatron_optimizer(self.optimizer)
         try:
-            return super().optimizer_step()
+            yield
         finally:
             offload_megatron_optimizer(self.optimizer)
 

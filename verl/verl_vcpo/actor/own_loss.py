@@ -6,6 +6,7 @@ verl is imported where it is used: the checks before the start import this modul
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,10 +17,16 @@ from torch import Tensor
 
 from verl_vcpo.user_code.errors import LoadError
 from verl_vcpo.user_code.function import load_function
+from verl_vcpo.user_code.values import as_float, shown
 
 _SETTING = "actor_rollout_ref.actor.policy_loss.loss_mode"
 PASSED = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
 """The keyword arguments that verl's `ppo_loss` passes."""
+_VERLS = ("entropy_loss", "grad_norm", "kl_coef", "kl_loss", "loss", "lr", "mfu", "pg_loss")
+_VERLS_GROUPS = ("mtp_losses", "perf/", "vcpo/")
+"""Metrics of an update, and beginnings of their names, that are not the loss's."""
+
+_MADE_UP = ", for made-up log-probs"
 
 Loss = Callable[..., tuple[Tensor, dict[str, Any]]]
 
@@ -65,11 +72,37 @@ def register(loss_mode: str, settings: dict[str, Any]) -> None:
             f"{_SETTING}={loss_mode}: {error}; verl passes {', '.join(PASSED)}, and "
             "actor_rollout_ref.actor.stabilizer gives the function's other parameters"
         ) from None
-    register_policy_loss(loss_mode)(partial(_called, function))
+    register_policy_loss(loss_mode)(partial(_called, loss_mode))
 
 
-def _called(function: Loss, *, config: Any, **passed: Any) -> tuple[Tensor, dict[str, Any]]:
-    return function(config=config, **passed, **config.stabilizer)
+def _called(loss_mode: str, *, config: Any, **passed: Any) -> tuple[Tensor, dict[str, float]]:
+    """Call the loss, in every update. Raises ValueError where its result would spoil the weights, or is no result."""
+    return _checked(loss_mode, loaded(loss_mode)(config=config, **passed, **config.stabilizer))
+
+
+def _checked(loss_mode: str, returned: Any) -> tuple[Tensor, dict[str, float]]:
+    """The loss and its metrics, as Python's numbers. Raises ValueError."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise _refusal(loss_mode, f"it returned a {type(returned).__name__}; return (loss, metrics)")
+    loss, metrics = returned
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point() or not isinstance(metrics, dict):
+        what = f"{list(loss.shape)} of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+        words = "return a tensor of one real number (verl's agg_loss makes it) and a dict of metrics"
+        raise _refusal(loss_mode, f"it returned ({what}, {type(metrics).__name__}); {words}")
+    if not loss.isfinite():
+        raise _refusal(loss_mode, f"its loss is {loss.item()}; make it finite for all log-probs and masks")
+    return loss, {name: _metric(loss_mode, name, value) for name, value in metrics.items()}
+
+
+def _metric(loss_mode: str, name: Any, value: Any) -> float:
+    """The value of a metric; NaN where a batch has nothing to measure. Raises ValueError."""
+    if not isinstance(name, str) or not name:
+        raise _refusal(loss_mode, f"a metric has the name {shown(name)}; make it a text")
+    if (own := name.removeprefix("actor/")) in _VERLS or own.startswith(_VERLS_GROUPS):
+        raise _refusal(loss_mode, f"its metric {name!r} has the name of another one; rename it")
+    if (number := as_float(value.detach() if isinstance(value, Tensor) else value)) is None:
+        raise _refusal(loss_mode, f"its metric {name!r} is {shown(value)}; make it a number")
+    return number
 
 
 def try_out(config: Any) -> None:
@@ -79,35 +112,47 @@ def try_out(config: Any) -> None:
         config: the actor's settings, a VCPOActorConfig; gets the sizes of the made-up batch.
 
     Raises:
-        ValueError: the function raises, returns something else than a loss and metrics, or has no gradient.
+        ValueError: the function raises, returns something else than a finite loss and finite metrics, or has no finite
+            gradient.
     """
     loss_mode = config.policy_loss.loss_mode
     old, mask = -torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
+    log_prob = (old - 0.1).requires_grad_()
     config.global_batch_info.update(
         dp_size=1, batch_num_tokens=5, global_batch_size=2, loss_scale_factor=config.loss_scale_factor
     )
     try:
-        returned = _called(
-            loaded(loss_mode),
+        returned = loaded(loss_mode)(
             config=config,
             old_log_prob=old,
-            log_prob=(old - 0.1).requires_grad_(),
+            log_prob=log_prob,
             advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
             response_mask=mask,
             loss_agg_mode=config.loss_agg_mode,
             rollout_is_weights=None,
+            **config.stabilizer,
         )
     except Exception as error:
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{_SETTING}={loss_mode}: it raises {words}, for made-up log-probs") from None
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise ValueError(f"{_SETTING}={loss_mode}: it returned a {type(returned).__name__}; return (loss, metrics)")
-    loss, metrics = returned
-    if not isinstance(loss, Tensor) or loss.dim() or not isinstance(metrics, dict):
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"{_SETTING}={loss_mode}: it returned ({shape}, {type(metrics).__name__}); return a tensor of one number "
-            "(verl's agg_loss makes it) and a dict of metrics"
-        )
-    if not loss.requires_grad:
-        raise ValueError(f"{_SETTING}={loss_mode}: its loss has no gradient; compute it from log_prob, not detached")
+        raise _refusal(loss_mode, f"it raises {_one_line(error)}{_MADE_UP}") from None
+    loss, metrics = _checked(loss_mode, returned)
+    for name, number in metrics.items():
+        if not math.isfinite(number):
+            raise _refusal(
+                loss_mode, f"its metric {name!r} is {number}{_MADE_UP}; make it finite where there are tokens"
+            )
+    try:
+        of_log_prob = torch.autograd.grad(loss, log_prob, allow_unused=True)[0] if loss.requires_grad else None
+    except Exception as error:  # a function of the user's own may have a backward of its own
+        raise _refusal(loss_mode, f"its gradient raises {_one_line(error)}{_MADE_UP}") from None
+    if of_log_prob is None:
+        raise _refusal(loss_mode, "its loss has no gradient; compute it from log_prob, not detached")
+    if not of_log_prob.isfinite().all():
+        raise _refusal(loss_mode, f"its gradient is not finite{_MADE_UP}; torch.where keeps NaN of what it leaves out")
+
+
+def _refusal(loss_mode: str, words: str) -> ValueError:
+    return ValueError(f"{_SETTING}={loss_mode}: {words}")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -5,11 +5,11 @@ written with the held-out answers alone if it is a text. `acc` is what a held-ou
 reward gives none, `acc` is the score.
 """
 
-import reprlib
 from typing import Any, ClassVar
 
 from verl_vcpo.user_code.errors import UserCodeError
 from verl_vcpo.user_code.function import Function
+from verl_vcpo.user_code.values import as_float, shown
 
 PRED = "pred"
 """The answer that a response gives, as a text: verl has the responses to a prompt vote by it."""
@@ -54,11 +54,11 @@ def checked(result: Any) -> dict[str, Any]:
         score = _number(result, "returned", "define it with async def" if is_coroutine else _SCORE)
         return {"score": score, "acc": score}
     if "score" not in result:
-        raise UserCodeError(f"returned {_shown(result)}, a dict without 'score'", _SCORE)
+        raise UserCodeError(f"returned {shown(result)}, a dict without 'score'", _SCORE)
     plain: dict[str, Any] = {}
     for name, value in result.items():
         if not isinstance(name, str) or not name:
-            raise UserCodeError(f"returned a dict with the key {_shown(name)}", "make it a name")
+            raise UserCodeError(f"returned a dict with the key {shown(name)}", "make it a name")
         if name in RESERVED:
             raise UserCodeError(f"returned a dict with {name!r}, a name of verl's own", "rename it")
         if (kept := _beside_score(name, value)) is not None:
@@ -77,7 +77,7 @@ def of_manager(reward_score: Any, reward_extra_info: Any) -> tuple[float, dict[s
         UserCodeError: as `checked`.
     """
     if not isinstance(reward_extra_info, dict | None):
-        raise UserCodeError(f"has reward_extra_info {_shown(reward_extra_info)}", "make it a dict")
+        raise UserCodeError(f"has reward_extra_info {shown(reward_extra_info)}", "make it a dict")
     reward = checked(reward_score)["score"]
     return reward, checked({"score": reward, **(reward_extra_info or {})})
 
@@ -89,39 +89,24 @@ def _beside_score(name: str, value: Any) -> float | str | None:
         return _number(value, said, _NUMBERS[name])
     if isinstance(value, str):
         return _text(value)
-    if value is None or (number := _as_float(value, said)) != number:  # NaN
+    if value is None or (number := as_float(value)) != number:  # NaN
         return None
+    if number is None:
+        words = f"{said} {shown(value)}, of which a validation can report no mean"
+        raise UserCodeError(words, "make it a number or a text, or leave it out")
     if name == PRED:  # 42, 42.0 and "42" are one vote
         return str(value if isinstance(value, int) else number).removesuffix(".0")
-    return _number(number, said, "make it a finite number, or leave it out")
-
-
-def _as_float(value: Any, said: str) -> float:
-    try:
-        if not isinstance(value, bytes | bytearray):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: torch, of a tensor with many elements
-        pass
-    words = f"{said} {_shown(value)}, of which a validation can report no mean"
-    raise UserCodeError(words, "make it a number or a text, or leave it out")
+    return _number(value, said, "make it a finite number, or leave it out")
 
 
 def _number(value: Any, said: str, fix: str) -> float:
     """`value` as a number that a float32 can hold. Raises UserCodeError, which begins with `said`."""
-    try:
-        number = float("nan") if isinstance(value, str | bytes | bytearray) else float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: torch, of a tensor with many elements
-        number = float("nan")
-    if not abs(number) <= _LARGEST:  # of NaN every comparison is false
-        raise UserCodeError(f"{said} {_shown(value)}", fix)
+    number = as_float(value)
+    if number is None or not abs(number) <= _LARGEST:  # of NaN every comparison is false
+        raise UserCodeError(f"{said} {shown(value)}", fix)
     return number
 
 
 def _text(text: str) -> str:
     """`text` as a file can have it: a model's answer in JSON may contain half of a surrogate pair."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _shown(value: Any) -> str:
-    text = " ".join(reprlib.repr(value).split())
-    return text if value is None or isinstance(value, float | dict) else f"{text} ({type(value).__name__})"
