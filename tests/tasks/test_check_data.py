@@ -57,9 +57,14 @@ def test_answers_that_do_not_score(tmp_path: Path, model_folder: Path, capsys: p
         ("solution_str == '#### ' + ground_truth and ground_truth != '3'", (2, "row 1: the known answer scores 0")),
         ("solution_str == '#### ' + ground_truth", (0, "the known answer 1 (3 rows)")),
         ("solution_str == 'the answer is ' + ground_truth", (0, "no form of the ground truth that is known here")),
+        ("{'score': 1, 'form': 'short'} if solution_str == ground_truth else 0.0", (0, "the known answer 1 (3 rows)")),
+        (
+            "{'score': 1, 'reward': 1} if solution_str == ground_truth else 0.0",
+            (2, "row 0: the reward returned a dict w"),
+        ),
     ):
         reward = tmp_path / "reward.py"
-        reward.write_text(f"def compute_score(solution_str, ground_truth, **_):\n    return float({scored})\n")
+        reward.write_text(f"def compute_score(solution_str, ground_truth, **_):\n    return {scored}\n")
         own = f"reward.custom_reward_function.path={reward}"
         code, out, error = checked(rows, tmp_path, model_folder, capsys, own)
         assert code == expected[0] and expected[1] in out + error
