@@ -100,6 +100,7 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, reward_of
     from verl_vcpo.user_code.errors import UserCodeError
     from verl_vcpo.user_code.killable import Pool
+    from verl_vcpo.user_code.reward_function import score_of
 
     pool = Pool(reward_of(config), quiet=True)
 
@@ -107,7 +108,7 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
         try:
             truth = sample.ground_truth
             known = [form % truth for form in _FORMS] if isinstance(truth, str | int | float) else []
-            given = [(await pool.call(arguments(sample, text)))["score"] for text in [MADE_UP, *known]]
+            given = [score_of(await pool.call(arguments(sample, text))) for text in [MADE_UP, *known]]
         except (UserCodeError, ValueError) as error:
             raise SettingError(f"{sample.place}: the reward {error}") from None
         return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])

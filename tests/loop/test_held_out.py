@@ -8,6 +8,7 @@ import pytest
 from verl.trainer.ppo import metric_utils
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_vcpo.loop.held_out import HeldOutTrainer
 from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.user_code.reward_function import RESERVED, checked
 
@@ -26,7 +27,8 @@ def metrics_of(results: list[Any], samples: int, sources: tuple[str, ...] = ("to
     columns = {name: [row.get(name) for row in rows] for name in {name for row in rows for name in row}}
     columns["reward"] = [row["score"] for row in rows]
     expected = dict.fromkeys(zip(of_rows, prompts, strict=True), samples)
-    trainer = object.__new__(LagKTrainer)
+    assert issubclass(LagKTrainer, HeldOutTrainer)
+    trainer = object.__new__(HeldOutTrainer)
     return trainer._val_metrics_update(of_rows, prompts, columns, [2] * len(rows), expected_acc_counts=expected)
 
 

@@ -66,6 +66,11 @@ def checked(result: Any) -> dict[str, Any]:
     return {"score": plain["score"], "acc": plain["score"], **plain}
 
 
+def score_of(result: dict[str, Any]) -> float:
+    """The score that is trained on, of a result that is `checked`."""
+    return float(result["score"])
+
+
 def of_manager(reward_score: Any, reward_extra_info: Any) -> tuple[float, dict[str, Any]]:
     """The reward that is trained on, and what is `checked` beside it, of a reward manager or an agent loop of any kind.
 
