@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy.settings.effects import without_effect
 from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_wrong, shown, wrong
 from recipe.fully_async_policy.settings.own_files import Written
+from verl_vcpo.user_code.errors import UserCodeError
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "method"
 
@@ -73,7 +74,7 @@ def check_own_loss(actor: DictConfig) -> None:
     actor.policy_loss.loss_mode = own_loss.absolute(actor.policy_loss.loss_mode)
     try:
         own_loss.try_out(omega_conf_to_dataclass(actor))
-    except (ValueError, InstantiationException) as error:
+    except (ValueError, InstantiationException, UserCodeError) as error:
         raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
 
 

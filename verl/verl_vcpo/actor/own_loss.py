@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_vcpo.user_code.errors import LoadError
+from verl_vcpo.user_code.errors import LoadError, UserCodeError
 from verl_vcpo.user_code.function import load_function
 from verl_vcpo.user_code.values import as_float, shown
 
@@ -76,32 +76,32 @@ def register(loss_mode: str, settings: dict[str, Any]) -> None:
 
 
 def _called(loss_mode: str, *, config: Any, **passed: Any) -> tuple[Tensor, dict[str, float]]:
-    """Call the loss, in every update. Raises ValueError where its result would spoil the weights, or is no result."""
+    """Call the loss, in every update. Raises UserCodeError where the result would spoil the weights."""
     return _checked(loss_mode, loaded(loss_mode)(config=config, **passed, **config.stabilizer))
 
 
 def _checked(loss_mode: str, returned: Any) -> tuple[Tensor, dict[str, float]]:
-    """The loss and its metrics, as Python's numbers. Raises ValueError."""
+    """The loss and its metrics, as Python's numbers. Raises UserCodeError."""
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise _refusal(loss_mode, f"it returned a {type(returned).__name__}; return (loss, metrics)")
+        raise _refusal(loss_mode, f"it returned a {type(returned).__name__}", "return (loss, metrics)")
     loss, metrics = returned
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point() or not isinstance(metrics, dict):
         what = f"{list(loss.shape)} of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
-        words = "return a tensor of one real number (verl's agg_loss makes it) and a dict of metrics"
-        raise _refusal(loss_mode, f"it returned ({what}, {type(metrics).__name__}); {words}")
+        fix = "return a tensor of one real number (verl's agg_loss makes it) and a dict of metrics"
+        raise _refusal(loss_mode, f"it returned ({what}, {type(metrics).__name__})", fix)
     if not loss.isfinite():
-        raise _refusal(loss_mode, f"its loss is {loss.item()}; make it finite for all log-probs and masks")
+        raise _refusal(loss_mode, f"its loss is {loss.item()}", "make it finite for all log-probs and masks")
     return loss, {name: _metric(loss_mode, name, value) for name, value in metrics.items()}
 
 
 def _metric(loss_mode: str, name: Any, value: Any) -> float:
-    """The value of a metric; NaN where a batch has nothing to measure. Raises ValueError."""
+    """The value of a metric; NaN where a batch has nothing to measure. Raises UserCodeError."""
     if not isinstance(name, str) or not name:
-        raise _refusal(loss_mode, f"a metric has the name {shown(name)}; make it a text")
+        raise _refusal(loss_mode, f"a metric has the name {shown(name)}", "make it a text")
     if (own := name.removeprefix("actor/")) in _VERLS or own.startswith(_VERLS_GROUPS):
-        raise _refusal(loss_mode, f"its metric {name!r} has the name of another one; rename it")
+        raise _refusal(loss_mode, f"its metric {name!r} has the name of another one", "rename it")
     if (number := as_float(value.detach() if isinstance(value, Tensor) else value)) is None:
-        raise _refusal(loss_mode, f"its metric {name!r} is {shown(value)}; make it a number")
+        raise _refusal(loss_mode, f"its metric {name!r} is {shown(value)}", "make it a number")
     return number
 
 
@@ -112,8 +112,8 @@ def try_out(config: Any) -> None:
         config: the actor's settings, a VCPOActorConfig; gets the sizes of the made-up batch.
 
     Raises:
-        ValueError: the function raises, returns something else than a finite loss and finite metrics, or has no finite
-            gradient.
+        UserCodeError: the function raises, returns something else than a finite loss and finite metrics, or has no
+            finite gradient.
     """
     loss_mode = config.policy_loss.loss_mode
     old, mask = -torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
@@ -133,25 +133,27 @@ def try_out(config: Any) -> None:
             **config.stabilizer,
         )
     except Exception as error:
-        raise _refusal(loss_mode, f"it raises {_one_line(error)}{_MADE_UP}") from None
+        raise _refusal(loss_mode, f"it raises {_one_line(error)}{_MADE_UP}", "mend the function") from None
     loss, metrics = _checked(loss_mode, returned)
     for name, number in metrics.items():
         if not math.isfinite(number):
             raise _refusal(
-                loss_mode, f"its metric {name!r} is {number}{_MADE_UP}; make it finite where there are tokens"
+                loss_mode, f"its metric {name!r} is {number}{_MADE_UP}", "make it finite where there are tokens"
             )
     try:
         of_log_prob = torch.autograd.grad(loss, log_prob, allow_unused=True)[0] if loss.requires_grad else None
     except Exception as error:  # a function of the user's own may have a backward of its own
-        raise _refusal(loss_mode, f"its gradient raises {_one_line(error)}{_MADE_UP}") from None
+        raise _refusal(loss_mode, f"its gradient raises {_one_line(error)}{_MADE_UP}", "mend the function") from None
     if of_log_prob is None:
-        raise _refusal(loss_mode, "its loss has no gradient; compute it from log_prob, not detached")
+        raise _refusal(loss_mode, "its loss has no gradient", "compute it from log_prob, not detached")
     if not of_log_prob.isfinite().all():
-        raise _refusal(loss_mode, f"its gradient is not finite{_MADE_UP}; torch.where keeps NaN of what it leaves out")
+        raise _refusal(
+            loss_mode, f"its gradient is not finite{_MADE_UP}", "torch.where keeps NaN of what it leaves out"
+        )
 
 
-def _refusal(loss_mode: str, words: str) -> ValueError:
-    return ValueError(f"{_SETTING}={loss_mode}: {words}")
+def _refusal(loss_mode: str, what: str, fix: str) -> UserCodeError:
+    return UserCodeError(f"{_SETTING}={loss_mode}: {what}", fix)
 
 
 def _one_line(error: Exception) -> str:
