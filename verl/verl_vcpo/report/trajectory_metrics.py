@@ -13,6 +13,8 @@ from verl_vcpo.report.learning_signal import equal_groups
 from verl_vcpo.user_code.reward_function import OVER_LIMIT
 
 TOOLS = "tool_use"
+BESIDE = "reward_extra_info"
+"""verl's name, in a trajectory's `extra_fields`, for what a reward has beside the score."""
 RAW_REWARD = "raw_reward"
 """In a trajectory's `extra_fields`: its reward, which `rm_scores` has at the last of the trajectory's tokens."""
 
@@ -30,7 +32,7 @@ class FewFields(NamedTuple):
 
     def right(self) -> list[float]:
         """How right each answer is: `acc` of the reward, or the reward itself where it does not return one."""
-        return [f.get("reward_extra_info", {}).get("acc", f.get(RAW_REWARD, 0.0)) for f in self.extra_fields]
+        return [f.get(BESIDE, {}).get("acc", f.get(RAW_REWARD, 0.0)) for f in self.extra_fields]
 
 
 def few_fields(batch: KVBatchMeta) -> FewFields:
@@ -46,7 +48,7 @@ def trajectory_metrics(stored: FewFields, treatment: str = Truncated.TRAIN) -> d
     """`tool_use/*` where tools were offered, `reward/over_limit` where rewards return it, `reward/equal_groups`, and
     those of truncated responses, whose `treatment` decides which rewards are compared."""
     extra = stored.extra_fields
-    counts = tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get("reward_extra_info") for f in extra])
+    counts = tool_counts([f.get(TOOLS) for f in extra]) | over_limit([f.get(BESIDE) for f in extra])
     marks, rewards = [bool(f.get(TRUNCATED)) for f in extra], [f.get(RAW_REWARD) for f in extra]
     compared = [i for i, truncated in enumerate(marks) if not (truncated and treatment == Truncated.DROP)]
     equal = equal_groups([stored.prompts[i] for i in compared], [rewards[i] for i in compared])

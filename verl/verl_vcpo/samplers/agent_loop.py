@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl_vcpo.common.data_rows import row_number
 from verl_vcpo.common.stored_tags import Failure, clear_trajectories, sessions_of, tags_of
 from verl_vcpo.common.truncated import TRUNCATED, Truncated, soft_length_penalty
-from verl_vcpo.report.trajectory_metrics import RAW_REWARD
+from verl_vcpo.report.trajectory_metrics import BESIDE, RAW_REWARD
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
 from verl_vcpo.user_code.errors import UserCodeError, of_response, took_too_long, with_prompt
@@ -29,9 +29,6 @@ from verl_vcpo.user_code.tool_limits import ToolFailure, limited
 
 REASON = "reason"
 """The tag of a failed prompt with the cause of its failure, in one line."""
-
-BESIDE = "reward_extra_info"
-"""verl's name, in a trajectory's `extra_fields`, for what a reward has beside the score."""
 
 FINAL = "final"
 """The tag of a failed prompt that must not be sampled again."""
