@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,19 @@ def of_length(solution_str: str, **kwargs: Any) -> dict[str, float]:
     return {"score": min(1.0, len(solution_str) / 64), "acc": 0.0}
 
 
-def fails_thrice(marks: str, extra_info: dict[str, Any], **kwargs: Any) -> dict[str, float]:
+def fails_thrice(marks: str, extra_info: dict[str, Any], never: Sequence[str] = (), **kwargs: Any) -> dict[str, float]:
     """Reward digits, but hold the interpreter's lock for ever in the first call, end the process in the second, and
     return NaN in the third.
 
     The three faults happen in a validation, and again in training.
 
     marks: a folder that remembers the faults.
+    never: rows, as train-7, for which each call raises.
     """
     if kwargs["solution_str"] == _MADE_UP:
         return compute_score(**kwargs)
+    if f"{extra_info['split']}-{extra_info['index']}" in never:
+        raise ValueError("no truth")
     faults: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("hang", lambda: re.fullmatch("(a|aa)+", "a" * 99 + "!")),
         ("die", lambda: os._exit(1)),

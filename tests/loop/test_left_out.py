@@ -15,6 +15,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
+from tests.loop.test_replay_buffer import failed_prompts
 from verl_vcpo.loop.left_out import groups_without_signal, leave_out
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
 from verl_vcpo.loop.trainer import LagKTrainer
@@ -115,7 +116,8 @@ def test_dynamic_filtering_compares_what_is_trained_on(
 
     monkeypatch.setattr(tq, "kv_batch_get", fetch)
     buffer = LagKReplayBuffer(
-        lag=2, samples=4, reissue_fn=lambda uids, partition: None, trainer_mode="lag_k", trainer_config={},
+        lag=2, samples=4, reissue_fn=lambda uids, partition: None, failed_prompts=failed_prompts(),
+        trainer_mode="lag_k", trainer_config={},
         max_off_policy_threshold=None, max_off_policy_strategy="wait", sampler_kwargs={}, refill_fn=lambda n: None,
         filter_groups_metric="reward",
     )  # fmt: skip

@@ -1,9 +1,12 @@
 """The rule that keeps the lag bound, without Ray: which prompts may be consumed when."""
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import transfer_queue as tq
+from omegaconf import DictConfig
 from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
@@ -15,9 +18,21 @@ from verl_vcpo.loop.deadlines import (
     deadlines_without_oldest,
     resume_prompts,
 )
-from verl_vcpo.loop.replay_buffer import MAX_ATTEMPTS, LagKReplayBuffer
+from verl_vcpo.loop.failed_prompts import FailedPrompts
+from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
 
 STORED = (("young", 3), ("older", 1), ("old", 2))
+
+
+def failed_prompts(on_failure: str = "end", max_skipped: float = 0.05, run_dir: Path = Path()) -> FailedPrompts:
+    """The reason why a prompt fails is its uid; so is its row, and its data source is the uid's first letter."""
+
+    def fields(uids: list[str], partition_id: str) -> Any:
+        messages = [{"role": "system", "content": "Compute."}, {"role": "user", "content": "2 + 2?"}]
+        return {"index": uids, "data_source": [uid[0] for uid in uids], "raw_prompt": [messages] * len(uids)}
+
+    config = DictConfig({"async": {"on_failure": on_failure, "max_skipped": max_skipped}, "run_dir": str(run_dir)})
+    return FailedPrompts(config, lambda uids, _: list(map(Failure, uids)), fields)
 
 
 def buffer_with(
@@ -26,12 +41,14 @@ def buffer_with(
     finished: set[str],
     on_deadline: OnDeadline = OnDeadline.WAIT,
     reissued: list[str] | None = None,
+    failed: FailedPrompts | None = None,
 ) -> LagKReplayBuffer:
     buffer = LagKReplayBuffer(
         lag=lag,
         samples=1,
         on_deadline=on_deadline,
         reissue_fn=lambda uids, partition_id: (reissued if reissued is not None else []).extend(uids),
+        failed_prompts=failed or failed_prompts(),
         trainer_mode="lag_k",
         trainer_config={},
         max_off_policy_threshold=None,
@@ -122,6 +139,7 @@ def test_a_validation_waits_for_nothing_but_its_prompts() -> None:
 
 def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, looks = buffer_with(2, {"a": 1, "b": 1}, {"a"}), iter(range(2))
+    buffer.exact = True
 
     def look() -> None:
         if next(looks):
@@ -134,16 +152,6 @@ def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkey
     buffer.wait_until_finished(1, "train")
     assert next(looks, None) is None and not buffer._unfinished("train") and rests == [0.05]
     assert buffer._waiting_since == 7.0
-
-
-def test_a_prompt_that_fails_in_the_wait_for_all_of_a_step_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    reissued: list[str] = []
-    buffer = buffer_with(2, {"a": 1}, {"a"}, reissued=reissued)
-    buffer.finished_keys["train"], buffer.failure_keys["train"] = set(), {"a"}
-    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: None)
-    monkeypatch.setattr(buffer, "sleep", lambda _: buffer.pending_keys["train"].clear())
-    buffer.wait_until_finished(1, "train")
-    assert reissued == ["a"]
 
 
 def test_a_rest_is_four_times_as_long_as_a_look() -> None:
@@ -197,19 +205,6 @@ def test_the_wait_for_a_deadline_is_counted() -> None:
     assert buffer._counts["deadline_wait_s"] == 7.0, "the wait began with the first look"
 
 
-@pytest.mark.parametrize(("prompts", "others"), [(15, ["... and so did 12 others."]), (3, [])])
-def test_prompts_that_failed_are_sampled_again_in_order(
-    prompts: int, others: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    names, reissued = {f"{n:x}" for n in range(prompts)}, list[str]()
-    buffer = buffer_with(2, dict.fromkeys(names, 1), set(), reissued=reissued)
-    buffer.failure_keys["train"] = set(names)
-    buffer._terminal_eviction_reasons(2, "train")
-    assert reissued == sorted(names)
-    lines = [f"Prompt {uid} failed, and is sampled again: {uid}" for uid in sorted(names)[:3]]
-    assert capfd.readouterr().out.splitlines() == [*lines, *others], "each with its own cause"
-
-
 def test_metrics_of_what_a_batch_leaves() -> None:
     """Catches an age counted from the wrong step, and the taken prompts counted as left."""
     buffer = buffer_with(4, {"taken": 1, "ready": 2, "slow": 2, "new": 4}, {"taken", "ready"})
@@ -225,48 +220,13 @@ def test_metrics_of_what_a_batch_leaves() -> None:
         "vcpo/async/deadline_wait_s": 6.0,
         "vcpo/async/reissued_prompts": 0,
         "vcpo/async/retried_prompts": 1,
+        "vcpo/async/skipped_prompts": 0,
         "vcpo/buffer/unfinished": 2,
         "vcpo/buffer/finished": 1,
         "vcpo/buffer/age/max": 3,
     }
     assert buffer.ages == {1: 1, 2: 1, 3: 1}, "a prompt that failed counts from when it was sampled again"
     assert buffer._metrics(5, "train", {"taken", "ready", "slow", "new"})["vcpo/buffer/age/max"] == 0
-
-
-def test_a_failed_prompt_is_tried_again_and_ends_the_run_when_it_always_fails(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    reissued: list[str] = []
-    buffer = buffer_with(2, {"bad": 1}, set(), reissued=reissued)
-    buffer.failures_fn = lambda uids, partition_id: [
-        Failure(f"{partition_id}: the reward of {uid} hangs") for uid in uids
-    ]
-    for _ in range(MAX_ATTEMPTS - 1):
-        buffer.failure_keys["train"] = {"bad"}
-        assert not any(buffer._terminal_eviction_reasons(2, "train")[:3]), "nothing is thrown away"
-    assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
-    buffer.failure_keys["train"] = {"bad"}
-    with pytest.raises(
-        RuntimeError, match="1 prompts failed 4 times each, .*: prompt bad, train: the reward of bad hangs"
-    ):
-        buffer._terminal_eviction_reasons(2, "train")
-    lines = capfd.readouterr().out.splitlines()
-    assert lines == ["Prompt bad failed, and is sampled again: train: the reward of bad hangs"] * (MAX_ATTEMPTS - 1)
-
-
-def test_a_validation_prompt_that_fails_is_sampled_again(capfd: pytest.CaptureFixture[str]) -> None:
-    """verl would count it as a wrong answer."""
-    reissued: list[str] = []
-    buffer = buffer_with(2, {}, set(), reissued=reissued)
-    for _ in range(MAX_ATTEMPTS - 1):
-        buffer.failure_keys["val"] = {"bad"}
-        reasons = buffer._terminal_eviction_reasons(2, "val")
-        assert not buffer._sampleable_terminal_keys("val", reasons), "the validation waits for it"
-    assert reissued == ["bad"] * (MAX_ATTEMPTS - 1)
-    assert capfd.readouterr().out == "Prompt bad failed, and is sampled again: bad\n" * (MAX_ATTEMPTS - 1)
-    buffer.failure_keys["val"] = {"bad"}
-    with pytest.raises(RuntimeError, match="1 prompts failed 4 times each"):
-        buffer._terminal_eviction_reasons(2, "val")
 
 
 def in_flight(lag: int, batch_size: int, step: int) -> dict[str, int]:
@@ -374,13 +334,17 @@ def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = buffer_with(2, {"a": 1, "b": 1}, {"a", "b"})
     buffer.note_submitted(TensorDict({"uid": ["a", "b"], "index": [5, 6]}, batch_size=2))
-    buffer._attempts.update({"a": 1, "b": 2})
+    buffer.failed_prompts._attempts.update({"a": 1, "b": 2})
     buffer._reissued |= {"a", "b"}
-    notes = buffer._sessions, buffer._attempts, buffer._submission_number, buffer._data_row, buffer._reissued
+    notes = (
+        *(buffer._sessions, buffer._submission_number, buffer._data_row, buffer._reissued),
+        *(buffer.failed_prompts._attempts, buffer.failed_prompts._source),
+    )
     cleared: list[str] = []
     monkeypatch.setattr("transfer_queue.kv_clear", lambda partition_id, keys: cleared.extend(keys))
-    buffer._clear_groups("train", {"a"})  # by group filtering
-    assert [set(of_prompts) for of_prompts in notes] == [{"b"}] * 5
+    buffer.filter_groups_metric = "reward"
+    buffer._clear_groups("train", {"a"})
+    assert [set(of_prompts) for of_prompts in notes] == [{"b"}] * 6
     assert cleared == ["a"] and buffer.finished_keys["train"] == {"b"}, "verl's own method ran as well"
     buffer._metrics(2, "train", {"b"})
     assert not any(notes) and buffer.data_rows == [6]
@@ -393,13 +357,3 @@ def test_rows_of_the_data_may_have_names() -> None:
     buffer.note_submitted(TensorDict({"uid": ["a", "b", "c"], "index": names}, batch_size=3))
     buffer._metrics(2, "train", {"a", "b", "c"})
     assert buffer.data_rows == [12, "04b0-uuid", "3f1a15a7-10cd"]
-
-
-def test_a_prompt_that_ends_samplers_is_not_sampled_again() -> None:
-    reissued: list[str] = []
-    buffer = buffer_with(2, {"a": 1}, set(), reissued=reissued)
-    buffer.failures_fn = lambda uids, partition_id: [Failure("4 samplers failed", final=True) for _ in uids]
-    buffer.failure_keys["train"] = {"a"}
-    with pytest.raises(RuntimeError, match="prompt a cannot be sampled: 4 samplers failed"):
-        buffer._terminal_eviction_reasons(1, "train")
-    assert not reissued

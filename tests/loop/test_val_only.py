@@ -12,9 +12,10 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.run_folder import check_nothing_replaced
+from tests.loop.test_replay_buffer import failed_prompts
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.loop.trainer import LagKTrainer
-from verl_vcpo.report.run_log import ANSWERS, RunLog, in_words, read_metrics, write_summary
+from verl_vcpo.report.run_log import ANSWERS, VAL_SKIPPED, RunLog, in_words, read_metrics, write_summary
 
 
 def config_of(run_dir: Path, val_only: bool = True) -> Any:
@@ -25,19 +26,29 @@ def config_of(run_dir: Path, val_only: bool = True) -> Any:
 
 @pytest.mark.parametrize("step", [0, 40])
 def test_it_evaluates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """`step`: of the checkpoint that was loaded. A trainer without samplers and workers fails where it uses one."""
+    """`step`: of the checkpoint that was loaded. A trainer without samplers and workers fails where it uses one.
+
+    Of five prompts with an answer each one is right, and one, `e`, is skipped.
+    """
+
+    def validate(self: LagKTrainer) -> dict[str, float]:
+        asked = dict.fromkeys((("countdown", uid) for uid in "abcde"), 1)
+        answers = ["countdown"] * 4, [*"abcd"], {"acc": [0, 1, 0, 0]}, [1] * 4
+        return self._val_metrics_update(*answers, expected_acc_counts=asked)
+
     monkeypatch.setenv(RUN_ID_VARIABLE, "evaluation")
-    monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/countdown/acc/mean@1": 0.25})
+    monkeypatch.setattr(PPOTrainer, "_validate", validate)
     trainer = object.__new__(LagKTrainer)
     trainer.config, trainer.global_steps = config_of(tmp_path), step
-    trainer.run_log, trainer.val_dataset = RunLog(tmp_path), range(8)
+    trainer.run_log, trainer.replay_buffer = RunLog(tmp_path), SimpleNamespace(failed_prompts=failed_prompts("skip"))
+    trainer.replay_buffer.failed_prompts._held_out = {"e"}
     trainer.current_mode = HybridEngineMode.ROLLOUT
     trainer._dump_futures, trainer._dump_executor = [], ThreadPoolExecutor(1)
     trainer.fit(SimpleNamespace())
 
     (line,) = read_metrics(tmp_path)
     assert (line["step"], line["val_accuracy"], line["reward"]) == (step, 0.25, None)
-    assert line[ANSWERS] == 8 * trainer.config.actor_rollout_ref.rollout.val_kwargs.n
+    assert (line[ANSWERS], line[VAL_SKIPPED]) == (4, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"], "no model, no checkpoint"
     summary = write_summary(tmp_path, "vcpo", lag=8, wall_clock_s=61)
     assert (summary["final_accuracy"], summary["steps"]) == (0.25, 0)

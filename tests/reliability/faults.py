@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from tqdm import tqdm
@@ -36,6 +35,8 @@ from tests.reliability.moments import (
     while_saving,
     while_validating,
 )
+from verl_vcpo.common.step_lines import read_lines
+from verl_vcpo.report.run_log import SKIPPED_FILE
 
 LAG, STEPS = 2, 7
 ENGINE = "VLLM::EngineCore"
@@ -253,7 +254,7 @@ def try_fault(fault: Fault, assets: Path, run_dir: Path) -> FaultVerdict:
         if TrainerRun(assets, run_dir, *settings, "trainer.resume_mode=auto").wait():
             complaints.append(f"it does not resume: {run.tail()[-300:]}")
     complaints += left_over(run.run_id, before)
-    counts = account(run.lines(), order_of_rows(assets, (STEPS - LAG) * BATCH), complaints)
+    counts = account(run, order_of_rows(assets, (STEPS - LAG) * BATCH), complaints)
     return FaultVerdict(
         fault.name, **counts, complaint="; ".join(complaints), seconds=round(time.monotonic() - start, 1)
     )
@@ -281,17 +282,18 @@ def left_over(run_id: str, before: set[str]) -> list[str]:
     return found
 
 
-def account(lines: list[dict[str, Any]], due: list[int], complaints: list[str]) -> dict[str, int]:
-    """Count prompts lost and duplicated, and lags above the bound, from the run's metrics."""
-    steps = [line for line in lines if line["step"]]
+def account(run: TrainerRun, due: list[int], complaints: list[str]) -> dict[str, int]:
+    """Count prompts lost and duplicated, and lags above the bound, from the run's metrics and its skipped prompts."""
+    steps, record = [line for line in run.lines() if line["step"]], run.run_dir / SKIPPED_FILE
+    skipped = [line["row"] for line in (read_lines(record) if record.is_file() else ()) if not line["held_out"]]
     if [line["step"] for line in steps] != list(range(1, STEPS + 1)):
         complaints.append(f"metrics.jsonl has the steps {[line['step'] for line in steps]}")
     if any(not line["reward"] > 0 for line in steps):
         complaints.append("a step has a reward of zero, which this task does not give")
-    trained = Counter(row for line in steps for row in line["trained_rows"])
+    left = Counter(row for line in steps for row in line["trained_rows"]) + Counter(skipped)
     return {
-        "lost": sum(row not in trained for row in due),
-        "duplicated": sum(times - 1 for times in trained.values()),
+        "lost": sum(row not in left for row in due),
+        "duplicated": sum(times - 1 for times in left.values()),
         "lag_violations": sum(line["lag_max"] > LAG for line in steps),
     }
 

@@ -1,10 +1,10 @@
 """The control loop under thousands of random schedules: `python -m tests.reliability.schedules --n 100000 [--json]`.
 
 The real feeding code and the real replay buffer run over a simulated clock, samplers and trainer, without a model.
-Random are: lags, batch sizes, samples per prompt, response lengths with stragglers, failures that are retried, sampler
-capacities, weight-sync delays, data that ends; and runs that end and go on from a checkpoint, half of them with another
-lag and batch size. After every schedule: no trajectory trained on was older than its bound, no prompt was lost or
-trained twice, nothing deadlocked.
+Random are: lags, batch sizes, samples per prompt, response lengths with stragglers, failures that are retried, rows
+that always fail and are skipped, sampler capacities, weight-sync delays, data that ends; and runs that end and go on
+from a checkpoint, half of them with another lag and batch size. After every schedule: no trajectory trained on was
+older than its bound, no prompt was lost, trained twice, or skipped and trained, nothing deadlocked.
 """
 
 import json
@@ -52,6 +52,8 @@ class Schedule:
     rows: int
     """The number of rows of the data, and so of the prompts of an epoch."""
     resume: Resume | None
+    bad: int
+    """Every so many rows one always fails, by its first response; 0: none."""
 
     @staticmethod
     def draw(seed: int) -> "Schedule":
@@ -84,6 +86,7 @@ class Schedule:
             samples=rng.choice([1, 1, 3]),
             rows=rng.choice([5, 12, 40, 10000]),
             resume=resume,
+            bad=rng.choice([0, 0, 2, 5]),
         )
 
 
@@ -99,6 +102,7 @@ class ScheduleOutcome:
     duplicated: int = 0
     reissued: int = 0
     retried: int = 0
+    skipped: int = 0
     resumed: int = 0
     withheld: int = 0
     """The number of prompts of a checkpoint for which the resumed run had no room at once."""

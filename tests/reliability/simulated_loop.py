@@ -28,11 +28,12 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode  # noqa:
 from tests.reliability.memory_queue import MemoryQueue  # noqa: E402
 from tests.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
 from verl_vcpo.common import stored_tags  # noqa: E402
+from verl_vcpo.common.step_lines import read_lines  # noqa: E402
 from verl_vcpo.common.stored_tags import prompt_of  # noqa: E402
-from verl_vcpo.loop import replay_buffer, withheld_prompts  # noqa: E402
+from verl_vcpo.loop import failed_prompts, replay_buffer, withheld_prompts  # noqa: E402
 from verl_vcpo.loop import trainer as lag_k  # noqa: E402
-from verl_vcpo.loop.replay_buffer import MAX_ATTEMPTS  # noqa: E402
-from verl_vcpo.report.run_log import HEADLINES  # noqa: E402
+from verl_vcpo.loop.failed_prompts import MAX_ATTEMPTS  # noqa: E402
+from verl_vcpo.report.run_log import HEADLINES, SKIPPED, SKIPPED_FILE  # noqa: E402
 from verl_vcpo.samplers import agent_loop  # noqa: E402
 from verl_vcpo.samplers.agent_loop import LagKAgentLoopManager  # noqa: E402
 
@@ -83,11 +84,13 @@ class SimulatedSamplers:
         self._failed: set[str] = set()  # running prompts with a failed response
         self._attempt: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
+        self._row: dict[str, int] = {}
         self._pauses = 0.0
 
     def generate_sequences(self, batch: Any) -> None:
         uids = [str(uid) for uid in batch["uid"]]
         self.submitted.update(uids)
+        self._row |= zip(uids, batch["index"], strict=True)
         self._waiting += uids
         self._start()
 
@@ -97,8 +100,8 @@ class SimulatedSamplers:
     def raise_blocked(self) -> None:
         """Do nothing: nothing blocks a worker."""
 
-    resubmit = LagKAgentLoopManager.resubmit
-    """The real method, over `stop` and `generate_sequences` of this class."""
+    resubmit, prompts_of = LagKAgentLoopManager.resubmit, LagKAgentLoopManager.prompts_of
+    """The real methods, over `stop` and `generate_sequences` of this class."""
 
     def stop(self, uids: list[str]) -> None:
         """Stop prompts, as workers do."""
@@ -147,7 +150,7 @@ class SimulatedSamplers:
 
     def _publish(self, uid: str, session: int, version: int) -> None:
         fails = self._rng.random() < self._schedule.failure and self._failures[uid] < MAX_ATTEMPTS - 1
-        if fails:
+        if fails or (session == 0 and self._schedule.bad and self._row[uid] % self._schedule.bad == 0):
             self._failures[uid] += uid not in self._failed
             self._failed.add(uid)
         else:
@@ -188,9 +191,17 @@ class SimulatedData:
         while True:
             index = self.position % self._rows
             self.position += 1
-            yield {"raw_prompt": np.array([f"prompt {index}"], dtype=object), "index": np.array([index], dtype=object)}
+            columns = {"raw_prompt": [{"role": "user", "content": "2 + 2?"}], "index": index, "data_source": "sums"}
+            yield {name: _one(value) for name, value in columns.items()}
             if self.position % self._rows == 0:
                 return
+
+
+def _one(value: Any) -> Any:
+    """Return a column of one row."""
+    column = np.empty(1, dtype=object)
+    column[0] = value
+    return column
 
 
 class Crash(Exception):
@@ -277,6 +288,8 @@ def _configured(schedule: Schedule, lag: float, batch_size: int, checkpoint: Pat
     config["async"].lag = lag
     config["async"].on_deadline = str(schedule.on_deadline)
     config["async"].exact_lag = schedule.exact
+    config["async"].on_failure, config["async"].max_skipped = "skip", 1.0
+    config.run_dir = str(checkpoint)
     config.data.train_batch_size = batch_size
     config.actor_rollout_ref.rollout.n = schedule.samples
     config.trainer.resume_from_path = str(checkpoint)
@@ -297,7 +310,8 @@ def _in_memory(queue: MemoryQueue, loaded: Saved | None) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "tq", queue))
         stack.enter_context(mock.patch.object(trainer_base.PPOTrainer, "_load_checkpoint", load))
         stack.enter_context(mock.patch.object(lag_k, "SamplerKeeper", SamplersThatLive))
-        stack.enter_context(mock.patch.object(replay_buffer, "print_line", Silent()))
+        for module in (replay_buffer, failed_prompts):
+            stack.enter_context(mock.patch.object(module, "print_line", Silent()))
         stack.enter_context(mock.patch.object(lag_k, "console", Silent()))
         for name in ("SkipManager", "Tracking", "OmegaConf", "tqdm", "pprint"):  # names in verl's `fit`
             stack.enter_context(mock.patch.object(trainer_base, name, Silent()))
@@ -356,17 +370,27 @@ def _run(schedule: Schedule, checkpoint: Path) -> ScheduleOutcome:
         trained.update({prompt_of(key) for key in batch.keys})
         outcome.reissued += int(metrics["vcpo/async/reissued_prompts"])
         outcome.retried += int(metrics["vcpo/async/retried_prompts"])
+        outcome.skipped += int(metrics[SKIPPED])
         outcome.lost += len({prompt_of(key) for key in batch.keys}) * schedule.samples - len(batch.keys)
-    _count_prompts(outcome, trainer, trained, steps)
+    record = checkpoint / SKIPPED_FILE
+    skipped = Counter(line["uid"] for line in (read_lines(record) if record.is_file() else ()))
+    outcome.lost += abs(outcome.skipped - skipped.total()) if not outcome.deadlocks else 0
+    _count_prompts(outcome, trainer, trained, skipped, steps)
     return outcome
 
 
 def _count_prompts(
-    outcome: ScheduleOutcome, trainer: SimulatedTrainer, trained: Counter[str], steps: list[tuple[Any, ...]]
+    outcome: ScheduleOutcome,
+    trainer: SimulatedTrainer,
+    trained: Counter[str],
+    skipped: Counter[str],
+    steps: list[tuple[Any, ...]],
 ) -> None:
-    known = trainer._samplers.queue.prompts()
+    queue, left = trainer._samplers.queue, trained + skipped
+    known = queue.prompts()
     outcome.trained = trained.total()
-    outcome.duplicated = sum(times - 1 for times in trained.values()) + len(known & trained.keys())
-    outcome.lost += len(trainer._samplers.submitted - known - trained.keys())
+    outcome.duplicated = sum(times - 1 for times in left.values()) + len(known & left.keys())
+    outcome.duplicated += len(skipped.keys() & {prompt_of(key) for tags in queue.tags.values() for key in tags})
+    outcome.lost += len(trainer._samplers.submitted - known - left.keys())
     if not outcome.deadlocks:
         outcome.lost += trainer.config.trainer.total_training_steps - len(steps)

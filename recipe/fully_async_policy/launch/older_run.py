@@ -19,6 +19,7 @@ VERL_LOG, TENSORBOARD, FILE_LOGGER = "verl.log", "tensorboard", "verl_metrics.js
 RAY_LOGS = "ray_logs"
 """After an error: the logs of the processes of a Ray of the run's own."""
 _WANDB = "wandb"
+_RECORDS = (run_log.SAMPLES_FILE, run_log.SKIPPED_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE)
 
 
 def take_over(config: DictConfig, launch: str) -> str:
@@ -121,8 +122,7 @@ def _later_set_aside(config: DictConfig, chosen: Path) -> str:
     step, run_dir = checkpoint.step_of(chosen), Path(config.run_dir)
     weights = [p for p in run_dir.glob(f"{run_log.WEIGHTS_FOLDER}/step_*") if p.name.removeprefix("step_").isdigit()]
     later = [p for p in (*checkpoint.checkpoints(_saved(config)), *weights) if checkpoint.step_of(p) > step]
-    records = METRICS_FILE, run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE
-    places = _moved(config, later, copied=[run_dir / name for name in records])
+    places = _moved(config, later, copied=[run_dir / name for name in (METRICS_FILE, *_RECORDS)])
     return "; ".join(
         f"{place} had steps after {step}: their checkpoints are now in {aside}, with a copy of the metrics"
         for place, aside in places.items()
@@ -176,9 +176,8 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
     metrics = run_dir / METRICS_FILE
     if not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
         return []
-    records = (run_log.SAMPLES_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE)
     weights = (run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
-    names = (*records, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)
+    names = (*_RECORDS, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]
     written = (*of_checkpoints, *(run_dir / name for name in names), metrics)
     return [path for path in written if path.exists()]

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
+from verl_vcpo.common.on_failure import OnFailure
 from verl_vcpo.common.truncated import Truncated
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -150,6 +151,11 @@ RULES: tuple[Rule, ...] = (
         ("async.overlong_buffer_len", "async.overlong_penalty_factor"),
         lambda config: config["async"].truncated == Truncated.PENALTY,
         "only async.truncated=penalty reads it",
+    ),
+    Rule(
+        ("async.max_skipped",),
+        lambda config: config["async"].on_failure == OnFailure.SKIP,
+        "only async.on_failure=skip reads it",
     ),
     Rule(
         ("vcpo.norms",),

@@ -19,6 +19,7 @@ from recipe.fully_async_policy.settings.errors import (
 )
 from recipe.tasks.reasoning_gym import LAST_NUMBER, TAGGED
 from verl_vcpo.actor.own_loss import is_own
+from verl_vcpo.common.on_failure import OnFailure
 from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -110,6 +111,8 @@ TYPES: dict[str, Any] = {
     # the lag-k trainer
     "async.lag": _a(float, "give a number of policy updates, 0 (synchronous) or more", ge=0),
     "async.on_deadline": _one_of(*OnDeadline),
+    "async.on_failure": _one_of(*OnFailure),
+    "async.max_skipped": _SHARE,
     "async.truncated": _one_of(*Truncated),
     "async.overlong_buffer_len": _or_null(_COUNT),
     "async.overlong_penalty_factor": _NOT_NEGATIVE,

@@ -1,4 +1,4 @@
-"""Files with lines of JSON, each with the number of its `step`: metrics.jsonl and samples.jsonl.
+"""Files with lines of JSON, each with the number of its `step`: metrics.jsonl, samples.jsonl, skipped_prompts.jsonl.
 
 A power cut, a full disk or an editor can spoil a line. Such a line is skipped: no reader fails because of it.
 """
@@ -6,11 +6,12 @@ A power cut, a full disk or an editor can spoil a line. Such a line is skipped: 
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_vcpo.common.console import print_line
+from verl_vcpo.common.whole_file import write_whole
 
 
 @functools.cache
@@ -39,6 +40,30 @@ def read_lines(path: Path, say: Callable[[str], None] = _say) -> Iterator[dict[s
 def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines up to `step`, for a file that a resumed run goes on with; the console says what is skipped."""
     return [line for line in read_lines(path, print_line) if line["step"] <= step]
+
+
+class StepLines:
+    """A file that a run appends whole lines to, and that a resumed run goes on with."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def resume(self, step: int) -> None:
+        """Continue an earlier process's file after step `step`: drop the lines of later steps. 0 drops all."""
+        lines = lines_until(self.path, step) if step and self.path.is_file() else []
+        if lines:
+            write_whole(self.path, "".join(map(_json, lines)))
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append these lines."""
+        with open(self.path, "a") as file:
+            file.write("".join(map(_json, lines)))
+
+
+def _json(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"
 
 
 def _read(raw: bytes) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ A baseline compares the samples of a prompt. Where no prompt is split between tw
 before the gradient without a second forward (actor/norms/plan.py).
 """
 
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
@@ -15,6 +16,17 @@ def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> N
     if ranks > 1 or len(batch) > mini_batch_size:
         prompts, lengths = [prompt_of(key) for key in batch.keys], [tag["seq_len"] for tag in batch.tags]
         batch.reorder(whole_groups_order(prompts, lengths, mini_batch_size, ranks))
+
+
+def mini_batch_size(config: DictConfig) -> int:
+    """Return the number of sequences of a mini-batch, on all ranks together."""
+    return int(config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n)
+
+
+def first_mini_batch(rows: int, mini_batch_size: int, ranks: int) -> list[int]:
+    """Return the first rows of every rank's slice of a batch of `rows`; arguments: see `whole_groups_order`."""
+    each, of_rank = rows // ranks, mini_batch_size // ranks
+    return [rank * each + row for rank in range(ranks) for row in range(min(each, of_rank))]
 
 
 def whole_groups_order(groups: list[str], lengths: list[int], mini_batch_size: int, ranks: int) -> list[int]:

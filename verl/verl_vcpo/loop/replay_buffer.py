@@ -13,18 +13,16 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.data_rows import DataRow, data_row, in_order
-from verl_vcpo.common.stored_tags import Failure, PromptTags, Tag, prompt_of, sessions_of, trajectories_of
+from verl_vcpo.common.stored_tags import PromptTags, Tag, clear_trajectories, prompt_of, sessions_of, trajectories_of
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import withheld_prompts
 from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
+from verl_vcpo.loop.failed_prompts import FailedPrompts
 from verl_vcpo.loop.left_out import groups_without_signal
+from verl_vcpo.report.run_log import SKIPPED
 
 _POLL_S = 0.05  # the shortest time between two looks for finished prompts
 _REST = 4  # after a poll that took t seconds, wait at least 4 t
-# After the death of a server or a reward process another attempt at the same prompt succeeds. After this many failed
-# attempts the cause must be in the prompt, and the run ends.
-MAX_ATTEMPTS = 4
-_MAX_LINES = 3  # lines printed for prompts that fail at the same time
 _TELL_S = 60.0  # after every so many seconds a line says what the wait is for
 
 
@@ -35,9 +33,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         lag: k; a trajectory's lag is at most k rounded up. 0 waits for the batch that was submitted at this step.
         samples: n, the sessions of a prompt whose row gives no other number.
         reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
+        failed_prompts: what decides about prompts that fail.
         on_deadline: the treatment of a prompt that is due and not finished.
         exact: every prompt is consumed k steps after its submission, when all other prompts are finished too.
-        failures_fn: (uids, partition) -> the cause of each of these prompts' failures.
         **kwargs: verl's arguments.
     """
 
@@ -46,9 +44,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
         lag: float,
         samples: int,
         reissue_fn: Callable[[list[str], str], None],
+        failed_prompts: FailedPrompts,
         on_deadline: OnDeadline = OnDeadline.WAIT,
         exact: bool = False,
-        failures_fn: Callable[[list[str], str], list[Failure]] = lambda uids, _: list(map(Failure, uids)),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,7 +56,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.reissue_fn = reissue_fn
         self.on_deadline = on_deadline
         self.exact = exact
-        self.failures_fn = failures_fn
+        self.failed_prompts = failed_prompts
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
@@ -69,7 +67,6 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._submission_number: dict[str, int] = {}
         self._count_submitted = itertools.count()
         self._data_row: dict[str, DataRow] = {}
-        self._attempts: Counter[str] = Counter()
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
@@ -85,6 +82,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         """Remember the order of submission, which batches follow, whatever finishes first."""
         self._sessions |= sessions_of(prompts, self.samples)
         self._prompt_tags.add(map(str, prompts["uid"]))
+        self.failed_prompts.note_submitted(prompts)
         for uid, row in zip(map(str, prompts["uid"]), prompts["index"], strict=True):
             self._submission_number[uid] = next(self._count_submitted)
             self._data_row[uid] = data_row(row)
@@ -165,10 +163,10 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:
+        if partition_id == "val":
+            return len(sampleable_keys) >= batch_size - self._counts["skipped_prompts"]
         if len(sampleable_keys) < batch_size:
             return False
-        if partition_id == "val":
-            return True
         if self.exact:
             return not self._unfinished(partition_id)
         remaining = self._deadlines_without_oldest(partition_id, batch_size, sampleable_keys)
@@ -228,41 +226,38 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _terminal_eviction_reasons(
         self, global_steps: int, partition_id: str
     ) -> tuple[set[str], set[str], set[str], Counter[str]]:
-        """Have failed prompts sampled again, so that none is lost: verl replaces a failed prompt by another one in
-        training, and counts a failed prompt as a wrong answer in a validation.
+        """Have failed prompts sampled again, so that none is lost, and return only those to skip as failed.
+
+        verl clears the prompts that are returned, and submits as many others. In a validation, where verl counts a
+        prompt that is missing as wrong and submits no others, skipped prompts are cleared here.
 
         Raises:
-            RuntimeError: a prompt failed `MAX_ATTEMPTS` times.
+            RuntimeError: see `FailedPrompts.to_skip`.
         """
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
         failed = failed or set(self.failure_keys[partition_id])  # verl returns no failed prompts of a validation
-        if failed:
-            self._attempts.update(failed)
-            causes = dict(zip(sorted(failed), self.failures_fn(sorted(failed), partition_id), strict=True))
-            for uid, cause in causes.items():
-                if cause.final:
-                    raise RuntimeError(f"prompt {uid} cannot be sampled: {cause.reason}")
-            hopeless = [uid for uid in causes if self._attempts[uid] >= MAX_ATTEMPTS]
-            if hopeless:
-                raise RuntimeError(
-                    f"{len(hopeless)} prompts failed {MAX_ATTEMPTS} times each, in generation or reward: prompt "
-                    f"{hopeless[0]}, {causes[hopeless[0]].reason}"
-                )
-            for uid, cause in itertools.islice(causes.items(), _MAX_LINES):
-                print_line(f"Prompt {uid} failed, and is sampled again: {cause.reason}")
-            if len(causes) > _MAX_LINES:
-                print_line(f"... and so did {len(causes) - _MAX_LINES} others.")
-            self._counts["retried_prompts"] += len(failed)
-            self.failure_keys[partition_id] -= failed
-            self.pending_keys[partition_id] |= failed
-            self.prompt_global_steps[partition_id].update(dict.fromkeys(failed, global_steps))
-            self.reissue_fn(sorted(failed), partition_id)
-        return stale, filtered, set(), counts
+        if not failed:
+            return stale, filtered, failed, counts
+        submitted = self.prompt_global_steps[partition_id]
+        skipped = self.failed_prompts.to_skip(failed, partition_id, global_steps, submitted.keys())
+        self._counts["skipped_prompts"] += len(skipped)
+        if again := failed - skipped:
+            self._counts["retried_prompts"] += len(again)
+            self.failure_keys[partition_id] -= again
+            self.pending_keys[partition_id] |= again
+            submitted.update(dict.fromkeys(again, global_steps))
+            self.reissue_fn(sorted(again), partition_id)
+        if partition_id == "val":
+            self._clear_groups(partition_id, skipped)
+            skipped = set()
+        return stale, filtered, skipped, counts
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Wait for the next batch of `batch_size` prompts, and return all its trajectories, and metrics."""
         self._counts.clear()
         self._partition = partition_id
+        if partition_id == "val":
+            self.failed_prompts.begin_validation()
         self._start_wait()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
@@ -272,14 +267,16 @@ class LagKReplayBuffer(ReplayBufferAsync):
     def _metrics(self, step: int, partition_id: str, consumed: set[str]) -> dict[str, float]:
         self.row_of = {uid: self._data_row[uid] for uid in consumed if uid in self._data_row}
         self.data_rows = in_order(self.row_of.values())
-        self._forget(consumed)
         submitted = self.prompt_global_steps[partition_id]
+        self.failed_prompts.note_trained(consumed, len(submitted))
+        self._forget(consumed)
         self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)
         unfinished = self._unfinished(partition_id)
         return {
             "vcpo/async/deadline_wait_s": self._counts["deadline_wait_s"],
             "vcpo/async/reissued_prompts": self._counts["reissued_prompts"],
             "vcpo/async/retried_prompts": self._counts["retried_prompts"],
+            SKIPPED: self._counts["skipped_prompts"],
             "vcpo/buffer/unfinished": len(unfinished),
             "vcpo/buffer/finished": self.ages.total() - len(unfinished),
             "vcpo/buffer/age/max": max(self.ages, default=0),
@@ -287,27 +284,25 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _forget(self, uids: set[str]) -> None:
         self._prompt_tags.remove(uids)
+        self.failed_prompts.forget(uids)
         for uid in uids:
             self._sessions.pop(uid, None)
-            self._attempts.pop(uid, None)
             self._submission_number.pop(uid, None)
             self._data_row.pop(uid, None)
             self._reissued.discard(uid)
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        """Remove prompts with all their samples; verl knows those that the last look has listed."""
+        if partition_id == "train" and self.filter_groups_metric is None:
+            clear_trajectories({uid: self._sessions[uid] for uid in uids}, partition_id)
         super()._clear_groups(partition_id, uids)
         self._forget(uids)
 
     def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
-        """Block until every submitted prompt is finished."""
+        """Block until every submitted prompt is finished; `exact` alone waits for more than a batch."""
         self._partition = partition_id
         self._start_wait()
-        while True:
-            self._sync_metadata_from_transfer_queue()
-            self._terminal_eviction_reasons(global_steps, partition_id)
-            if not self._unfinished(partition_id):
-                return
-            self._wait_for_next_poll(partition_id, 0.0)
+        self.wait_for_sampleable(global_steps, partition_id, 0)
 
     def _stop_waiting(self) -> None:
         if self._held_back_since is not None:

@@ -41,17 +41,18 @@ from verl_vcpo.loop.computed_again import ComputedAgain
 from verl_vcpo.loop.curriculum import Curriculum
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.failed_prompts import FailedPrompts
 from verl_vcpo.loop.held_out import HeldOutTrainer
 from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.long_work import tell_of_long_work, telling
-from verl_vcpo.loop.prompt_groups import keep_groups_whole
+from verl_vcpo.loop.prompt_groups import first_mini_batch, keep_groups_whole, mini_batch_size
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
 from verl_vcpo.loop.tba_replay import TBAReplay
 from verl_vcpo.loop.worker_group import kept_port
 from verl_vcpo.report import batch_totals
 from verl_vcpo.report.advice import Advisor
 from verl_vcpo.report.overview import Overview
-from verl_vcpo.report.run_log import ANSWERS, MODEL_FOLDER, WEIGHTS_FOLDER, RunLog, how_answered
+from verl_vcpo.report.run_log import ANSWERS, MODEL_FOLDER, VAL_SKIPPED, WEIGHTS_FOLDER, RunLog, how_answered
 from verl_vcpo.report.sample_log import SampleLog, samples_of
 from verl_vcpo.report.trajectory_metrics import FewFields, few_fields, trajectory_metrics
 from verl_vcpo.samplers.agent_loop import failures
@@ -105,7 +106,7 @@ class LagKTrainer(HeldOutTrainer):
             lag=settings.lag,
             samples=self.config.actor_rollout_ref.rollout.n,
             reissue_fn=self._resubmit,
-            failures_fn=failures,
+            failed_prompts=FailedPrompts(self.config, failures, lambda *of: self.agent_loop_manager.prompts_of(*of)),
             on_deadline=OnDeadline(settings.on_deadline),
             exact=settings.exact_lag,
             trainer_mode=self.trainer_mode,
@@ -172,6 +173,7 @@ class LagKTrainer(HeldOutTrainer):
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
+        self.replay_buffer.failed_prompts.record.resume(self.global_steps)
         self.start_agent_loops()
         console.screen().stage("Waiting for the samplers (vLLM)")
 
@@ -203,13 +205,18 @@ class LagKTrainer(HeldOutTrainer):
     def _validate(self) -> dict[str, float]:
         with console.screen().busy("Measuring the held-out accuracy"):
             metrics = super()._validate()
-        metrics[ANSWERS] = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         if self.config.trainer.val_only:
             self.run_log.append(self.global_steps, metrics)
         elif self.global_steps == 0:
             self.run_log.write(0, metrics)
         self.overview.evaluation(self.global_steps, metrics)
         return metrics
+
+    def _val_metrics_update(self, *of_answers: Any, expected_acc_counts: dict[Any, int]) -> dict[str, float]:
+        """Return verl's metrics, for which an expected answer that is missing is wrong: skipped prompts have none."""
+        asked = self.replay_buffer.failed_prompts.answered(expected_acc_counts)
+        metrics = super()._val_metrics_update(*of_answers, expected_acc_counts=asked)
+        return metrics | {ANSWERS: sum(asked.values()), VAL_SKIPPED: len(expected_acc_counts) - len(asked)}
 
     @functools.cached_property
     def overview(self) -> Overview:
@@ -258,8 +265,7 @@ class LagKTrainer(HeldOutTrainer):
         if self.tba_replay:
             batch = self.tba_replay.mix(batch)
         batch = super()._balance_batch(batch, *args, **kwargs)
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        keep_groups_whole(batch, actor.ppo_mini_batch_size * rollout.n, self._ranks)
+        keep_groups_whole(batch, mini_batch_size(self.config), self._ranks)
         # VCPO's engine itself leaves the masked ones out: their weights and norms are parts of baselines.
         treatment, by_verl = self.config["async"].truncated, not self.config.vcpo.enable
         if treatment == Truncated.DROP or (treatment == Truncated.MASK and by_verl):
@@ -287,17 +293,11 @@ class LagKTrainer(HeldOutTrainer):
         batch.extra_info[TRUNCATED] = self.config["async"].truncated
         batch.extra_info["policy_version"] = self.global_steps - 1
         with marked_timer("computed_again", self.timing_raw):
-            self.computed_again.ask(batch, self._first_mini_batch(batch), self.global_steps, self._arithmetic)
+            first = first_mini_batch(len(batch), mini_batch_size(self.config), self._ranks)
+            self.computed_again.ask(batch, first, self.global_steps, self._arithmetic)
         batch = super()._update_actor(batch, metrics)
         self._arithmetic = metrics.get("actor/vcpo/ess/arithmetic")
         return batch
-
-    def _first_mini_batch(self, batch: KVBatchMeta) -> list[int]:
-        """Return the rows of the first mini-batch: the first ones of every rank's slice."""
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        ranks = self._ranks
-        each, of_rank = len(batch) // ranks, actor.ppo_mini_batch_size * rollout.n // ranks
-        return [rank * each + row for rank in range(ranks) for row in range(min(each, of_rank))]
 
     def _save_checkpoint(self) -> None:
         with (

@@ -22,11 +22,14 @@ SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
 COMMAND_FILE = "command.txt"
 """The file in the run's folder with the command that started the run, for a shell."""
 SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
+SKIPPED_FILE = "skipped_prompts.jsonl"  # in the run's folder: prompts that were left out (loop/failed_prompts.py)
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
 ACCURACIES = "val_accuracies"
 """The held-out accuracy of each data source, in lines that have a held-out accuracy."""
 ANSWERS = "vcpo/val_answers"
 """The number of answers whose mean a held-out accuracy is, in lines that have one."""
+SKIPPED, VAL_SKIPPED = "vcpo/async/skipped_prompts", "vcpo/val_skipped_prompts"
+"""The number of prompts that always failed and were left out, of a step's training and of a validation."""
 WEIGHTS_FOLDER = "weights"  # in the run's folder: the policies of its checkpoints, step_N, in the same form
 LINE_FILE = "metrics_line.json"
 """The file in a checkpoint with the line of its step, which `metrics.jsonl` gets only after the weight update."""

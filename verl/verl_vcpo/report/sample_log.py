@@ -1,6 +1,5 @@
 """Some of the responses that a run was trained on, in `samples.jsonl`: the text, its reward, lag and weight."""
 
-import json
 import math
 import random
 from collections.abc import Iterable, Mapping
@@ -12,8 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_vcpo.actor.sequence_weights import SequenceWeight, Session
-from verl_vcpo.common.step_lines import lines_until, read_lines
-from verl_vcpo.common.whole_file import write_whole
+from verl_vcpo.common.step_lines import StepLines, read_lines
 from verl_vcpo.report.run_log import SAMPLES_FILE
 from verl_vcpo.report.trajectory_metrics import RAW_REWARD
 
@@ -24,29 +22,16 @@ _UNKNOWN = SequenceWeight(math.nan, math.nan)
 _FIELDS = ["prompts", "responses", "uid", "session_id", "data_source", "extra_fields", "rm_scores"]
 
 
-class SampleLog:
-    """The writer of whole lines to `<run_dir>/samples.jsonl`, every `samples_every` steps; 0: never."""
+class SampleLog(StepLines):
+    """The lines of `<run_dir>/samples.jsonl`, every `samples_every` steps; 0: never."""
 
     def __init__(self, run_dir: str | Path, every: int) -> None:
-        self._path = Path(run_dir) / SAMPLES_FILE
+        super().__init__(Path(run_dir) / SAMPLES_FILE)
         self._every = every
 
     def is_due(self, step: int) -> bool:
         """Return True if responses of `step` are recorded: the first step, and every step that `every` divides."""
         return self._every > 0 and (step == 1 or step % self._every == 0)
-
-    def resume(self, step: int) -> None:
-        """Continue an earlier process's file after step `step`: drop the lines of later steps. 0 drops all."""
-        lines = lines_until(self._path, step) if self._path.is_file() else []
-        if lines:
-            write_whole(self._path, "".join(map(_json, lines)))
-        else:
-            self._path.unlink(missing_ok=True)
-
-    def write(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Append one line for each of the samples."""
-        with open(self._path, "a") as file:
-            file.write("".join(map(_json, samples)))
 
 
 def read_samples(run_dir: str | Path) -> list[dict[str, Any]]:
@@ -99,7 +84,3 @@ def _finite(value: float) -> float | None:
 def _rows(data: Any, name: str) -> Iterable[Any]:
     values = tu.get(data, name)
     return values.unbind() if hasattr(values, "unbind") else values
-
-
-def _json(sample: Mapping[str, Any]) -> str:
-    return json.dumps(sample, allow_nan=False) + "\n"

@@ -261,17 +261,20 @@ class LagKAgentLoopManager(AgentLoopManagerTQ):
             GetTimeoutError: see `stop`.
         """
         self.stop(uids)
-        rollout = self.config.actor_rollout_ref.rollout
-        if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
-            rows = [self._row_in_validation[uid] for uid in uids]
-            prompts, samples = tu.index_select_tensor_dict(self._in_validation, rows), rollout.val_kwargs.n
-        else:
-            prompts, samples = tq.kv_batch_get(keys=uids, partition_id=partition_id), rollout.n
+        rollout, prompts = self.config.actor_rollout_ref.rollout, self.prompts_of(uids, partition_id)
+        samples = rollout.val_kwargs.n if partition_id == "val" else rollout.n
         clear_trajectories(sessions_of(prompts, samples), partition_id)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
         tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=tags)
         tu.assign_non_tensor_data(prompts, "global_steps", step)
         self.generate_sequences(prompts)
+
+    def prompts_of(self, uids: list[str], partition_id: str) -> TensorDict:
+        """Return the fields of prompts, as they were submitted."""
+        if partition_id == "val":  # verl keeps the prompts of a validation out of TransferQueue
+            rows = [self._row_in_validation[uid] for uid in uids]
+            return tu.index_select_tensor_dict(self._in_validation, rows)
+        return tq.kv_batch_get(keys=uids, partition_id=partition_id)
 
     def stop(self, uids: list[str]) -> None:
         """Stop prompts on whichever workers sample them, and wait until they have stopped.
