@@ -22,6 +22,8 @@ from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.samplers import agent_loop
 from verl_vcpo.samplers.admission import AdmissionGate
 from verl_vcpo.samplers.agent_loop import LagKAgentLoopManager, LagKAgentLoopWorker
+from verl_vcpo.samplers.client import RequestEndsServers
+from verl_vcpo.user_code.errors import UserCodeError
 
 VERLS_WORKER = LagKAgentLoopWorker.__mro__[1]
 """verl's worker, which the tests' workers extend."""
@@ -251,6 +253,29 @@ def test_nothing_is_written_for_a_stopped_prompt(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(scenario())
     assert stored == ["running"] and worker._held == {} and worker._loops._free == 1
+
+
+def test_a_prompt_that_ends_samplers_does_so_with_one_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags: list[dict[str, Any]] = []
+
+    async def put(key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        tags.append(tag)
+
+    async def respond(self: Any, *_: Any, session_id: int, **__: Any) -> None:
+        if session_id == 1:
+            raise RequestEndsServers("4 samplers failed")
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(VERLS_WORKER, "_run_agent_loop", respond)
+    asyncio.run(asyncio.wait_for(run_prompts(worker_of(3, samples=3), [(False, 1)]), 60))
+    reason = {agent_loop.REASON: "RequestEndsServers: 4 samplers failed", agent_loop.FINAL: True}
+    assert tags == [{"status": "running"}, reason, {"status": "failure"}]
+
+
+def test_an_agent_loop_that_returns_no_output_has_failed() -> None:
+    with pytest.raises(UserCodeError, match="the agent loop returned no output"):
+        asyncio.run(worker_of(1)._agent_loop_postprocess([], False, uid="u", session_id=0))
 
 
 class BusyWorker:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from verl_vcpo.report.advice import Advisor
 from verl_vcpo.report.run_log import (
     HEADLINES,
+    SKIPPED,
     RunLog,
     how_answered,
     in_words,
@@ -65,12 +66,13 @@ def test_the_summary_in_words(tmp_path: Path) -> None:
         "no training, 12 s",
         "held-out accuracy: 10.0%",
     ]
-    log.write(1, step_metrics(2, 0.5) | {"val-core/countdown/acc/mean@1": 0.3})
+    log.write(1, step_metrics(2, 0.5) | {"val-core/countdown/acc/mean@1": 0.3, SKIPPED: 3})
     assert last_step(tmp_path) == 1
     assert in_words(summary_of(tmp_path)).splitlines() == [
         "1 step in 12 s",
         "held-out accuracy: 10.0% before training, 30.0% after",
         "largest lag 2 of at most 4; mean ESS ratio 0.50; 1 tokens/s",
+        "3 prompts skipped: skipped_prompts.jsonl in the run's folder",
     ]
 
 

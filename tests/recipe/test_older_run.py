@@ -31,7 +31,14 @@ def run_dir(tmp_path: Path) -> Path:
     """The folder of a run that has trained, with a file of the user's."""
     folder = tmp_path / "run"
     (folder / "model").mkdir(parents=True)
-    for name in ("metrics.jsonl", "samples.jsonl", "verl.log", "model/config.json", "notes.txt"):
+    for name in (
+        "metrics.jsonl",
+        "samples.jsonl",
+        "skipped_prompts.jsonl",
+        "verl.log",
+        "model/config.json",
+        "notes.txt",
+    ):
         (folder / name).write_text(LINES)
     return folder
 

@@ -192,6 +192,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
         "final_accuracies": by_source[-1][1] if by_source else {},
         "steps": len(steps),
         "lag": lag,
+        "skipped_prompts": int(sum(line.get(SKIPPED) or 0 for line in steps)),
         "max_realized_lag": max((line["lag_max"] for line in steps if "lag_max" in line), default=None),
         "mean_ess_ratio": sum(ratios) / len(ratios) if ratios else None,
         "wall_clock_s": round(wall_clock_s, 1),
@@ -224,6 +225,8 @@ def in_words(summary: dict[str, Any]) -> str:
     speed = f"{summary['tokens_per_s']:.0f} tokens/s"
     ratio = "not measured" if summary["mean_ess_ratio"] is None else f"{summary['mean_ess_ratio']:.2f}"
     lines.append(f"largest lag {lag}; mean ESS ratio {ratio}; {speed}")
+    if skipped := summary["skipped_prompts"]:
+        lines.append(f"{skipped} {'prompt' if skipped == 1 else 'prompts'} skipped: {SKIPPED_FILE} in the run's folder")
     return "\n".join(lines)
 
 

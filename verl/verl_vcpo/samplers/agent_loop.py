@@ -36,6 +36,9 @@ FINAL = "final"
 _places: ContextVar[Places] = ContextVar("_places")
 """The places that a prompt took at the gate of its worker: one for each of the prompt's agent loops."""
 
+_sessions: ContextVar[set[asyncio.Task[Any]]] = ContextVar("_sessions")
+"""The running agent loops of a prompt."""
+
 _LOOK_S = 1.0  # the least time between two looks at how long a trajectory has taken
 _ASK_S = 10.0  # the least time between two questions whether a worker is blocked
 _STOP_LIMIT_S = 1800.0  # the event loop of a worker can be busy for minutes with prompts that were submitted at once
@@ -79,6 +82,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         try:
             async with self._loops.admitted(order, sessions) as places:
                 _places.set(places)
+                _sessions.set(set())
                 await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, **kwargs)
         finally:
             if self._held.get(uid) is task:
@@ -90,6 +94,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
         at_samplers.set(Seconds())
+        _sessions.get().update({asyncio.current_task()} - {None})
         limit_s = self.config["async"].trajectory_timeout_s
         try:
             async with _time_outside(limit_s, at_samplers.get() or Seconds()):
@@ -99,9 +104,13 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                     raise failure.error from None
         except Exception as error:
             # A worker's log is one file among many. The tag carries the cause to the driver, which prints it.
-            partition_id = "val" if trajectory["validate"] else "train"
+            partition_id, final = "val" if trajectory["validate"] else "train", isinstance(error, RequestEndsServers)
+            if final:  # each other sample of the prompt would end as many samplers
+                await asyncio.sleep(0)  # now all have begun
+                for session in _sessions.get() - {asyncio.current_task()}:
+                    session.cancel()
             reason = with_prompt(one_line(error), list(kwargs.get("raw_prompt", [])))
-            tag = {REASON: reason, FINAL: isinstance(error, RequestEndsServers)}
+            tag = {REASON: reason, FINAL: final}
             await tq.async_kv_put(key=kwargs["uid"], partition_id=partition_id, tag=tag)
             raise
         finally:
@@ -110,8 +119,14 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> None:
-        """Store what an agent loop returned, marked if one of its responses is truncated; a validation has no marks."""
+        """Store what an agent loop returned, marked if one of its responses is truncated; a validation has no marks.
+
+        Raises:
+            UserCodeError: the loop returned an empty list.
+        """
         outputs = output if isinstance(output, list) else [output]
+        if not outputs:  # verl would store nothing, and call the prompt finished
+            raise UserCodeError("the agent loop returned no output", "have it return one at least")
         truncated = any(one.extra_fields.get(TRUNCATED) or self._fills_limit(one) for one in outputs)
         for one in outputs:
             one.extra_fields[TRUNCATED] = None if validate else truncated
