@@ -94,9 +94,10 @@ class FailedPrompts:
             self._skip(given_up, partition_id, step, present)
         return set(given_up)
 
-    def answered(self, asked: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-        """Return the items of `asked`, (data source, uid) -> value, whose held-out prompts were not skipped."""
-        return {prompt: value for prompt, value in asked.items() if prompt[1] not in self._held_out}
+    def without_skipped(self, asked: Mapping[tuple[str, str], int]) -> tuple[dict[tuple[str, str], int], int]:
+        """Return `asked`, (data source, uid) -> value, without the held-out prompts that were skipped; and how many."""
+        answered = {prompt: value for prompt, value in asked.items() if prompt[1] not in self._held_out}
+        return answered, len(asked) - len(answered)
 
     def _end_of_run(self, given_up: dict[str, Failure]) -> str:
         final = next((uid for uid, cause in given_up.items() if cause.final), None)

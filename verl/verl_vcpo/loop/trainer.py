@@ -212,11 +212,11 @@ class LagKTrainer(HeldOutTrainer):
         self.overview.evaluation(self.global_steps, metrics)
         return metrics
 
-    def _val_metrics_update(self, *of_answers: Any, expected_acc_counts: dict[Any, int]) -> dict[str, float]:
+    def _val_metrics_update(self, *answers: Any, expected_acc_counts: dict[Any, int] | None = None) -> dict[str, float]:
         """Return verl's metrics, for which an expected answer that is missing is wrong: skipped prompts have none."""
-        asked = self.replay_buffer.failed_prompts.answered(expected_acc_counts)
-        metrics = super()._val_metrics_update(*of_answers, expected_acc_counts=asked)
-        return metrics | {ANSWERS: sum(asked.values()), VAL_SKIPPED: len(expected_acc_counts) - len(asked)}
+        answered, skipped = self.replay_buffer.failed_prompts.without_skipped(expected_acc_counts or {})
+        metrics = super()._val_metrics_update(*answers, expected_acc_counts=answered)
+        return metrics | {ANSWERS: sum(answered.values()), VAL_SKIPPED: skipped}
 
     @functools.cached_property
     def overview(self) -> Overview:
