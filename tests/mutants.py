@@ -38,7 +38,7 @@ _LAYOUT, _TE = "tests/actor/test_micro_batch_layout.py", "tests/actor/test_trans
 _BATCHES = ["tests/actor/test_losses.py", "tests/actor/test_lag_bins.py"]
 _EXPERTS = "tests/actor/test_router_replay.py::test_a_token_without_experts_is_refused"
 _BUFFER = [
-    *(f"tests/loop/test_{name}.py" for name in ("left_out", "replay_buffer")),
+    *(f"tests/loop/test_{name}.py" for name in ("left_out", "replay_buffer", "failed_prompts")),
     "tests/loop/test_schedules.py::test_some_schedules",
 ]
 TESTS: dict[str, list[str]] = {
@@ -49,6 +49,7 @@ TESTS: dict[str, list[str]] = {
     "vcpo/stabilizers/*.py": ["tests/vcpo/test_stabilizers.py"],
     f"{_LOOP}/deadlines.py": _BUFFER,
     f"{_LOOP}/replay_buffer.py": _BUFFER,
+    f"{_LOOP}/failed_prompts.py": _BUFFER,
     f"{_ACTOR}/losses.py": _BATCHES,
     f"{_ACTOR}/mini_batch.py": [*_BATCHES, _EXPERTS],
     f"{_ACTOR}/sequence_weights.py": _BATCHES,
