@@ -162,3 +162,13 @@ def test_a_cause_that_prompts_share_ends_the_run(
     assert str(file) in str(end.value) and len(file.read_text().splitlines()) == skipped
     failed.begin_validation()
     assert (sum(failed._left[partition, "m"]) == 0) == (partition == "val"), "each validation counts its own"
+
+
+def test_what_was_skipped_long_ago_does_not_end_the_run(tmp_path: Path) -> None:
+    failed = failed_prompts("skip", 0.05, tmp_path)
+    failed._failures_fn = lambda uids, _: [Failure("dead", final=True) for _ in uids]
+    for _ in range(3):
+        assert failed.to_skip({f"m{i}" for i in range(5)}, "train", 1, []) == {f"m{i}" for i in range(5)}
+        trained = {f"m{i}" for i in range(5, 105)}
+        failed._source = dict.fromkeys(trained, "m")
+        failed.note_trained(trained, 8)
