@@ -19,7 +19,7 @@ from recipe.fully_async_policy.settings.values import check_types
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.tasks.tool_use import agent_loop
 from recipe.tasks.tool_use.agent_loop import _STOPS_PER_TURN, SimpleTIRAgentLoop
-from recipe.tasks.tool_use.turns import CLOSING_FENCE, read_turn
+from recipe.tasks.tool_use.turns import CLOSING_FENCE, Void, read_turn
 from recipe.warm_start.tokenizer import TURN_END, train_tokenizer
 from tests.kit.sandbox_server import served
 from verl_vcpo.samplers.client import ResumingLLMClient
@@ -191,13 +191,22 @@ def test_trajectories_run_side_by_side(runner: Runner, monkeypatch: pytest.Monke
     assert most == len(names)
 
 
-@pytest.mark.parametrize("text", ["I do not know." + TURN_END, "```python\nprint(6" + TURN_END, "```\nno python\n```"])
-def test_a_void_turn_ends_the_trajectory_and_takes_it_out(tokenizer: Any, sandbox_url: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *(("I do not know." + TURN_END, "no_block"), ("```python\nprint(6" + TURN_END, "unclosed")),
+        ("```\nno python\n```", "other_block"),
+    ],
+)
+def test_a_void_turn_ends_the_trajectory_and_takes_it_out(
+    tokenizer: Any, sandbox_url: str, text: str, why: str
+) -> None:
     for drop in (True, False):
         runner = Runner(tokenizer, sandbox_url, drop_void_turns=drop)
         output = runner.run((CODE, 1), (text, 1))
         counts = output.extra_fields["tool_use"]
         assert (counts["void_trajectories"], counts["dropped_trajectories"]) == (1, int(drop))
+        assert {each: counts[f"void_{each}"] for each in Void} == {each: int(each == why) for each in Void}
         assert any(output.response_mask) != drop
         assert len(output.response_mask) == len(output.response_ids) == len(output.response_logprobs)
 
@@ -223,6 +232,14 @@ def test_limits(tokenizer: Any, sandbox_url: str) -> None:
     assert output.extra_fields["tool_use"]["void_trajectories"] == 1, "cut before the block was complete"
 
 
+DIVIDED = "ZeroDivisionError: division by zero"
+CAUSED = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+DURING = (
+    "The above exception was the direct cause of the following exception",
+    "During handling of the above exception, another exception occurred",
+)
+
+
 @pytest.mark.parametrize(
     ("program", "observed"),
     [
@@ -231,6 +248,24 @@ def test_limits(tokenizer: Any, sandbox_url: str) -> None:
         ("import time; time.sleep(600)", "time limit of 1 s exceeded"),
         ("pass", "no output"),
         ("import os; os._exit(3)", "ended with exit code 3"),
+        ("print('found', 17, end=' '); import time; time.sleep(600)", "found 17 \ntime limit of 1 s exceeded"),
+        ("print('so far'); import os; os.kill(os.getpid(), 9)", "so far\nended with exit code 137"),
+        ("import sys; print('Use 3.', file=sys.stderr)", "Use 3."),
+        ("import sys; sys.exit('first\\nsecond')", "first\nsecond"),
+        ("raise ValueError('first\\n\\n  second')", "ValueError: first\n\n  second"),
+        ("e = ValueError('x'); e.add_note('note'); raise e", "ValueError: x\nnote"),
+        ("import warnings; warnings.warn('old'); 1 / 0", "ZeroDivisionError: division by zero"),
+        ("import atexit, sys; atexit.register(print, 'bye', file=sys.stderr); 1 / 0", DIVIDED + "\nbye"),
+        ("try: 1 / 0\nexcept Exception as e: raise ValueError('x') from e", DIVIDED + CAUSED + "ValueError: x"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+        ("x = 3 +", '  File "/tmp/main.py", line 1\n    x = 3 +\n           ^\nSyntaxError: invalid syntax'),
+        ("exec('x = 3 +')", '  File "<string>", line 1\n    x = 3 +\n           ^\nSyntaxError: invalid syntax'),
+        ("import threading as t; a = t.Thread(target=lambda: 1 / 0); a.start(); a.join()", DIVIDED),
+        (
+            "try: 1 / 0\nexcept Exception as e: raise ExceptionGroup('x', [e, ExceptionGroup('y', [KeyError(2)])])",
+            f"{DIVIDED}{CAUSED.replace(*DURING)}ExceptionGroup: x (2 sub-exceptions)\n{DIVIDED}\n"
+            "ExceptionGroup: y (1 sub-exception)\nKeyError: 2",
+        ),
     ],
 )
 def test_a_failing_program_is_an_observation(tokenizer: Any, sandbox_url: str, program: str, observed: str) -> None:
@@ -245,6 +280,15 @@ def test_a_long_output_keeps_its_ends(tokenizer: Any, sandbox_url: str) -> None:
     text = runner.text(output, sampled=False)
     assert "begin" in text and "end" in text and "\n...\n" in text
     assert output.response_mask.count(0) < 70
+
+
+def test_a_long_output_leaves_room_for_the_exception(tokenizer: Any, sandbox_url: str) -> None:
+    runner = Runner(tokenizer, sandbox_url, max_observation_tokens=64)
+    for message in ("'short'", "'long ' * 5000 + 'end'"):
+        output = runner.run((f"```python\nprint('begin' + '-' * 5000)\nraise KeyError({message})\n```", 1), (ANSWER, 1))
+        text = runner.text(output, sampled=False)
+        assert "result: begin" in text and f"\nKeyError: {message[:5]}" in text, text
+        assert output.response_mask.count(0) < 110
 
 
 def test_a_program_cannot_write_special_tokens(runner: Runner) -> None:
@@ -269,11 +313,29 @@ def test_what_a_program_printed_is_encoded_while_other_threads_encode_prompts(to
     assert len(tokenizer.encode(TURN_END, add_special_tokens=False)) == 1
 
 
-def test_where_a_block_begins_and_ends() -> None:
-    assert read_turn("a\n```python\nx\n```python\ny\n```", "#").code == "x\n```python\ny\n"
-    assert read_turn("say ```python\nx\n```", "#").code is None, "a fence starts its line"
-    assert read_turn("```python\nprint('```')\n```", "#").code == "print('```')\n"
-    assert read_turn("```python\nprint('# 1')\n```", "#").answers is False, "an answer inside code is none"
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx\n```output\n3\n```", "x\n"),
+        ("a\n```python\nx\n```python\ny\n```", "x\n"),
+        *(("say ```python\nx\n```", "x\n"), ("````python\nx\n````", "x\n"), ("   ```py\nx\n```", "x\n")),
+        *(("```python \r\nx\r\n```\r\n", "x\r\n"), ("```python\nprint('```')\n```", "print('```')\n")),
+        *(("```\nx\n```", Void.OTHER_BLOCK), ("~~~python\nx\n~~~", Void.OTHER_BLOCK)),
+        *(("```Python\nx\n```", Void.OTHER_BLOCK), ("```python3\nx\n```", Void.OTHER_BLOCK)),
+        *(("```python title=a\nx\n```", Void.OTHER_BLOCK), ("```python x```", Void.OTHER_BLOCK)),
+        *(("```python\nx```", Void.UNCLOSED), ("  ```python\n  x\n  ```", Void.UNCLOSED), ("`x`", Void.NO_BLOCK)),
+    ],
+)
+def test_where_a_block_begins_and_ends(text: str, code: str) -> None:
+    turn = read_turn(text, "#")
+    assert code == (turn.code or turn.void)
+    assert (turn.code is None) == (turn.end is None) == isinstance(code, Void)
+
+
+def test_an_answer_inside_code_is_none() -> None:
+    turn = read_turn("```python\nprint('# 1')\n```", "#")
+    assert turn.answers is False and turn.void is None
+    assert read_turn("```\n# 1\n```", "#").void is None
 
 
 @pytest.mark.parametrize(

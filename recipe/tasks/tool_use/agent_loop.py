@@ -26,7 +26,7 @@ from verl.workers.rollout.replica import TokenOutput
 from code_sandbox.client import SandboxClient
 from code_sandbox.protocol import CommandStatus
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, observation, read_turn
+from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, Void, observation, read_turn
 from verl_vcpo.common.truncated import TRUNCATED
 
 _OBSERVATION = "\nCode execution result: {}\n"
@@ -55,7 +55,7 @@ class _Trajectory:
     calls: int = 0
     failed_calls: int = 0
     timed_out_calls: int = 0
-    void: bool = False
+    void: Void | None = None
     truncated: bool = False
     """A limit ended the trajectory after a program: of turns, of time, or of tokens for the program's output."""
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         request_id = uuid4().hex  # one for all turns: they go to the server that has the prefix in its cache
         while True:
             turn = await self._sample_turn(trajectory, sampling_params, request_id, int(priority), deadline)
-            trajectory.void |= turn.void
+            trajectory.void = turn.void
             at_limit = trajectory.turns >= self.settings.max_turns or time.monotonic() >= deadline
             if turn.code is None or turn.answers or at_limit:
                 break
@@ -182,12 +182,20 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         trajectory.calls += 1
         trajectory.failed_calls += bool(result.return_code)
         trajectory.timed_out_calls += result.status == CommandStatus.TIME_LIMIT
-        body = self._encoded(observation(result, self.settings.call_timeout_s))
-        if len(body) > self.settings.max_observation_tokens:
-            half = self.settings.max_observation_tokens // 2
-            body = body[:half] + self._encoded(_LEFT_OUT) + body[-half:]
+        output, end = observation(result, self.settings.call_timeout_s)
+        body, most = self._encoded("\n".join(part for part in (output, end) if part)), self.settings.max_observation_tokens
+        if len(body) > most:
+            ending = self._shortened(self._encoded(f"\n{end}" if output and end else end), most // 2)
+            body = self._shortened(self._encoded(output), most - len(ending)) + ending
         head, tail = map(self._encoded, _OBSERVATION.split("{}"))
         return head + body + tail
+
+    def _shortened(self, tokens: list[int], most: int) -> list[int]:
+        """About so many of the tokens: those at the beginning and at the end."""
+        if len(tokens) <= most:
+            return tokens
+        half = most // 2
+        return tokens[:half] + self._encoded(_LEFT_OUT) + tokens[-half:]
 
     def _encoded(self, text: str) -> list[int]:
         """Ordinary tokens only: a program may print `<|im_end|>`."""
@@ -195,7 +203,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         return ordinary(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def _output(self, trajectory: _Trajectory) -> AgentLoopOutput:
-        dropped = trajectory.void and self.settings.drop_void_turns
+        dropped = trajectory.void is not None and self.settings.drop_void_turns
         mask = [0] * len(trajectory.mask) if dropped else trajectory.mask
         extra_fields: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], TRUNCATED: trajectory.truncated}
         known = [versions for versions in trajectory.versions if versions]
@@ -208,7 +216,8 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             "failed_calls": trajectory.failed_calls,
             "timed_out_calls": trajectory.timed_out_calls,
             "calls_across_updates": sum(max(a) < min(b) for a, b in itertools.pairwise(known)),
-            "void_trajectories": int(trajectory.void),
+            "void_trajectories": int(trajectory.void is not None),
+            **{f"void_{why}": int(trajectory.void == why) for why in Void},
             "dropped_trajectories": int(dropped),
             "call_s": trajectory.metrics.get("tool_calls", 0.0),
         }

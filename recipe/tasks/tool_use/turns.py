@@ -2,18 +2,37 @@
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 import regex
 
 from code_sandbox.protocol import CommandResult, CommandStatus
 
-# Fences stand at the start of a line; the closing one alone on its line. Two searches, each once through the text: a
-# single expression for the whole block looks for its end again after every opening fence, which is quadratic.
-_OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
-_CLOSING = re.compile(r"^```[ \t]*$", re.MULTILINE)
+# As the expression of SimpleTIR's code, but for a block without a name, which is run there: such a block is also the
+# form of plans and outputs. Two searches, each once through the text: a single expression for the whole block looks for
+# its end again after every opening fence, which is quadratic.
+_OPENING = re.compile(r"```(?:python|py)[ \t\r]*\n")
+_CLOSING = re.compile(r"^`{3,}", re.MULTILINE)  # with whatever follows: ```output would be no line of a program
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_TRACEBACK = re.compile(r"([ +|]*)(Exception Group )?Traceback \(most recent call last\):")
+# The place of a syntax error, with its line and caret, is part of the exception. A frame's place goes on: ", in NAME".
+_OF_SYNTAX = re.compile(r'[ |]*  File ".*", line \d+')
+_GROUP_RULE, _GROUP_MARGIN = re.compile(r" *\+[-+. \d]+-"), re.compile(r"^(?:  )+\| ")
+_SIGNAL = 128  # an exit code above: of a program that a signal ended
 _ANSWER_LIMIT_S = 2.0
 CLOSING_FENCE = "\n```\n"
 """The sampler stops here. Not relied on: an update may come in the middle of it."""
+
+
+class Void(StrEnum):
+    """Why a turn has neither a complete block nor an answer (a void turn of SimpleTIR, arXiv 2509.02479)."""
+
+    NO_BLOCK = "no_block"
+    """It has no block of any language."""
+    OTHER_BLOCK = "other_block"
+    """It has blocks, and none of them begins with ```python or ```py alone on the rest of its line."""
+    UNCLOSED = "unclosed"
+    """A program begins and does not end: most often at the limit of the response."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +45,8 @@ class Turn:
     """Where that block ends in the text. What follows was written without knowing the result, and is dropped."""
     answers: bool
     """Whether there is a final answer before it."""
-
-    @property
-    def void(self) -> bool:
-        """Neither a complete block nor an answer (SimpleTIR, arXiv 2509.02479)."""
-        return self.code is None and not self.answers
+    void: Void | None = None
+    """Set where there is neither."""
 
 
 def read_turn(text: str, answer_pattern: str) -> Turn:
@@ -42,7 +58,9 @@ def read_turn(text: str, answer_pattern: str) -> Turn:
     opening = _OPENING.search(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None  # a later opening has no other end
     if opening is None or closing is None:
-        return Turn(None, None, _answers(text, answer_pattern))
+        other = Void.OTHER_BLOCK if _FENCE.search(text) else Void.NO_BLOCK
+        answers = _answers(text, answer_pattern)
+        return Turn(None, None, answers, None if answers else Void.UNCLOSED if opening else other)
     answers = _answers(text[: opening.start()], answer_pattern)
     return Turn(text[opening.end() : closing.start()], closing.end(), answers)
 
@@ -58,12 +76,38 @@ def _answers(text: str, pattern: str) -> bool:
         ) from None
 
 
-def observation(result: CommandResult, time_limit_s: float) -> str:
-    """What the model reads of a program: its output and, if it failed, the last line of what it complained."""
-    parts = [result.stdout.strip("\n")]
-    complaints = result.stderr.strip().splitlines()
-    if result.status == CommandStatus.TIME_LIMIT:
-        parts.append(f"time limit of {time_limit_s:g} s exceeded")
-    elif result.return_code:
-        parts.append(complaints[-1] if complaints else f"ended with exit code {result.return_code}")
-    return "\n".join(part for part in parts if part) or "no output"
+def observation(result: CommandResult, time_limit_s: float) -> tuple[str, str]:
+    """What the model reads of a program: its output; and how it ended, where it failed or has no output.
+
+    A program's errors are then its exceptions, with types and whole messages but without the frames of their
+    tracebacks; or all that it wrote to stderr, where there is no traceback.
+    """
+    output, errors, end = result.stdout.strip("\n"), "", ""
+    timed_out = result.status == CommandStatus.TIME_LIMIT
+    if timed_out or result.return_code or not output:
+        errors = _without_frames(result.stderr)
+    if timed_out:
+        end = f"time limit of {time_limit_s:g} s exceeded"
+    elif result.return_code and (not errors or result.return_code > _SIGNAL):
+        end = f"ended with exit code {result.return_code}"
+    elif not (output or errors):
+        end = "no output"
+    return output, "\n".join(part for part in (errors, end) if part)
+
+
+def _without_frames(stderr: str) -> str:
+    kept: list[str] = []
+    margin: int | None = None  # of the traceback whose frames are being left out
+    found = of_group = False
+    for line in stderr.split("\n"):
+        heading, of_syntax = _TRACEBACK.fullmatch(line), _OF_SYNTAX.fullmatch(line)
+        if (heading or of_syntax) and not found:
+            kept, found = [], True  # what comes before are warnings
+        if heading:
+            margin, of_group = len(heading[1]), of_group or bool(heading[2])
+        elif margin is None or of_syntax or not line[margin:].startswith("  "):
+            margin = None
+            kept.append(line)
+    if of_group:
+        kept = [_GROUP_MARGIN.sub("", line) for line in kept if not _GROUP_RULE.fullmatch(line)]
+    return "\n".join(kept).strip("\n")

@@ -229,6 +229,7 @@ def _view(place_of: dict[Path, Path], hidden: list[Path]) -> list[str]:
     variables = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONPATH": str(PACKAGES)}
     variables["LD_LIBRARY_PATH"] = str(PYTHON / "lib")  # libpython's place inside is not where it was linked for
     variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    variables["PYTHONUNBUFFERED"] = "1"  # a killed program, or its killed child, has written all that it printed
     variables["MALLOC_ARENA_MAX"] = "1"  # every further one takes 64 MiB of address space
     for name, value in variables.items():
         view += ["--setenv", name, value]
