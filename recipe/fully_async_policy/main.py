@@ -196,6 +196,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     for section, name in (
         (config.reward.custom_reward_function, "path"),
         (rollout.multi_turn, "function_tool_path"),
+        (rollout.multi_turn, "tool_config_path"),
         (rollout.agent, "agent_loop_config_path"),
     ):
         if section[name] and Path(section[name]).is_file():
@@ -232,6 +233,7 @@ def check(config: DictConfig, files: bool = True) -> None:
         import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
     from recipe.fully_async_policy.launch.ray_access import check_access
+    from recipe.fully_async_policy.settings.agent_code import check_agent_code
     from recipe.fully_async_policy.settings.consistency import check_consistency, lag
     from recipe.fully_async_policy.settings.devices import check_gpus
     from recipe.fully_async_policy.settings.reward import check_reward
@@ -257,6 +259,8 @@ def check(config: DictConfig, files: bool = True) -> None:
     except (AssertionError, ValueError, InstantiationException) as error:
         raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
     check_reward(config, samples)
+    if files:
+        check_agent_code(config, samples)
 
 
 def train(config: DictConfig, run_id: str, given: list[str]) -> str:

@@ -172,10 +172,9 @@ WRONG = [
     (f"{LOOP}=tool", "default_agent_loop=tool: choose one of single_turn_agent, tool_agent"),
     (f"{LOOP}=simpletir", "default_agent_loop=simpletir: add +agent=simpletir"),
     (f"{LOOP}=tool_agent {TURNS}.function_tool_path=no.py", "function_tool_path=no.py: no such file; give the file"),
-    (f"{LOOP}=tool_agent {TURNS}.function_tool_path=/etc/hosts", "function_tool_path=/etc/hosts: is no Python ("),
     (f"{LOOP}=tool_agent {TURNS}.tool_config_path=no.yaml", "tool_config_path=no.yaml: no such file; give the file"),
-    (f"{TURNS}.format=hermess", "multi_turn.format=hermess: did you mean hermes?"),
-    (f"{TURNS}.max_assistant_turns=0", "max_assistant_turns=0: give a whole number of at least 1"),
+    (f"{LOOP}=tool_agent {TURNS}.format=hermess", "multi_turn.format=hermess: did you mean hermes?"),
+    (f"{LOOP}=tool_agent {TURNS}.max_assistant_turns=0", "max_assistant_turns=0: give a whole number of at least 1"),
     (f"{ROLLOUT}.agent.agent_loop_config_path=/no.yaml", "agent_loop_config_path=/no.yaml: no such file; give pkg://"),
     (f"{ROLLOUT}.agent.agent_loop_config_path=/etc/hostname", "agent_loop_config_path=/etc/hostname: is no list"),
     # files and folders

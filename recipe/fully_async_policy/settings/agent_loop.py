@@ -1,6 +1,5 @@
 """The agent loop: the files that it and its tools are made of, the settings of tool use, and the sandbox."""
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,14 @@ from yaml import YAMLError
 from recipe.fully_async_policy.settings.errors import SettingError, choices, first_line, wrong
 from recipe.tasks.tool_use.settings import ToolUseSettings
 
-VERLS = ("single_turn_agent", "tool_agent")
-SIMPLETIR = "simpletir"
+TOOL_AGENT, SIMPLETIR = "tool_agent", "simpletir"
+_SINGLE_TURN = "single_turn_agent"
+VERLS = (_SINGLE_TURN, TOOL_AGENT)
+TOOL_FILES = ("function_tool_path", "tool_config_path")
 _LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
-_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-_TURNS = "actor_rollout_ref.rollout.multi_turn"
+LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+_HOW = f"set it to {TOOL_AGENT}, or leave the file out"
 
 
 def check_agent_loop(config: DictConfig, files: bool) -> None:
@@ -31,10 +33,20 @@ def check_agent_loop(config: DictConfig, files: bool) -> None:
     if given not in names:
         words = choices(given, names)
         raise wrong(config, _LOOP, f"{words}; agent_loop_config_path names loops of your own")
+    _check_tools(config, files)
     if given == SIMPLETIR:
         _check_tool_use(config, files)
-    if files and given == "tool_agent":
-        _check_tools(config)
+
+
+def calls_tools(config: DictConfig) -> bool:
+    """Whether the agent loop may read the settings of tools, `multi_turn`: verl's for tools, or one of a user's own."""
+    return OmegaConf.select(config, _LOOP) not in (_SINGLE_TURN, SIMPLETIR)
+
+
+def own_loop(config: DictConfig) -> DictConfig | None:
+    """What `agent_loop_config_path` says of the agent loop, where it is one of the user's own."""
+    given = OmegaConf.select(config, _LOOP)
+    return next((loop for loop in _loops(config) if loop.name == given != SIMPLETIR), None)
 
 
 def is_users_own(config: DictConfig) -> bool:
@@ -43,31 +55,42 @@ def is_users_own(config: DictConfig) -> bool:
 
 
 def _names(config: DictConfig) -> list[Any]:
-    """Of the loops in the file that `agent_loop_config_path` names."""
-    path = OmegaConf.select(config, _LOOPS)
+    return [loop.name for loop in _loops(config)]
+
+
+def _loops(config: DictConfig) -> list[DictConfig]:
+    """Those in the file that `agent_loop_config_path` names."""
+    path = OmegaConf.select(config, LOOPS)
     if path is None:
         return []
     if not Path(path).is_file():
-        raise wrong(config, _LOOPS, "no such file; give pkg://package/file or a file's path")
+        raise wrong(config, LOOPS, "no such file; give pkg://package/file or a file's path")
     try:
         loops = OmegaConf.load(path)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise wrong(config, _LOOPS, f"cannot be read ({first_line(error)}); mend the file") from None
-    if not isinstance(loops, ListConfig) or not all(isinstance(loop, DictConfig) and "name" in loop for loop in loops):
-        raise wrong(config, _LOOPS, "is no list of loops; give each a name and a _target_")
-    return [loop.name for loop in loops]
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise wrong(config, LOOPS, f"cannot be read ({first_line(error)}); mend the file") from None
+    whole = isinstance(loops, ListConfig) and all(
+        isinstance(loop, DictConfig) and isinstance(loop.get("_target_"), str) and "name" in loop for loop in loops
+    )
+    if not whole:
+        raise wrong(config, LOOPS, "is no list of loops; give each a name and a _target_")
+    names = [loop.name for loop in loops]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise wrong(config, LOOPS, f"has two loops with the name {twice[0]}; rename one")
+    return list(loops)
 
 
-def _check_tools(config: DictConfig) -> None:
-    """Refuse files of tools that are none. A file of functions is read and not run: the run's own processes do that."""
-    turns, functions = config.actor_rollout_ref.rollout.multi_turn, f"{_TURNS}.function_tool_path"
-    for name in ("tool_config_path", "function_tool_path"):
-        if turns[name] and not Path(turns[name]).is_file():
-            raise wrong(config, f"{_TURNS}.{name}", "no such file; give the file of the tools")
-    try:
-        ast.parse(Path(turns.function_tool_path).read_text() if turns.function_tool_path else "")
-    except (SyntaxError, ValueError) as error:
-        raise wrong(config, functions, f"is no Python ({first_line(error)}); mend the file") from None
+def _check_tools(config: DictConfig, files: bool) -> None:
+    """Refuse files of tools that are not there or that nothing reads, and a loop for tools without any."""
+    loop = OmegaConf.select(config, _LOOP)
+    given = {name: path for name in TOOL_FILES if (path := OmegaConf.select(config, f"{TURNS}.{name}"))}
+    for name, path in given.items():
+        if not calls_tools(config):
+            raise wrong(config, f"{TURNS}.{name}", f"has no effect: {_LOOP}={loop} calls no tools of this file; {_HOW}")
+        if files and not Path(path).is_file():
+            raise wrong(config, f"{TURNS}.{name}", "no such file; give the file of the tools")
+    if loop == TOOL_AGENT and not given:
+        raise wrong(config, _LOOP, f"has no tools; give {TURNS}.function_tool_path")
 
 
 def _check_tool_use(config: DictConfig, files: bool) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fully_async_policy.settings.agent_loop import TURNS, calls_tools
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -21,6 +22,10 @@ _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _ADAPTERS = ("merge", "alpha", "target_modules", "exclude_modules", "lora_A_init_method", "lora_B_init_method", "dtype")
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _CLIP_BOUNDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+_OF_TOOLS = (
+    *("format", "max_assistant_turns", "max_user_turns", "max_parallel_calls", "max_tool_response_length"),
+    "tool_response_truncate_side",
+)
 _OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "sat", "tba", "topr", "vespo")
 
 LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
@@ -146,6 +151,11 @@ RULES: tuple[Rule, ...] = (
         tuple(f"actor_rollout_ref.model.lora.{name}" for name in _ADAPTERS),
         lambda config: config.actor_rollout_ref.model.lora.rank > 0,
         "without actor_rollout_ref.model.lora.rank all weights are trained",
+    ),
+    Rule(
+        tuple(f"{TURNS}.{name}" for name in _OF_TOOLS),
+        calls_tools,
+        "actor_rollout_ref.rollout.agent.default_agent_loop calls no tools; tool_agent does",
     ),
     Rule(
         ("async.overlong_buffer_len", "async.overlong_penalty_factor"),

@@ -183,7 +183,10 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         trajectory.failed_calls += bool(result.return_code)
         trajectory.timed_out_calls += result.status == CommandStatus.TIME_LIMIT
         output, end = observation(result, self.settings.call_timeout_s)
-        body, most = self._encoded("\n".join(part for part in (output, end) if part)), self.settings.max_observation_tokens
+        body, most = (
+            self._encoded("\n".join(part for part in (output, end) if part)),
+            self.settings.max_observation_tokens,
+        )
         if len(body) > most:
             ending = self._shortened(self._encoded(f"\n{end}" if output and end else end), most // 2)
             body = self._shortened(self._encoded(output), most - len(ending)) + ending

@@ -1,7 +1,6 @@
 """A function tool in a process that can be killed; verl_vcpo/user_code/killable_process.py loads and calls it there."""
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -50,6 +49,6 @@ def _decorator(tools: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
             tools[name if isinstance(name, str) else function.__name__] = function
             return function
 
-        return note(name) if inspect.isfunction(name) else note
+        return note(name) if callable(name) and schema is None else note
 
     return function_tool
