@@ -19,7 +19,7 @@ class ToolUseSettings:
     call_timeout_s: float = 10.0
     """Of one program."""
     max_observation_tokens: int = 256
-    """Of what a program prints, beginning and end are kept."""
+    """Of a longer output, beginning and end are kept; half of it is for what a failed program's errors need."""
     drop_void_turns: bool = True
     """Whether a trajectory with a turn that has neither a complete code block nor an answer is left out of the update
     (SimpleTIR, arXiv 2509.02479)."""
