@@ -48,11 +48,15 @@ def test_what_the_preset_sets_wins_over_a_laptops_sizes(folder: Path) -> None:
 def test_a_file_of_ones_own_is_found_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.py").touch()
     monkeypatch.chdir(folder)
-    settings = ["reward.custom_reward_function.path", "actor_rollout_ref.rollout.multi_turn.function_tool_path"]
+    files = ("function_tool_path", "tool_config_path")
+    settings = [
+        "reward.custom_reward_function.path",
+        *(f"actor_rollout_ref.rollout.multi_turn.{name}" for name in files),
+    ]
     arguments = ["hardware=cpu", *(f"{setting}=mine.py" for setting in settings)]
     main.prepare_environment(arguments)
     config = main.compose(arguments)
-    assert [OmegaConf.select(config, setting) for setting in settings] == [str(folder / "mine.py")] * 2
+    assert [OmegaConf.select(config, setting) for setting in settings] == [str(folder / "mine.py")] * 3
 
 
 def test_the_commands_take_the_folder_anywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

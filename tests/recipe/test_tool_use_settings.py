@@ -115,6 +115,7 @@ def test_tools_that_no_loop_calls(
             "- {name: mine, _target_: a.B}\n- {name: mine, _target_: a.C}",
             "has two loops with the name mine; rename one",
         ),
+        ("- {name: mine, _target_: a.B, x: '${y}'}", "cannot be read (Interpolation key 'y' not found); mend the file"),
     ],
 )
 def test_a_file_of_agent_loops_that_is_none(
@@ -157,6 +158,23 @@ def test_a_tool_file_that_hangs(tools: dict[str, str], monkeypatch: pytest.Monke
     assert line.startswith(f"{FUNCTIONS}={tools[FUNCTIONS]}: it does not load: it takes longer than 0.1 s")
 
 
+def all_are_named_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of loading files, which takes ten seconds."""
+
+    async def loaded(config: object, code: dict[str, object]) -> dict[str, list[str]]:
+        return dict.fromkeys(code, ["sort"])
+
+    monkeypatch.setattr(agent_code, "_load", loaded)
+
+
+def test_a_name_of_two_tools_in_two_files(
+    tools: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_named_sort(monkeypatch)
+    error = run({**tools, STATEFUL: tools[FUNCTIONS]}, capsys)
+    assert f"{FUNCTIONS}={tools[FUNCTIONS]}: has a tool sort, as tool_config_path has; rename one" in error
+
+
 @pytest.mark.parametrize(
     ("selected", "words"),
     [
@@ -178,10 +196,7 @@ def test_rows_that_select_tools(
     row = {**GOOD_ROW, "extra_info": {"index": 0, "tool_selection": selected}}
     pd.DataFrame([row] * 16).to_parquet(tools["data.train_files"])
 
-    async def loaded(config: object, code: dict[str, object]) -> dict[str, list[str]]:
-        return dict.fromkeys(code, ["sort"])
-
-    monkeypatch.setattr(agent_code, "_load", loaded)
+    all_are_named_sort(monkeypatch)
     if words:
         error = run(tools, capsys)
         assert f"{words}" in error and "row 0" in error and tools["data.train_files"] in error

@@ -1,11 +1,12 @@
 """Tools and agent loop of the user's own, loaded once before the run, in processes of their own."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.settings.agent_loop import LOOPS, TOOL_FILES, TURNS, own_loop
+from recipe.fully_async_policy.settings.agent_loop import LOOP, LOOPS, TOOL_AGENT, TOOL_FILES, TURNS, own_loop
 from recipe.fully_async_policy.settings.data import Sample
 from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_wrong, wrong
 from verl_vcpo.user_code.agent_code import AgentCode, of_loop, of_tools
@@ -24,13 +25,19 @@ def check_agent_code(config: DictConfig, samples: list[Sample]) -> None:
     if loop := own_loop(config):
         more = OmegaConf.to_container(loop, resolve=True)
         assert isinstance(more, dict)
-        code[LOOPS] = of_loop(loop._target_, {str(key): more[key] for key in more if key not in ("name", "_target_")})
+        given = {
+            str(key): value for key, value in more.items() if not str(key).startswith("_")
+        }  # the others are Hydra's
+        code[LOOPS] = of_loop(loop._target_, given)
     found = asyncio.run(_load(config, code))
     functions, stateful = (found.get(f"{TURNS}.{name}", []) for name in TOOL_FILES)
     if both := set(functions) & set(stateful):
-        raise wrong(config, f"{TURNS}.function_tool_path", f"has a tool {min(both)}, as tool_config_path; rename one")
-    for sample in samples if functions or stateful else []:
-        _check_selection(sample, [*functions, *stateful])
+        raise wrong(
+            config, f"{TURNS}.function_tool_path", f"has a tool {min(both)}, as tool_config_path has; rename one"
+        )
+    if OmegaConf.select(config, LOOP) == TOOL_AGENT:
+        for sample in samples:
+            _check_selection(sample, [*functions, *stateful])
 
 
 async def _load(config: DictConfig, code: dict[str, AgentCode]) -> dict[str, Any]:
@@ -57,9 +64,10 @@ def _check_selection(sample: Sample, tools: list[str]) -> None:
     selected = sample.extra_info.get("tool_selection")
     if selected is None:
         return
-    names = [selected] if isinstance(selected, str) else list(selected)
-    if isinstance(selected, str) or (unknown := set(names) - set(tools)):
-        what = "is no list" if isinstance(selected, str) else f"has {min(unknown)!r}, and no tool has this name"
+    is_list = not isinstance(selected, str) and isinstance(selected, Iterable)
+    unknown = [name for name in selected if name not in tools] if is_list else []
+    if unknown or not is_list:
+        what = f"has {unknown[0]!r}, and no tool has this name" if unknown else "is no list"
         raise SettingError(
             f"{sample.place}: extra_info.tool_selection {what}; give a list of {', '.join(tools)}, or leave it out"
         )

@@ -9,13 +9,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from recipe.fully_async_policy.settings.errors import SettingError, choices, first_line, wrong
+from recipe.tasks.rows import SINGLE_TURN
 from recipe.tasks.tool_use.settings import ToolUseSettings
 
 TOOL_AGENT, SIMPLETIR = "tool_agent", "simpletir"
-_SINGLE_TURN = "single_turn_agent"
-VERLS = (_SINGLE_TURN, TOOL_AGENT)
+VERLS = (SINGLE_TURN, TOOL_AGENT)
 TOOL_FILES = ("function_tool_path", "tool_config_path")
-_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 _HOW = f"set it to {TOOL_AGENT}, or leave the file out"
@@ -27,12 +27,12 @@ def check_agent_loop(config: DictConfig, files: bool) -> None:
     Args:
         files: whether the files of tools, and the sandbox, have to be there.
     """
-    given, names = OmegaConf.select(config, _LOOP), [*VERLS, *_names(config)]
+    given, names = OmegaConf.select(config, LOOP), [*VERLS, *_names(config)]
     if given == SIMPLETIR and (given not in names or "tool_use" not in config):
-        raise wrong(config, _LOOP, "add +agent=simpletir")
+        raise wrong(config, LOOP, "add +agent=simpletir")
     if given not in names:
         words = choices(given, names)
-        raise wrong(config, _LOOP, f"{words}; agent_loop_config_path names loops of your own")
+        raise wrong(config, LOOP, f"{words}; agent_loop_config_path names loops of your own")
     _check_tools(config, files)
     if given == SIMPLETIR:
         _check_tool_use(config, files)
@@ -40,18 +40,18 @@ def check_agent_loop(config: DictConfig, files: bool) -> None:
 
 def calls_tools(config: DictConfig) -> bool:
     """Whether the agent loop may read the settings of tools, `multi_turn`: verl's for tools, or one of a user's own."""
-    return OmegaConf.select(config, _LOOP) not in (_SINGLE_TURN, SIMPLETIR)
+    return OmegaConf.select(config, LOOP) not in (SINGLE_TURN, SIMPLETIR)
 
 
 def own_loop(config: DictConfig) -> DictConfig | None:
     """What `agent_loop_config_path` says of the agent loop, where it is one of the user's own."""
-    given = OmegaConf.select(config, _LOOP)
+    given = OmegaConf.select(config, LOOP)
     return next((loop for loop in _loops(config) if loop.name == given != SIMPLETIR), None)
 
 
 def is_users_own(config: DictConfig) -> bool:
     """Whether the agent loop is the user's own, which may give the reward itself."""
-    return OmegaConf.select(config, _LOOP) not in (*VERLS, SIMPLETIR)
+    return OmegaConf.select(config, LOOP) not in (*VERLS, SIMPLETIR)
 
 
 def _names(config: DictConfig) -> list[Any]:
@@ -67,6 +67,7 @@ def _loops(config: DictConfig) -> list[DictConfig]:
         raise wrong(config, LOOPS, "no such file; give pkg://package/file or a file's path")
     try:
         loops = OmegaConf.load(path)
+        OmegaConf.resolve(loops)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise wrong(config, LOOPS, f"cannot be read ({first_line(error)}); mend the file") from None
     whole = isinstance(loops, ListConfig) and all(
@@ -82,15 +83,15 @@ def _loops(config: DictConfig) -> list[DictConfig]:
 
 def _check_tools(config: DictConfig, files: bool) -> None:
     """Refuse files of tools that are not there or that nothing reads, and a loop for tools without any."""
-    loop = OmegaConf.select(config, _LOOP)
+    loop = OmegaConf.select(config, LOOP)
     given = {name: path for name in TOOL_FILES if (path := OmegaConf.select(config, f"{TURNS}.{name}"))}
     for name, path in given.items():
         if not calls_tools(config):
-            raise wrong(config, f"{TURNS}.{name}", f"has no effect: {_LOOP}={loop} calls no tools of this file; {_HOW}")
+            raise wrong(config, f"{TURNS}.{name}", f"has no effect: {LOOP}={loop} calls no tools of this file; {_HOW}")
         if files and not Path(path).is_file():
             raise wrong(config, f"{TURNS}.{name}", "no such file; give the file of the tools")
     if loop == TOOL_AGENT and not given:
-        raise wrong(config, _LOOP, f"has no tools; give {TURNS}.function_tool_path")
+        raise wrong(config, LOOP, f"has no tools; give {TURNS}.function_tool_path")
 
 
 def _check_tool_use(config: DictConfig, files: bool) -> None:
