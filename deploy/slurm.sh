@@ -15,6 +15,7 @@ set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
 export RAY_AUTH_MODE=token HF_HUB_OFFLINE=1 CUDA_DEVICE_MAX_CONNECTIONS=1 # the token: docs/guide/cluster.md, "Several nodes"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun takes no --cpus-per-task from its job
 loggers=tensorboard # tensorboard,wandb: W&B too, after `wandb login`, or with WANDB_MODE=offline
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent hosts "$head" | awk '{print $1; exit}')

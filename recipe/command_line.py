@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+import io
+import locale
 import math
+import os
 import shutil
 import signal
 import sys
@@ -111,8 +114,23 @@ def interruption_kept(*, block_handles_it: bool = False) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def use_utf8() -> None:
+    """Begin this process anew in Python's UTF-8 mode where the locale has another encoding. A console keeps its own.
+
+    Torch, too, reads files of its own in the locale's encoding. Characters that the console lacks are escaped.
+    """
+    encoding = locale.getencoding().lower()
+    if not sys.flags.utf8_mode and encoding != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    begun_anew = "utf8" in sys._xoptions and "PYTHONIOENCODING" not in os.environ
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding if begun_anew else stream.encoding, errors="backslashreplace")
+
+
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command, and end this process with the exit code that `main` returns."""
+    use_utf8()
     try:
         with interruption_kept(block_handles_it=True):
             code = main()

@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.settings.own_files import located
     from recipe.fully_async_policy.settings.values import check_types
 
-    trainer.prepare_environment(args.overrides)
     try:
+        trainer.prepare_environment(args.overrides)
         overrides = [f"+task={args.task}", *args.overrides]
         config = trainer.compose(overrides, args.config_dir)
         with located(overrides, args.config_dir):

@@ -1,11 +1,13 @@
 """scripts/install_gpu.sh: what it refuses before anything is installed, and what it asks pip for."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,6 +95,16 @@ def test_pythons_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert missing_for_triton() is None
     monkeypatch.setattr(sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
     assert f"no Python.h in {tmp_path}" in (missing_for_triton() or "")
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+def test_a_disk_that_nothing_is_loaded_from(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", sys.executable)
+    monkeypatch.setenv(name, f"{tmp_path}/cache")
+    noexec = SimpleNamespace(f_flag=os.ST_NOEXEC)
+    mounted = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda place: noexec if place == tmp_path else mounted(place))
+    assert f"{tmp_path}/cache is mounted noexec" in (why := missing_for_triton() or "") and f"set {name}" in why
 
 
 def test_the_launcher_refuses_a_gpu_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="change the trainer's settings")
     args = parser.parse_intermixed_args(argv)
 
-    trainer.prepare_environment(args.overrides)
-    from recipe.fully_async_policy.settings.own_files import located
-    from recipe.fully_async_policy.settings.validate import SettingError
+    from recipe.fully_async_policy.settings.errors import SettingError
 
     try:
+        trainer.prepare_environment(args.overrides)
+        from recipe.fully_async_policy.settings.own_files import located
+
         config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)
         with located([f"+task={args.task}", *args.overrides], args.config_dir):
             check(config, args.json)

@@ -22,7 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.command_line import OneLineParser, interruption_kept, run_command
 from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
-from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
+from recipe.fully_async_policy.settings.variables import check_variables
 from verl_vcpo.common import start_up
 
 
@@ -127,8 +128,16 @@ def launch(config: DictConfig, run_id: str, given: list[str]) -> int:
 
 
 def prepare_environment(overrides: list[str]) -> None:
-    """Decide between CPU and GPU, and set what has to be set before verl, Ray and vLLM are imported."""
-    start_up.set_up_process()
+    """Decide between CPU and GPU, and set what has to be set before verl, Ray and vLLM are imported.
+
+    Raises:
+        SettingError: an environment variable has a value that no package can read, or caches have no folder.
+    """
+    try:
+        start_up.set_up_process()
+    except OSError as error:
+        raise SettingError(str(error)) from None
+    check_variables()
     given = [o.removeprefix("hardware=") for o in overrides if o.startswith("hardware=")]
     if given:
         hardware = given[-1]
@@ -162,6 +171,7 @@ def composed_of(arguments: argparse.Namespace) -> list[str]:
     return [*folder, *arguments.overrides]
 
 
+@paths_that_fail()
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect."""
     from hydra.errors import HydraException
@@ -227,6 +237,7 @@ def packaged_file(path: str | None) -> str | None:
         raise SettingError(f"{setting}: no package {package}; give pkg://package/file or a file's path") from None
 
 
+@paths_that_fail()
 def check(config: DictConfig, files: bool = True) -> None:
     """Our checks, then verl's; `files=False`: data, model, sandbox and Ray cluster need not be there."""
     with processes.interrupted_afterwards():

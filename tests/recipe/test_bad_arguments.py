@@ -1,5 +1,6 @@
 """Wrong arguments of every command: exit code 2, and one line that names the argument and what to give."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -82,3 +83,26 @@ def test_ctrl_c_is_no_traceback() -> None:
             command.send_signal(signal.SIGINT)
         assert command.stderr.read() == "interrupted\n"
     assert command.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, "1 \\xe9 \\u2192"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"}, "1 \xe9 \\u2192"),
+        ({"LC_ALL": "C.UTF-8"}, "0 \xe9 \u2192"),
+    ],
+)
+def test_files_are_utf8_in_any_locale(environment: dict[str, str], shown: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("\xe9 \u2192", encoding="utf-8")
+    (tmp_path / "command.py").write_text(
+        "import sys\nfrom pathlib import Path\nfrom recipe.command_line import run_command\n"
+        "run_command(lambda: print(sys.flags.utf8_mode, Path(sys.argv[1]).read_text()) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, f"{tmp_path}/command.py", f"{tmp_path}/file"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+    )
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
+    assert done.stdout.decode(encoding) == f"{shown}\n", done.stderr

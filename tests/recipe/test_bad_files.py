@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.settings import run_folder
@@ -20,6 +21,7 @@ from tests.kit.checkpoints import write_checkpoint
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
 from tests.recipe.rewards_that_fail import RIGHT, WRONG
+from verl_vcpo.common.run_id import RUN_ID_FILE
 from verl_vcpo.user_code.killable import Pool
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
@@ -237,6 +239,48 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mo
         run_folder.check_folder("run_dir", f"{tmp_path}/new/run")
     with pytest.raises(SettingError, match="run_dir=/proc/run: cannot be made"):
         run_folder.taken("run_dir", "/proc/run")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/tmp/" + 300 * "x", "a name may have 200 bytes"),
+        ("/".join(100 * ["y" * 50]), "the whole path 3500"),
+        ("a\nb", "cannot be printed"),
+        ("a\0b", "cannot be printed"),
+        ("~/run", f"~ is not replaced here; give {Path.home()}/run"),
+        ("/", "is not of the run alone; give the run a folder of its own"),
+        (".", "is not of the run alone"),
+        ("recipe/..", "is not of the run alone"),
+        (str(Path.home()), "is not of the run alone"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["run_dir", "trainer.default_local_dir"])
+def test_a_path_that_is_no_folder_of_a_run(setting: str, path: str, words: str, good: dict[str, str]) -> None:
+    config = composed(good)
+    OmegaConf.update(config, setting, path)
+    for files in (True, False):
+        with pytest.raises(SettingError) as refused:
+            validate(config, files=files)
+        (line,) = {line for line in refused.value.lines if line.startswith(f"{setting}=")}
+        assert words in line and "\n" not in line
+
+
+def test_a_run_goes_on_in_the_folder_that_the_command_is_in(
+    good: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(good["run_dir"])
+    folder.mkdir()
+    (folder / RUN_ID_FILE).write_text("0123456789ab")
+    monkeypatch.chdir(folder)
+    run_folder.check_paths(composed({**good, "run_dir": "."}))
+
+
+def test_any_setting_with_a_path_that_the_kernel_refuses(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = 300 * "x"
+    assert f"{long}: file name too long; give another path" in run({**good, f"{MODEL}.path": f"/tmp/{long}"}, capsys)
 
 
 def test_gpus_that_are_not_there(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """deploy/: the manifests have the GPUs of their command, the rights of nobody, and the extra's versions."""
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,3 +230,26 @@ def test_the_image_takes_the_packages_and_what_names_them_and_nothing_else() -> 
     assert taken == setup | {"recipe", "sandbox", "scripts", "tests/__init__.py", "tests/kit", "vcpo", "verl"}
     for copied in re.findall(r"^COPY ((?!--from).+) \./$", DOCKERFILE, re.MULTILINE):
         assert set(copied.split()) == setup
+
+
+def test_slurm_gives_ray_the_cores_of_its_job(tmp_path: Path) -> None:
+    """`srun` takes them from SRUN_CPUS_PER_TASK alone. Programs of SLURM are stand-ins."""
+    programs, launched = tmp_path / "bin", tmp_path / "recipe/fully_async_policy/shell/vcpo/math/vcpo_k=10.sh"
+    for file, text in {
+        programs / "srun": 'echo "$SRUN_CPUS_PER_TASK: $*"',
+        programs / "scontrol": "echo node1",
+        programs / "getent": "echo 10.0.0.1 node1",
+        programs / "sleep": "",
+        launched: 'echo "$RAY_ADDRESS"',
+        tmp_path / ".venv/bin/activate": "",
+    }.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+    job = {"SLURM_CPUS_PER_TASK": "96", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "node[1-4]"}
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **job}
+    script = ["bash", str(ROOT / "deploy/slurm.sh")]
+    said = subprocess.run(script, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    starts = [line for line in said.splitlines() if "ray start" in line]
+    assert len(starts) == 2 and all(line.startswith("96: ") for line in starts)
+    assert "10.0.0.1:6379" in said.splitlines()

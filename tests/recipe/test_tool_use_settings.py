@@ -66,8 +66,12 @@ def test_a_wrong_agent_file(tool_use: dict[str, str], capsys: pytest.CaptureFixt
     assert "no package nowhere" in run({**tool_use, path: "pkg://nowhere/loop.yaml"}, capsys)
 
 
-def test_what_is_right_passes(tool_use: dict[str, str], sandbox_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first complaint is about something else."""
+def test_what_is_right_passes(
+    tool_use: dict[str, str], sandbox_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first complaint is about something else. As the run's client, the check asks no proxy."""
+    for scheme in ("http", "https", "all"):
+        monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")
     error = run({**tool_use, "tool_use.sandbox_url": sandbox_url, "data.train_files": "no.parquet"}, capsys)
     assert "data.train_files=no.parquet" in error
 

@@ -65,8 +65,9 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
         )
     token = _given_token()
     if address := cluster_address(ray_init):
-        if token is None:
-            raise SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/guide/cluster.md)")
+        _check_form(address)
+        if token is None and not connect:
+            raise _no_token(address)
     else:
         folder = ray_init.get("_temp_dir")
         if folder and not _is_private(Path(folder)):
@@ -81,7 +82,7 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
     except OSError as error:
         raise SettingError(str(error)) from None
     _check_length(of_run, session_folder(ray_init, of_run))
-    if address and token:
+    if address:
         _check_cluster(address, token)
 
 
@@ -242,7 +243,22 @@ def cluster_address(ray_init: Mapping[str, Any]) -> str | None:
     return None if address in (None, "local") else str(address)
 
 
-def _check_cluster(address: str, token: str) -> None:
+def _check_form(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    of_a_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if address != "auto" and not (host and "/" not in host and of_a_port):
+        place = "RAY_ADDRESS" if address == os.environ.get("RAY_ADDRESS") else "ray_kwargs.ray_init.address"
+        raise SettingError(
+            f"{place}={address}: is no address of a Ray cluster; give HOST:PORT, or leave it out: then the run starts "
+            "a Ray of its own"
+        )
+
+
+def _no_token(address: str) -> SettingError:
+    return SettingError(f"the Ray cluster at {address} needs its token here: {_PLACES} (docs/guide/cluster.md)")
+
+
+def _check_cluster(address: str, token: str | None) -> None:
     import grpc
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -251,16 +267,23 @@ def _check_cluster(address: str, token: str) -> None:
     except (ConnectionError, ValueError) as error:
         raise SettingError(f"Ray cluster {address}: {str(error).splitlines()[0]}") from None
     denied = grpc.StatusCode.UNAUTHENTICATED
-    without, with_token = (_status(found, metadata) for metadata in ([], [("authorization", f"Bearer {token}")]))
+    without = answer = _status(found, [])
     if without == grpc.StatusCode.OK:
         raise SettingError(
             f"the Ray cluster at {address} asks for no token, so whoever reaches it could run code as you; start it "
             f"with {_MODE}=token on every node (docs/guide/cluster.md)"
         )
-    if with_token == denied:
+    if without == denied:
+        if token is None:
+            raise _no_token(address)
+        answer = _status(found, [("authorization", f"Bearer {token}")])
+    if answer == denied:
         raise SettingError(f"the Ray cluster at {address} has another token than the one here: {_PLACES}")
-    if with_token != grpc.StatusCode.OK:
-        raise SettingError(f"no Ray cluster answers at {address} ({with_token.name.lower()})")
+    if answer != grpc.StatusCode.OK:
+        raise SettingError(
+            f"no Ray cluster answers at {address} ({answer.name.lower()}); mend the address, or leave it out: then the "
+            "run starts a Ray of its own"
+        )
 
 
 def _status(address: str, metadata: list[tuple[str, str]]) -> Any:

@@ -1,9 +1,10 @@
 """The agent loop: the files that it and its tools are made of, the settings of tool use, and the sandbox."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
-import requests
+import aiohttp
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -108,13 +109,25 @@ def _check_tool_use(config: DictConfig, files: bool) -> None:
 
 
 def _check_sandbox(config: DictConfig, url: str, token: str | None) -> None:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        requests.get(f"{url.rstrip('/')}/v1/ping", timeout=10).raise_for_status()
-        refused = requests.get(f"{url.rstrip('/')}/stats", headers=headers, timeout=10).status_code == 401
-    except requests.RequestException as error:
+        refused = asyncio.run(_refuses(url.rstrip("/"), token))
+    except (aiohttp.ClientError, TimeoutError) as error:
         words = f"no sandbox answers ({type(error).__name__}); start one with `python -m code_sandbox`"
         raise wrong(config, "tool_use.sandbox_url", words) from None
     if refused:
         words = f"the sandbox at {url} asks for another token; give its --token-file"
         raise wrong(config, "tool_use.sandbox_token_file", words)
+
+
+async def _refuses(url: str, token: str | None) -> bool:
+    """Whether the sandbox refuses the token. Asked as the run's own client asks: no proxy of the environment is used.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: no sandbox answers.
+    """
+    headers, limit = {"Authorization": f"Bearer {token}"} if token else {}, aiohttp.ClientTimeout(total=10)
+    async with aiohttp.ClientSession(timeout=limit) as session:
+        async with session.get(f"{url}/v1/ping") as answer:
+            answer.raise_for_status()
+        async with session.get(f"{url}/stats", headers=headers) as answer:
+            return answer.status == 401

@@ -1,4 +1,5 @@
-"""A C compiler and Python's headers: with both Triton compiles the launchers of its kernels, on every node of a run.
+"""A C compiler, Python's headers and a disk to load from: with them Triton compiles the launchers of its kernels, on
+every node of a run.
 
 scripts/install_gpu.sh runs this file before anything is installed, so it takes the standard library alone:
 `python -m recipe.fully_async_policy.settings.compiler` prints what is missing, and exits with 1.
@@ -8,6 +9,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 
@@ -24,6 +26,13 @@ def missing_for_triton() -> str | None:
     include = sysconfig.get_paths(scheme=scheme)["include"]
     if not Path(include, "Python.h").is_file():
         return f"no Python.h in {include}, and Triton compiles against it during a run: {cure}"
+    usual = {"TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir()), "TRITON_CACHE_DIR": Path.home() / ".triton"}
+    for name, folder in usual.items():
+        place = Path(os.environ.get(name) or folder).absolute()
+        there = next(above for above in (place, *place.parents) if above.exists())
+        if os.statvfs(there).f_flag & os.ST_NOEXEC:
+            words = "is mounted noexec, and what Triton compiles during a run is loaded from there"
+            return f"{place} {words}: set {name} to a folder on another disk"
     return None
 
 

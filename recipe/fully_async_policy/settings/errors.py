@@ -1,7 +1,10 @@
 """The error of every check, and the words that all of them use."""
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -46,6 +49,20 @@ def check_each(*checks: Callable[[], object]) -> None:
             errors.append(error)
     if errors:
         raise all_that_is_wrong(errors)
+
+
+@contextlib.contextmanager
+def paths_that_fail() -> Iterator[None]:
+    """Refuse, in the block, a path that the kernel does not look up: a name too long, a folder that may not be entered.
+
+    That can be the path of any setting, and comes up where the path is first looked at.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES) or error.filename is None:
+            raise
+        raise SettingError(f"{error.filename}: {os.strerror(error.errno).lower()}; give another path") from None
 
 
 def shown(value: Any) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -333,7 +334,7 @@ def _unreadable(override: str) -> str:
     if not sign:
         return f"{override}: a setting needs a value; give {override}=VALUE"
     if value.startswith("~"):
-        return f"{override}: ~ is not replaced here; give {name}={Path(value).expanduser()}"
+        return f"{override}: ~ is not replaced here; give {name}={os.path.expanduser(value)}"
     return f"{override}: has characters that Hydra keeps for itself; {_quoted(name, value)}"
 
 

@@ -2,37 +2,77 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
+from verl_vcpo.common.run_id import run_in
 from verl_vcpo.loop.checkpoint import damage
 from verl_vcpo.report.run_log import last_step
 
 LOCK = ".lock"
+_OWN = ("run_dir", "trainer.default_local_dir")
+_FOLDERS = (*_OWN, "trainer.validation_data_dir", "trainer.rollout_data_dir")
+_LONGEST_NAME, _LONGEST_PATH = 200, 3500  # bytes: the kernel's 255 and 4095, less what the run adds
+_CHECKOUT = Path(__file__).parents[3]
 
 
 def check_folders(config: DictConfig) -> None:
     """Refuse folders that the run could not write. Makes nothing."""
-    check_folder("run_dir", config.run_dir)
-    for name in ("default_local_dir", "validation_data_dir", "rollout_data_dir"):
-        if config.trainer[name]:
-            check_folder(f"trainer.{name}", config.trainer[name])
+    for setting, path in _folders(config):
+        _check_path(setting, path)
+        check_folder(setting, path)
+
+
+def check_paths(config: DictConfig) -> None:
+    """Refuse paths that are no folder's anywhere, and a run's folder that would hold more than the run."""
+    for setting, path in _folders(config):
+        _check_path(setting, path)
+    for setting in _OWN:
+        _check_own(setting, OmegaConf.select(config, setting))
 
 
 def check_folder(setting: str, path: str) -> None:
     """Refuse a folder that cannot be made. Makes nothing."""
     folder = Path(path).absolute()
     there = next(above for above in (folder, *folder.parents) if above.exists())
-    if path.startswith("~"):
-        raise SettingError(f"{setting}={path}: ~ is not replaced here; give {Path(path).expanduser()}")
     if not there.is_dir():
         raise SettingError(f"{setting}={path}: {there} is a file; give another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise SettingError(f"{setting}={path}: {there} may not be written; give another folder")
+
+
+def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Settings of folders that the run writes, with their paths."""
+    for setting in _FOLDERS:
+        if path := OmegaConf.select(config, setting):
+            yield setting, path
+
+
+def _check_path(setting: str, path: str) -> None:
+    if path.startswith("~"):
+        raise SettingError(f"{setting}={path}: ~ is not replaced here; give {os.path.expanduser(path)}")
+    if not path.isprintable():
+        raise SettingError(f"{setting}={path!r}: has characters that cannot be printed; give another folder")
+    folder = Path(path).absolute()
+    if len(os.fsencode(folder)) > _LONGEST_PATH or any(len(os.fsencode(name)) > _LONGEST_NAME for name in folder.parts):
+        words = f"a name may have {_LONGEST_NAME} bytes, and the whole path {_LONGEST_PATH}; give a shorter one"
+        raise SettingError(f"{setting}={path}: {words}")
+
+
+def _check_own(setting: str, path: str) -> None:
+    """Refuse a folder that holds the folder of the command, the checkout or the user's home, and no run."""
+    folder = Path(path).resolve()
+    if run_in(folder):
+        return
+    for held_there in (Path.cwd(), _CHECKOUT, Path.home()):
+        if held_there.is_relative_to(folder):
+            words = f"{held_there} is not of the run alone; give the run a folder of its own, such as outputs/first"
+            raise SettingError(f"{setting}={path}: {words}")
 
 
 def check_nothing_replaced(config: DictConfig) -> None:

@@ -17,7 +17,12 @@ from recipe.fully_async_policy.settings.logger import check_logger
 from recipe.fully_async_policy.settings.method import check_own_loss
 from recipe.fully_async_policy.settings.model import check_model
 from recipe.fully_async_policy.settings.reasoning_gym import make_files
-from recipe.fully_async_policy.settings.run_folder import check_checkpoint, check_folders, check_nothing_replaced
+from recipe.fully_async_policy.settings.run_folder import (
+    check_checkpoint,
+    check_folders,
+    check_nothing_replaced,
+    check_paths,
+)
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from recipe.fully_async_policy.settings.values import check_types
 
@@ -50,6 +55,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_logger(config),
         lambda: check_agent_loop(config, files),
         lambda: check_trainable(config),
+        lambda: check_paths(config),
         lambda: check_own_loss(config.actor_rollout_ref.actor),
         *(of_files if files else []),
         *more,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from verl_vcpo.common import queue_sockets
+from verl_vcpo.common import machine, queue_sockets
 from verl_vcpo.common.run_folder import socket_folder
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
@@ -16,11 +16,13 @@ _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_up_process() -> None:
-    """Encrypt TransferQueue's sockets, and let Python look for garbage after 50,000 new objects, not after 700.
+    """Adapt the environment to the packages of the stack, encrypt TransferQueue's sockets, and collect garbage rarely:
+    after 50,000 new objects, not after 700.
 
     Imports of torch, vLLM and Megatron make millions of objects that stay, and each collection walks over all of them.
     Rare collections spare a process a fifth of the processor time of its imports.
     """
+    machine.adapt_environment()
     queue_sockets.encrypt()
     gc.set_threshold(50_000, 20, 20)
 

@@ -29,9 +29,16 @@ ENVIRONMENT = {
     "TORCH_CUDA_ARCH_LIST": "8.0",
 }
 
+_CHOICES_OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
+
 
 def apply() -> None:
-    """Set the variables that the user has not set, and VERL_PLATFORM in any case."""
+    """Set the variables that the user has not set, and VERL_PLATFORM in any case.
+
+    Variables that choose among a machine's GPUs are removed: Ray counts their entries, and its GPUs are logical here.
+    """
+    for name in _CHOICES_OF_DEVICES:
+        os.environ.pop(name, None)
     if "PYTHONWARNINGS" not in os.environ:
         warnings.simplefilter("ignore")  # Python reads the variable at the start of a process only
     for name, value in ENVIRONMENT.items():

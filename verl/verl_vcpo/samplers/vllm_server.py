@@ -18,6 +18,7 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from verl_vcpo.samplers import engine_error
 from verl_vcpo.samplers.admission import most_calls
 from verl_vcpo.samplers.engine_processes import EngineProcesses, engine_processes
 from verl_vcpo.samplers.kv_cache import KVCache
@@ -68,7 +69,11 @@ class LagKvLLMHttpServer(vLLMHttpServer):
         return "verl_vcpo.samplers.vllm_worker.LagKWorkerExtension"
 
     async def run_server(self, args: Any) -> None:
-        await super().run_server(args)
+        try:
+            await super().run_server(args)
+        except Exception as error:
+            why = engine_error.cause(error, engine_error.own_logs())
+            raise RuntimeError(f"a sampler's engine did not start: {why}") from error
         self._extend(self.engine)
         core = self.engine.engine_core
         core.call_utility_async = answered_or_dead(self.engine, core.call_utility_async)
