@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.fully_async_policy.launch.processes import processes_of
 from tests.kit.nodes import cluster, why_not
-from tests.kit.small_run import BATCH, TrainerRun, abandoned
+from tests.kit.small_run import AS_MACHINES_ARE, BATCH, TrainerRun, abandoned
 from tests.reliability import nodes
 from tests.reliability.faults import left_over
 from verl_vcpo.common.run_id import run_in
@@ -73,7 +73,14 @@ class Stopped:
 def stopped(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     before = abandoned()
     folder = tmp_path_factory.mktemp("lag0")
-    run = TrainerRun(assets, folder / "run", *SETTINGS, *KEPT, *waiting_after(STOPPED_AFTER, folder / "marks"))
+    run = TrainerRun(
+        assets,
+        folder / "run",
+        *SETTINGS,
+        *KEPT,
+        *waiting_after(STOPPED_AFTER, folder / "marks"),
+        environment=AS_MACHINES_ARE,
+    )
     run.wait_for_step(STOPPED_AFTER)
     assert processes_of(run.run_id), "the run's processes are not found, so their absence proves nothing"
     run.process.send_signal(signal.SIGTERM)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import psutil
@@ -25,6 +27,16 @@ BATCH = 4
 SEED = os.environ.get("VCPO_TEST_SEED")
 """The seed of all draws of a run; None: the seeds of the product's settings."""
 _TAUGHT = ["--steps", "20", *(["--seed", SEED] if SEED else [])]
+AS_MACHINES_ARE = {
+    "CUDA_VISIBLE_DEVICES": "NoDevFiles",
+    "ROCR_VISIBLE_DEVICES": "0",
+    "VLLM_PORT": "tcp://10.43.1.39:8000",
+    "http_proxy": "http://127.0.0.1:9",
+    "LC_ALL": "C",
+    "PYTHONCOERCECLOCALE": "0",
+    "PYTHONUTF8": "0",
+}
+"""Variables that SLURM, Kubernetes and users set, and that end a run that does not adapt its environment."""
 _TIMEOUT_S = 900
 _OF_A_RUN = re.compile(r"(?:vcpo-)?([0-9a-f]{12})(?:-weights-|[0-9a-f]{4}$)")
 
@@ -120,6 +132,7 @@ class TrainerRun:
 
     Args:
         cluster: the launcher runs on the cluster's first machine, and joins the cluster's Ray.
+        environment: variables in addition to this process's.
     """
 
     def __init__(
@@ -129,6 +142,7 @@ class TrainerRun:
         *overrides: str,
         module: str = "recipe.fully_async_policy.main",
         cluster: Cluster | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.run_dir = run_dir
         without_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
@@ -139,7 +153,7 @@ class TrainerRun:
             self.process = psutil.Popen(
                 cluster.machines[0].command(*command) if cluster else command,
                 cwd=ROOT,
-                env=dict(cluster.environment) if cluster else None,
+                env={**(cluster.environment if cluster else os.environ), **environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a process group of its own, as a terminal gives it

@@ -280,7 +280,7 @@ def test_any_setting_with_a_path_that_the_kernel_refuses(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = 300 * "x"
-    assert f"{long}: file name too long; give another path" in run({**good, f"{MODEL}.path": f"/tmp/{long}"}, capsys)
+    assert "file name too long; give another path" in run({**good, f"{MODEL}.path": f"/tmp/{long}"}, capsys)
 
 
 def test_gpus_that_are_not_there(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
