@@ -164,6 +164,11 @@ def test_a_setting_after_the_scripts_name_wins(
     validate(config, files=False)
 
 
+def test_scripts_ask_this_machine_without_a_proxy() -> None:
+    lines = [line for script in SHELL.glob("**/*.sh") for line in script.read_text().splitlines() if "curl " in line]
+    assert lines and all("--noproxy '*'" in line for line in lines)
+
+
 def test_scripts_are_short_and_shellcheck_accepts_them() -> None:
     assert {str(s): n for s in SHELL.glob("*/*.sh") if (n := len(s.read_text().splitlines())) > 18} == {}
     scripts = sorted(SHELL.glob("**/*.sh"))

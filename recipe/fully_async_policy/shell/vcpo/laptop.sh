@@ -28,7 +28,7 @@ if [[ $TASK == tool_use && ${DRY_RUN:-} != 1 ]]; then
   # shellcheck disable=SC2086  # several options: SANDBOX_OPTIONS=--allow-unbounded-memory, where only root could bound it
   python -m code_sandbox --port "$port" --warm 0 ${SANDBOX_OPTIONS:-} &
   sandbox=$!
-  until curl -sf "127.0.0.1:$port/v1/ping" >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
+  until curl --noproxy '*' -sf "127.0.0.1:$port/v1/ping" >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
   (while kill -0 $$ 2>/dev/null; do sleep 1; done; kill "$sandbox") & # ends with the run, to which exec gives this process's id
   LAYOUT+=("tool_use.sandbox_url=http://127.0.0.1:$port")
 fi
