@@ -55,16 +55,29 @@ def _wrapped(description: str) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse, with the error alone on stderr instead of after the usage text, and paragraphs in the description."""
+    """argparse, with the error alone on stderr instead of after the usage text, and paragraphs in the description.
 
-    def __init__(self, *, description: str | None = None, **settings: Any) -> None:
+    Args:
+        instead_of: what to do instead of an argument of another program; None where it knows none.
+    """
+
+    def __init__(
+        self,
+        *,
+        description: str | None = None,
+        instead_of: Callable[[str], str | None] = lambda unknown: None,
+        **settings: Any,
+    ) -> None:
+        self._instead_of = instead_of
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(description=description and _wrapped(description), **settings)
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix(_UNKNOWN)
         takes_settings = any(action.metavar == "setting=value" for action in self._actions)
-        if unknown != message and "=" in unknown and takes_settings:
+        if unknown != message and (instead := self._instead_of(unknown)):
+            message += f"; {instead}"
+        elif unknown != message and "=" in unknown and takes_settings:
             message += f"; a setting has no dashes: {unknown.lstrip('-')}"
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
 

@@ -23,6 +23,7 @@ from recipe.command_line import OneLineParser, interruption_kept, run_command
 from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
+from recipe.fully_async_policy.settings.other_names import of_hydra
 from recipe.fully_async_policy.settings.variables import check_variables
 from verl_vcpo.common import start_up
 
@@ -88,7 +89,7 @@ def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneLineParser(prog="python -m recipe.fully_async_policy.main", description=__doc__)
+    parser = OneLineParser(prog="python -m recipe.fully_async_policy.main", description=__doc__, instead_of=of_hydra)
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
     parser.add_argument(

@@ -1,14 +1,15 @@
 """Settings that are right each for itself and wrong together. A check gives each setting with what is wrong with it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.settings.effects import vcpo_of
-from recipe.fully_async_policy.settings.errors import all_that_is_wrong, choices, wrong
+from recipe.fully_async_policy.settings.errors import Found, all_that_is_wrong, choices, wrong
+from recipe.fully_async_policy.settings.sampling import sampling
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.checkpoint import NAME
@@ -27,8 +28,6 @@ _ATTENTION = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "
 _NEEDS_PROBABILITIES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _REPLAY = f"{_ACTOR}.megatron.router_replay.mode"
-Found = Iterator[tuple[str, str]]
-"""Settings with what is wrong with them: words to follow `setting=value: `."""
 
 
 def check_consistency(config: DictConfig, *checks: Callable[[DictConfig], Found]) -> None:
@@ -126,11 +125,6 @@ def _samplers(config: DictConfig) -> Found:
     if config.reward.reward_manager.name == "rate_limited":
         words = "gives a response the reward 0 where the function fails or is late"
         yield "reward.reward_manager.name", f"{words}; use naive, and limit requests in the function"
-    # recorded log-probs have to be those that the trainer's policy would have; validation's are not used
-    processed = rollout.logprobs_mode == "processed_logprobs"
-    if not processed and (rollout.logprobs_mode != "raw_logprobs" or rollout.temperature != 1):
-        words = f"not of the distribution sampled at temperature={rollout.temperature}; set it to processed_logprobs"
-        yield f"{_ROLLOUT}.logprobs_mode", words
     if rollout.max_num_seqs > rollout.max_num_batched_tokens:
         words = f"a sampler takes max_num_seqs={rollout.max_num_seqs} requests, each with a token at least"
         yield f"{_ROLLOUT}.max_num_batched_tokens", f"{words}; raise it, or lower that"
@@ -175,6 +169,9 @@ def _schedule(config: DictConfig) -> Found:
     if trainer.val_only and not trainer.val_before_train:
         words = "only validates before training, which trainer.val_before_train=false leaves out; set that to true"
         yield "trainer.val_only", words
+    if config.actor_rollout_ref.actor.optim.optimizer == "adam" and config.actor_rollout_ref.actor.optim.lr > 1:
+        words = "every step of Adam would change each weight by more than 1; give a learning rate such as 1e-6"
+        yield f"{_ACTOR}.optim.lr", words
     if warmup and steps and warmup >= steps:
         words = f"the warm-up has to end before trainer.total_training_steps={steps}"
         yield f"{_ACTOR}.optim.lr_warmup_steps", f"{words}; lower it, or set it to 0 and lr_warmup_steps_ratio below 1"
@@ -261,6 +258,7 @@ _CHECKS = (
     _adapters,
     _truncated,
     _samplers,
+    sampling,
     _experts,
     _vcpos_update,
     lengths,

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.agent_loop import TURNS, calls_tools
 from recipe.fully_async_policy.settings.errors import SettingError, shown
+from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.on_failure import OnFailure
@@ -94,6 +95,12 @@ def _needs(settings: str, decider: str, value: bool, why: str) -> Rule:
     return Rule(tuple(settings.split()), effective, f"with {decider}={shown(not value)} {why}")
 
 
+_ROLLOUT = "actor_rollout_ref.rollout"
+_OF_OTHER_ENGINES = (
+    *("over_sample_rate", "multi_stage_wake_up", "sglang_engine_mode", "engine_kwargs.sglang", "engine_kwargs.trtllm"),
+    *("layer_name_map", "skip_tokenizer_init", "standalone_gpu_memory_utilization", "multi_turn.num_repeat_rollouts"),
+    *("multi_turn.use_inference_chat_template", "multi_turn.tokenization_sanity_check_mode"),
+)
 _SAMPLER, _BUFFER = "trainer.v1.sampler", "the lag-k trainer has a replay buffer of its own"
 _NEVER = {
     f"{_CORRECTION}.loss_type": f"the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
@@ -105,6 +112,7 @@ _NEVER = {
     f"{_SAMPLER}.sync_refill_failed_groups": _BUFFER,
     "trainer.v1.separate_async.num_warmup_batches": "async.lag says how many batches are ahead",
     "trainer.v1.colocate_async": "async.lag says how many batches are ahead",
+    **{f"{_ROLLOUT}.{name}": "the samplers are vLLM's, and do not read it" for name in _OF_OTHER_ENGINES},
     "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
 }
 """Settings that the lag-k trainer does not read, and why."""
@@ -168,6 +176,19 @@ RULES: tuple[Rule, ...] = (
         "only async.on_failure=skip reads it",
     ),
     Rule(
+        (f"{_ROLLOUT}.val_kwargs.do_sample",),
+        lambda config: _of_validation(config).do_sample == (_of_validation(config).temperature > 0),
+        f"{_ROLLOUT}.val_kwargs.temperature decides",
+    ),
+    Rule(
+        (f"{_ROLLOUT}.multi_turn.enable",),
+        lambda config: (
+            config.actor_rollout_ref.rollout.multi_turn.enable
+            == (config.actor_rollout_ref.rollout.agent.default_agent_loop != SINGLE_TURN)
+        ),
+        f"{_ROLLOUT}.agent.default_agent_loop decides",
+    ),
+    Rule(
         ("vcpo.norms",),
         lambda config: vcpo_of(config).needs_gradient_norms,
         "gradient norms are measured for vcpo.baseline=opob only",
@@ -179,6 +200,10 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """In order: the first rule that covers a setting, and says that it has no effect, gives the reason."""
+
+
+def _of_validation(config: DictConfig) -> DictConfig:
+    return config.actor_rollout_ref.rollout.val_kwargs
 
 
 def without_effect(config: DictConfig, setting: str) -> str | None:

@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 _MOST = 10
 """Lines of what is wrong: more are not read at once."""
 _BETWEEN = "\nerror: "
+Found = Iterator[tuple[str, str]]
+"""Settings with what is wrong with them: words to follow `setting=value: `."""
 
 
 class SettingError(ValueError):

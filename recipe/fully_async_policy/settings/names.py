@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from yaml import YAMLError
 
+from recipe.fully_async_policy.settings import other_names
 from recipe.fully_async_policy.settings.errors import (
     SettingError,
     all_that_is_wrong,
@@ -33,32 +34,6 @@ from recipe.fully_async_policy.settings.errors import (
 from recipe.fully_async_policy.settings.own_files import CONFIG_DIR, Written, chooses_a_file
 from recipe.fully_async_policy.settings.values import TYPES
 
-_KNOWN_ELSEWHERE = {
-    "grpo": "its gradient is method=none (no correction), tis_seq or tis_token (truncated weights), or ppo (its clip)",
-    "rloo": "give method=none algorithm.adv_estimator=rloo",
-    "reinforce": "it is method=none",
-    "reinforce++": "give method=none algorithm.adv_estimator=reinforce_plus_plus",
-    "reinforce_plus_plus": "give method=none algorithm.adv_estimator=reinforce_plus_plus",
-    "dr_grpo": "give method=none algorithm.norm_adv_by_std_in_grpo=false",
-    "dapo": "give method=ppo actor_rollout_ref.actor.clip_ratio_high=0.28 algorithm.filter_groups.enable=true",
-    "tis": "it is method=tis_seq (weights of sequences) or tis_token (of tokens)",
-    "is": "it is method=tis_seq (weights of sequences) or tis_token (of tokens)",
-    "areal": "it is method=decoupled_ppo",
-    "opob": "it is method=vcpo_opob",
-    "ess": "it is method=vcpo_ess",
-}
-"""Names of methods in the field, and what gives them here."""
-_OTHER_WORDS = {
-    "learning_rate": "lr",
-    "batch_size": "train_batch_size",
-    "max_steps": "total_training_steps",
-    "num_train_epochs": "total_epochs",
-    "num_generations": "n",
-    "max_new_tokens": "max_response_length",
-    "max_completion_length": "max_response_length",
-}
-"""What other trainers call a setting."""
-_LONG_DASHES = ("–", "—")  # which word processors make of --
 _OLD = ("custom_reward_function", "reward_model", "sandbox_fusion")
 """verl's former sections, which nothing reads any more: they are below `reward` now."""
 _OPEN = (
@@ -109,14 +84,13 @@ def refused(
         return SettingError(_unreadable(str(error.override)))
     if found := re.match(r"Ambiguous value for argument '((.*?)=(.*?))'\n", str(error)):
         given, name, value = found.groups()
-        fix = f"a comma separates values; give a list, {name}=[{value}], or {_quoted(name, value)}"
-        return SettingError(f"{given}: {fix}")
+        return SettingError(f"{given}: {_with_comma(name, value, base())}")
     if found := re.match(r"Could not (override|append).*? '(.*?)'(.*)", str(error)):
         given = _override(found[2], overrides)
         if found[1] == "append":
             fix = "the setting is there already; leave the + out"
         else:
-            fix = f"write +{given}" if "defaults list" in found[3] else unknown(found[2], base())
+            fix = f"write +{given}" if "defaults list" in found[3] else unknown(found[2], base(), given)
         return SettingError(f"{given}: {fix}")
     if found := re.match(r"Multiple values for (\w+)\.|(\w+) appears more than once in the final def", str(error)):
         name = found[1] or found[2]
@@ -186,7 +160,7 @@ def _why_nothing_reads(base: DictConfig, name: str, given: str) -> str | None:
         if not isinstance(section, DictConfig):
             return f"{where} is one value, {shown(section)}, and no section of settings"
         if part not in section:
-            return _why_not_in(section, where, part, name, base)
+            return _why_not_in(section, where, part, name, base, given)
         try:
             section = section[part]
         except OmegaConfBaseException:  # a value that is to be given, or refers to one
@@ -194,12 +168,14 @@ def _why_nothing_reads(base: DictConfig, name: str, given: str) -> str | None:
     return None
 
 
-def _why_not_in(section: DictConfig, where: str, part: str, name: str, base: DictConfig) -> str | None:
+def _why_not_in(
+    section: DictConfig, where: str, part: str, name: str, base: DictConfig, given: str
+) -> str | None:
     """Why nothing reads `part` of the section `where`, which the package's configuration does not have."""
     reader = next((reader for end, reader in _READERS.items() if where.endswith(end)), None)
     if reader is None:
         known = part in _fields(section.get("_target_")) or (where and not len(section))
-        return None if known else unknown(name, base)
+        return None if known else unknown(name, base, given)
     fields = inspect.signature(_imported(*reader.split(":"))).parameters
     if part in fields or part.startswith("_") or (reader == _OF_VLLM and part in _options_of_vllm()):
         return None
@@ -261,17 +237,22 @@ def _wrong_value(config: DictConfig, name: str) -> str | None:
     return None
 
 
-def unknown(name: str, base: DictConfig) -> str:
-    """That there is no such setting, and which one of the configuration may be meant."""
+def unknown(name: str, base: DictConfig, given: str = "") -> str:
+    """That there is no such setting, and which one of the configuration may be meant. `given`: as the user wrote it."""
+    value = given.partition("=")[2] or "VALUE"
+    if elsewhere := other_names.of_another(name, value):
+        return f"there is no such setting; {elsewhere}"
     names = list(all_names(base))
     above, _, last = name.rpartition(".")
-    wanted = f"{above}.{_OTHER_WORDS.get(last, last)}".lstrip(".")
-    below = [known for known in names if known.endswith(f".{wanted}")]  # the section is missing
+    wanted = f"{above}.{other_names.WORDS.get(last, last)}".lstrip(".")
+    below = [known for known in names if known == wanted or known.endswith(f".{wanted}")]  # the section is missing
     lasts: dict[str, list[str]] = {}
     for known in names:
         lasts.setdefault(known.rpartition(".")[2], []).append(known)
     beside = closest(last, [known.rpartition(".")[2] for known in names if known.rpartition(".")[0] == above], 0.75)
     below += [f"{above}.{beside}".lstrip(".")] if beside else []
+    if not below and above.endswith("rollout") and last in _options_of_vllm():
+        return f"there is no such setting; an option of vLLM is +{above}.engine_kwargs.vllm.{last}={value}"
     last = closest(wanted.rpartition(".")[2], lasts, 0.8) or ""  # the section is wrong, or the last part misspelt
     near = next(iter(below), None) or closest(wanted, lasts.get(last, []), 0.0) or closest(wanted, names)
     fix = f"did you mean {near}?" if near else "--print-config prints all settings"
@@ -311,6 +292,8 @@ def _no_choice(missing: str, options: list[str], folder: Path | None) -> str:
     if group == "method":
         return f"method={given}: {_no_method(given, options, own)}"
     sign = "+" if group in ("task", "agent", "gpus") else ""
+    if group == "gpus" and (size := re.fullmatch(r"(\d+)(gi?)?b?", given.lower())):
+        return f"{sign}{group}={given}: {other_names.card(int(size[1]))}; presets are {', '.join(options)}{own}"
     return f"{sign}{group}={given}: there is no such {group}; {choices(given, options)}{own}"
 
 
@@ -318,17 +301,32 @@ def _no_method(given: str, methods: list[str], own: str) -> str:
     name = re.sub(r"[-. ]", "_", given.lower())
     if name in methods:
         return f"names are in small letters; give method={name}"
-    if name in _KNOWN_ELSEWHERE:
-        return f"there is no method of this name; {_KNOWN_ELSEWHERE[name]}"
+    if name in other_names.METHODS:
+        return f"there is no method of this name; {other_names.METHODS[name]}"
     near = difflib.get_close_matches(name, methods, n=3)
     fix = f"did you mean {' or '.join(near)}? " if near else ""
     return f"there is no such method; {fix}docs/reference/methods.md has all {len(methods)}{own}"
 
 
+def _with_comma(name: str, value: str, base: DictConfig) -> str:
+    """What is wrong with several values of a setting, or with a decimal comma."""
+    known = OmegaConf.select(base, name, default=_ABSENT)
+    if re.fullmatch(r"[-+]?\d+,\d+(e[-+]?\d+)?", value) and (known is _ABSENT or type(known) in (int, float)):
+        decimal = f"a decimal has a point, {name}={value.replace(',', '.')}"
+        return decimal if known is not _ABSENT else f"{decimal}; and {unknown(name, base, f'{name}={value}')}"
+    return f"a comma separates values; give a list, {name}=[{value}], or {_quoted(name, value)}"
+
+
+_ABSENT = object()
+
+
 def _unreadable(override: str) -> str:
-    if override.startswith(_LONG_DASHES):
-        return f"{override}: begins with a long dash; give --{override.lstrip(''.join(_LONG_DASHES))}"
     name, sign, value = override.partition("=")
+    if plain := other_names.typed(override):
+        if plain.startswith("-"):
+            return f"{override}: begins with a long dash; give --{plain.lstrip('-')}"
+        keep = f", or {_quoted(name, value)}" if sign and not re.search(r"=[-\d.]+$", plain) else ""
+        return f"{override}: has characters of a word processor; give {plain}{keep}"
     if (name, value) != (name.strip(), value.strip()):
         return f"{override}: give it without spaces, {name.strip()}={value.strip()}"
     if not sign:

@@ -48,6 +48,8 @@ def _one_of(*allowed: Any, why: str = "", unless: Callable[[str], bool] | None =
         equal = (value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed)
         if any(equal) or (unless and isinstance(value, str) and unless(value)):
             return value
+        if unless and str(value).endswith(".py"):
+            raise PydanticCustomError("setting", "names no function of the file; give {value}:FUNCTION", {"value": value})
         words = f"{why}; {choices(value, allowed)}" if why else choices(value, allowed)
         raise PydanticCustomError("setting", "{words}", {"words": words})
 
@@ -75,6 +77,8 @@ _SHARES = _a(list[Annotated[float, Field(gt=0)]], "give a share above 0 of each 
 _BETA = Annotated[float, Field(ge=0, lt=1)]
 _MEGATRON = _one_of("megatron", why="the lag-k trainer is built on Megatron alone")
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
+_PENALTY = "a penalty is no part of the policy whose log-probs are trained on"
+_ONE_SEED = "all samples of a prompt would be drawn from one seed; async.deterministic=true gives each its own"
 _GREEDY = "the most likely token alone has no log-probs to weight; set it above 0"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
 _LENT = "lent GPUs have samplers without the limits of async.*; give rollout.n_gpus_per_node more of the GPUs instead"
@@ -168,6 +172,9 @@ TYPES: dict[str, Any] = {
     f"{_ROLLOUT}.temperature": _a(float, _GREEDY, gt=0),
     f"{_ROLLOUT}.top_p": _one_of(1, why=_ALL_TOKENS),
     f"{_ROLLOUT}.top_k": _one_of(-1, 0, why=_ALL_TOKENS),
+    f"{_ROLLOUT}.repetition_penalty": (_one_of(1, why=_PENALTY)[0], Field(default=None)),
+    f"{_ROLLOUT}.do_sample": _one_of(True, why=_GREEDY.partition(";")[0]),
+    f"{_ROLLOUT}.full_determinism": _one_of(False, why=_ONE_SEED),
     f"{_ROLLOUT}.calculate_log_probs": _one_of(True, why="importance weights need the samplers' log-probs"),
     f"{_ROLLOUT}.dtype": _one_of("auto", "bfloat16", "float16", "float32"),
     **_each(_SHARE, _ROLLOUT, "gpu_memory_utilization val_kwargs.top_p"),

@@ -33,6 +33,11 @@ request_order: ContextVar[tuple[int, ...]] = ContextVar("request_order", default
 """The place of an agent loop's requests in the queue, smallest first: validation, step of submission, ..."""
 
 
+def is_training_request() -> bool:
+    """Return True in an agent loop whose responses are trained on, False in a validation and outside of agent loops."""
+    return bool(request_order.get()[:1] == (True,))
+
+
 def slots_of_sampler(rollout: Any) -> int:
     """Return the requests that a sampler works on at a time: `max_num_seqs` for each of its engines.
 

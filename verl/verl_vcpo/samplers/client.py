@@ -21,7 +21,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_vcpo.common.token_versions import FIELD, token_versions
-from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, request_order
+from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, is_training_request, request_order
+from verl_vcpo.samplers.sampling_params import check_training_request
 
 at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
 """The seconds that an agent loop's requests take, with the wait for their turn."""
@@ -95,7 +96,10 @@ class ResumingLLMClient(LLMServerClient):
 
         Raises:
             RequestEndsServers: `MAX_SERVER_FAILURES` servers failed while they worked on the request.
+            UserCodeError: a training request asks for tokens of another distribution than the policy's.
         """
+        if is_training_request():
+            check_training_request(sampling_params, self.config.actor_rollout_ref.rollout.temperature)
         with (at_samplers.get() or Seconds()).counted():
             async with self._gate.admitted(request_order.get()):
                 try:

@@ -1,0 +1,95 @@
+"""What others call a setting or a method: the published repository, verl's other trainers, vLLM, other packages."""
+
+import re
+import unicodedata
+
+METHODS = {
+    "grpo": "its gradient is method=none (no correction), tis_seq or tis_token (truncated weights), or ppo (its clip)",
+    "rloo": "give method=none algorithm.adv_estimator=rloo",
+    "reinforce": "it is method=none",
+    "reinforce++": "give method=none algorithm.adv_estimator=reinforce_plus_plus",
+    "reinforce_plus_plus": "give method=none algorithm.adv_estimator=reinforce_plus_plus",
+    "dr_grpo": "give method=none algorithm.norm_adv_by_std_in_grpo=false",
+    "dapo": "give method=ppo actor_rollout_ref.actor.clip_ratio_high=0.28 algorithm.filter_groups.enable=true",
+    "tis": "it is method=tis_seq (weights of sequences) or tis_token (of tokens)",
+    "is": "it is method=tis_seq (weights of sequences) or tis_token (of tokens)",
+    "areal": "it is method=decoupled_ppo",
+    "opob": "it is method=vcpo_opob",
+    "ess": "it is method=vcpo_ess",
+}
+"""Names of methods in the field, and what gives them here."""
+WORDS = {
+    "learning_rate": "lr",
+    "batch_size": "train_batch_size",
+    "max_steps": "total_training_steps",
+    "total_steps": "total_training_steps",
+    "num_steps": "total_training_steps",
+    "num_train_epochs": "total_epochs",
+    "num_generations": "n",
+    "max_new_tokens": "max_response_length",
+    "max_completion_length": "max_response_length",
+}
+"""What other trainers call a setting: last part -> ours."""
+_EVERY_UPDATE = "samplers get new weights after every update; leave it out"
+_ALL_TOKENS = "samplers draw from all tokens of the policy, whose log-probs are trained on; leave it out"
+_SETTINGS = {
+    "async_training.staleness_threshold": "give async.lag={value}",
+    "async_training.trigger_parameter_sync_step": _EVERY_UPDATE,
+    "async_training.require_batches": _EVERY_UPDATE,
+    "async_training.partial_rollout": "responses go on across updates; leave it out",
+    "async_training": "async.lag, async.on_deadline and async.kv_cache take its place",
+    "ess_scaling.enable": "give method=vcpo, or method=vcpo_ess for the step size alone",
+    "ess_scaling": "method=vcpo scales the step; give vcpo.step_size_rule, vcpo.base_ess_ratio or vcpo.ess_part",
+    "grad_baselining.enable": "give method=vcpo, or method=vcpo_opob for the baseline alone",
+    "grad_baselining.scope": "give method=vcpo vcpo.opob_scope={value}: group or minibatch",
+    "grad_baselining": "method=vcpo has the baseline; give vcpo.opob_scope or vcpo.opob_weights",
+    "update_policy_per_traj": "vcpo.norms.how says how each trajectory's gradient is measured; leave it out",
+    "total_rollout_steps": "give trainer.total_training_steps: updates, {value} prompts / data.train_batch_size",
+    "wandb_entity": "set WANDB_ENTITY={value} in the environment",
+    "wandb_project": "give trainer.project_name={value}",
+    **dict.fromkeys((f"rollout.{name}" for name in ("min_p", "min_tokens", "bad_words", "logit_bias")), _ALL_TOKENS),
+    **dict.fromkeys((f"rollout.{name}_penalty" for name in ("presence", "frequency")), _ALL_TOKENS),
+    "rollout.stop": "an agent loop of your own can stop at a text; leave it out",
+}
+"""Settings or sections of others, by the end of a name, and what to do here."""
+_OF_HYDRA = {
+    "--config-name": "leave it out: +task=NAME chooses a preset, of your own with --config-dir DIR",
+    "--config-path": "give --config-dir DIR",
+    "-cd": "give --config-dir DIR",
+    "--cfg": "give --print-config",
+    "--multirun": "one command starts one run",
+    **dict.fromkeys(("-cn", "-cp"), "leave it out: +task=NAME chooses a preset, of your own with --config-dir DIR"),
+    "-m": "one command starts one run",
+}
+"""Options of Hydra's own command line, and what to do instead."""
+_TYPED = str.maketrans("\u2212\u2010\u2011\u2012\u2013\u2014\u201c\u201d\u201e\u2018\u2019", "------\"\"\"''")
+"""What word processors and pages make of a minus sign, a hyphen and quotes."""
+
+
+def of_another(name: str, value: str) -> str | None:
+    """What gives here what others call `name`, in words with the user's value; None where no name is known."""
+    parts = name.split(".")
+    for depth in range(len(parts), 0, -1):  # the whole name first, then the sections around
+        above = ".".join(parts[:depth])
+        for known, words in _SETTINGS.items():
+            if f".{above}".endswith(f".{known}"):
+                return words.format(value=value)
+    return None
+
+
+def card(gigabytes: int) -> str:
+    """What to give for a GPU that is sold with so much memory."""
+    if gigabytes == 80:
+        return "a card of 80 GB is what the plan takes by default; leave it out"
+    return f"give what torch says of the card's memory, about gpu_memory_gib={0.985 * gigabytes:.1f}"
+
+
+def of_hydra(option: str) -> str | None:
+    """What to do instead of an option of Hydra's command line; None for another option."""
+    return _OF_HYDRA.get(re.split(r"[= ]", option)[0])
+
+
+def typed(text: str) -> str | None:
+    """A text with the characters that a keyboard has; None where it has no others that look like these."""
+    plain = unicodedata.normalize("NFKC", text.translate(_TYPED))
+    return None if plain == text else plain
