@@ -245,6 +245,7 @@ def check(config: DictConfig, files: bool = True) -> None:
         import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
     from recipe.fully_async_policy.launch.ray_access import check_access
+    from recipe.fully_async_policy.plan.fitting import micro_batch
     from recipe.fully_async_policy.settings.agent_code import check_agent_code
     from recipe.fully_async_policy.settings.consistency import check_consistency, lag
     from recipe.fully_async_policy.settings.devices import check_gpus
@@ -255,7 +256,7 @@ def check(config: DictConfig, files: bool = True) -> None:
         raise SettingError("verl did not load this package's plugin: install it with `bash scripts/install.sh`")
     samples = validate(
         config,
-        lambda: check_consistency(config, lag),
+        lambda: check_consistency(config, lag, micro_batch),
         lambda: check_access(config.ray_kwargs.ray_init, connect=files),
         lambda: check_gpus(config) if files else None,
         files=files,

@@ -6,6 +6,7 @@ Without --write it compares the page with the code. Exit code 1 where they diffe
 import argparse
 import ast
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -14,7 +15,11 @@ from dataclasses import MISSING
 from enum import EnumType
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fully_async_policy.main import compose_unchecked
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from verl_vcpo.actor.norms.settings import NormsConfig
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -79,16 +84,18 @@ Settings of verl, Megatron and Ray that a cluster needs most often ([your cluste
 
 
 def page() -> str:
-    """The text of the page."""
+    """The text of the page. The column "default" has what a run gets that gives nothing else."""
+    with patch.dict(os.environ, VCPO_HARDWARE="cpu"):
+        run = compose_unchecked(["+agent=simpletir"])
     return "\n".join(
         [
             _HEAD,
             _section("The run", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", depth=0)),
             _section("Asynchrony", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", "async")),
             _section("The data", "", _of_yaml(CONFIG / "vcpo_trainer.yaml", "data")),
-            _section("VCPO's update", "", _of_class(VCPOSettings, "vcpo")),
-            _section("Gradient norms", "", _of_class(NormsConfig, "vcpo.norms")),
-            _section("Tool use", "With `+agent=simpletir`.\n\n", _of_class(ToolUseSettings, "tool_use")),
+            _section("VCPO's update", "", _of_class(VCPOSettings, "vcpo", run)),
+            _section("Gradient norms", "", _of_class(NormsConfig, "vcpo.norms", run)),
+            _section("Tool use", "With `+agent=simpletir`.\n\n", _of_class(ToolUseSettings, "tool_use", run)),
             _section(
                 "reasoning-gym",
                 "With `+task=reasoning_gym`.\n\n",
@@ -128,8 +135,8 @@ def _of_yaml(file: Path, group: str = "", depth: int = 2) -> Iterator[tuple[str,
         above = comment[1] if comment else ""
 
 
-def _of_class(settings: type, prefix: str) -> Iterator[tuple[str, str, str]]:
-    """(setting, default, docstring) of a dataclass; of an enum each choice has its docstring, too."""
+def _of_class(settings: type, prefix: str, run: DictConfig) -> Iterator[tuple[str, str, str]]:
+    """(setting, value in `run`, docstring) of a dataclass; of an enum each choice has its docstring, too."""
     meanings = {name: text for of in settings.__mro__[:-1] for name, text in _docstrings(of).items()}
     for name, field in settings.__dataclass_fields__.items():  # type: ignore[attr-defined]  # a dataclass
         if field.default is MISSING:  # a group of its own
@@ -138,7 +145,8 @@ def _of_class(settings: type, prefix: str) -> Iterator[tuple[str, str, str]]:
         if isinstance(kind, EnumType):
             of_choice = _docstrings(kind)
             choices = "".join(f"\n`{choice.value}`: {of_choice[choice.name]}" for choice in kind)
-        yield f"{prefix}.{name}", _as_yaml(field.default), meanings[name] + choices
+        value = OmegaConf.select(run, f"{prefix}.{name}", default=field.default)
+        yield f"{prefix}.{name}", _as_yaml(value), meanings[name] + choices
 
 
 def _as_yaml(value: Any) -> str:

@@ -117,10 +117,6 @@ WRONG = [
         f"{ROLLOUT}.enable_rollout_routing_replay=true {ROLLOUT}.moe_load_balance_metrics_interval=10",
         "replay=true: vLLM's build for CPUs returns no experts",
     ),
-    (f"{ROLLOUT}.temperature=0", "rollout.temperature=0: the most likely token alone"),
-    (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9: the policy's log-probs are over all tokens"),
-    (f"{ROLLOUT}.top_k=20", "rollout.top_k=20: the policy's log-probs are over all tokens"),
-    (f"{ROLLOUT}.logprobs_mode=raw_logits", "logprobs_mode=raw_logits: not of the distribution"),
     (f"{ROLLOUT}.calculate_log_probs=false", "calculate_log_probs=false: importance weights"),
     (f"{ROLLOUT}.gpu_memory_utilization=3", "gpu_memory_utilization=3: give a share above 0, at most 1"),
     (f"{ROLLOUT}.val_kwargs.top_p=2", "val_kwargs.top_p=2: give a share above 0, at most 1"),
@@ -353,12 +349,6 @@ def test_virtual_stages_with_an_odd_number_of_micro_batches(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": "128",
     }
     assert "virtual pipeline stages need a multiple" in run({**good, **stages}, capsys)
-
-
-def test_log_probs_before_the_temperature(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    raw = {f"{ROLLOUT}.logprobs_mode": "raw_logprobs", f"{ROLLOUT}.temperature": "0.7"}
-    expected = f"{ROLLOUT}.logprobs_mode=raw_logprobs: not of the distribution sampled at temperature=0.7"
-    assert expected in run({**good, **raw}, capsys)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ray._private import ray_constants
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch.session import environment_of_workers
-from recipe.fully_async_policy.plan import gpu_memory, gpu_plan, model_shape
+from recipe.fully_async_policy.plan import fitting, gpu_memory, model_shape
 from recipe.fully_async_policy.settings.validate import validate
 from tests.kit.launch_script import arguments
 from tests.test_packaging import pins
@@ -92,14 +92,14 @@ def test_the_workers_have_the_gpus_that_the_command_uses(cluster: Any, config: D
     layout = gpu_memory.read_layout(config)
     shape = model_shape.read_shape(config.actor_rollout_ref.model.path)
     assert shape is not None
-    gpu_plan.check_shape(layout, shape)
+    fitting.check_shape(layout, shape)
     assert gpu_memory.trainer_memory(config, layout, shape).peak < config.gpu_memory_gib
     gpus = 0
     for group in cluster.workerGroupSpecs:
         assert group.replicas == group.minReplicas == group.maxReplicas
         (container,) = group.template.spec.containers
-        assert int(mapping(container.resources.limits)[GPU]) == gpu_plan.GPUS_PER_NODE
-        gpus += group.replicas * gpu_plan.GPUS_PER_NODE
+        assert int(mapping(container.resources.limits)[GPU]) == fitting.GPUS_PER_NODE
+        gpus += group.replicas * fitting.GPUS_PER_NODE
     assert gpus == layout.total
     assert [GPU in mapping(container.resources.limits) for container in pods(cluster)[0].containers] == [False]
 

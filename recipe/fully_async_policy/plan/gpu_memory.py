@@ -28,12 +28,10 @@ is set aside for CUDA, NCCL and working memory. tests/recipe/test_gpu_memory.py 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy.plan.model_shape import ModelShape
-from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.model import has_experts, read_config
 from vcpo import OpobScope
 from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
@@ -200,13 +198,14 @@ def _bucket(config: DictConfig) -> int:
     return int(config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes) << 20
 
 
-def _length(config: DictConfig) -> int:
+def longest_sequence(config: DictConfig) -> int:
+    """Tokens of prompt and response together, at most."""
     return int(config.data.max_prompt_length + config.data.max_response_length)
 
 
 def _tokens(config: DictConfig, layout: Layout) -> float:
     """Tokens of a GPU's micro-batch, if all sequences have the full length."""
-    actor, one = config.actor_rollout_ref.actor, _length(config) / layout.cp
+    actor, one = config.actor_rollout_ref.actor, longest_sequence(config) / layout.cp
     if actor.use_dynamic_bsz:
         return max(actor.ppo_max_token_len_per_gpu, one)
     return (actor.ppo_micro_batch_size_per_gpu or 1) * one
@@ -279,55 +278,3 @@ def kv_tokens(layout: Layout, shape: ModelShape, kv_gib: float) -> int:
     """How many tokens a sampler's KV cache holds (bf16; a head of keys and values is at least on one GPU)."""
     per_token = 4 * shape.layers * max(1, shape.kv_heads / layout.sampler_tp) * shape.head_size
     return int(kv_gib * GIB / per_token)
-
-
-def check_memory(
-    config: DictConfig, trainer: TrainerMemory, sampler: dict[str, float], tokens: int, gpu: float
-) -> None:
-    """Refuse what cannot run whatever the sequences' lengths are, on GPUs of `gpu` GiB, with KV caches of `tokens`.
-
-    Raises SettingError with the setting and the fix.
-    """
-    if trainer.state > gpu:
-        moved = config.actor_rollout_ref.actor.megatron.optimizer_offload
-        fits = not moved and sum(trainer.step.values()) <= gpu
-        offload = "set actor_rollout_ref.actor.megatron.optimizer_offload=true, or " if fits else ""
-        raise SettingError(
-            f"actor_rollout_ref.actor.megatron.tensor_model_parallel_size: weights, gradients and optimizer need "
-            f"{trainer.state:.1f} GiB on each trainer GPU, which has {gpu:.1f}; {offload}raise it, or "
-            "trainer.n_gpus_per_node"
-        )
-    length = _length(config)
-    if tokens < length:
-        raise SettingError(
-            f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves {max(0.0, sampler['KV cache']):.1f} GiB for the "
-            f"KV cache, less than one sequence of {length} tokens; raise it, or rollout.tensor_model_parallel_size"
-        )
-    beside = sampler["weight transfer"] + sampler.get("log-probs again", 0.0)
-    if sum(sampler.values()) > gpu:
-        raise SettingError(
-            f"actor_rollout_ref.rollout.gpu_memory_utilization: leaves less than the {beside:.1f} GiB that weight "
-            "transfers and log-probs that are computed again need beside vLLM; lower it, or "
-            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
-        )
-
-
-def warning(config: DictConfig, trainer: TrainerMemory, gpu: float) -> str | None:
-    """What does not fit if all sequences of a micro-batch have the full length, and the fix; None if all fits."""
-    if trainer.peak <= gpu:
-        return None
-    actor: Any = config.actor_rollout_ref.actor
-    name, size = "ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu
-    alone = size <= _length(config)  # a micro-batch has one sequence at least
-    if not actor.use_dynamic_bsz:
-        name, size = "ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu
-        alone = size == 1
-    fix = f"lower actor_rollout_ref.actor.{name}={size}"
-    if alone and actor.megatron.override_transformer_config.get("recompute_granularity") != "full":
-        fix = "set actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full"
-    elif alone:
-        fix = "set actor_rollout_ref.actor.megatron.optimizer_offload=true, or give the trainer more GPUs"
-    return (
-        f"Warning: a micro-batch in which all sequences have the full length needs {trainer.peak:.1f} GiB on each "
-        f"trainer GPU, which has {gpu:.1f}: {fix}."
-    )

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.launch.ray_access import cluster_address
+from recipe.fully_async_policy.plan.fitting import GPUS_PER_NODE, check_memory, check_shape, warning
 from recipe.fully_async_policy.plan.gpu_memory import (
     Layout,
-    check_memory,
     is_mixture_of_experts,
     kv_tokens,
+    longest_sequence,
     obstacle,
     read_layout,
     sampler_memory,
     trainer_memory,
-    warning,
 )
-from recipe.fully_async_policy.plan.model_shape import ModelShape, read_shape
-from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.plan.model_shape import MODEL_TYPES, ModelShape, read_shape
 from recipe.fully_async_policy.settings.method import description
+from recipe.fully_async_policy.settings.model import OF_HUB
 from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
 from verl_vcpo.actor.models import Install, install_here
 from verl_vcpo.actor.norms.settings import in_words
@@ -31,8 +31,6 @@ from verl_vcpo.samplers.admission import slots_of_sampler
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-GPUS_PER_NODE = 8
 
 SETTINGS = (
     "actor_rollout_ref.model.path",
@@ -86,25 +84,6 @@ _LAYERS = {
     Install.TRANSFORMER_ENGINE: "the layers of Transformer Engine",
 }
 """Of a run on GPUs, by the installation of this machine."""
-
-
-def check_shape(layout: Layout, shape: ModelShape) -> None:
-    """Whether the model can be split so. Raises SettingError with a size that works."""
-    for setting, tp in (
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size", layout.tp),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", layout.sampler_tp),
-    ):
-        fits = [n for n in range(1, tp) if shape.heads % n == 0 and shape.kv_heads % n == 0]
-        if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
-            raise SettingError(
-                f"{setting}={tp}: does not divide the model's {shape.heads} attention heads ({shape.kv_heads} of keys "
-                f"and values); set it to {fits[-1] if fits else 1}"
-            )
-    if shape.layers % layout.pp:
-        raise SettingError(
-            f"actor_rollout_ref.actor.megatron.pipeline_model_parallel_size={layout.pp}: does not divide the model's "
-            f"{shape.layers} layers; set it to a divisor"
-        )
 
 
 def place(layout: Layout) -> list[tuple[str, str]]:
@@ -162,7 +141,7 @@ def print_plan(config: DictConfig) -> None:
     if model := needs_transformer_engine(path):  # check_trainable has refused it where that is known to be missing
         console.print(f"{model} needs Transformer Engine: scripts/{Install.TRANSFORMER_ENGINE}, on every node.")
     if shape is None:
-        console.print(f"Memory is not estimated: {path} has no config.json here, or is a model of another kind.")
+        console.print(_not_estimated(path))
     else:
         check_shape(layout, shape)
         _print_memory(console, config, layout, shape)
@@ -188,10 +167,9 @@ def norms_line(config: DictConfig) -> str | None:
 def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape: ModelShape) -> None:
     from rich.table import Table
 
+    check_memory(config, shape)
     gpu_gib = float(config.gpu_memory_gib)
     trainer, sampler = trainer_memory(config, layout, shape), sampler_memory(config, layout, shape, gpu_gib)
-    tokens = kv_tokens(layout, shape, sampler["KV cache"])
-    check_memory(config, trainer, sampler, tokens, gpu_gib)
     columns = (trainer.backward, trainer.step, sampler)
     heads = ("GiB per GPU", "trainer: backward", "optimizer step", "sampler")
     memory = Table(*heads, title="Memory, at most", title_justify="left")
@@ -199,15 +177,35 @@ def _print_memory(console: "Console", config: DictConfig, layout: Layout, shape:
         memory.add_row(use, *(f"{column[use]:.1f}" if use in column else "-" for column in columns))
     memory.add_row("sum", *(f"{sum(column.values()):.1f}" for column in columns), style="bold")
     console.print(memory)
-    length = config.data.max_prompt_length + config.data.max_response_length
     console.print(
         f"For {gpu_gib:.1f} GiB on each GPU (gpu_memory_gib) and {shape.parameters / 1e9:.2f} billion parameters.\n"
-        f"A sampler's KV cache holds {tokens} tokens: {tokens // length} sequences of full length at once. It runs "
-        f"{slots_of_sampler(config.actor_rollout_ref.rollout)} (actor_rollout_ref.rollout.max_num_seqs)."
+        f"{_of_cache(config, kv_tokens(layout, shape, sampler['KV cache']))}"
     )
     console.print(
-        warning(config, trainer, gpu_gib)
+        warning(config, shape)
         or f"It fits: the trainer needs {trainer.peak:.1f} GiB of a GPU at most, a sampler {sum(sampler.values()):.1f}."
+    )
+
+
+def _of_cache(config: DictConfig, tokens: int) -> str:
+    """How many sequences a sampler's KV cache holds, and what becomes of the others."""
+    whole, slots = tokens // longest_sequence(config), slots_of_sampler(config.actor_rollout_ref.rollout)
+    line = f"A sampler's KV cache holds {tokens} tokens: {whole} sequences of full length at once. It runs {slots} "
+    line += "(actor_rollout_ref.rollout.max_num_seqs)"
+    if whole >= slots:
+        return f"{line}."
+    return f"{line}: no error if more are that long, but slower, as some are put off and computed again."
+
+
+def _not_estimated(path: str) -> str:
+    """Why there is no memory in the plan, and what a plan needs."""
+    if (Path(path) / "config.json").is_file():
+        return f"Memory is not estimated: {path} is a model of another kind than {', '.join(MODEL_TYPES)}."
+    name = Path(path).name
+    hub = path if OF_HUB.fullmatch(path) and not path.startswith("models/") else f"ORGANISATION/{name}"
+    return (
+        f"Memory is not estimated: there is no {path}/config.json, and that file alone would do:\n"
+        f"hf download {hub} config.json --local-dir models/{name}, then actor_rollout_ref.model.path=models/{name}"
     )
 
 

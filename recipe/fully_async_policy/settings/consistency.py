@@ -191,6 +191,18 @@ def _attention(config: DictConfig) -> Found:
             yield name, f"{words}; unset {variable}, or set attention_backend to what you want"
 
 
+def _recomputed(config: DictConfig) -> Found:
+    """Activations that are computed again, without what Megatron needs to know of them."""
+    name = f"{_ACTOR}.megatron.override_transformer_config"
+    settings = config.actor_rollout_ref.actor.megatron.override_transformer_config
+    method, number = settings.get("recompute_method"), settings.get("recompute_num_layers")
+    if settings.get("recompute_granularity") == "full" and (method not in ("uniform", "block") or number is None):
+        words = f"needs {name}.recompute_method=uniform and {name}.recompute_num_layers=1, or block and a number"
+        yield f"{name}.recompute_granularity", words
+    elif settings.get("recompute_granularity") == "selective" and number is not None:
+        yield f"{name}.recompute_num_layers", "is of recompute_granularity=full; leave it out"
+
+
 def _estimator(config: DictConfig) -> Found:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
@@ -203,7 +215,7 @@ def _estimator(config: DictConfig) -> Found:
         yield setting, "needs the policy's probabilities, which verl's V1 trainer does not pass to it; choose another"
 
 
-def _layout(config: DictConfig) -> Found:
+def layout_of_devices(config: DictConfig) -> Found:
     """Numbers of devices that the model's parts cannot share."""
     megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
     tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
@@ -234,17 +246,12 @@ def _batches(config: DictConfig, ranks: int) -> Found:
     batch, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
     stages, virtual = actor.megatron.pipeline_model_parallel_size, actor.megatron.virtual_pipeline_model_parallel_size
     sequences = mini * n // ranks
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    share = -(-longest // actor.megatron.context_parallel_size)
     if batch % mini:
         words = f"does not divide data.train_batch_size={batch}; both are numbers of prompts"
         yield f"{_ACTOR}.ppo_mini_batch_size", words
     elif mini * n % ranks:
         words = f"(by default data.train_batch_size) times rollout.n={n} is {mini * n} sequences, not divisible by the"
         yield f"{_ACTOR}.ppo_mini_batch_size", f"{words} {ranks} data-parallel ranks; make it a multiple"
-    elif actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < share:  # verl ends a run at such a sequence
-        words = f"a sequence of full length has {longest} tokens (data.max_prompt_length + data.max_response_length)"
-        yield f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{words}; raise it to {share}"
     elif not actor.use_dynamic_bsz and micro and sequences % micro:
         words = f"does not divide the {sequences} sequences of a rank (ppo_mini_batch_size x rollout.n / data parallel)"
         yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu", words
@@ -265,5 +272,6 @@ _CHECKS = (
     _schedule,
     _attention,
     _estimator,
-    _layout,
+    layout_of_devices,
+    _recomputed,
 )

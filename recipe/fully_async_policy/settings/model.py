@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SETTING = "actor_rollout_ref.model.path"
-_OF_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")
+OF_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")
+"""The form of a model's name on the hub, as of a folder's path of two parts."""
 _FOLDER = "give a Hugging Face checkpoint's folder"
 _INDEX = "model.safetensors.index.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken", "spiece.model", "tekken.json")
@@ -41,7 +42,7 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase":
 
 def _downloaded(config: DictConfig, name: str) -> str:
     """The folder of a model of the hub, which is downloaded where it has not been."""
-    if not _OF_HUB.fullmatch(name) or name.startswith("models/") or Path(name).parent.is_dir():
+    if not OF_HUB.fullmatch(name) or name.startswith("models/") or Path(name).parent.is_dir():
         made = "`bash scripts/quickstart.sh` makes a small one, `bash scripts/smollm2.sh` gets a pretrained one"
         raise wrong(config, _SETTING, f"no such folder; {_FOLDER} ({made})")
     fix = f"no such folder; get it where there is a network: `hf download {name} --local-dir {name.split('/')[1]}`"

@@ -168,9 +168,7 @@ def _why_nothing_reads(base: DictConfig, name: str, given: str) -> str | None:
     return None
 
 
-def _why_not_in(
-    section: DictConfig, where: str, part: str, name: str, base: DictConfig, given: str
-) -> str | None:
+def _why_not_in(section: DictConfig, where: str, part: str, name: str, base: DictConfig, given: str) -> str | None:
     """Why nothing reads `part` of the section `where`, which the package's configuration does not have."""
     reader = next((reader for end, reader in _READERS.items() if where.endswith(end)), None)
     if reader is None:

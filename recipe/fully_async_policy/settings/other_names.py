@@ -62,7 +62,7 @@ _OF_HYDRA = {
     "-m": "one command starts one run",
 }
 """Options of Hydra's own command line, and what to do instead."""
-_TYPED = str.maketrans("\u2212\u2010\u2011\u2012\u2013\u2014\u201c\u201d\u201e\u2018\u2019", "------\"\"\"''")
+_TYPED = str.maketrans("\u2212\u2010\u2011\u2012\u2013\u2014\u201c\u201d\u201e\u2018\u2019", '------"""\'\'')
 """What word processors and pages make of a minus sign, a hyphen and quotes."""
 
 

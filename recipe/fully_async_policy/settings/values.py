@@ -49,7 +49,9 @@ def _one_of(*allowed: Any, why: str = "", unless: Callable[[str], bool] | None =
         if any(equal) or (unless and isinstance(value, str) and unless(value)):
             return value
         if unless and str(value).endswith(".py"):
-            raise PydanticCustomError("setting", "names no function of the file; give {value}:FUNCTION", {"value": value})
+            raise PydanticCustomError(
+                "setting", "names no function of the file; give {value}:FUNCTION", {"value": value}
+            )
         words = f"{why}; {choices(value, allowed)}" if why else choices(value, allowed)
         raise PydanticCustomError("setting", "{words}", {"words": words})
 
