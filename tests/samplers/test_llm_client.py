@@ -1,6 +1,7 @@
 """The samplers' client over servers that only count: admission, weight updates, and servers that fail."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, most_calls, request_order
 from verl_vcpo.samplers.client import MAX_SERVER_FAILURES, RequestEndsServers, ResumingLLMClient, _joined
 from verl_vcpo.samplers.router import IdleTimeLoadBalancer
+from verl_vcpo.user_code.errors import UserCodeError
 
 
 class Handle:
@@ -99,15 +101,38 @@ class Pool:
 def client(pool: Pool, slots: int = 4, timeout_s: float = 30.0) -> ResumingLLMClient:
     rollout = dict(
         name="vllm", response_length=2, max_num_seqs=slots, n_gpus_per_node=1, nnodes=1, tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1, data_parallel_size=1, agent={"num_workers": 1},
+        pipeline_model_parallel_size=1, data_parallel_size=1, temperature=1.0, agent={"num_workers": 1},
     )  # fmt: skip
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "async": {"sampler_timeout_s": timeout_s}})
     return ResumingLLMClient(config, load_balancer_handle=Handle(pool))
 
 
-async def ask(llm: ResumingLLMClient, number: int, order: tuple[int, ...] = ()) -> TokenOutput:
+async def ask(llm: ResumingLLMClient, number: int, order: tuple[int, ...] = (), **sampling: Any) -> TokenOutput:
     request_order.set(order)
-    return await llm.generate(f"request {number}", prompt_ids=[number], sampling_params={})
+    return await llm.generate(f"request {number}", prompt_ids=[number], sampling_params=sampling)
+
+
+AS_VERL = dict(temperature=1.0, top_p=1, top_k=-1, repetition_penalty=1.0, logprobs=True)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "refused"),
+    [
+        (AS_VERL | dict(max_tokens=2, stop=["."], stop_token_ids=[3], seed=1, min_p=0, logit_bias=None), None),
+        (dict(temperature=0.5), "temperature=0.5, .*; give temperature=1,"),
+        (AS_VERL | dict(top_k=5), "top_k=5, .*; give top_k=-1,"),
+        (AS_VERL | dict(repetition_penalty=1.1), "give repetition_penalty=1,"),
+        *((AS_VERL | {name: 1}, f"give {name}=0,") for name in ("min_p", "min_tokens", "presence_penalty")),
+        *((AS_VERL | {name: [1]}, f"leave {name} out,") for name in ("logit_bias", "bad_words", "structured_outputs")),
+    ],
+)
+def test_a_training_request_draws_from_the_policy(sampling: dict[str, Any], refused: str | None) -> None:
+    async def main(order: tuple[int, ...]) -> None:
+        await ask(client(Pool(CountingServer)), 1, order, **sampling)
+
+    asyncio.run(main((False, 0)))  # of a validation
+    with pytest.raises(UserCodeError, match=refused) if refused else contextlib.nullcontext():
+        asyncio.run(main((True, 0)))
 
 
 def test_only_a_multiple_of_the_slots_is_at_the_samplers_the_earliest_deadline_first() -> None:
