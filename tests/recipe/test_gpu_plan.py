@@ -18,6 +18,7 @@ MEGATRON, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollo
 ACTOR_SEQUENCES = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 ACTOR_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
+RECOMPUTE = f"{MEGATRON}.override_transformer_config.recompute_granularity"
 MATH = {
     "+task": "math",
     "method": "vcpo",
@@ -145,10 +146,11 @@ def test_the_plan_of_a_mixture_of_experts_has_no_second_buffer(
         ),
         (
             {"trainer.n_gpus_per_node": "1", f"{MEGATRON}.tensor_model_parallel_size": "1"},
-            "GiB on each trainer GPU, which has 79.6; raise it",
+            "GiB on each trainer GPU, which has 79.6; set trainer.n_gpus_per_node=",
         ),
         ({f"{MEGATRON}.expert_model_parallel_size": "4"}, "expert_model_parallel_size=4: with expert_tensor_par"),
         ({f"{MEGATRON}.tensor_model_parallel_size": "0"}, "parallel_size=0: give a whole number of at least 1"),
+        ({RECOMPUTE: "full"}, f"{RECOMPUTE}=full: needs {MEGATRON}.override_transformer_config.recompute_method=uni"),
         ({f"{ROLLOUT}.gpu_memory_utilization": "0.1"}, "gpu_memory_utilization: leaves 0.0 GiB for the KV cache"),
     ],
 )
@@ -198,8 +200,8 @@ def test_memory_of_a_layout() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, "ppo_max_token_len_per_gpu=24576"),
-        ({ACTOR_SEQUENCES: "8", DYNAMIC: "false"}, "ppo_micro_batch_size_per_gpu=8"),
+        ({}, "ppo_max_token_len_per_gpu=12288"),
+        ({ACTOR_SEQUENCES: "8", DYNAMIC: "false"}, "ppo_micro_batch_size_per_gpu=4"),
         ({ACTOR_TOKENS: "3072", "gpu_memory_gib": "50"}, "recompute_granularity=full"),
         ({ACTOR_SEQUENCES: "1", DYNAMIC: "false", "gpu_memory_gib": "50"}, "recompute_granularity=full"),
     ],
@@ -253,6 +255,21 @@ def test_the_plan_ends_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert missing in printed
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"actor_rollout_ref.model.path": "a/b"}, "hf download a/b config.json --local-dir models/b, then"),
+        ({f"{ROLLOUT}.max_num_seqs": "4096"}, "(actor_rollout_ref.rollout.max_num_seqs): no error if more are that"),
+        ({f"{ROLLOUT}.max_num_seqs": "8"}, "It runs 8 (actor_rollout_ref.rollout.max_num_seqs)."),
+    ],
+)
+def test_the_plan_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, str], expected: str
+) -> None:
+    assert dry_run(tmp_path, settings) == 0
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_here_is_not_called_missing(tmp_path: Path) -> None:
     config = main.compose([f"{name}={value}" for name, value in MATH.items()])
     config.actor_rollout_ref.model.path = config.data.train_files = str(tmp_path)
@@ -287,6 +304,13 @@ def run_folder(folder: Path, steps: int = 8, **changed: Any) -> Path:
     return folder
 
 
+def change(run: Path, setting: str, value: Any) -> None:
+    """Give an earlier run another setting."""
+    config = OmegaConf.load(run / "config.yaml")
+    OmegaConf.update(config, setting, value)
+    OmegaConf.save(config, run / "config.yaml")
+
+
 def test_a_forecast_scales_the_rates_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By hand: the trainer works 10 - 0.2 * 9.5 - 0.5 s of a step, a sampler 0.7 of it; twice the responses are drawn,
     and trained on by twice the GPUs."""
@@ -308,6 +332,18 @@ def test_a_forecast_scales_the_rates_of_a_run(tmp_path: Path, capsys: pytest.Cap
         (lambda run: (run / "config.yaml").write_text("trainer: {nnodes: 1}"), "give a run's folder (run_dir)"),
         ({"steps": 5}, "5 steps; a forecast needs 6 or more"),
         ({"sampler_idle_share": None}, "its metrics.jsonl has no sampler_idle_share; give a run of this version"),
+        *(
+            (lambda run, setting=setting, value=value: change(run, setting, value), f"is not comparable: {expected}")
+            for setting, value, expected in (
+                ("trainer.device", "cpu", "trainer.device=cpu (here cuda); a forecast needs a short run of this plan"),
+                ("actor_rollout_ref.model.path", "models/tiny", "actor_rollout_ref.model.path=models/tiny (here Qwen"),
+                ("gpu_memory_gib", 139, "gpu_memory_gib=139 (here 79.6)"),
+                (f"{MEGATRON}.tensor_model_parallel_size", 2, f"{MEGATRON}.tensor_model_parallel_size=2 (here 4)"),
+                ("data.max_response_length", 32, "data.max_response_length=32 (here "),
+                (f"{ROLLOUT}.n", 2, "16 responses a step for each trainer GPU (here 128)"),
+                ("method", "none", "method=none (here vcpo)"),
+            )
+        ),
     ],
 )
 def test_what_gives_no_forecast_is_one_line(

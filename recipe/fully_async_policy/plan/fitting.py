@@ -1,5 +1,6 @@
 """Whether a launch fits its GPUs, and with which settings it would: every advice was tried on the plan before."""
 
+import contextlib
 import copy
 import itertools
 import math
@@ -199,16 +200,31 @@ def _first(
     needs: Callable[[DictConfig, Layout, ModelShape], float],
 ) -> Fit | None:
     """The first settings that the checks of the layout accept and with which a GPU has the GiB that it needs."""
+    trial = copy.deepcopy(config)
     for settings in tries:
-        trial = copy.deepcopy(config)
-        for name, value in settings.items():
-            OmegaConf.update(trial, name, value)
-        layout = read_layout(trial)
-        try:
-            check_consistency(trial, layout_of_devices)
-            check_shape(layout, shape)
-        except SettingError:
-            continue
-        if (gib := needs(trial, layout, shape)) <= trial.gpu_memory_gib:
-            return Fit(settings, gib)
+        with _given(trial, settings):
+            layout = read_layout(trial)
+            try:
+                check_consistency(trial, layout_of_devices)
+                check_shape(layout, shape)
+            except SettingError:
+                continue
+            if (gib := needs(trial, layout, shape)) <= trial.gpu_memory_gib:
+                return Fit(settings, gib)
     return None
+
+
+@contextlib.contextmanager
+def _given(config: DictConfig, settings: dict[str, Any]) -> Iterator[None]:
+    """The configuration with other settings, for the block."""
+    before = {}
+    for name, value in settings.items():
+        section, _, last = name.rpartition(".")
+        raw: Any = OmegaConf.to_container(OmegaConf.select(config, section), resolve=False)
+        before[name] = raw.get(last)
+        OmegaConf.update(config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            OmegaConf.update(config, name, value)

@@ -1,0 +1,64 @@
+"""What the published repository and others call a setting leads to what gives it here."""
+
+from pathlib import Path
+
+import pytest
+
+from recipe.fully_async_policy import main
+from tests.recipe.refused import ACTOR, ROLLOUT, run
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("async_training.staleness_threshold=12", "give async.lag=12"),
+        ("+async_training.staleness_threshold=12", "give async.lag=12"),
+        ("async_training.use_trainer_do_validate=false", "async.lag, async.on_deadline and async.kv_cache take"),
+        (f"{ACTOR}.ess_scaling.enable=True", "give method=vcpo, or method=vcpo_ess for the step size alone"),
+        (f"{ACTOR}.grad_baselining.scope=group", "give method=vcpo vcpo.opob_scope=group"),
+        (f"+{ACTOR}.grad_baselining.eps=1", "give vcpo.opob_scope or vcpo.opob_weights"),
+        (f"{ACTOR}.update_policy_per_traj=True", "gradient is measured; leave it out"),
+        ("rollout.total_rollout_steps=4000", "give trainer.total_training_steps: updates, 4000 prompts / data.train"),
+        ("+trainer.wandb_entity=me", "set WANDB_ENTITY=me in the environment"),
+        (f"+{ROLLOUT}.kv_cache_dtype=fp8", f"an option of vLLM is +{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_setting(good: dict[str, str], capsys: pytest.CaptureFixture[str], given: str, expected: str) -> None:
+    said = run(good, capsys, given)
+    assert said.startswith(f"error: {given}: there is no such setting; ") and expected in said
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [("40gb", "about gpu_memory_gib=39.4; presets are 141gb"), ("80gb", "leave it out")]
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_card(good: dict[str, str], capsys: pytest.CaptureFixture[str], gpus: str, expected: str) -> None:
+    assert expected in run(good, capsys, f"+gpus={gpus}")
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (["--config-name=X"], "leave it out: +task=NAME chooses a preset"),
+        (["--config-path", "conf"], "give --config-dir DIR"),
+        (["--cfg", "job"], "give --print-config"),
+        (["-m"], "one command starts one run"),
+    ],
+)
+def test_an_option_of_hydras(capsys: pytest.CaptureFixture[str], option: list[str], expected: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["+task=countdown", *option])
+    error = capsys.readouterr().err
+    assert f"unrecognized arguments: {' '.join(option)}; {expected}" in error and "dashes" not in error
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_an_own_loss_without_its_function(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "mine/method").mkdir(parents=True)
+    text = "# @package _global_\nmethod: own\nvcpo: {enable: false}\n"
+    (folder / "own.yaml").write_text(f"{text}actor_rollout_ref: {{actor: {{policy_loss: {{loss_mode: own.py}}}}}}\n")
+    said = run(good, capsys, "method=own", "--config-dir", str(folder.parent))
+    assert "loss_mode=own.py: names no function of the file; give own.py:FUNCTION" in said
