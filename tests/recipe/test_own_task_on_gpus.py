@@ -18,7 +18,7 @@ from scripts import prepare_data
 from tests.kit import ROOT
 
 SECTION = (ROOT / "docs/guide/cluster.md").read_text().split("## Your model\n")[1].split("## Several nodes\n")[0]
-ROWS = re.findall(r"^\| (\d) \| (\S+) \| (?:`(.*)`)? *\| ([\d.]+) \| ([\d.]+) \|$", SECTION, re.MULTILINE)
+ROWS = re.findall(r"^\| (\d+) \| (\S+) \| (?:`(.*)`)? *\| ([\d.]+) \| ([\d.]+) \|$", SECTION, re.MULTILINE)
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SIZES = (
     *("data.max_prompt_length", "data.max_response_length", "data.train_batch_size", "trainer.n_gpus_per_node"),
@@ -43,6 +43,9 @@ def shape(layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int
 MODELS: dict[str, PretrainedConfig] = {
     "Qwen2.5-1.5B-Instruct": Qwen2Config(**shape(28, 1536, 12, 2, 8960, 151936), tie_word_embeddings=True),
     "Qwen2.5-7B-Instruct": Qwen2Config(**shape(28, 3584, 28, 4, 18944, 152064), tie_word_embeddings=False),
+    "Qwen3-8B": Qwen3Config(
+        **shape(36, 4096, 32, 8, 12288, 151936), head_dim=128, tie_word_embeddings=False, max_position_embeddings=40960
+    ),
     "Qwen3-4B-Instruct-2507": Qwen3Config(
         **shape(36, 2560, 32, 8, 9728, 151936), head_dim=128, tie_word_embeddings=True
     ),
@@ -79,7 +82,7 @@ def command(module: str) -> list[str]:
 
 
 def test_the_table_is_there() -> None:
-    assert [int(gpus) for gpus, *_ in ROWS] == [2, 4, 8, 8]
+    assert [int(gpus) for gpus, *_ in ROWS] == [2, 4, 8, 16, 16]
     assert {model for _, model, *_ in ROWS} == set(MODELS)
 
 
