@@ -37,6 +37,14 @@ def sync(
             return float("nan")
         case "child":
             subprocess.run(["sleep", "86399"])
+        case "daemon" | "daemon, then wait":
+            subprocess.Popen(["/bin/sleep", "86399"], start_new_session=True, env={})
+            if solution_str == "daemon":
+                os._exit(3)
+            time.sleep(600)
+        case "flood":
+            for _ in range(50):
+                print("x" * 999_999)
     number = int(solution_str.split()[-1]) if solution_str.startswith("text") else 0
     score = number * bonus if not extra_info else float(extra_info["index"] + bonus)
     return {"score": score, "acc": 0.5, "truth": ground_truth}

@@ -55,7 +55,7 @@ def run(
 
 
 def processes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
+    children = psutil.Process().children()
     return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "killable_process" in " ".join(p.cmdline())]
 
 
@@ -120,14 +120,28 @@ def test_a_fast_reward_has_one_process_and_a_waiting_one_has_several() -> None:
     assert 1 < run(waiting) <= killable._MOST_PROCESSES
 
 
-def test_what_a_reward_started_ends_with_it() -> None:
-    async def work(scored: Any) -> None:
-        with pytest.raises(UserCodeError, match="took longer"):
-            await scored("child")
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("child", "took longer"), ("daemon", "exit code 3"), ("daemon, then wait", "took longer")]
+)
+def test_what_a_reward_started_ends_with_it(text: str, complaint: str) -> None:
+    """Also what it started in a session and an environment of its own, and where its process ended by itself."""
 
-    run(work, limit_s=SHORT_S)
+    async def work(scored: Any) -> None:
+        with pytest.raises(UserCodeError, match=complaint):
+            await scored(text)
+
+    run(work, limit_s=5 * SHORT_S)
     left = [p for p in psutil.process_iter(["cmdline"]) if "86399" in (p.info["cmdline"] or [])]
     assert not psutil.wait_procs(left, timeout=20)[1], "killed, a process is gone a moment later"
+
+
+def test_what_a_reward_prints_has_a_limit(capfd: pytest.CaptureFixture[str]) -> None:
+    async def work(scored: Any) -> list[Any]:
+        return [await scored("flood"), await scored("text 1")]
+
+    assert [result["score"] for result in run(work)] == [1.0, 1.0]
+    printed = capfd.readouterr().err
+    assert len(printed) < (1 << 20) + 1000 and printed.count("the rest is dropped") == 1
 
 
 def test_a_reward_that_does_not_load_says_why(tmp_path: Path) -> None:

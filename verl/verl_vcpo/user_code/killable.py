@@ -1,8 +1,8 @@
 """Processes for calls that may hang or crash: a call has a limit, at which its process is killed and replaced.
 
 No library does this (pebble was tried): a process is a fresh interpreter, started when a call waits; all that a
-function starts is killed with it; a result that cannot be read fails its call alone; and no process is left however its
-parent ends.
+function starts is killed with it; of what a function prints there is a limit; a result that cannot be read fails its
+call alone; and no process is left however its parent ends.
 """
 
 import asyncio
@@ -26,7 +26,10 @@ _START_LIMIT_S = 300.0  # a function may load a model
 # and calls that wait for a judge get as many processes as verl has threads.
 _FREE_PROCESS_WAIT_S = 0.2
 _MOST_PROCESSES = min(32, (os.cpu_count() or 1) + 4)
-_END_S = 5.0  # a process that has closed its socket ends in this time, or is killed
+_END_S = 5.0  # a process that has closed its socket, or was told to end, ends in this time, or is killed
+_KEPT_OF_CALL, _KEPT_OF_PROCESS = 1 << 20, 64 << 20
+"""Bytes that a call prints, and the calls of a process: the rest is dropped, for a log must not fill the disk."""
+_DROPPED = "more than 1 MB printed in a call, or 64 MB in all calls of a process; the rest is dropped"
 
 
 class Pool:
@@ -109,6 +112,7 @@ class _Process:
         self, function: Function, process: subprocess.Popen[bytes], streams: tuple[asyncio.StreamReader, Any]
     ) -> None:
         self._function, self._process, (self._reader, self._writer) = function, process, streams
+        self._printed = self._printed_in_call = 0
 
     @classmethod
     async def started(cls, function: Function, quiet: bool) -> "_Process":
@@ -119,11 +123,13 @@ class _Process:
             process = subprocess.Popen(
                 [sys.executable, "-m", killable_process.__name__],
                 stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL if quiet else 2,  # what a function prints goes to the worker's log
-                stderr=subprocess.DEVNULL if quiet else None,
-                start_new_session=True,  # a process group, to be killed with all processes that the function starts
+                stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is not for it
             )
         self = cls(function, process, streams)
+        if not quiet:
+            threading.Thread(target=self._pass_on, name="printed", daemon=True).start()
         try:
             error = await self._answer(function, _START_LIMIT_S)
         except TimeoutError:
@@ -141,6 +147,7 @@ class _Process:
 
     async def ask(self, arguments: dict[str, Any], has_ended_one: bool) -> Any:
         """The result. Raises UserCodeError."""
+        self._printed_in_call = 0
         try:
             result, error = await self._answer((arguments, has_ended_one), self._function.timeout_s)
         except TimeoutError:
@@ -178,8 +185,25 @@ class _Process:
         return f"ended with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def kill(self) -> None:
-        """End the process, and all that its function has started."""
+        """End the process, and all that its function has started (`killable_process` sees to that)."""
         if self.alive:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.terminate()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:  # stopped, by a signal of the function's
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
         self._writer.close()
+
+    def _pass_on(self) -> None:
+        """Write what the process prints to the worker's log, up to the limits, until everyone who might has ended."""
+        assert self._process.stdout is not None
+        while data := os.read(self._process.stdout.fileno(), 1 << 16):
+            left = min(_KEPT_OF_CALL - self._printed_in_call, _KEPT_OF_PROCESS - self._printed)
+            self._printed += len(data)
+            self._printed_in_call += len(data)
+            kept = data[: max(left, 0)]
+            if 0 <= left < len(data):
+                kept += f"\n{self._function.path}:{self._function.name}: {_DROPPED}\n".encode()
+            with contextlib.suppress(OSError):  # a full disk; the function must not wait for one who reads
+                os.write(2, kept)
