@@ -1,6 +1,6 @@
 """vLLM's own command line, which a CPU installation cannot start by itself: the package has another name there.
 
-    python -m recipe.vllm serve MODEL [option ...]     an OpenAI-compatible server
+    python -m recipe.vllm serve MODEL [option ...]     an OpenAI-compatible server; --host opens it to others
     python -m recipe.vllm chat                         talk to it
 
 On a GPU this is the command `vllm`.
@@ -23,8 +23,14 @@ def main(argv: list[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     importlib.import_module("verl_vcpo.plugin")  # on a CPU it lets vLLM find its version
-    sys.argv = ["vllm", *arguments]
+    sys.argv = ["vllm", *on_loopback(arguments)]
     importlib.import_module("vllm.entrypoints.cli.main").main()
+
+
+def on_loopback(arguments: list[str]) -> list[str]:
+    """Arguments with which `vllm serve`, which asks for no key unasked, listens where the user says, or on loopback."""
+    told = any(given.split("=")[0] in ("--host", "--uds", "--config", "--help", "-h") for given in arguments)
+    return [*arguments, "--host", "127.0.0.1"] if arguments[:1] == ["serve"] and not told else arguments
 
 
 if __name__ == "__main__":
