@@ -1,5 +1,6 @@
 """The console on a pseudo-terminal, as a terminal shows it; and in a pipe."""
 
+import fcntl
 import io
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,51 @@ def test_in_a_pipe_there_are_only_lines(tmp_path: Path) -> None:
     lines = run.stdout.splitlines()
     assert lines[0] == "Starting the trainer ..." and re.fullmatch(r"Starting the trainer: \d+ s", lines[1])
     assert lines[-1] == "the end" and len([line for line in lines if re.match(r" +[123] ", line)]) == 3
+
+
+_LASTS = """
+import sys
+from pathlib import Path
+from verl_vcpo.common import console
+
+log = Path(sys.argv[1])
+log.touch()
+with console.outlived(log):
+    sys.stdin.read()  # until the console is gone
+    with open(log, "a") as others, console.owned(others):
+        console.screen().stage("Starting")
+        console.print_line("a step")
+    print("to see it")
+    print("to go on", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("left", ["stderr", "the log"])
+@pytest.mark.parametrize("console", ["closed pipe", "full disk", "hung up"])
+def test_a_console_that_goes_away_ends_nothing(console: str, left: str, tmp_path: Path) -> None:
+    if console == "full disk":
+        ours, theirs = None, os.open("/dev/full", os.O_WRONLY)
+    else:
+        ours, theirs = pty.openpty() if console == "hung up" else os.pipe()
+    command, log = [sys.executable, "-c", _LASTS, str(tmp_path / "log")], tmp_path / "log"
+    run = subprocess.Popen(
+        command,
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=theirs,
+        stderr=subprocess.PIPE if left == "stderr" else theirs,
+        start_new_session=True,
+        preexec_fn=(lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)) if console == "hung up" else None,
+    )
+    os.close(theirs)
+    while not log.exists():
+        time.sleep(0.05)
+    if ours is not None:
+        os.close(ours)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 0
+    assert {"Starting ...", "a step"} <= set(log.read_text().splitlines())
+    assert (said.decode() if said is not None else log.read_text()).endswith("to see it\nto go on\n")
 
 
 def test_what_is_not_finished_is_said() -> None:

@@ -25,7 +25,7 @@ from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
 from recipe.fully_async_policy.settings.other_names import of_hydra
 from recipe.fully_async_policy.settings.variables import check_variables
-from verl_vcpo.common import start_up
+from verl_vcpo.common import console, start_up
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,13 +78,14 @@ def _checked(args: argparse.Namespace) -> DictConfig | None:
 
 
 def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
-    """The run's folders, held, with nothing in them that is another run's."""
-    from recipe.fully_async_policy.launch.older_run import take_over
+    """The run's folders, held, with nothing in them that is another run's; a console that goes away ends nothing then."""
+    from recipe.fully_async_policy.launch.older_run import VERL_LOG, take_over
     from recipe.fully_async_policy.settings.run_folder import held
 
     with held(config) as both:
         if moved := take_over(config, launch):
             print(moved)
+        both.enter_context(console.outlived(Path(config.run_dir) / VERL_LOG))
         return both.pop_all()
 
 

@@ -5,10 +5,14 @@ a file there are only lines.
 """
 
 import contextlib
+import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -34,8 +38,7 @@ def owned(log: TextIO) -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     before, saved = _screen, [os.dup(1), os.dup(2)]
-    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    terminal = open(os.dup(1), "w", encoding=encoding, errors="replace")  # noqa: SIM115  # closed below
+    terminal = _lasting(saved[0], partial(os.dup, log.fileno()))
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
@@ -45,11 +48,70 @@ def owned(log: TextIO) -> Iterator[None]:
         finally:
             _screen.close()
             _screen = before
-            log.flush()
+            with contextlib.suppress(OSError):  # a full disk
+                log.flush()
             for descriptor, original in enumerate(saved, start=1):
                 os.dup2(original, descriptor)
                 os.close(original)
-            terminal.close()
+
+
+@contextlib.contextmanager
+def outlived(log: Path) -> Iterator[None]:
+    """For the block, a console that goes away ends nothing: a terminal that hangs up, a closed pipe, a full disk.
+
+    What standard output cannot take goes to standard error, and the other way round; where neither takes it, to the end
+    of the file `log`.
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    streams = sys.stdout, sys.stderr
+    if streams == (sys.__stdout__, sys.__stderr__):  # otherwise somebody else looks after them
+        for stream in streams:
+            stream.flush()
+        sys.stdout, sys.stderr = (
+            _lasting(one, partial(os.dup, other), partial(os.open, log, os.O_WRONLY | os.O_APPEND))
+            for one, other in ((1, 2), (2, 1))
+        )
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        signal.signal(signal.SIGHUP, before)
+
+
+class _Lasting(io.RawIOBase):
+    """A descriptor, and where goes what it does not take: the first of `others`, descriptors to open, that takes it."""
+
+    def __init__(self, descriptor: int, others: tuple[Callable[[], int], ...]) -> None:
+        self._descriptor, self._others = descriptor, others
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError:
+            for opened in self._others:
+                with contextlib.suppress(OSError):
+                    descriptor = opened()
+                    try:
+                        os.write(descriptor, data)
+                        break
+                    finally:
+                        os.close(descriptor)
+            return len(data)
+
+
+def _lasting(descriptor: int, *others: Callable[[], int]) -> TextIO:
+    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+    raw = io.BufferedWriter(_Lasting(descriptor, others))
+    return io.TextIOWrapper(raw, encoding=encoding, errors="replace", line_buffering=True)
 
 
 class Screen:
