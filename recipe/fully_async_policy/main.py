@@ -78,7 +78,7 @@ def _checked(args: argparse.Namespace) -> DictConfig | None:
 
 
 def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
-    """The run's folders, held, with nothing in them that is another run's; a console that goes away ends nothing then."""
+    """The run's folders, held, with nothing in them that is another run's. A console may go away meanwhile."""
     from recipe.fully_async_policy.launch.older_run import VERL_LOG, take_over
     from recipe.fully_async_policy.settings.run_folder import held
 
