@@ -3,6 +3,7 @@
 tests/e2e has the same of real runs.
 """
 
+import mmap
 import os
 import re
 import shutil
@@ -121,6 +122,20 @@ def test_killed(memory: Path) -> None:
     assert launcher.wait(timeout=60) == -signal.SIGKILL
     assert nothing_left(run_id, memory, within_s=30)
     assert launcher.stderr and launcher.stderr.read() == "To go on: again\n"
+
+
+@pytest.mark.parametrize("known_by", ["its age", "who has mapped it"])
+def test_another_program_s_memory_stays(memory: Path, known_by: str) -> None:
+    """A reward may attach to an index that another program shares."""
+    if known_by == "its age":
+        memory.write_bytes(bytes(4096))
+    launcher, run_id = started(OBEDIENT, memory)
+    with open(memory, "rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ) as mapped:
+        if known_by == "its age":
+            mapped.close()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(timeout=60) == 130
+    assert memory.exists() and not processes_of(run_id) and not folder_of(memory).exists()
 
 
 HOLDER = """

@@ -52,24 +52,28 @@ class Run:
         self.keep_logs_in: Path | None = None
         """Where the logs of a Ray of the run's own go when they are cleaned up; None: nowhere."""
         self._folders = folders
-        self._shared_memory: set[Path] = set()
+        self._shared_memory: set[str] = set()
+        self._others = {file.path for file in os.scandir(_SHARED_MEMORY)} - shared_memory_of(processes_of(run_id))
+        """Files that were there before; also of another program that a reward or a tool of the run attaches to."""
 
     def observe(self) -> list[psutil.Process]:
         """Note the shared-memory files of the processes that are up now; those processes."""
         processes = processes_of(self.run_id)
-        self._shared_memory |= {Path(file) for file in shared_memory_of(processes)}
+        self._shared_memory |= shared_memory_of(processes)
         return processes
 
     def clean_up(self) -> None:
-        """End every process of the run, then remove its shared memory and its folders."""
+        """End every process of the run, then remove its folders and the shared memory that nobody else has."""
         processes = self.observe()
         for ask in (psutil.Process.terminate, psutil.Process.kill):
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     ask(process)
             _, processes = psutil.wait_procs(processes, timeout=_GRACE_S)
-        for file in self._shared_memory | set(Path(_SHARED_MEMORY).glob(f"vcpo-{self.run_id}-*")):
-            file.unlink(missing_ok=True)
+        in_use = shared_memory_of(process for process in psutil.process_iter() if process.pid != os.getpid())
+        by_name = {str(file) for file in Path(_SHARED_MEMORY).glob(f"vcpo-{self.run_id}-*")}
+        for file in (self._shared_memory - self._others - in_use) | by_name:
+            Path(file).unlink(missing_ok=True)
         for folder in self._folders:
             if self.keep_logs_in:
                 _keep_logs(folder, self.keep_logs_in)
