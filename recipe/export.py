@@ -35,6 +35,8 @@ def export(checkpoint: Path, out: Path) -> None:
     weights = weights_of(checkpoint)
     if not is_free(out):
         raise ExportError(f"{out} is there already: give a new folder")
+    if out.resolve().is_relative_to(checkpoint.resolve()):
+        raise ExportError(f"{out} is in the checkpoint: give a folder elsewhere")
     if wrong := _damage(checkpoint) or missing_weights(weights):
         raise ExportError(f"{checkpoint}: {wrong}; take another checkpoint")
     with whole_folder(out) as partial:
@@ -86,7 +88,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {args.out}: cannot be written ({error.strerror}); give another folder", file=sys.stderr)
+        # copytree goes on after an error, and lists all of them: (from, to, why)
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        print(f"error: {args.out}: cannot be written ({why}); give another folder", file=sys.stderr)
         return 2
     print(f"{args.out}: a Hugging Face folder. To talk to it: python -m recipe.vllm serve {args.out}")
     return 0

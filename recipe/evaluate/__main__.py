@@ -20,7 +20,7 @@ from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
 from recipe.fully_async_policy.launch.next_steps import one_line
 from recipe.tasks.rows import SINGLE_TURN
-from verl_vcpo.common.whole_file import write_whole
+from verl_vcpo.common.whole_file import try_file, write_whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -125,7 +125,7 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     from recipe.fully_async_policy.settings.validate import SettingError
     from recipe.fully_async_policy.settings.values import check_types
 
-    if json_file and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
+    if json_file and (json_file.is_dir() or not _can_be_written(json_file)):
         raise SettingError(f"--json {json_file}: cannot be written; give a file in a folder that is there")
     check_types(config)
     check_consistency(config, lengths)
@@ -133,6 +133,14 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     _, samples = check_rows(config, "val_files")
     check_model(config)
     check_reward(config, list(samples.values()))
+
+
+def _can_be_written(file: Path) -> bool:
+    try:
+        try_file(file)
+    except OSError:
+        return False
+    return True
 
 
 def measured(answers: list[Answer], samples: int) -> dict[str, Result]:

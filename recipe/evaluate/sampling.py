@@ -37,8 +37,10 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
         UserCodeError: a response that the reward cannot score.
         ValueError: a model that vLLM cannot load.
     """
-    path = config.actor_rollout_ref.model.path
-    tokenizer = hf_tokenizer(path)
+    model = config.actor_rollout_ref.model
+    tokenizer = hf_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
+    if model.custom_chat_template:
+        tokenizer.chat_template = model.custom_chat_template
     data = config.data
     keep_files_apart(data)
     with contextlib.redirect_stdout(io.StringIO()):  # verl prints how many rows there are
@@ -61,16 +63,19 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
 
 
 def _prompts(config: DictConfig, tokenizer: Any, problems: list[dict[str, Any]]) -> list[list[int]]:
-    kind = AutoConfig.from_pretrained(config.actor_rollout_ref.model.path).model_type
+    model = config.actor_rollout_ref.model
+    kind = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code).model_type
     template = config.data.get("apply_chat_template_kwargs", {})
     builder = create_continuous_token_builder(tokenizer, hf_model_type=kind, chat_template_kwargs=template)
     return [list(builder.build_initial_tokens(list(problem["raw_prompt"]))) for problem in problems]
 
 
 def _engine(config: DictConfig) -> LLM:
-    rollout, data = config.actor_rollout_ref.rollout, config.data
+    rollout, data, model = config.actor_rollout_ref.rollout, config.data, config.actor_rollout_ref.model
     return LLM(
-        model=config.actor_rollout_ref.model.path,
+        model=model.path,
+        tokenizer=model.tokenizer_path or model.path,
+        trust_remote_code=model.trust_remote_code,
         dtype=rollout.dtype,
         seed=rollout.seed,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,

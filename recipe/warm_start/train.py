@@ -34,7 +34,7 @@ from recipe.warm_start.model import build_model, respond
 from recipe.warm_start.progress import Progress
 from recipe.warm_start.rows import AnsweredRows, Chat, load_answered_rows
 from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
-from verl_vcpo.common.whole_file import whole_folder
+from verl_vcpo.common.whole_file import try_folder, whole_folder
 
 RECORD = "warm_start.json"
 # Raise the version when a change of the code makes old checkpoints differ from new ones of the same settings.
@@ -267,14 +267,15 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
     """Make the checkpoint, or reuse an equal one. Raises ValueError for a wrong setting."""
     started = time.perf_counter()
     fingerprint = {"recipe_version": RECIPE_VERSION, **settings.fingerprint, **lesson.fingerprint}
-    record = cached_record(out, fingerprint)
+    try:
+        record = cached_record(out, fingerprint)
+        if record is None:
+            try_folder(out)
+    except OSError as error:
+        raise ValueError(f"out={out} cannot be written ({error.strerror}): choose another --out") from None
     if record is not None:
         print(f"Reusing {out}: it was made with the same settings.")
     else:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"out={out} cannot be written ({error.strerror}): choose another --out") from None
         torch.set_num_threads(min(THREADS, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         torch.manual_seed(settings.seed)
         tokenizer = lesson.tokenizer(settings.seed)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe import export
 from tests.kit.layout_run import ParallelLayout, run_processes
+from verl_vcpo.actor.hugging_face import write_folder
 
 LAYOUTS = [
     ParallelLayout("one process"),
@@ -19,6 +20,9 @@ LAYOUTS = [
     ParallelLayout("Llama, TP2 SP x PP2", model="llama", tp=2, sequence_parallel=True, pp=2),
     ParallelLayout("Llama, tied", model="llama_tied"),
 ]
+VICUNAS = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [62, 61]}'
+"""Settings of generation that transformers reads, and refuses to write."""
+BESIDE_WEIGHTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def log_probs(folder: Path, adapter: Path | None = None) -> torch.Tensor:
@@ -46,14 +50,29 @@ def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str]
     from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL
 
     model = checkpoints(layout.model)
+    (model / "generation_config.json").write_text(VICUNAS)
     run_processes(layout.name, layout.world_size, "tests.kit.export_worker", (layout, model), tmp_path)
     export.export(tmp_path / CHECKPOINT, tmp_path / "exported")
     wanted = torch.load(tmp_path / LOG_PROBS)
     for folder in (tmp_path / MODEL, tmp_path / "exported"):
+        for name in BESIDE_WEIGHTS:
+            assert (folder / name).read_bytes() == (model / name).read_bytes(), f"{folder.name}/{name}"
         assert (log_probs(folder) - wanted).abs().max() < 1e-5, folder.name
         assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
     assert (log_probs(model) - wanted).abs().max() > 1e-3, "the step changed nothing, so the comparison proves nothing"
     assert len(list((tmp_path / MODEL).glob("model-*-of-*.safetensors"))) > 1, "written in one file"
+
+
+def test_a_disk_that_takes_no_folder(process_group: None, tmp_path: Path) -> None:
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RuntimeError, match=rf"^{tmp_path}/run/model was not written \(.*No space left .* MB free$"):
+        write_folder(full, {}, tmp_path / "run" / "model")
+    (tmp_path / "file").touch()
+    with pytest.raises(RuntimeError, match=r"/file/model was not written \(.*Not a directory.* MB free$"):
+        write_folder(full, {}, tmp_path / "file" / "model")
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def run(layout: ParallelLayout, model: Path, folder: Path, rank: int) -> None:
     engine.save_checkpoint(str(folder / CHECKPOINT / "actor"))
     with torch.no_grad():
         in_parts = partial(write_weights, engine.whole_policy(), shard=_SHARD_BYTES)
-        write_folder(in_parts, engine.model_config, folder / MODEL)
+        write_folder(in_parts, engine.files_beside_weights, folder / MODEL)
     batch = batch_of(layout)
     with engine.eval_mode():
         outputs = engine.infer_batch(batch)

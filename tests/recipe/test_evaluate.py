@@ -73,6 +73,8 @@ def test_a_reward_without_right_and_wrong_has_a_score_only() -> None:
         (["{model}", "--task", "tool_use"], "trainer.val_only=true"),
         (["{model}", "--task", "countdown", "actor_rollout_ref.model.path=x"], "MODEL names it"),
         (["{model}", "--task", "countdown", "--json", "{tmp}"], "cannot be written; give a file in a folder"),
+        (["{model}", "--task", "countdown", "--json", "{data}/x.json"], "cannot be written; give a file in a folder"),
+        (["{model}", "--task", "countdown", "--json", "{tmp}/" + "x" * 250], "cannot be written; give a file in a fol"),
         (["{model}", "--task", "countdown", "data.max_response_length=999"], "together are 1063 tokens; raise it"),
         (["{model}", "--task", "countdown", "actor_rollout_ref.rollout.val_kwargs.top_p=2"], "top_p=2: give a share"),
     ],

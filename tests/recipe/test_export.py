@@ -50,6 +50,15 @@ def test_the_model_of_a_checkpoint(tmp_path: Path, below: str, capsys: pytest.Ca
     assert "is there already" in complaint(capsys, folder, tmp_path / "out")
 
 
+def test_a_model_that_cannot_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder,) = run_with_checkpoints(tmp_path, 5)
+    weights = folder / "actor" / "model" / "huggingface"
+    assert f"{weights}/out is in the checkpoint: give a folder else" in complaint(capsys, folder, weights / "out")
+    (weights / "lost").symlink_to("nowhere")  # copytree lists such errors, as it does those of a full disk
+    assert "out: cannot be written ([Errno 2] No such file or dir" in complaint(capsys, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_of_checkpoints_names_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = run_with_checkpoints(tmp_path, 5, 10)[1]
     for folder in (tmp_path, tmp_path / "checkpoints"):

@@ -6,13 +6,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.launch.next_steps import after_training
+from tests.recipe.refused import MODEL
 
 
-def config(run_dir: Path, agent_loop: str = "single_turn_agent", **settings: Any) -> DictConfig:
+def config(run_dir: Path, agent_loop: str = "single_turn_agent", code: bool = False, **settings: Any) -> DictConfig:
     trainer = {"default_local_dir": str(run_dir / "checkpoints"), "val_only": settings.pop("val_only", False)}
-    rollout = {"rollout": {"agent": {"default_agent_loop": agent_loop}}}
+    actor = {"rollout": {"agent": {"default_agent_loop": agent_loop}}, "model": {"trust_remote_code": code}}
     return OmegaConf.create(
-        {"run_dir": str(run_dir), "save_model": True, "trainer": trainer, "actor_rollout_ref": rollout, **settings}
+        {"run_dir": str(run_dir), "save_model": True, "trainer": trainer, "actor_rollout_ref": actor, **settings}
     )
 
 
@@ -25,6 +26,8 @@ def test_the_model_and_what_to_do_with_it(tmp_path: Path) -> None:
     assert lines[3].endswith("--task gsm8k --samples 8")
     lines = after_training(config(run_dir), ["--config-dir", "my presets", "+task=mine"]).splitlines()
     assert lines[3].endswith("--task mine --config-dir 'my presets' --samples 8")
+    lines = after_training(config(run_dir, code=True), ["+task=gsm8k"]).splitlines()
+    assert lines[1].endswith(" --trust-remote-code") and lines[3].endswith(f" {MODEL}.trust_remote_code=true")
 
 
 def test_the_whole_stack_evaluates_a_task_with_tools(tmp_path: Path) -> None:

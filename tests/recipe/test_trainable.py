@@ -45,6 +45,7 @@ def write(good: dict[str, str], **settings: Any) -> None:
             "Megatron does not scale rotary positions by",
         ),
         ({"model_type": "llama", "attention_bias": True}, "leave out the biases that attention_bias=true"),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized (quant"),
         ({"model_type": "llama", "mlp_bias": True}, "leave out the biases that mlp_bias=true"),
     ],
     ids=str,

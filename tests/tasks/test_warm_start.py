@@ -139,6 +139,13 @@ def test_foreign_folders_are_left_alone(data, tmp_path, capsys) -> None:
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["x" * 250, "x" * 300])
+def test_a_folder_that_cannot_be_written_is_refused_before_a_lesson(data, tmp_path, capsys, monkeypatch, name) -> None:
+    monkeypatch.setattr(warm_start, "fit", lambda *_: pytest.fail("the lesson began"))
+    assert make(data, tmp_path / name) == 2
+    assert f"out={tmp_path / name} cannot be written (File name too long)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -31,10 +31,13 @@ def after_training(config: DictConfig, given: list[str]) -> str:
         evaluation = f"python -m recipe.evaluate {folder} --task {task}{presets} --samples 8"
     else:
         evaluation = of_several_turns(task, model, config_dir)
+    with_code = config.actor_rollout_ref.model.trust_remote_code
+    serving = f"python -m recipe.vllm serve {folder}{' --trust-remote-code' if with_code else ''}"
+    evaluation += " actor_rollout_ref.model.trust_remote_code=true" if with_code else ""
     return "\n".join(
         [
             f"The trained model: {model}",
-            f"  serve it     python -m recipe.vllm serve {folder}",
+            f"  serve it     {serving}",
             "  talk to it   python -m recipe.vllm chat",
             f"  evaluate it  {evaluation}",
         ]

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
+from verl_vcpo.common import model_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,14 +19,14 @@ _SETTING = "actor_rollout_ref.model.path"
 OF_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")
 """The form of a model's name on the hub, as of a folder's path of two parts."""
 _FOLDER = "give a Hugging Face checkpoint's folder"
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken", "spiece.model", "tekken.json")
 """One of which a tokenizer of transformers has; without any, transformers makes an empty one."""
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def check_model(config: DictConfig) -> "PreTrainedTokenizerBase":
-    """Refuse a folder from which no sampler could start. Returns its tokenizer.
+    """Refuse a folder from which no sampler could start, or no trained model be written. Returns its tokenizer.
 
     A model that is given by its name of the hub is downloaded, and its folder takes the name's place.
     """
@@ -37,7 +38,29 @@ def check_model(config: DictConfig) -> "PreTrainedTokenizerBase":
     if why := missing_weights(folder):
         raise _wrong(folder, f"{why}; {_FOLDER}, or get the checkpoint again")
     _check_positions(config, settings)
-    return read_tokenizer(model)
+    _check_generation(folder)
+    tokenizer = read_tokenizer(model)
+    try:
+        model_files.read(model, type(tokenizer).vocab_files_names.values())
+    except OSError as error:
+        raise _wrong(folder, f"{error.filename or error} cannot be read; the trained model gets a copy") from None
+    return tokenizer
+
+
+def _check_generation(folder: Path) -> None:
+    """Refuse settings of generation that transformers or vLLM cannot read, or of which they would lose the ends."""
+    from transformers import GenerationConfig
+
+    name, fix = model_files.GENERATION, "mend the file, or remove it"
+    if not os.path.lexists(folder / name):
+        return
+    try:
+        ends = GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id
+    except Exception as error:  # transformers raises many kinds
+        raise _wrong(folder, f"{name} cannot be read ({first_line(error)}); {fix}") from None
+    several = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if any(type(end) is not int for end in several):
+        raise _wrong(folder, f"{name}: eos_token_id is {ends!r}, and has to be a token's number, or a list; {fix}")
 
 
 def _downloaded(config: DictConfig, name: str) -> str:
@@ -81,12 +104,12 @@ def has_experts(model: dict[str, Any]) -> bool:
 def missing_weights(folder: Path) -> str | None:
     """Say which weights a model's folder lacks, or which file of weights cannot be read; None: all are there."""
     place: dict[str, str] = {}
-    if (folder / _INDEX).is_file():
+    if (folder / INDEX).is_file():
         try:
-            place = dict(json.loads((folder / _INDEX).read_text())["weight_map"])
+            place = dict(json.loads((folder / INDEX).read_text())["weight_map"])
             parts = set(place.values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"{_INDEX} cannot be read ({first_line(error)})"
+            return f"{INDEX} cannot be read ({first_line(error)})"
         if missing := sorted(part for part in parts if not (folder / part).is_file()):
             return f"{len(missing)} of {len(parts)} files of weights are missing, the first is {missing[0]}"
     elif not any(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)):

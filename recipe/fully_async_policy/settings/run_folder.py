@@ -11,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
 from verl_vcpo.common.run_id import run_in
+from verl_vcpo.common.whole_file import is_free
 from verl_vcpo.loop.checkpoint import damage
-from verl_vcpo.report.run_log import last_step
+from verl_vcpo.report.run_log import MODEL_FOLDER, WEIGHTS_FOLDER, last_step
 
 LOCK = ".lock"
 _OWN = ("run_dir", "trainer.default_local_dir")
@@ -76,10 +77,19 @@ def _check_own(setting: str, path: str) -> None:
 
 
 def check_nothing_replaced(config: DictConfig) -> None:
-    """Refuse to evaluate alone in the folder of a run that has trained."""
-    if config.trainer.val_only and (step := last_step(config.run_dir)):
-        words = f"has the metrics of a run of {step} steps, which trainer.val_only=true would replace"
-        raise wrong(config, "run_dir", f"{words}; give the evaluation a folder of its own")
+    """Refuse to evaluate alone in the folder of a run that has trained, and to write a model over a user's."""
+    step = last_step(config.run_dir)
+    if config.trainer.val_only:
+        if step:
+            words = f"has the metrics of a run of {step} steps, which trainer.val_only=true would replace"
+            raise wrong(config, "run_dir", f"{words}; give the evaluation a folder of its own")
+        return
+    folders = {MODEL_FOLDER: config.save_model, WEIGHTS_FOLDER: config.save_weights}
+    for folder in (Path(config.run_dir, name).resolve() for name, written in folders.items() if written):
+        first = Path(config.actor_rollout_ref.model.path).resolve()
+        # what an earlier run has left is moved aside, where the run does not go on
+        if first.is_relative_to(folder) or not (step or is_free(folder)):
+            raise wrong(config, "run_dir", f"the trained model would replace {folder}; give another folder")
 
 
 def check_checkpoint(config: DictConfig) -> None:

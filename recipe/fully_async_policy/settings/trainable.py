@@ -86,6 +86,11 @@ def _obstacle(config: dict[str, Any], install: Install | None) -> str | None:
     if kind not in trained:
         cure = f"install it (scripts/{Install.TRANSFORMER_ENGINE}), or " if install is Install.GPU else ""
         return f"model_type={kind} needs Transformer Engine, which is not installed here; {cure}{instead}"
+    if config.get("quantization_config"):
+        return (
+            "its weights are quantized (quantization_config in its config.json), and those that the trainer makes are "
+            "not, so that no sampler could load them; take the model without quantization"
+        )
     positions = config.get("rope_parameters") or config.get("rope_scaling") or {}
     of_layers = [part for part in positions.values() if isinstance(part, dict)] or [positions]
     if other := next((found for found in map(kind_of, of_layers) if found not in model.positions), None):

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from recipe.fully_async_policy.settings.agent_loop import check_agent_loop
 from recipe.fully_async_policy.settings.consistency import check_consistency
 from recipe.fully_async_policy.settings.data import Sample, check_data, check_given
+from recipe.fully_async_policy.settings.disk_space import check_disk_space
 from recipe.fully_async_policy.settings.effects import vcpo_of
 from recipe.fully_async_policy.settings.errors import SettingError as SettingError
 from recipe.fully_async_policy.settings.errors import check_each
@@ -42,7 +43,8 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
 
     def check_model_and_data() -> None:
         make_files(config)
-        samples.extend(check_data(config, check_model(config)))
+        tokenizer = check_model(config)
+        check_each(lambda: check_disk_space(config), lambda: samples.extend(check_data(config, tokenizer)))
 
     of_files: list[Callable[[], object]] = [
         lambda: check_folders(config),

@@ -51,7 +51,7 @@ class VCPOActorWorker(DetachActorWorker):
         """Write the policy as a Hugging Face folder."""
         engine = self.actor.engine
         with torch.no_grad():
-            write_folder(engine.write_policy, engine.model_config, Path(folder))
+            write_folder(engine.write_policy, engine.files_beside_weights, Path(folder))
 
 
 class VCPOCriticWorker(TrainingWorker):

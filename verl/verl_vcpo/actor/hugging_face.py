@@ -1,38 +1,44 @@
 """A policy as a Hugging Face folder."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from verl_vcpo.common import model_files
 from verl_vcpo.common.whole_file import whole_folder
 
 _SHARD_BYTES = 4_000_000_000
 _INDEX = "model.safetensors.index.json"
 
 
-def write_folder(write: Callable[[Path], None], model: Any, folder: Path) -> None:
-    """Write weights, configuration, tokenizer and generation settings. Collective: rank 0 writes.
+def write_folder(write: Callable[[Path], None], files: Mapping[str, bytes], folder: Path) -> None:
+    """Write weights, and the files beside them. Collective: rank 0 writes.
 
     Args:
         write: a collective function that writes the weights into a folder, as `write_weights` does.
-        model: verl's HFModelConfig, with the tokenizer loaded.
+        files: what `model_files.read` has returned.
         folder: on a file system of rank 0's node; appears when it is complete, and replaces an older one.
+
+    Raises:
+        RuntimeError: on rank 0, in one line, where the disk does not take the folder.
     """
     if dist.get_rank() != 0:
         write(folder)
         return
-    with whole_folder(folder) as partial:
-        write(partial)
-        model.hf_config.save_pretrained(partial)
-        model.get_processor().save_pretrained(partial)
-        if model.generation_config is not None:
-            model.generation_config.save_pretrained(partial)
+    try:
+        with whole_folder(folder) as partial:
+            write(partial)
+            model_files.write(files, partial)
+    except (OSError, SafetensorError) as error:
+        free_mb = shutil.disk_usage(next(above for above in folder.parents if above.is_dir())).free / 1e6
+        raise RuntimeError(f"{folder} was not written ({error}); its disk has {free_mb:.0f} MB free") from error
 
 
 def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path, shard: int = _SHARD_BYTES) -> None:

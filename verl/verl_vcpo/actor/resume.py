@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from megatron.core.optimizer import DistributedOptimizer, distrib_optimizer
 from megatron.core.optimizer import optimizer as any_optimizer
-from verl.utils.megatron_utils import load_megatron_model_to_gpu
+from verl.utils.megatron_utils import get_hf_model_checkpoint_path, load_megatron_model_to_gpu
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from verl_vcpo.actor.hugging_face import write_weights
+from verl_vcpo.common import model_files
 
 # The entries of an optimizer's group that a checkpoint must not replace: Megatron's scheduler and Adam read them.
 _NOT_FROM_CHECKPOINT = ("max_lr", "min_lr", "foreach")
@@ -39,9 +41,16 @@ class Resumable(MegatronEngineWithLMHead):
     """Mixin of Megatron engines, before verl's class."""
 
     def initialize(self) -> None:
-        """Build the model; checkpoints have the weights that `write_policy` writes."""
+        """Build the model; checkpoints have what `write_policy` writes, and the files beside the first model's weights.
+
+        The files are read here, because a run may outlive the first model's folder.
+        """
         super().initialize()
         if not self.engine_config.forward_only:
+            tokenizer_class = type(self.model_config.tokenizer)
+            of_tokenizer = getattr(tokenizer_class, "vocab_files_names", {}).values()
+            self.files_beside_weights = model_files.read(self.model_config, of_tokenizer)
+            self.checkpoint_mananager._save_hf_config_and_tokenizer = self._write_files_beside_weights
             self.checkpoint_mananager._save_model_as_hf_via_bridge = self.write_policy
             self.checkpoint_mananager._maybe_filter_peft_state_dict = self._trained_alone
 
@@ -58,6 +67,10 @@ class Resumable(MegatronEngineWithLMHead):
         write_weights(self.whole_policy(), Path(folder))
         if self.peft_cls is not None:
             self.bridge.save_hf_adapter(self.module, Path(folder) / "adapter", self.peft_cls, show_progress=False)
+
+    def _write_files_beside_weights(self, checkpoint: str) -> None:
+        if dist.get_rank() == 0:
+            model_files.write(self.files_beside_weights, Path(get_hf_model_checkpoint_path(checkpoint)))
 
     def _trained_alone(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a sharded state without the weights that adapters leave as they are.

@@ -43,6 +43,23 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)  # where the block was interrupted
 
 
+def try_file(file: Path) -> None:
+    """Raise the OSError with which `whole_file(file)` would fail as things are now. Leaves nothing behind."""
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        partial.touch()
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def try_folder(folder: Path) -> None:
+    """Raise the OSError with which `whole_folder(folder)` would fail as things are now. Leaves folders above it."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    partial.rmdir()
+
+
 def is_free(folder: Path) -> bool:
     """Return True where a new folder can be written without a loss: nothing is there, or an empty folder."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
