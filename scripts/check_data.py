@@ -97,7 +97,7 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     """What the reward gives for every row. Raises SettingError where it gives nothing."""
     from recipe.fully_async_policy.settings.data import all_samples
     from recipe.fully_async_policy.settings.errors import SettingError
-    from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, reward_of
+    from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, fix_of, reward_of
     from verl_vcpo.user_code.errors import UserCodeError
     from verl_vcpo.user_code.killable import Pool
     from verl_vcpo.user_code.reward_function import score_of
@@ -109,7 +109,9 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
             truth = sample.ground_truth
             known = [form % truth for form in _FORMS] if isinstance(truth, str | int | float) else []
             given = [score_of(await pool.call(arguments(sample, text))) for text in [MADE_UP, *known]]
-        except (UserCodeError, ValueError) as error:
+        except UserCodeError as error:
+            raise SettingError(f"{sample.place}: the reward {error.what}; {fix_of(error, sample)}") from None
+        except ValueError as error:
             raise SettingError(f"{sample.place}: the reward {error}") from None
         return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])
 

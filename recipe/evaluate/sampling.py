@@ -25,6 +25,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from vllm import LLM, SamplingParams
 
 from recipe.evaluate.estimates import Answer
+from verl_vcpo.common.data_columns import KEPT
 from verl_vcpo.loop.dataset import keep_files_apart
 from verl_vcpo.user_code.reward import bound_custom_reward
 from verl_vcpo.user_code.reward_function import of_manager
@@ -115,7 +116,7 @@ def _item(row: dict[str, Any], prompt: list[int], response: list[int]) -> DataPr
         "responses": responses,
         "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
     }
-    columns = {name: value for name, value in row.items() if not isinstance(value, torch.Tensor)}
+    columns = {name: row[name] for name in KEPT if name in row}
     columns |= {"extra_info": dict(row["extra_info"]), "__num_turns__": 2}
     others = {}
     for name, value in columns.items():

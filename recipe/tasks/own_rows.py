@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.tasks.rows import SUFFIXES, Prepared, Row, make_row, numbered_rows
+from verl_vcpo.common.json_rows import decoded
 
 HELP = "a file of your own: columns of questions and answers"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -128,4 +129,6 @@ def _table(file: Path, separator: str) -> Iterator[tuple[int, Row]]:
         except csv.Error as error:
             raise ValueError(f"{file}:{line}: not readable as CSV from this line on ({error})") from None
         except UnicodeDecodeError:
-            raise ValueError(f"{file}: not text in UTF-8; save it as UTF-8") from None
+            for number, text in enumerate(file.read_bytes().split(b"\n"), 1):
+                decoded(text, f"{file}:{number}")
+            raise

@@ -1,7 +1,6 @@
 """Rows: from the files that a hub publishes to the schema that verl trains on."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from verl_vcpo.common.json_rows import json_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +66,7 @@ def find_files(source: Path, part: str, word: str, advice: str, *, any_folder: b
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """The rows of a parquet or JSON lines file, a batch in memory at a time.
+    """The rows of a parquet or JSON file, a batch in memory at a time.
 
     Raises ValueError naming the file, and the line, that cannot be read.
     """
@@ -73,29 +74,18 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def numbered_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """The same, each with the number of its line; of a parquet file, with that of the row, from 1."""
-    if file.suffix == ".parquet":
-        try:
+    """The same, each with the number of its line; of a parquet file or a JSON list, with that of the row, from 1."""
+    try:
+        if file.suffix == ".parquet":
             yield from enumerate((row for b in pq.ParquetFile(file).iter_batches(8192) for row in b.to_pylist()), 1)
-        except pa.ArrowException as error:
-            raise ValueError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
-        return
-    with open(file, encoding="utf-8-sig") as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ValueError(f"{file}:{number}: a line must be a JSON object{_of_array(line)}")
-                    yield number, row
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file}:{number}: not JSON lines ({error.msg}){_of_array(line)}") from None
-        except UnicodeDecodeError:
-            raise ValueError(f"{file}: not text in UTF-8") from None
-
-
-def _of_array(line: str) -> str:
-    return "; `jq -c '.[]' FILE` makes lines of one array" if line.lstrip().startswith("[") else ""
+        else:
+            yield from json_rows(file)
+    except pa.ArrowException as error:
+        raise ValueError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: holds text that is not in UTF-8; write it as UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def text_of(row: Row, file: Path, *names: str) -> str:

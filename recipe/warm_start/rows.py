@@ -91,17 +91,31 @@ def load_answered_rows(file: Path, column: str) -> AnsweredRows:
 
 def _chat(row: Row, file: Path) -> Chat:
     chat = row.get("prompt")
-    if not isinstance(chat, list) or not chat or not all(isinstance(m, dict) and m.get("content") for m in chat):
-        raise ValueError(f"data={file}: column 'prompt' must hold chat messages: {chat!r:.80}")
-    return [{"role": str(message["role"]), "content": str(message["content"])} for message in chat]
+    if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
+        raise ValueError(f"data={file}: column 'prompt' must hold chat messages of text: {chat!r:.80}")
+    return [{"role": message["role"], "content": message["content"]} for message in chat]
+
+
+def _is_message(value: Any) -> bool:
+    text = [value.get("role"), value.get("content")] if isinstance(value, dict) else [None]
+    return all(isinstance(one, str) and one for one in text)
 
 
 def _answer(row: Row, column: str, file: Path) -> str:
     value: Any = row
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"answers={column}: {file} has no such column; it has {', '.join(row)}")
+            raise ValueError(f"answers={column}: {file} has no such column; it has {', '.join(_columns(row))}")
         value = value[name]
     if not isinstance(value, str | int | float) or not str(value).strip():
         raise ValueError(f"answers={column}: {file} holds {value!r:.80} where the text of an answer is expected")
     return str(value)
+
+
+def _columns(row: Row) -> Iterator[str]:
+    """The names that `answers` may have: of a nested column, those of its fields that hold an answer."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{field}" for field, one in value.items() if isinstance(one, str | int | float))
+        else:
+            yield name

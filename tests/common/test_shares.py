@@ -1,5 +1,6 @@
 """`data.shares` in verl's own loader: exact shares, every row of a file in turn, the same order after a resumption."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,20 @@ def test_rows_of_other_columns(data: DictConfig) -> None:
     assert first.keys() == last.keys() and (first["answer"], last["answer"]) == (None, "yes")
     assert first["reward_model"]["ground_truth"] == 0
     assert last["reward_model"]["ground_truth"] == {"target": 11, "numbers": [11]}
+
+
+def test_a_json_file_of_any_rows(data: DictConfig, tmp_path: Path) -> None:
+    """A column of two types, rows without an index, and columns that verl's workers would take for their own."""
+    rows = [
+        {"prompt": [], "data_source": "a", "reward_model": {"ground_truth": truth}, "answer": "2020-01-01"}
+        for truth in (1, "a", {"b": [10**25]})
+    ]
+    rows[1] |= {"priority": "high", "validate": True, "extra_info": {"index": "one"}, "agent_name": "single_turn_agent"}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    for files, first in ((str(file), 0), ([data.train_files[0], str(file)], SIZES[0])):
+        data.train_files, data.custom_cls = files, {"path": None, "name": None}
+        read = [dataset_of(data)[first + number] for number in range(3)]
+        assert [row["reward_model"]["ground_truth"] for row in read] == [1, "a", {"b": [10**25]}]
+        assert [row["index"] for row in read] == [first, "one", first + 2] and read[0]["answer"] == "2020-01-01"
+        assert not read[1].keys() & {"priority", "validate", "agent_name"}

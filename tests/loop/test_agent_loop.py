@@ -1,6 +1,7 @@
 """Agent loops begin as the samplers have room for them, those with the earliest deadline first."""
 
 import asyncio
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,14 @@ from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils import tensordict_utils as tu
 
 from tests.reliability.memory_queue import MemoryQueue
 from verl_vcpo.common import stored_tags
+from verl_vcpo.common.data_columns import OF_A_RESPONSE, OF_THE_LOOP
 from verl_vcpo.common.data_rows import row_number
 from verl_vcpo.common.truncated import soft_length_penalty
 from verl_vcpo.loop.trainer import LagKTrainer
@@ -337,3 +341,35 @@ def test_what_keeps_a_worker_from_taking_prompts_is_raised_while_their_samples_a
     trainer.agent_loop_manager = manager
     with pytest.raises(RayActorError):
         trainer._sleep(0.0)
+
+
+def test_no_column_of_the_data_takes_the_place_of_what_was_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's own code stores; the columns are all that it and the trainer's engine read, and a list of lists."""
+    stored: dict[str, Any] = {}
+
+    async def put(keys: list[str], partition_id: str, fields: Any, tags: list[dict[str, Any]]) -> None:
+        stored.update({name: values[0] for name, values in fields.items()})
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put)
+    worker = worker_of(1)
+    worker.config["async"].truncated = "train"
+    worker.reward_loop_worker_handles, worker.distillation_enabled, worker.processor = None, False, None
+    worker.tokenizer, worker.rollout_config = SimpleNamespace(eos_token_id=9), SimpleNamespace(response_length=8)
+    worker.model_config = SimpleNamespace(generation_config=None)
+    output = AgentLoopOutput(
+        prompt_ids=[1], response_ids=[2, 9], response_mask=[1, 1], response_logprobs=[-1.0, -2.0], reward_score=0.5,
+        num_turns=2, metrics=AgentLoopMetrics(),
+    )  # fmt: skip
+    its_own = {**output.as_dict(), "position_ids": 0, "input_ids": 0, "loss_mask": 0, "multi_modal_inputs": 0}
+    assert its_own.keys() <= {*OF_A_RESPONSE}, "what is said of the data knows verl's names"
+    columns = dict.fromkeys([*OF_A_RESPONSE, "micro_batch_size_per_gpu", "table"], [[1, 2], [3]])
+    asyncio.run(worker._agent_loop_postprocess([output], False, **columns, uid="u", session_id=3, global_steps=1))
+    assert stored.keys() == {*its_own, "uid", "session_id", "global_steps"}
+    assert (stored["responses"].tolist(), stored["rm_scores"].tolist(), stored["num_turns"]) == ([2, 9], [0, 0.5], 2)
+
+
+def test_the_arguments_of_verls_workers_are_no_columns() -> None:
+    loops = SingleTurnAgentLoop.run, ToolAgentLoop.run
+    calls = VERLS_WORKER._run_agent_loop, VERLS_WORKER._agent_loop_postprocess, *loops
+    taken = {name for call in calls for name in inspect.signature(call).parameters}
+    assert {name for name in taken if not name.startswith("_")} - {"kwargs"} <= {*OF_THE_LOOP}  # Ray's begin with _

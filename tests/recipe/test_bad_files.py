@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
@@ -56,6 +58,24 @@ def rewritten(good: dict[str, str], *rows: dict[str, Any]) -> None:
         ("prompt", [{"role": "Human", "content": "1"}], "the role 'Human'; choose one of system, developer, user, ass"),
         ("reward_model", {"style": "rule", "ground_truth": None}, "row 0: 'reward_model' has no ground_truth; make"),
         ("extra_info", "index 3", "'extra_info' is 'index 3'; make it a record, {'index': 0}"),
+        ("reward_model", {"ground_truth": float("nan")}, "row 0: 'reward_model' has no ground_truth; make"),
+        ("reward_model", {"ground_truth": ["72"]}, "ground_truth is a list, ['72']: give '72' alone"),
+        *[
+            ("data_source", value, f"row 0: 'data_source' is {value!r}; make it text")
+            for value in (["countdown"], {"name": "countdown"}, 3, None, b"countdown", " ")
+        ],
+        (
+            "prompt",
+            [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}],
+            "row 0: 'prompt' ends with a message of the assistant; end it before",
+        ),
+        (
+            "agent_name",
+            "tool_agent",
+            "row 0: 'agent_name' is 'tool_agent'; a run has one agent loop, here actor_rollout",
+        ),
+        ("__do_sample__", False, "row 0: '__do_sample__' is False; a run learns from drawn responses"),
+        ("images", ["1.png"], "row 0: 'images' is not empty"),
     ],
 )
 def test_a_wrong_row(
@@ -77,6 +97,71 @@ def test_the_row_that_is_wrong_is_named(good: dict[str, str], capsys: pytest.Cap
     assert "row 20: a message of 'prompt' has the role 'critic'" in run(good, capsys)
     rewritten(good, *[GOOD_ROW] * 20, {**GOOD_ROW, "data_source": "new"})
     assert f"data.train_files={good['data.train_files']}: row 20 ('new')" in run(good, capsys)
+
+
+def test_a_content_in_parts(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    rewritten(good, *[{**GOOD_ROW, "prompt": [{"role": "user", "content": [{"type": "text", "text": "1"}]}]}] * 16)
+    file = Path(good[f"{MODEL}.path"]) / "chat_template.jinja"
+    for template, expected in (
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            "data.prompt_key=prompt: the chat template of the model",
+        ),
+        (
+            "{% for m in messages %}{{ m.content + '.' }}{% endfor %}",
+            "the chat template refuses a prompt (can only conc",
+        ),
+    ):
+        file.write_text(template)
+        assert expected in run(good, capsys)
+    file.write_text("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}")
+    validate(composed(good))
+
+
+def test_a_json_line_that_cannot_be_read(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(good["data.train_files"]).with_suffix(".jsonl")
+    lines = [json.dumps(GOOD_ROW)] * 2
+    for line, expected in (
+        ('{"prompt": "é"}'.encode("latin-1"), "line 3: not text in UTF-8 (byte 0xe9); save the file as UTF-8"),
+        (rb'{"prompt": "\ud800"}', "line 3: \\ud800 is half a character; write the whole one, or leave it out"),
+    ):
+        file.write_bytes("\n".join(lines).encode() + b"\n" + line)
+        assert f"error: data.train_files={file}: {expected}" in run({**good, "data.train_files": str(file)}, capsys)
+
+
+def test_a_parquet_file_that_verl_cannot_read(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.Table.from_pylist([{name: value for name, value in GOOD_ROW.items() if name != "extra_info"}])
+    pairs = pa.array([[("index", 1)]], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(table.append_column("extra_info", pairs), good["data.train_files"])
+    assert "verl cannot read a column (Arrow type map" in run(good, capsys)
+    text = pa.array([b"\xff"]).view(pa.string())
+    pq.write_table(table.set_column(1, "data_source", text), good["data.train_files"])
+    assert "holds text that is not in UTF-8" in run(good, capsys)
+
+
+def test_levels_need_numbered_rows(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    files = f"[{good['data.train_files']},{good['data.val_files']}]"
+    levels = {**good, "data.train_files": files, "data.shares": "[1]", "data.levels": "[2]"}
+    assert "row 1: extra_info.index is 0 again; data.levels tells rows by it" in run(levels, capsys)
+    rewritten(good, *[{**GOOD_ROW, "extra_info": {"split": "train"}}] * 16)
+    assert "row 0: extra_info.index is missing; data.levels tells rows by it" in run(levels, capsys)
+
+
+def test_what_is_said_of_the_data(good: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = {**GOOD_ROW, "responses": ["2"], "rm_scores": 1.0, "agent_name": "single_turn_agent", "tools_kwargs": "{}"}
+    row["extra_info"] = {"index": 0, "num_turns": 4, "split": "train"}
+    rewritten(good, *[row] * 16)
+    other = {**GOOD_ROW, "prompt": [{"role": "user", "content": "2 + 1"}]}
+    pd.DataFrame([other] * 3 + [GOOD_ROW]).to_parquet(tmp_path / "val.parquet")
+    validate(composed({**good, "data.val_files": f"{tmp_path}/val.parquet"}))
+    file = f"data.train_files={good['data.train_files']}"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{file}: not used, as the run makes its own: columns responses, rm_scores, agent_name",
+        f"{file}: not used: column tools_kwargs; it is read from extra_info.tools_kwargs",
+        f"{file}: the reward gets the response's own num_turns in extra_info; rename the row's to keep it",
+        "data.val_files: 1 of 4 rows are in data.train_files, too: they are trained on, so their accuracy does not "
+        "tell what is learned of other rows",
+    ]
 
 
 @pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model"])

@@ -33,6 +33,9 @@ def test_a_good_file(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureF
     assert (code, error) == (0, "")
     assert "8 rows; columns data_source, prompt" in out and "prompts: " in out and " tokens, half above " in out
     assert "'countdown': 8 rows; a made-up response scores 0; no form of the ground truth" in out
+    assert "not used" not in out
+    _, out, _ = checked([{**row, "responses": "5"} for row in countdown_rows()], tmp_path, model_folder, capsys)
+    assert "rows.parquet: not used, as the run makes its own: column responses" in out
 
 
 def test_what_is_wrong_is_named(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,14 +101,21 @@ WRONG: dict[str, tuple[str, str | bytes | None, list[str], str]] = {
     "after a quoted line": ("a.csv", 'question,answer\n"a\nb",c\nd,\n', [], "'answer' is empty in line 4;"),
     "too many fields": ("a.csv", CSV + "7,1,000?,b\n", [], "{file}:22: 4 fields, and the first line has 3; fields are"),
     "an open quote": ("a.csv", CSV + '7,"x,y\n8,c,d\n', [], "{file}:22: not readable as CSV from this line on"),
-    "not UTF-8": ("a.csv", "question,answer\ngroß,1\n".encode("latin-1"), [], "not text in UTF-8"),
-    "an array": (
-        "a.json",
-        '[{"question": 1, "answer": 2}]',
+    "not UTF-8": (
+        "a.csv",
+        "question,answer\ngroß,1\n".encode("latin-1"),
         [],
-        "{file}:1: a line must be a JSON object; `jq",
+        "{file}:2: not text in UTF-8 (byte 0xdf)",
     ),
-    "a broken line": ("a.jsonl", '{"question": "a", "answer": 1}\n{"q', [], "{file}:2: not JSON lines"),
+    "Excel's text": ("a.csv", "question,answer\na,1\n".encode("utf-16"), [], "{file}:1: not text in UTF-8 (byte 0xff)"),
+    "an array": ("a.json", '[{"question": 1, "answer": 2}, 3]', [], "{file}: row 2: 3 is no JSON object"),
+    "half a character": (
+        "a.jsonl",
+        '{"question": "\\ud800", "answer": 1}',
+        [],
+        "{file}: line 1: \\ud800 is half a char",
+    ),
+    "a broken line": ("a.jsonl", '{"question": "a", "answer": 1}\n{"q', [], "{file}: line 2: not JSON (Unterminated"),
     "a list as answer": (
         "a.jsonl",
         '{"question": "a", "answer": [1]}',

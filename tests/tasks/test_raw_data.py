@@ -89,7 +89,7 @@ def test_tool_use_drops_repetitions_and_dapos_own_instructions(raw: Path, capsys
     ("task", "spoil", "expected"),
     [
         ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").unlink(), "no parquet or JSON lines file of the val split"),
-        ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_text("{"), "test.jsonl:1: not JSON lines"),
+        ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_text("{"), "test.jsonl: line 1: not JSON"),
         ("gsm8k", lambda raw: (raw / "gsm8k/test.jsonl").write_text(""), "no validation rows are left"),
         (
             "gsm8k",

@@ -89,7 +89,7 @@ def test_the_command(file: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     ("data", "answers", "message"),
     [
         ("reverse/train.parquet", "reply", "answers=reply: "),
-        ("reverse/train.parquet", "reward_model.no", "answers=reward_model.no: "),
+        ("reverse/train.parquet", "reward_model.no", "such column; it has prompt, reward_model.ground_truth, answer"),
         ("reverse/train.parquet", "reward_model", "where the text of an answer is expected"),
         ("reverse", "answer", "data=reverse: no such file of rows"),
     ],

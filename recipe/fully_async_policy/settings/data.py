@@ -1,28 +1,25 @@
 """The data: columns, the form of prompts, their lengths, and enough rows for a batch."""
 
 import heapq
-import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.settings.data_file import DataFile
-from recipe.fully_async_policy.settings.errors import SettingError, choices, wrong
-from recipe.fully_async_policy.settings.model import read_tokenizer
+from recipe.fully_async_policy.settings.data_row import OF_A_SAMPLE, RowRules
+from recipe.fully_async_policy.settings.data_said import of_both, of_columns
+from recipe.fully_async_policy.settings.errors import SettingError, wrong
 from recipe.tasks.rows import prompt_lengths
+from verl_vcpo.common.data_rows import DataRow, data_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VERLS_DEFAULT = "~/data/rlhf/"
 NO_DATA = "data.train_files: not given; begin with +task=NAME, or give a file"
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of chat messages. A chat template may know others, which its text has in quotes."""
-_OF_THE_REWARD = ("data_source", "reward_model", "extra_info")
 _SAMPLE = 256
 """Prompts whose length is counted before the start: 30 ms. scripts.check_data counts all."""
 
@@ -58,7 +55,11 @@ def check_data(config: DictConfig, tokenizer: "PreTrainedTokenizerBase | None") 
         _check_enough(config, sum(file.count for file in files))
         if tokenizer is not None:
             _check_lengths(config, files, tokenizer)
-    _, of_validation = check_rows(config, "val_files")
+        if config.data.levels is not None:
+            _check_numbered(files)
+    held_out, of_validation = check_rows(config, "val_files")
+    if said := of_both(files, held_out, config.data.prompt_key):
+        print(said, flush=True)
     return list((of_validation | of_training).values())
 
 
@@ -86,7 +87,7 @@ def check_rows(config: DictConfig, setting: str) -> tuple[list[DataFile], dict[A
 
 
 def check_file(file: DataFile, config: DictConfig) -> dict[Any, Sample]:
-    """Refuse a column that is missing, and a row of which no reward or no model can make sense.
+    """Refuse a column that is missing, and a row of which no reward or no model can make sense. Say what is not used.
 
     Returns:
         The first row of every data source.
@@ -95,56 +96,40 @@ def check_file(file: DataFile, config: DictConfig) -> dict[Any, Sample]:
     if missing := next((column for column in needed if column not in file.columns), None):
         raise SettingError(f"{file.name}: column {missing!r} is missing; verl needs {', '.join(needed)}")
     samples: dict[Any, Sample] = {}
-    is_role = cache(lambda role: role in _ROLES or _in_chat_template(role, config.actor_rollout_ref.model))
-    for number, row in enumerate(file.rows(needed[0], *_OF_THE_REWARD)):
-        if why := _why_unusable(row, needed[0], is_role):
+    rules = RowRules(config)
+    keys: dict[str, None] = {}
+    for number, row in enumerate(file.rows(*rules.columns)):
+        if why := rules.why_unusable(row):
             raise SettingError(f"{file.name}: row {number}: {why}")
+        keys |= dict.fromkeys(row.get("extra_info") or ())
         if row["data_source"] not in samples:
             samples[row["data_source"]] = _sample(file, number, row)
+    for line in of_columns(file, config.data.prompt_key, keys):
+        print(line, flush=True)
     return samples
-
-
-def _why_unusable(row: dict[str, Any], key: str, is_role: Callable[[str], bool]) -> str | None:
-    """What is wrong with a row, whose prompt is in the column `key`."""
-    prompt, reward, extra = row[key], row["reward_model"], row.get("extra_info")
-    if not isinstance(prompt, list) or not prompt or not all(_has(message, "role", "content") for message in prompt):
-        return f"{key!r} is {reprlib.repr(prompt)}; make it a list of messages, [{{'role': 'user', 'content': TEXT}}]"
-    for message in prompt:
-        role, content = message["role"], message["content"]
-        if not isinstance(content, str | list):
-            return f"a message of {key!r} has the content {content}; make it text"
-        if not isinstance(role, str) or not is_role(role):
-            return f"a message of {key!r} has the role {role!r}; {choices(role, _ROLES)}"
-    if not _has(reward, "ground_truth") or reward["ground_truth"] is None:
-        words = (
-            "'reward_model' has no ground_truth; make it {'style': 'rule', 'ground_truth': ...} with what the reward"
-        )
-        return f"{words} compares with, or '' where it compares with nothing"
-    if extra is not None and not isinstance(extra, dict):
-        return f"'extra_info' is {extra!r}; make it a record, {{'index': 0}}"
-    return None
-
-
-def _has(value: Any, *names: str) -> bool:
-    return isinstance(value, dict) and all(name in value for name in names)
-
-
-def _in_chat_template(role: str, model: DictConfig) -> bool:
-    """Whether the chat template of a model that is on this machine has the role in quotes."""
-    if not Path(model.path).is_dir():
-        return False
-    template = str(read_tokenizer(model).chat_template)
-    return f"'{role}'" in template or f'"{role}"' in template
 
 
 def all_samples(file: DataFile) -> Iterator[Sample]:
     """Every row of the file."""
-    return (_sample(file, number, row) for number, row in enumerate(file.rows(*_OF_THE_REWARD)))
+    return (_sample(file, number, row) for number, row in enumerate(file.rows(*OF_A_SAMPLE)))
 
 
 def _sample(file: DataFile, number: int, row: dict[str, Any]) -> Sample:
     place, truth = f"{file.name}: row {number}", row["reward_model"]["ground_truth"]
     return Sample(place, row["data_source"], truth, row.get("extra_info") or {})
+
+
+def _check_numbered(files: list[DataFile]) -> None:
+    """Refuse rows that `data.levels` could not tell apart."""
+    seen: set[DataRow] = set()
+    for file in files:
+        for number, row in enumerate(file.rows("extra_info")):
+            index = (row.get("extra_info") or {}).get("index")
+            if index is None or data_row(index) in seen:
+                is_it = "missing" if index is None else f"{index!r} again"
+                words = "data.levels tells rows by it; number the rows of all files"
+                raise SettingError(f"{file.name}: row {number}: extra_info.index is {is_it}; {words}")
+            seen.add(data_row(index))
 
 
 def _check_enough(config: DictConfig, rows: int) -> None:
@@ -157,15 +142,14 @@ def _check_enough(config: DictConfig, rows: int) -> None:
 
 
 def _check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Refuse a limit that cuts the longest prompt, or that no prompt keeps; with a prompt of text alone."""
+    """Refuse a limit that cuts the longest prompt, or that no prompt keeps."""
     limit, filtered, key = config.data.max_prompt_length, config.data.filter_overlong_prompts, config.data.prompt_key
     if not filtered and config.data.truncation != "error":
         return
     most = heapq.nsmallest if filtered else heapq.nlargest
     for file in files:
         prompts = (row[key] for row in file.rows(key))
-        of_text = (prompt for prompt in prompts if all(isinstance(m["content"], str) for m in prompt))
-        sample = most(_SAMPLE, of_text, key=lambda prompt: sum(len(message["content"]) for message in prompt))
+        sample = most(_SAMPLE, prompts, key=lambda prompt: sum(len(str(message["content"])) for message in prompt))
         lengths = counted(tokenizer, sample, config)
         if filtered and lengths and min(lengths) > limit:
             words = f"the prompts of {file.name} have {min(lengths)} tokens and more; raise it"
@@ -179,8 +163,23 @@ def counted(tokenizer: "PreTrainedTokenizerBase", prompts: list[Any], config: Di
     """Tokens of each prompt, with the run's arguments of the chat template, which may refuse a prompt."""
     settings = {name: value for name, value in config.data.apply_chat_template_kwargs.items() if name != "tokenize"}
     try:
+        if in_parts := _written_as_a_list(tokenizer, prompts, settings):
+            words = f"the chat template of the model writes the content {in_parts:.60} of a prompt as it stands here"
+            raise wrong(config, "data.prompt_key", f"{words}; make it text")
         return prompt_lengths(tokenizer, prompts, **settings)
+    except SettingError:
+        raise
     except Exception as error:  # templates raise errors of their own
         words = f"the chat template refuses a prompt ({error}); mend the prompt's roles"
         setting = "actor_rollout_ref.model.path"
         raise wrong(config, setting, f"{words}, or give actor_rollout_ref.model.custom_chat_template") from None
+
+
+def _written_as_a_list(tokenizer: "PreTrainedTokenizerBase", prompts: list[Any], template: dict[Any, Any]) -> Any:
+    """A content in parts that the chat template would give to the model as Python shows it, as text; None: none."""
+    for prompt in prompts:
+        parts = [str(message["content"]) for message in prompt if isinstance(message["content"], list)]
+        if parts:
+            text = str(tokenizer.apply_chat_template(prompt, tokenize=False, **template))
+            return next((one for one in parts if one in text), None)
+    return None

@@ -1,16 +1,16 @@
 """A file of rows, as verl reads it: parquet, JSON lines, or a JSON list."""
 
+import contextlib
 import glob
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.json
+import pyarrow.parquet as pq
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line
+from verl_vcpo.common.json_rows import json_rows
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
 _PREPARE = "make it with `python -m scripts.prepare_data`, or give another file"
@@ -42,27 +42,43 @@ class DataFile:
             raise SettingError(f"{self.name}: is a folder; name its files, such as '{path.rstrip('/')}/*.parquet'")
         if Path(path).suffix not in SUFFIXES:
             raise SettingError(f"{self.name}: verl reads files named {', '.join(SUFFIXES)}; rename it, or convert it")
-        try:
-            self._data = _dataset(Path(path))
-            self.count, self.columns = self._data.count_rows(), self._data.schema.names
-        except (pa.ArrowException, OSError, ValueError) as error:
-            kind = Path(path).suffix.removeprefix(".")
-            raise SettingError(f"{self.name}: not a readable {kind} file ({first_line(error)}); {_PREPARE}") from None
+        self._path, self.columns = Path(path), list[str]()
+        with self._readable():
+            if self._path.suffix == ".parquet":
+                from datasets import Features  # which takes a second to import
+
+                self.columns, self.count = pq.read_schema(path).names, pq.read_metadata(path).num_rows
+                try:
+                    Features.from_arrow_schema(pq.read_schema(path))
+                except ValueError as error:
+                    raise ValueError(f"verl cannot read a column ({error}); write it as text or records") from None
+            else:
+                self.count, names = 0, dict[str, None]()
+                for _, row in json_rows(self._path):
+                    self.count += 1
+                    names |= dict.fromkeys(row)
+                self.columns = list(names)
         if self.count == 0:
             raise SettingError(f"{self.name}: holds no rows; {_PREPARE}")
 
     def rows(self, *columns: str) -> Iterator[dict[str, Any]]:
-        """Every row, with these columns as far as the file has them."""
+        """Every row, with these columns as far as the file has them; None where a row has none."""
         wanted = [column for column in columns if column in self.columns]
-        for batch in self._data.to_batches(columns=wanted, batch_size=_BATCH):
-            yield from batch.to_pylist()
+        with self._readable():
+            if self._path.suffix != ".parquet":
+                yield from ({column: row.get(column) for column in wanted} for _, row in json_rows(self._path))
+            else:
+                for batch in pq.ParquetFile(self._path).iter_batches(_BATCH, columns=wanted):
+                    yield from batch.to_pylist()
 
-
-def _dataset(path: Path) -> ds.Dataset:
-    if path.suffix == ".parquet":
-        return ds.dataset(path, format="parquet")
-    try:
-        return ds.dataset(pyarrow.json.read_json(path))
-    except pa.ArrowInvalid:
-        rows = json.loads(path.read_text())
-        return ds.dataset(pa.Table.from_pylist(rows if isinstance(rows, list) else [rows]))
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except UnicodeDecodeError:
+            raise SettingError(f"{self.name}: holds text that is not in UTF-8; write it as UTF-8") from None
+        except (pa.ArrowException, OSError) as error:
+            kind = self._path.suffix.removeprefix(".")
+            raise SettingError(f"{self.name}: not a readable {kind} file ({first_line(error)}); {_PREPARE}") from None
+        except ValueError as error:
+            raise SettingError(f"{self.name}: {first_line(error)}") from None

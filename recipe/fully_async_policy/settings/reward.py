@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy.settings.agent_loop import is_users_own
 from recipe.fully_async_policy.settings.data import Sample
 from recipe.fully_async_policy.settings.errors import SettingError, shown
-from verl_vcpo.user_code.errors import LoadError, UserCodeError
+from verl_vcpo.user_code.errors import LoadError, RaisedError, UserCodeError
 from verl_vcpo.user_code.killable import Pool
 from verl_vcpo.user_code.reward_function import RewardFunction
 
@@ -51,6 +51,14 @@ def check_reward(config: DictConfig, samples: list[Sample]) -> None:
     )
 
 
+def fix_of(error: UserCodeError, sample: Sample) -> str:
+    """What to do about a reward that failed on a row: verl documents ground truths in lists, `["72"]`."""
+    truth = sample.ground_truth
+    if isinstance(error, RaisedError) and isinstance(truth, list) and len(truth) == 1:
+        return f"ground_truth is a list, {truth!r}: give {truth[0]!r} alone, or mend the function"
+    return error.fix
+
+
 async def _score_all(reward: RewardFunction, samples: list[Sample], setting: str) -> None:
     pool = Pool(reward, most=1, quiet=True)
     try:
@@ -59,6 +67,6 @@ async def _score_all(reward: RewardFunction, samples: list[Sample], setting: str
     except UserCodeError as error:
         of_file = isinstance(error, LoadError)
         where = "" if of_file else f", for a made-up response to {sample.place} ({sample.data_source!r})"
-        raise SettingError(f"{setting}: it {error.what}{where}; {error.fix}") from None
+        raise SettingError(f"{setting}: it {error.what}{where}; {fix_of(error, sample)}") from None
     finally:
         pool.close()

@@ -17,6 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
+from verl_vcpo.common.data_columns import KEPT
 from verl_vcpo.common.data_rows import row_number
 from verl_vcpo.common.stored_tags import Failure, clear_trajectories, sessions_of, tags_of
 from verl_vcpo.common.truncated import TRUNCATED, Truncated, soft_length_penalty
@@ -121,9 +122,12 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     ) -> None:
         """Store what an agent loop returned, marked if one of its responses is truncated; a validation has no marks.
 
+        verl stores the prompt's columns over it: these are only the columns that are not the response's own.
+
         Raises:
             UserCodeError: the loop returned an empty list.
         """
+        kwargs = {name: value for name, value in kwargs.items() if name in KEPT}
         outputs = output if isinstance(output, list) else [output]
         if not outputs:  # verl would store nothing, and call the prompt finished
             raise UserCodeError("the agent loop returned no output", "have it return one at least")
