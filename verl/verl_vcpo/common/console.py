@@ -65,8 +65,7 @@ def outlived(log: Path) -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     streams = sys.stdout, sys.stderr
     if streams == (sys.__stdout__, sys.__stderr__):  # otherwise somebody else looks after them
-        for stream in streams:
-            stream.flush()
+        sys.stdout.flush()
         sys.stdout, sys.stderr = (
             _lasting(one, partial(os.dup, other), partial(os.open, log, os.O_WRONLY | os.O_APPEND))
             for one, other in ((1, 2), (2, 1))
