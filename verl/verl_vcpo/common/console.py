@@ -65,7 +65,8 @@ def outlived(log: Path) -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     streams = sys.stdout, sys.stderr
     if streams == (sys.__stdout__, sys.__stderr__):  # otherwise somebody else looks after them
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         sys.stdout, sys.stderr = (
             _lasting(one, partial(os.dup, other), partial(os.open, log, os.O_WRONLY | os.O_APPEND))
             for one, other in ((1, 2), (2, 1))
