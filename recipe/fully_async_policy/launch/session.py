@@ -108,7 +108,7 @@ def environment_of_workers() -> dict[str, str]:
 
     from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
-    defaults = dict(LOG_LEVELS)
+    defaults = {**LOG_LEVELS, "PYTHONUTF8": "1"}
     if os.environ["VCPO_HARDWARE"] == "cpu":
         from verl_vcpo.cpu import environment
 
