@@ -8,6 +8,7 @@ and a preset that validates greedily, responses are sampled as in training.
 """
 
 import json
+import logging
 import os
 import sys
 from dataclasses import asdict, dataclass
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # where verl has given vLLM's lines to the root logger
     from recipe.evaluate.sampling import answers_of
 
     sampling = config.actor_rollout_ref.rollout.val_kwargs

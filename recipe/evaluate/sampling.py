@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import io
 import os
+import sys
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, which ends with this one
@@ -58,7 +59,8 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
         max_tokens=data.max_response_length,
         detokenize=False,
     )
-    outputs = _engine(config).generate([{"prompt_token_ids": tokens} for tokens in prompts], sampling)
+    asked = [{"prompt_token_ids": tokens} for tokens in prompts]
+    outputs = _engine(config).generate(asked, sampling, use_tqdm=sys.stderr.isatty())
     responses = [[list(one.token_ids) for one in output.outputs] for output in outputs]
     return asyncio.run(_scored(config, tokenizer, problems, prompts, responses))
 
@@ -85,6 +87,7 @@ def _engine(config: DictConfig) -> LLM:
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         enforce_eager=rollout.enforce_eager,
+        use_tqdm_on_load=False,
     )
 
 

@@ -106,7 +106,7 @@ RIGHT = {
     "vcpo": GOOD + "vcpo:\n  truncation: 4\n  norms:\n    how: two_backwards\n",
     "arguments of the reward": GOOD + below("reward.custom_reward_function.reward_kwargs", "worth: 2"),
     "Megatron's": GOOD + below(f"{ACTOR}.megatron.override_transformer_config", "attention_softmax_in_fp32: true"),
-    "vLLM's": GOOD + below(f"{ROLLOUT}.engine_kwargs.vllm", "enable_prefix_caching: false"),
+    "vLLM's": GOOD + below(f"{ROLLOUT}.engine_kwargs.vllm", "max_logprobs: 5"),
     "Ray's": GOOD + below("ray_kwargs.ray_init", "include_dashboard: false"),
     "of the model": GOOD + below("actor_rollout_ref.model.override_config", "attention_dropout: 0.0"),
     "a field of verl's class": GOOD + below(ROLLOUT, "expert_parallel_size: 1"),
