@@ -135,11 +135,12 @@ class FailedPrompts:
         )
         if held_out:
             self._held_out |= given_up.keys()
+        last = dict(zip(_sources(prompts), (cause.reason for cause in given_up.values()), strict=True))
         for source, skipped in Counter(_sources(prompts)).items():
             window = self._window(partition_id, source, present)
             for _ in range(skipped):
                 self._leave(partition_id, source, True, window)
-            self._check_share(partition_id, source, window, lines[-1]["reason"])
+            self._check_share(partition_id, source, window, last[source])
 
     def _window(self, partition_id: str, source: str, present: Collection[str]) -> int:
         """Return the number of prompts among which the share of skipped ones counts.

@@ -95,7 +95,9 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             seed = zlib.crc32(repr((self.config.actor_rollout_ref.rollout.seed, *map(int, sample))).encode())
             sampling_params = {**sampling_params, "seed": seed}
         at_samplers.set(Seconds())
-        _sessions.get().update({asyncio.current_task()} - {None})
+        task = asyncio.current_task()
+        assert task is not None
+        _sessions.get().add(task)
         limit_s = self.config["async"].trajectory_timeout_s
         try:
             async with _time_outside(limit_s, at_samplers.get() or Seconds()):
@@ -108,7 +110,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             partition_id, final = "val" if trajectory["validate"] else "train", isinstance(error, RequestEndsServers)
             if final:  # each other sample of the prompt would end as many samplers
                 await asyncio.sleep(0)  # now all have begun
-                for session in _sessions.get() - {asyncio.current_task()}:
+                for session in _sessions.get() - {task}:
                     session.cancel()
             reason = with_prompt(one_line(error), list(kwargs.get("raw_prompt", [])))
             tag = {REASON: reason, FINAL: final}
