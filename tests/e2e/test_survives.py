@@ -87,8 +87,8 @@ def test_rows_that_always_fail_are_skipped(survivor: Survivor, assets: Path) -> 
         (order_of_rows(assets, 1)[0], False, MAX_ATTEMPTS),
     ]
     assert all("no truth" in line["reason"] and line["prompt"] for line in survivor.skipped)
-    assert (held_out["step"], trained["step"]) == (0, 1)
-    assert [line[SKIPPED] for line in survivor.lines[1:]] == [1] + [0] * (len(survivor.lines) - 2)
+    assert held_out["step"] == 0
+    assert {line["step"] for line in survivor.lines[1:] if line[SKIPPED]} == {trained["step"]}
     assert (survivor.lines[0][VAL_SKIPPED], survivor.lines[0][ANSWERS]) == (1, 15)
     assert survivor.output.count(SKIPPED_FILE) >= 2
 
