@@ -16,7 +16,6 @@ from recipe.fully_async_policy.settings import agent_loop, consistency, logger
 from recipe.fully_async_policy.settings import values as settings
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.validate import validate
-from recipe.fully_async_policy.settings.variables import check_variables
 from tests.recipe.refused import ACTOR, MEGATRON, MODEL, REWARD, ROLLOUT, composed, hydras_compose, quick_compose, run
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
@@ -390,42 +389,6 @@ def test_a_loss_that_hides_the_scores(good: dict[str, str], capsys: pytest.Captu
     assert "calculate_per_token_loss=true" in run({**good, **per_token}, capsys)
     norm = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
     assert "loss_scale_factor=None" in run({**good, **norm}, capsys)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
-        ("OMP_NUM_THREADS", "0", "give a whole number, 1 or more, or unset it"),
-        ("OMP_NUM_THREADS", "", "give a whole number"),
-        ("OMP_NUM_THREADS", "two", "give a whole number"),
-        ("MKL_NUM_THREADS", "-1", "give a whole number"),
-        ("VLLM_PORT", "eighty", "give the number of a port, or unset it"),
-        ("RAY_ADDRESS", "garbage", "is no address of a Ray cluster; give HOST:PORT, or leave it out"),
-        ("RAY_ADDRESS", "10.0.0.1", "is no address of a Ray cluster"),
-        ("RAY_ADDRESS", "10.0.0.1:70000", "is no address of a Ray cluster"),
-        ("RAY_ADDRESS", "ray://10.0.0.1:10001", "is no address of a Ray cluster"),
-        ("RAY_ADDRESS", "tcp://10.0.0.1:6379", "is no address of a Ray cluster"),
-        ("RAY_ADDRESS", "127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 (unavailable); mend the address"),
-    ],
-)
-def test_environment_variables(
-    variable: str,
-    value: str,
-    words: str,
-    good: dict[str, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    monkeypatch.setenv(variable, value)
-    (line,) = run(good, capsys).splitlines()
-    assert value in line and words in line
-
-
-@pytest.mark.parametrize("value", ["4", "4,2", " 2"])
-def test_threads_as_openmp_takes_them(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    check_variables()
 
 
 def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
