@@ -31,7 +31,7 @@ def compute_score(
 ) -> dict[str, float]:
     """Score one response (verl's custom reward function).
 
-    Returns {"score", "acc", "over_limit"}, the same keys for every task: verl takes a batch's keys from its first row.
+    Returns {"score", "acc", "over_limit"}, the same keys for every task.
     Raises ValueError for a `data_source` or a ground truth that is none; never turns a failure into a zero.
     """
     reward = REWARDS.get(data_source)
