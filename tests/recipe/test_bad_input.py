@@ -1,14 +1,9 @@
 """Bad settings end before a process starts: exit code 2, one line that names the setting and the fix."""
 
-import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
-from megatron.core.models.common.language_module.language_module import LanguageModule
-from megatron.core.transformer.enums import AttnBackend
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
@@ -260,34 +255,6 @@ def test_a_wrong_task(
     assert expected in run(kept, capsys, *arguments, *lengths)
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, "W&B has no key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"),
-        ({"WANDB_API_KEY": "short"}, "WANDB_API_KEY invalid: API key must have 40+ characters, has 5."),
-        ({"WANDB_MODE": "of"}, "WANDB_MODE=of: Input should be 'online', 'offline'"),
-        ({"WANDB_MODE": "offline"}, None),
-        ({"WANDB_API_KEY": "0" * 40}, None),
-    ],
-)
-def test_wandb_needs_a_key_unless_it_is_offline(
-    good: dict[str, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    variables: dict[str, str],
-    expected: str | None,
-) -> None:
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    for name, value in {**variables, "HOME": str(tmp_path), "NETRC": f"{tmp_path}/netrc"}.items():
-        monkeypatch.setenv(name, value)
-    if expected is None:
-        validate(composed({**good, "trainer.logger": "[wandb]"}))
-    else:
-        assert f"trainer.logger=wandb: {expected}" in run(good, capsys, "trainer.logger=[wandb]")
-
-
 def test_loggers_and_backends_are_verls() -> None:
     from verl import checkpoint_engine
     from verl.utils.tracking import Tracking
@@ -312,28 +279,6 @@ def test_weights_that_reach_no_sampler_on_gpus(monkeypatch: pytest.MonkeyPatch) 
     config = main.compose(["+task=gsm8k", f"{ROLLOUT}.checkpoint_engine.backend=naive"])
     with pytest.raises(SettingError, match=r"backend=naive: does not reach samplers .*; choose one of nccl, nixl"):
         validate(config, files=False)
-
-
-@pytest.mark.parametrize("value", "01")
-@pytest.mark.parametrize("kernel", ["FLASH", "FUSED", "UNFUSED"])
-def test_a_choice_of_attention_that_is_in_the_environment_too(
-    good: dict[str, str], capsys: pytest.CaptureFixture[str], kernel: str, value: str
-) -> None:
-    """Refused where Megatron refuses, which says so only in a trainer's process that has started."""
-    given, setting = {f"NVTE_{kernel}_ATTN": value}, f"{MEGATRON}.override_transformer_config.attention_backend"
-    for backend in AttnBackend:
-        model = SimpleNamespace(config=SimpleNamespace(attention_backend=backend, flash_attention_version=None))
-        try:
-            with patch.dict(os.environ, given):
-                LanguageModule._set_attention_backend(model)
-        except AssertionError:
-            with patch.dict(os.environ, given):
-                said = run({**good, setting: backend.name}, capsys)
-            assert f"{setting}={backend.name}: Megatron refuses NVTE_{kernel}_ATTN={value} in the env" in said
-        else:
-            config = composed({**good, setting: backend.name})
-            with patch.dict(os.environ, given):
-                validate(config, files=False)
 
 
 def test_a_batch_that_data_parallel_ranks_cannot_share(

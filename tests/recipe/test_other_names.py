@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipe.fully_async_policy import main
-from tests.recipe.refused import ACTOR, ROLLOUT, run
+from tests.recipe.refused import ACTOR, run
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,6 @@ from tests.recipe.refused import ACTOR, ROLLOUT, run
         (f"{ACTOR}.update_policy_per_traj=True", "gradient is measured; leave it out"),
         ("rollout.total_rollout_steps=4000", "give trainer.total_training_steps: updates, 4000 prompts / data.train"),
         ("+trainer.wandb_entity=me", "set WANDB_ENTITY=me in the environment"),
-        (f"+{ROLLOUT}.kv_cache_dtype=fp8", f"an option of vLLM is +{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8"),
     ],
 )
 @pytest.mark.usefixtures("nothing_starts")

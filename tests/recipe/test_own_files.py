@@ -221,6 +221,7 @@ def test_a_preset_in_another_place(place: str, tmp_path: Path, capsys: pytest.Ca
         (f"+{ACTOR}.optim.learning_rate=1e-3", f"did you mean {ACTOR}.optim.lr?"),
         ("+anything=3", "+anything=3: there is no such setting"),
         ("+data={max_promt_length:9}", "did you mean data.max_prompt_length?"),
+        (f"+{ROLLOUT}.kv_cache_dtype=fp8", f"an option of vLLM is +{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8"),
         (f"++{ROLLOUT}.engine_kwargs.vllm.enforce_eagr=true", "did you mean enforce_eager?"),
         ("++async.lag.of=3", "async.lag"),
         ("++trainer.test_freq=7", ""),

@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.kit import ROOT
 from verl_vcpo.user_code.errors import UserCodeError
 from verl_vcpo.user_code.killable import Pool
-from verl_vcpo.user_code.reward_function import RewardFunction
+from verl_vcpo.user_code.reward_function import RewardFunction, score_of
 
 PAGE = (ROOT / "docs/guide/more-tasks.md").read_text()
 
@@ -28,7 +28,7 @@ def test_a_judge(tmp_path: Path) -> None:
     (code,) = re.findall(r"cat > judge.py <<'PYTHON'\n(.*?)^PYTHON$", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "judge.py").write_text(code)
 
-    async def main() -> list[object]:
+    async def main() -> list[float]:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", answer)
         await (runner := web.AppRunner(app)).setup()
@@ -37,7 +37,7 @@ def test_a_judge(tmp_path: Path) -> None:
         pool = Pool(RewardFunction(f"{tmp_path}/judge.py", "compute_score", {"url": url, "model": "JUDGE"}, 30.0))
         try:
             row = {"data_source": "mine", "ground_truth": "4", "extra_info": {}}
-            scores: list[object] = [await pool.call({"solution_str": text, **row}) for text in ("four", "five")]
+            scores = [score_of(await pool.call({"solution_str": text, **row})) for text in ("four", "five")]
             with pytest.raises(UserCodeError, match="raises ClientResponseError: 503"):
                 await pool.call({"solution_str": "fails", **row})
             return scores
