@@ -1,7 +1,7 @@
 """What a run writes at its end is refused before the start, where it could not be written or would replace a file."""
 
 import json
-import os
+import shutil
 from collections import namedtuple
 from pathlib import Path
 
@@ -54,10 +54,11 @@ def test_a_model_that_the_trained_one_would_replace(good: dict[str, str], tmp_pa
     inside.mkdir(parents=True)
     validate(composed(good))
     (inside / "mine.txt").touch()
-    for given in ({}, {f"{MODEL}.path": str(os.rename(good[f"{MODEL}.path"], inside / "first") or inside / "first")}):
+    first = {f"{MODEL}.path": str(shutil.copytree(good[f"{MODEL}.path"], inside / "first"))}
+    for given in (good, {**good, **first}):
         with pytest.raises(SettingError, match=f"the trained model would replace {inside}; give another folder"):
-            validate(composed({**good, **given}))
-    validate(composed({**good, f"{MODEL}.path": str(inside / "first"), "save_model": "false"}))
+            validate(composed(given))
+    validate(composed({**good, **first, "save_model": "false"}))
 
 
 @pytest.mark.parametrize(
@@ -79,11 +80,11 @@ def test_a_disk_that_is_too_small(
 ) -> None:
     config = composed({**good, **settings})
     usage = namedtuple("usage", "total free")
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage(10**6, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, free))
     if needs is None:
         disk_space.check_disk_space(config)
         return
     with pytest.raises(SettingError, match=rf"=.*/run.*: the run writes {needs / 1e9:.3g} GB there at the least, and"):
         disk_space.check_disk_space(config)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage(10**6, free + 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, free + 1))
     disk_space.check_disk_space(config)
