@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.loop.test_replay_buffer import buffer_with, failed_prompts
+from verl_vcpo.common.step_lines import read_lines
 from verl_vcpo.common.stored_tags import Failure
 from verl_vcpo.loop.failed_prompts import MAX_ATTEMPTS
 from verl_vcpo.report.run_log import SKIPPED_FILE
@@ -172,3 +173,15 @@ def test_what_was_skipped_long_ago_does_not_end_the_run(tmp_path: Path) -> None:
         trained = {f"m{i}" for i in range(5, 105)}
         failed._source = dict.fromkeys(trained, "m")
         failed.note_trained(trained, 8)
+
+
+def test_a_resumed_run_remembers_what_was_skipped_after_its_checkpoint(tmp_path: Path) -> None:
+    """The prompt is in flight in the checkpoint; it may succeed, as the cause may have been mended meanwhile."""
+    failed = failed_prompts("skip", run_dir=tmp_path)
+    failed._failures_fn = lambda uids, _: [Failure("dead", final=True) for _ in uids]
+    for step, uid in ((5, "m1"), (6, "m2")):
+        failed.to_skip({uid}, "train", step, [])
+    resumed = failed_prompts("skip", run_dir=tmp_path)
+    resumed.resume(5)
+    assert [line["uid"] for line in read_lines(tmp_path / SKIPPED_FILE)] == ["m1"]
+    assert resumed.to_skip({"m2", "m3"}, "train", 6, []) == {"m2"}

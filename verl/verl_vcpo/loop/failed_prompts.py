@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.data_rows import data_row
 from verl_vcpo.common.on_failure import OnFailure
-from verl_vcpo.common.step_lines import StepLines
+from verl_vcpo.common.step_lines import StepLines, read_lines
 from verl_vcpo.common.stored_tags import Failure
 from verl_vcpo.report.run_log import SKIPPED_FILE
 
@@ -51,6 +51,12 @@ class FailedPrompts:
         # partition, data source -> of its last prompts, in the order in which they left: whether each was skipped
         self._left: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
         self._held_out: set[str] = set()
+
+    def resume(self, step: int) -> None:
+        """Continue from the checkpoint of `step`. One failure more skips a prompt again that was skipped after it."""
+        lines = list(read_lines(self.record.path)) if self.record.path.is_file() else []
+        self._attempts.update({line.get("uid"): MAX_ATTEMPTS - 1 for line in lines if line["step"] > step})
+        self.record.resume(step)
 
     def note_submitted(self, prompts: TensorDict) -> None:
         """Remember the data sources of prompts of training."""

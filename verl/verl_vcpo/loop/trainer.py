@@ -173,7 +173,7 @@ class LagKTrainer(HeldOutTrainer):
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
-        self.replay_buffer.failed_prompts.record.resume(self.global_steps)
+        self.replay_buffer.failed_prompts.resume(self.global_steps)
         self.start_agent_loops()
         console.screen().stage("Waiting for the samplers (vLLM)")
 
