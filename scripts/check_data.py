@@ -1,13 +1,16 @@
 """Check a file of rows for a task: `python -m scripts.check_data data/mine.parquet --task gsm8k`.
 
 Columns, the length of every prompt in the model's chat template, and what the task's reward gives for every row's known
-answer and for a made-up response. Nothing is trained. Exit status 0, or 2 with one line on stderr for what is wrong.
+answer, in the forms that people write, and for a made-up response. Nothing is trained. Exit status 0, or 2 with one
+line on stderr for what is wrong.
 """
 
 import asyncio
 import statistics
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,6 +19,7 @@ from tqdm import tqdm
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.fully_async_policy import main as trainer
+from recipe.tasks.numerals import read_number
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,6 +41,8 @@ class Scores(NamedTuple):
     gold: float | None
     """The best of the ground truth's forms; None: the ground truth is no answer, as Countdown's."""
     made_up: float
+    silent: tuple[str, ...] = ()
+    """Other ways of writing the ground truth that score nothing."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,13 +113,20 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     async def score(sample: "Sample") -> Scores:
         try:
             truth = sample.ground_truth
+            truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth  # as verl's pages have it
             known = [form % truth for form in _FORMS] if isinstance(truth, str | int | float) else []
-            given = [score_of(await pool.call(arguments(sample, text))) for text in [MADE_UP, *known]]
+            made_up, *given = [score_of(await pool.call(arguments(sample, text))) for text in [MADE_UP, *known]]
+            best, silent = max(given, default=None), []
+            if best is not None and best > made_up:
+                form = _FORMS[given.index(best)]
+                for way, text in ways_of_writing(str(truth)).items():
+                    if score_of(await pool.call(arguments(sample, form % text))) <= made_up:
+                        silent.append(way)
         except UserCodeError as error:
             raise SettingError(f"{sample.place}: the reward {error.what}; {fix_of(error, sample)}") from None
         except ValueError as error:
             raise SettingError(f"{sample.place}: the reward {error}") from None
-        return Scores(sample.place, sample.data_source, max(given[1:], default=None), given[0])
+        return Scores(sample.place, sample.data_source, best, made_up, tuple(silent))
 
     found: list[Scores] = []
     try:
@@ -122,6 +135,22 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     finally:
         pool.close()
     return found
+
+
+def ways_of_writing(truth: str) -> dict[str, str]:
+    """How people and models write the same answer: {in words: the text}, without the ground truth's own text."""
+    ways = {"with a dot at its end": f"{truth}.", "in bold": f"**{truth}**", "between dollar signs": f"${truth}$"}
+    number = read_number(truth.strip())
+    if number is not None:
+        value, decimal = number.value, Decimal(number.value.numerator) / number.value.denominator
+        if value.denominator == 1 or Fraction(decimal) == value:
+            exponent = decimal.adjusted()
+            ways["as a plain decimal"] = f"{decimal:f}"
+            ways["with commas"] = f"{decimal:,f}"
+            ways["as a power of ten"] = f"{decimal.scaleb(-exponent):f} \\times 10^{{{exponent}}}"
+        if value.denominator > 1:
+            ways["as a fraction"] = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return {way: text for way, text in ways.items() if text != truth}
 
 
 def _chunks(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
@@ -150,6 +179,11 @@ def describe_scores(scores: list[Scores]) -> str:
                 f"{len(known) - len(right) - 1} other rows are like it; mend their ground truth"
             )
         lines.append(f"{line}, the known answer {statistics.mean(known):.3g} ({len(known)} rows)")
+        for way in dict.fromkeys(way for row in rows for way in row.silent):
+            silent = [row for row in rows if way in row.silent]
+            lines.append(
+                f"    {way}, {len(silent)} of {len(known)} known answers score nothing; first: {silent[0].place}"
+            )
     return "\n".join(lines)
 
 

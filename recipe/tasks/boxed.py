@@ -1,9 +1,11 @@
-r"""Where a mathematical answer is: in the last \boxed{...} of a response, after its last ####, or its last number."""
+r"""Where an answer is: in the last \boxed{...} or <answer> of a response, after its last ####, or its last number."""
 
 import re
 
-_BOXED = "\\boxed{"
+_BOXED = "\\boxed"
+_SPACES = 4  # between \boxed and its brace
 _MARK = "####"
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -12,10 +14,9 @@ def last_boxed(text: str, max_chars: int) -> str | None:
 
     One pass over the text, whatever it is.
     """
-    start = text.rfind(_BOXED)
-    if start < 0:
+    start = _after_last_box(text)
+    if start is None:
         return None
-    start += len(_BOXED)
     depth = 1
     for index in range(start, min(len(text), start + max_chars + 1)):
         if text[index] == "{":
@@ -25,6 +26,28 @@ def last_boxed(text: str, max_chars: int) -> str | None:
             if depth == 0:
                 return text[start:index]
     return None
+
+
+def _after_last_box(text: str) -> int | None:
+    """Where the content of the last box begins: of a \\boxed that a brace follows."""
+    end = len(text)
+    while (end := text.rfind(_BOXED, 0, end)) >= 0:
+        start = end + len(_BOXED)
+        spaces = text[start : start + _SPACES + 1]
+        if spaces.lstrip()[:1] == "{":
+            return start + spaces.index("{") + 1
+    return None
+
+
+def last_tagged(text: str, max_chars: int) -> str | None:
+    """What the last <answer>...</answer> holds that is closed; None if there is none, or it is longer."""
+    end = text.rfind(_CLOSE)
+    start = text.rfind(_OPEN, 0, max(end, 0))
+    if start < 0:
+        return None
+    start += len(_OPEN)
+    end = text.find(_CLOSE, start)
+    return text[start:end] if end - start <= max_chars else None
 
 
 def after_mark(text: str, max_chars: int) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recipe.tasks.answer import read_answer
 from recipe.tasks.boxed import after_mark, last_boxed
 from recipe.tasks.math_reward import score_answer
 from recipe.tasks.rows import Prepared, Row, add_source, find_files, make_row, read_rows, text_of
@@ -16,8 +17,14 @@ from recipe.tasks.rows import Prepared, Row, add_source, find_files, make_row, r
 HELP = "grade-school word problems (openai/gsm8k)"
 DATA_SOURCE = "gsm8k"
 MAX_ANSWER_CHARS = 64
-# No part of a unit can be split in two ways: words as `(?:\s*[a-zA-Z]+)*` take twice as long for every further letter.
-_NUMBER_AND_UNIT = re.compile(r"\$?\s*(-?[\d,]*\.?\d+)\.?(?:[a-zA-Z\s]*[a-zA-Z])?\.?")
+_MULTIPLE = re.compile(r"(?<=[0-9])([kKMB])(?![A-Za-z])")
+_MULTIPLES = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion"}
+# No text can be split in two ways: words as `(?:\s*[a-zA-Z]+)*` take twice as long for every further letter.
+_WORDS_FIRST = re.compile(r"[^0-9+\-*/^=<>()$]*[ :]")
+_MINUS = re.compile(r"(?i:minus|negative) (?=[0-9$])")
+_HYPHEN = re.compile(r"(?<=[0-9])-(?=[A-Za-z])")  # 18-year-old
+_REMARK = re.compile(r"([^()]*)\s\((?![^()]*\bor\b)[^()]*\)\.?")  # 60 minutes (1 hour)
+_OTHER_THAN = {"not", "double", "twice", "least", "most", "less", "more", "than", "over", "under", "between", "half"}
 _ADVICE = "get them with `hf download openai/gsm8k --repo-type dataset --local-dir DIR`"
 
 add_arguments = add_source
@@ -48,9 +55,18 @@ def compute_score(
     answer = after_mark(solution_str, MAX_ANSWER_CHARS) if "####" in solution_str else None
     if "####" not in solution_str:
         answer = last_boxed(solution_str, MAX_ANSWER_CHARS)
-    if answer and (number := _NUMBER_AND_UNIT.fullmatch(answer)):
-        answer = number[1]  # "$18", "18 dollars": math-verify reads a word as a product of letters
-    return score_answer(answer, ground_truth)
+    return score_answer(_without_sentence(answer) if answer else answer, ground_truth)
+
+
+def _without_sentence(answer: str) -> str:
+    """The number of `The profit is $18!`, 3 thousand of `3k`, and -5 of `minus 5`."""
+    answer = _HYPHEN.sub(" ", _MINUS.sub("-", answer)).rstrip("!")
+    if (found := _REMARK.fullmatch(answer)) and read_answer(found[1]).number:
+        answer = found[1]
+    words = _WORDS_FIRST.match(answer)
+    if words and words[0][:1].isalpha() and not _OTHER_THAN & set(words[0].lower().split()):
+        answer = answer[words.end() :]
+    return _MULTIPLE.sub(lambda found: f" {_MULTIPLES[found[1]]}", answer)
 
 
 def _read(source: Path, word: str, split: str) -> list[Row]:

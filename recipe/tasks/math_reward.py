@@ -23,8 +23,10 @@ def compute_score(
     return score_answer(last_boxed(solution_str, MAX_ANSWER_CHARS), ground_truth)
 
 
-def score_answer(answer: str | None, ground_truth: str | float) -> dict[str, float]:
-    """The same for an answer that was extracted already; None: there is none."""
+def score_answer(answer: str | None, ground_truth: Any) -> dict[str, float]:
+    """The same for an answer that was extracted already; None: there is none. A list's only element is the truth."""
+    if not isinstance(ground_truth, str | Real | Mapping) and hasattr(ground_truth, "__len__"):
+        ground_truth = ground_truth[0] if len(ground_truth) == 1 else ground_truth  # verl's pages show ["72"]
     if not isinstance(ground_truth, str | Real) or isinstance(ground_truth, bool):
         raise ValueError(f"ground_truth must be text or a number: {ground_truth!r}")
     verdict = Verdict.DIFFERENT if answer is None else compare(str(ground_truth), answer)

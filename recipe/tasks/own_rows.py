@@ -6,8 +6,10 @@ trained on and held out.
 
 import argparse
 import csv
+import math
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +95,11 @@ def _pairs(file: Path, question: str, answer: str) -> list[tuple[str, str]]:
 def _text(value: Any, name: str, where: str) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+    bad = isinstance(value, bool) or not isinstance(value, str | int | float)
+    if bad or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{where}: column {name!r} holds {value!r:.80} where text or a number is expected")
-    return str(value).strip()
+    # 0.00001 and not 1e-05: as people and models write it
+    return f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value).strip()
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Row]]:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from recipe.command_line import OneLineParser, run_command
-from recipe.tasks.boxed import last_boxed, last_number
+from recipe.tasks.boxed import last_boxed, last_number, last_tagged
 from recipe.tasks.countdown.reward import solves
 from recipe.tasks.rows import Prepared, Row, make_row
 
@@ -153,9 +153,9 @@ def answer_of(response: str, how: str) -> str | None:
     r"""The answer in a response: between its last <answer> and </answer>, or in its last \boxed{}; or a last number."""
     if how == LAST_NUMBER:
         return last_number(response)
-    start, end = response.rfind("<answer>"), response.rfind("</answer>")
-    found = response[start + len("<answer>") : end] if 0 <= start < end else last_boxed(response, MAX_ANSWER_CHARS)
-    return found.strip() if found and len(found) <= MAX_ANSWER_CHARS else None
+    tagged = last_tagged(response, MAX_ANSWER_CHARS)
+    found = last_boxed(response, MAX_ANSWER_CHARS) if tagged is None else tagged
+    return found.strip() or None if found else None
 
 
 def _is_right(answer: str, index: int, *of: Any) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 
+from recipe.tasks.answer import quick_verdict, read_pair
+from recipe.tasks.equality import are_equal
 from verl_vcpo.user_code import processor_limit
 from verl_vcpo.user_code.function import Function
 from verl_vcpo.user_code.killable import BlockingPool
@@ -33,15 +35,13 @@ class Verdict(StrEnum):
     """Another value, or no mathematical expression."""
     OVER_LIMIT = "over_limit"
     """The answer took longer than the limit, or more memory than a process has. The answer's fault: it is wrong."""
-    NO_TRUTH = "no_truth"
-    """The truth is no mathematical expression."""
 
 
 def compare(truth: str, answer: str) -> Verdict:
     """Whether `answer` has the value of `truth`, both LaTeX or plain text, without a surrounding \\boxed.
 
     Raises:
-        ValueError: `truth` cannot be read: an error in the data.
+        ValueError: `truth` is empty: an error in the data.
         RuntimeError: math-verify does not work. It says nothing about the answer, so it must not become a reward.
     """
     truth, answer = truth.strip(), answer.strip()
@@ -51,12 +51,11 @@ def compare(truth: str, answer: str) -> Verdict:
         return Verdict.DIFFERENT
     if answer == truth:
         return Verdict.EQUAL
+    if (equal := quick_verdict(*read_pair(truth, answer))) is not None:
+        return Verdict.EQUAL if equal else Verdict.DIFFERENT
     if processor_limit.can_be_kept():
-        verdict = verdict_of(truth, answer, LIMIT_S)
-    else:
-        verdict = _pool().call({"truth": truth, "answer": answer, "limit_s": LIMIT_S})
-    if verdict is Verdict.NO_TRUTH:
-        raise ValueError(f"ground truth {truth!r}: math-verify cannot read it")
+        return verdict_of(truth, answer, LIMIT_S)
+    verdict: Verdict = _pool().call({"truth": truth, "answer": answer, "limit_s": LIMIT_S})
     return verdict
 
 
@@ -80,14 +79,10 @@ def _pool() -> BlockingPool:
 def _math_verify() -> Callable[[str, str], Verdict]:
     """The comparison, tried once, with which sympy fills its caches."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # at every call: that its own time limit is off
-    from math_verify import parse, verify
 
     def judge(truth: str, answer: str) -> Verdict:
-        gold, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (truth, answer))
-        if not gold:
-            return Verdict.NO_TRUTH
-        return Verdict.EQUAL if verify(gold, given, timeout_seconds=None) else Verdict.DIFFERENT
+        return Verdict.EQUAL if are_equal(*read_pair(truth, answer)) else Verdict.DIFFERENT
 
-    if judge("\\frac{1}{2}", "0.5") is not Verdict.EQUAL:
-        raise RuntimeError("math-verify does not find 1/2 equal to 0.5")
+    if judge("\\frac{1}{2}", "2^{-1}") is not Verdict.EQUAL:
+        raise RuntimeError("math-verify does not find 1/2 equal to 2^{-1}")
     return judge

@@ -54,6 +54,33 @@ def test_what_is_wrong_is_named(tmp_path: Path, model_folder: Path, capsys: pyte
     assert code == 0 and f"8 are longer than {limit} and left out" in out
 
 
+def test_ways_of_writing() -> None:
+    assert check_data.ways_of_writing("1500") == {
+        **{"with a dot at its end": "1500.", "in bold": "**1500**", "between dollar signs": "$1500$"},
+        **{"with commas": "1,500", "as a power of ten": "1.500 \\times 10^{3}"},
+    }
+    small = check_data.ways_of_writing("1e-05")
+    assert (small["as a plain decimal"], small["as a fraction"]) == ("0.00001", "\\frac{1}{100000}")
+    assert len(check_data.ways_of_writing("\\sqrt{2}")) == 3
+
+
+def test_ways_of_writing_that_score_nothing_are_counted(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [make_row("own", "1 + 1?", truth, "train", index) for index, truth in enumerate(("1e-05", "3", "4000"))]
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(solution_str, ground_truth, **_): return float(solution_str == '#### ' + ground_truth)"
+    )
+    own = f"reward.custom_reward_function.path={tmp_path / 'reward.py'}"
+    code, out, _ = checked(rows, tmp_path, model_folder, capsys, own)
+    assert code == 0 and "as a plain decimal, 1 of 3 known answers score nothing; first: " in out
+    assert "in bold, 3 of 3 known answers score nothing" in out
+    for row in rows:
+        row["data_source"] = "math"
+    code, out, _ = checked(rows, tmp_path, model_folder, capsys)
+    assert code == 0 and "score nothing" not in out
+
+
 def test_answers_that_do_not_score(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [make_row("own", "1 + 1?", truth, "train", index) for index, truth in enumerate(("2", "3", "4"))]
     for scored, expected in (

@@ -17,7 +17,9 @@ def score(answer: str, truth: dict = TRUTH) -> float:
     return compute_score("countdown", f"<answer>{answer}</answer>", truth)["score"]
 
 
-@pytest.mark.parametrize("answer", ["3*5+7", "7+3*5", " ( 3 * 5 ) + 7 ", "7+\n(5*3)", "((((7))))+((5)*(3))"])
+@pytest.mark.parametrize(
+    "answer", ["3*5+7", "7+3*5", " ( 3 * 5 ) + 7 ", "7+\n(5*3)", "((((7))))+((5)*(3))", "3*5+7=22", "3×5+7", "３*5+7"]
+)
 def test_right(answer: str) -> None:
     assert score(answer) == 1.0
 
@@ -32,9 +34,9 @@ def test_arithmetic_is_exact() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *("3+5+7", "22", "3*5+7+7-7", "3*5", "35-13"),  # another value, or other numbers
-        *("", " ", "3*5+7=22", "3*5--7", "+3*5+7", "3*5+7.0", "3*5+0x7", "3*5+07", "3**5+7", "3//5+7", "3×5+7"),
-        *("３*5+7", "3*5+7,", "(3,5,7)", "3(5)+7", "3 5 7", "(3*5+7", "3*5+7)", "3*5+7#", "True*3*5+7"),
+        *("3+5+7", "22", "3*5+7+7-7", "3*5", "35-13", "3*5+7=23", "22=3*5+7"),  # another value, or other numbers
+        *("", " ", "3*5+7=", "3*5--7", "+3*5+7", "3*5+7.0", "3*5+0x7", "3*5+07", "3**5+7", "3//5+7"),
+        *("3*5+7,", "(3,5,7)", "3(5)+7", "3 5 7", "(3*5+7", "3*5+7)", "3*5+7#", "True*3*5+7"),
         *("__import__('os')", "(lambda: 22)()", "7/(5-5)", "3/0"),
     ],
 )
@@ -55,8 +57,10 @@ def test_division_by_zero_with_the_right_numbers() -> None:
         ("</answer><answer>", None),
         ("<answer>1</answer> no, <answer>2</answer> then", "2"),
         ("<answer><answer>2</answer>", "2"),
-        (r"<answer>1</answer> \boxed{2}", "2"),
-        (r"\boxed{2} <answer>1</answer>", "2"),
+        (r"<answer>1</answer> \boxed{2}", "1"),
+        (r"\boxed{2} <answer>1</answer>", "1"),
+        (r"<answer>1</answer> \boxed{}", "1"),
+        ("<answer>1</answer> </answer> <answer>", "1"),
         (r"\boxed{1} \boxed{2}", "2"),
         (r"\boxed{a{b}c} }", "a{b}c"),
         (r"<answer>1</answer> \boxed{2", "1"),

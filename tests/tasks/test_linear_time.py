@@ -15,9 +15,10 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from recipe.tasks import boxed, gsm8k, math_reward, reward
+from recipe.tasks.answer import read_answer
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import read_turn
-from recipe.tasks.verifier import Verdict
+from recipe.tasks.verifier import MAX_ANSWER_CHARS, Verdict
 
 SHORT, TIMES = 12_500, 8  # the long text has 100,000 characters
 WORST_GROWTH = 3 * TIMES
@@ -112,6 +113,21 @@ def test_no_short_answer_is_exponential(answer: str, unit: str) -> None:
 
     few = max(read(4), _FLOOR_S)
     assert read((gsm8k.MAX_ANSWER_CHARS - len(answer)) // len(unit)) < WORST_GROWTH * few
+
+
+@pytest.mark.parametrize("answer", ["{}", "\\text{{{}", "18{}!", "({})", "\\frac{{1}}{{{}", "{}\\text{{ cm}}"])
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "1", "1,", " a", "{", "\\text{", "1 ", "^", "**", ".", "\\sqrt(", "answer ", "½"]
+)
+def test_no_answer_is_slow_to_read(answer: str, unit: str) -> None:
+    """An answer to compare has at most `MAX_ANSWER_CHARS`."""
+
+    def read(times: int) -> float:
+        text = answer.format(unit * times)
+        return cost_s(lambda _: read_answer.__wrapped__(text, letters_are_units=True), text)
+
+    few = max(read(8), _FLOOR_S)
+    assert read(MAX_ANSWER_CHARS // len(unit)) < WORST_GROWTH * MAX_ANSWER_CHARS / 64 * few
 
 
 def test_an_answer_pattern_that_is_exponential_fails_with_its_name() -> None:

@@ -2,9 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from recipe.tasks import math_reward, reward, verifier
+from tests.tasks import scores
 from tests.tasks.answers import ENDLESS, ODD
 
 GSM8K_RIGHT = [
@@ -37,11 +39,11 @@ MATH_MALFORMED = [
 
 TOOL_RIGHT = [
     *("```python\nprint(70)\n```\n70\nThe answer is \\boxed{70}.", "\\boxed{070}", "\\boxed{70.0}"),
-    *("\\boxed{7 \\cdot 10}", "\\boxed{\\frac{140}{2}}", "\\boxed{m+n = 70}", "\\boxed{70^\\circ}"),
+    *("\\boxed{7 \\cdot 10}", "\\boxed{\\frac{140}{2}}", "\\boxed{m+n = 70}", "\\boxed{70^\\circ}", "\\boxed{70\\%}"),
     "```python\nprint('\\\\boxed{3}')\n```\n\\boxed{3}\n\\boxed{70}",
 ]
 TOOL_WRONG = [
-    *("\\boxed{71}", "\\boxed{-70}", "\\boxed{7}", "\\boxed{70, 71}", "\\boxed{70!}", "\\boxed{70\\%}"),
+    *("\\boxed{71}", "\\boxed{-70}", "\\boxed{7}", "\\boxed{70, 71}", "\\boxed{70!}", "\\boxed{7000\\%}"),
     *("\\boxed{70} but really \\boxed{0}", "\\boxed{print(70)}"),
 ]
 TOOL_MALFORMED = [
@@ -111,6 +113,23 @@ def test_hostile(data_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ground_truths_of_many_kinds(truth: str, answer: str) -> None:
     assert math_reward.score_answer(answer, truth)["score"] == 1.0
     assert math_reward.score_answer(f"{answer} + 10^7", truth)["score"] == 0.0
+
+
+def test_answers_as_people_and_models_write_them() -> None:
+    """Right forms that were refused and wrong ones that were accepted, here or elsewhere, and others of their kinds."""
+    rows = scores.read_rows()
+    with ThreadPoolExecutor(4) as threads:
+        given = list(threads.map(scores.score, rows))
+    assert [row for row, score in zip(rows, given, strict=True) if row["right"] != score] == []
+
+
+def test_a_ground_truth_in_a_list_as_verls_pages_have_it() -> None:
+    right: list[object] = [["72"], np.array(["72"], dtype=object), ("72",), [72]]
+    for truth in right:
+        assert reward.compute_score("gsm8k", "#### 72", truth)["score"] == 1.0
+    for bad in ([], ["72", "73"], [["72"]]):
+        with pytest.raises(ValueError, match="ground_truth must be text or a number"):
+            reward.compute_score("gsm8k", "#### 72", bad)
 
 
 def test_over_the_limit_is_counted_in_the_result() -> None:

@@ -48,6 +48,8 @@ RIGHT = [
     ("quotes.csv", 'question,answer\n"Say ""hi"", twice","hi, hi"\nb,c\n', ('Say "hi", twice', "hi, hi")),
     ("windows.csv", "\ufeffquestion,answer\r\nWie groß ist 7²?,049\r\nb,c\r\n", ("Wie groß ist 7²?", "049")),
     ("numbers.jsonl", '{"question": "7 * 6?", "answer": 42}\n\n{"question": "b", "answer": 0.5}\n', ("7 * 6?", "42")),
+    ("small.jsonl", '{"question": "a", "answer": 0.00001}\n{"question": "b", "answer": 1e22}\n', ("a", "0.00001")),
+    ("large.jsonl", '{"question": "a", "answer": 0.00001}\n{"question": "b", "answer": 1e22}\n', ("b", "1" + "0" * 22)),
     (
         "utf8.jsonl",
         '{"question": "数字は?", "answer": "四 🙂"}\n{"question": 1, "answer": 0}\n',

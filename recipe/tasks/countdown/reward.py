@@ -1,21 +1,32 @@
 """The Countdown reward: 1 for an exact solution, 0 for anything else. Nothing the model writes is ever executed."""
 
 import ast
+import re
+import unicodedata
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from numbers import Integral
 from typing import Any
 
-from recipe.tasks.boxed import last_boxed
+from recipe.tasks.boxed import last_boxed, last_tagged
 
 # An honest answer over six three-digit numbers needs fewer than 64 characters. Everything longer is rejected unread,
 # which bounds the parser's time, its nesting depth and the size of the integers.
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32
+_MOST_FRACTIONS = 8  # inside one another
 
 _ALLOWED_CHARS = frozenset("0123456789+-*/() \t\n")
-_OPEN, _CLOSE = "<answer>", "</answer>"
+# How people and models write the same operations.
+_OPERATORS = (
+    (re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[,;:! ]|\\[()\[\]]|\$"), " "),
+    (re.compile(r"[−–—﹣－]"), "-"),
+    (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|[×✕✖·⋅∙∗]|(?<=[0-9) ])[xX](?=[0-9( ])"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])|[÷⁄∕]"), "/"),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+)
+_BRACKETS = str.maketrans("[]", "()")
 
 
 class MalformedAnswer(ValueError):
@@ -43,19 +54,25 @@ def compute_score(
 
 
 def extract_answer(text: str) -> str | None:
-    r"""The last \boxed{...} if its braces close, else the last <answer>...</answer>, else None.
+    r"""The last <answer>...</answer>, which the prompt asks for; where there is none, the last \boxed{...}; else None.
 
     Every search is one pass over the text. An answer longer than MAX_ANSWER_CHARS counts as none.
     """
-    boxed = last_boxed(text, MAX_ANSWER_CHARS)
-    if boxed is not None:
-        return boxed
-    end = text.rfind(_CLOSE)
-    start = text.rfind(_OPEN, 0, max(end, 0))
-    if start < 0:
-        return None
-    start += len(_OPEN)
-    return text[start:end] if end - start <= MAX_ANSWER_CHARS else None
+    tagged = last_tagged(text, MAX_ANSWER_CHARS)
+    return last_boxed(text, MAX_ANSWER_CHARS) if tagged is None else tagged
+
+
+def plain_expression(answer: str) -> str:
+    r"""The answer with + - * / and parentheses alone: `$3 \times 5$` and `\boxed{3 \cdot 5}` are 3*5."""
+    boxed = last_boxed(answer, MAX_ANSWER_CHARS)
+    text = answer if boxed is None else boxed
+    for pattern, plain in _OPERATORS:
+        for _ in range(_MOST_FRACTIONS):
+            before, text = text, pattern.sub(plain, text)
+            if text == before:
+                break
+    text = unicodedata.normalize("NFKC", text).translate(_BRACKETS).strip()
+    return text.removeprefix("**").removesuffix("**").strip("` \n").removesuffix(".")
 
 
 @lru_cache(maxsize=2**14)  # of a group's answers many are the same
@@ -95,12 +112,18 @@ def parse_ground_truth(ground_truth: Mapping[str, Any]) -> tuple[int, list[int]]
 
 
 def solves(answer: str, target: int, numbers: list[int]) -> bool:
-    """Whether an answer, an expression, has the value `target` and uses each of `numbers` once."""
+    """Whether an answer, an expression, has the value `target` and uses each of `numbers` once.
+
+    What may follow after `=` has that value too: `3*5+7 = 15+7 = 22`.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return False
+    expression, *results = plain_expression(answer).split("=")
     try:
-        value, used = evaluate(answer)
+        value, used = evaluate(expression)
+        return sorted(used) == sorted(numbers) and all(v == target for v in (value, *(evaluate(r)[0] for r in results)))
     except MalformedAnswer:
         return False
-    return value == target and sorted(used) == sorted(numbers)
 
 
 def _value(node: ast.expr, used: list[int]) -> Fraction:
