@@ -227,6 +227,13 @@ def test_a_private_folder_that_is_not_ours_is_refused(
     assert stat.S_IMODE(made.stat().st_mode) == 0o700 and private_folder() == made
 
 
+def test_a_place_that_cannot_hold_a_private_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "not-made"))
+    with pytest.raises(SettingError, match=r"not-made/vcpo-\d+ cannot be made \(No such file.*set RAY_TMPDIR"):
+        ray_access.check_access({})
+
+
 def test_a_folder_with_too_long_a_path_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray says it when it starts, the samplers say it when they start."""
     long = tmp_path / ("a" * 60)
