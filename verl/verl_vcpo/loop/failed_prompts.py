@@ -55,7 +55,7 @@ class FailedPrompts:
     def resume(self, step: int) -> None:
         """Continue from the checkpoint of `step`. One failure more skips a prompt again that was skipped after it."""
         lines = list(read_lines(self.record.path)) if self.record.path.is_file() else []
-        self._attempts.update({line.get("uid"): MAX_ATTEMPTS - 1 for line in lines if line["step"] > step})
+        self._attempts.update({str(line.get("uid")): MAX_ATTEMPTS - 1 for line in lines if line["step"] > step})
         self.record.resume(step)
 
     def note_submitted(self, prompts: TensorDict) -> None:
