@@ -39,7 +39,7 @@ def test_it_evaluates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step
     monkeypatch.setenv(RUN_ID_VARIABLE, "evaluation")
     monkeypatch.setattr(PPOTrainer, "_validate", validate)
     trainer = object.__new__(LagKTrainer)
-    trainer.config, trainer.global_steps = config_of(tmp_path), step
+    trainer.config, trainer.global_steps, trainer.total_training_steps = config_of(tmp_path), step, 40
     trainer.run_log, trainer.replay_buffer = RunLog(tmp_path), SimpleNamespace(failed_prompts=failed_prompts("skip"))
     trainer.replay_buffer.failed_prompts._held_out = {"e"}
     trainer.current_mode = HybridEngineMode.ROLLOUT

@@ -4,6 +4,9 @@ A baseline compares the samples of a prompt. Where no prompt is split between tw
 before the gradient without a second forward (actor/norms/plan.py).
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
@@ -21,6 +24,18 @@ def keep_groups_whole(batch: KVBatchMeta, mini_batch_size: int, ranks: int) -> N
 def mini_batch_size(config: DictConfig) -> int:
     """Return the number of sequences of a mini-batch, on all ranks together."""
     return int(config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n)
+
+
+@contextlib.contextmanager
+def one_mini_batch(config: DictConfig) -> Iterator[None]:
+    """Give verl's constructor one mini-batch per batch: it asserts a weight update after every mini-batch."""
+    actor = config.actor_rollout_ref.actor
+    mini_batch_size = actor.ppo_mini_batch_size
+    actor.ppo_mini_batch_size = config.data.train_batch_size
+    try:
+        yield
+    finally:
+        actor.ppo_mini_batch_size = mini_batch_size
 
 
 def first_mini_batch(rows: int, mini_batch_size: int, ranks: int) -> list[int]:

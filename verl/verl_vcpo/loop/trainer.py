@@ -16,7 +16,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from verl_vcpo.loop.failed_prompts import FailedPrompts
 from verl_vcpo.loop.held_out import HeldOutTrainer
 from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.long_work import tell_of_long_work, telling
-from verl_vcpo.loop.prompt_groups import first_mini_batch, keep_groups_whole, mini_batch_size
+from verl_vcpo.loop.prompt_groups import first_mini_batch, keep_groups_whole, mini_batch_size, one_mini_batch
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
 from verl_vcpo.loop.tba_replay import TBAReplay
 from verl_vcpo.loop.worker_group import kept_port
@@ -72,6 +72,7 @@ class LagKTrainer(HeldOutTrainer):
     """A trainer whose samplers are on devices of their own, at most `async.lag` policy versions behind."""
 
     standalone_checkpoint_manager: Any
+    _model_saved = False
     standalone_server_manager: Any
     train_dataloader: Any
     train_dataloader_it: Any
@@ -97,7 +98,7 @@ class LagKTrainer(HeldOutTrainer):
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
         self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
         self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
-        with _one_mini_batch(config):
+        with one_mini_batch(config):
             super().__init__(config)
 
     def _build_replay_buffer(self) -> LagKReplayBuffer:
@@ -203,6 +204,7 @@ class LagKTrainer(HeldOutTrainer):
         return self.standalone_server_manager.get_client(client_cls=ResumingLLMClient)
 
     def _validate(self) -> dict[str, float]:
+        self._save_model_of_last_step()
         with console.screen().busy("Measuring the held-out accuracy"):
             metrics = super()._validate()
         if self.config.trainer.val_only:
@@ -347,6 +349,7 @@ class LagKTrainer(HeldOutTrainer):
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
+        self._save_model_of_last_step()
         self._verls_metrics(batch, metrics, timing_raw, global_steps, epoch)
         balancer = self.standalone_server_manager.global_load_balancer
         metrics["vcpo/weight_sync_share"] = timing_raw["update_weights"] / timing_raw["step"]
@@ -377,24 +380,21 @@ class LagKTrainer(HeldOutTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, and write the policy as a Hugging Face folder; with `trainer.val_only` evaluate once."""
         super().fit(agent_loop_manager)
-        if self.config.save_model and not self.config.trainer.val_only:
+        self._save_model()
+
+    def _save_model_of_last_step(self) -> None:
+        """Write the policy before the last evaluation and the loggers, which may fail."""
+        if self.global_steps >= self.total_training_steps:
+            self._save_model()
+
+    def _save_model(self) -> None:
+        if self.config.save_model and not self.config.trainer.val_only and not self._model_saved:
             with console.screen().busy("Writing the trained model"):
                 self._save_hugging_face(MODEL_FOLDER)
+            self._model_saved = True
 
     # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
     # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).
 
     def _resubmit(self, uids: list[str], partition_id: str) -> None:
         self.agent_loop_manager.resubmit(uids, partition_id, self.global_steps)
-
-
-@contextlib.contextmanager
-def _one_mini_batch(config: DictConfig) -> Iterator[None]:
-    """Give verl's constructor one mini-batch per batch: it asserts a weight update after every mini-batch."""
-    actor = config.actor_rollout_ref.actor
-    mini_batch_size = actor.ppo_mini_batch_size
-    actor.ppo_mini_batch_size = config.data.train_batch_size
-    try:
-        yield
-    finally:
-        actor.ppo_mini_batch_size = mini_batch_size
