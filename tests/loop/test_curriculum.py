@@ -43,10 +43,10 @@ def data(tmp_path: Path) -> DictConfig:
     )
 
 
-def made_of(data: DictConfig) -> tuple[StatefulDataLoader, Curriculum]:
+def made_of(data: DictConfig, workers: int = 0) -> tuple[StatefulDataLoader, Curriculum]:
     keep_files_apart(data)
     dataset: Any = create_rl_dataset(data.train_files, data, None, None)
-    plain = StatefulDataLoader(dataset, batch_size=1, num_workers=0, drop_last=True, collate_fn=collate_fn)
+    plain = StatefulDataLoader(dataset, batch_size=1, num_workers=workers, drop_last=True, collate_fn=collate_fn)
     loader = with_shares(plain, data)
     return loader, Curriculum(dataset.dataframe.tables, loader.sampler, data)
 
@@ -76,17 +76,20 @@ def test_a_level_begins_where_enough_answers_are_right(data: DictConfig) -> None
     assert sorted(names(rows, 3)) == ["hard", "hard", "other"]
 
 
-def test_a_resumed_run_goes_on_at_its_levels(data: DictConfig, tmp_path: Path) -> None:
-    loader, curriculum = made_of(data)
+@pytest.mark.parametrize("workers", [0, 2, 8])
+def test_a_resumed_run_goes_on_at_its_levels(data: DictConfig, tmp_path: Path, workers: int) -> None:
+    """No row of an earlier level follows, neither after a level has begun nor after a resume."""
+    loader, curriculum = made_of(data, workers)
     rows = iter(loader)
     names(rows, 5)
     curriculum.look_at(answers("easy", 8, 0))
+    assert set(names(rows, 6)) == {"middle", "other"}
     curriculum.look_at(answers("middle", 7, 0))
     curriculum.write(tmp_path)
     state = loader.state_dict()
     expected = [next(rows)["index"][0] for _ in range(9)]
 
-    again, resumed = made_of(data)
+    again, resumed = made_of(data, workers)
     again.load_state_dict(state)
     rows = gone_on_with(again)
     resumed.resume(tmp_path)

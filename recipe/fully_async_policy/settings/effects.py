@@ -171,6 +171,11 @@ RULES: tuple[Rule, ...] = (
         "only async.truncated=penalty reads it",
     ),
     Rule(
+        ("data.dataloader_num_workers",),
+        lambda config: not config.data.levels or not config.data.dataloader_num_workers,
+        "with data.levels no worker reads rows ahead",
+    ),
+    Rule(
         ("async.max_skipped",),
         lambda config: config["async"].on_failure == OnFailure.SKIP,
         "only async.on_failure=skip reads it",

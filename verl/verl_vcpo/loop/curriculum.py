@@ -1,7 +1,7 @@
 """The level that each task of `data.levels` is at: raised when enough of the last answers to its problems are right.
 
-The sampler of training rows (shares.py) draws from the file of that level alone. A checkpoint has the levels in a file
-of its own: the loader's state is that of a few batches earlier where worker processes read rows ahead.
+The sampler of training rows (shares.py) draws from the file of that level alone. A checkpoint has the levels, and
+the last answers, in a file of its own: the loader's state has neither.
 """
 
 import json

@@ -126,13 +126,17 @@ def keep_files_apart(data: DictConfig) -> None:
 
 
 def with_shares(loader: StatefulDataLoader, data: DictConfig) -> StatefulDataLoader:
-    """Return a loader of the training rows that draws by `data.shares`; `loader` is verl's, over a FilesDataset."""
+    """Return a loader of the training rows that draws by `data.shares`; `loader` is verl's, over a FilesDataset.
+
+    With levels no worker process reads ahead: rows of the level before would come after the next level has begun, and
+    after a resume.
+    """
     dataset: Any = loader.dataset
     check_sizes(dataset.dataframe.sizes, data)
     return StatefulDataLoader(
         dataset=dataset,
         batch_size=loader.batch_size,
-        num_workers=loader.num_workers,
+        num_workers=0 if data.get("levels") else loader.num_workers,
         drop_last=loader.drop_last,
         collate_fn=loader.collate_fn,
         sampler=InShares(dataset.dataframe.sizes, data.shares, data.seed if data.shuffle else None, data.get("levels")),

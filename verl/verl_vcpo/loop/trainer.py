@@ -163,7 +163,6 @@ class LagKTrainer(HeldOutTrainer):
         with telling("Reading the checkpoint"):
             super()._load_checkpoint()
         if self.global_steps:
-            self.train_dataloader_it = gone_on_with(self.train_dataloader)
             self._restored_tq_prompt_count = self.replay_buffer.resume(
                 self.global_steps + 1, self.config.data.train_batch_size
             )
@@ -171,6 +170,7 @@ class LagKTrainer(HeldOutTrainer):
                 self.tba_replay.resume()
             if self.curriculum:
                 self.curriculum.resume(Path(self.config.trainer.resume_from_path))
+            self.train_dataloader_it = gone_on_with(self.train_dataloader)
             console.print_line(f"Resumed from {self.config.trainer.resume_from_path}, after step {self.global_steps}.")
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
