@@ -11,7 +11,7 @@ STAMP=$VENV/vcpo-rehearsal.sha256
 TOOLS=build/gpu_rehearsal_tools
 
 digest() {
-  { pwd -P; cat requirements/gpu.lock pyproject.toml verl/pyproject.toml scripts/install_gpu.sh scripts/install_steps.sh; } |
+  { pwd -P; cat requirements/gpu.lock setup.py pyproject.toml verl/pyproject.toml scripts/install_gpu.sh scripts/install_steps.sh; } |
     sha256sum | cut -d' ' -f1
 }
 

@@ -76,7 +76,7 @@ environment "$VENV"
 # An old pip misses the extra core_cu13 of transformer-engine.
 install "tools" --upgrade pip "setuptools>=77,<81" wheel
 install "packages of $LOCK" --no-deps -r "$LOCK"
-install "this project, editable" --no-deps --no-build-isolation -e . -e verl -e sandbox
+project "$VENV/bin/python"
 if ((te)); then
   wheels=$(echo "$VENV"/lib/python3.*/site-packages/nvidia)
   [[ $wheels == /* ]] || wheels=$PWD/$wheels

@@ -47,3 +47,10 @@ environment() {
     phase "environment $1, $("$python" --version 2>&1)" "$python" -m venv --clear "$1"
   fi
 }
+
+# project PYTHON: this project, editable, whose import hook comes after the folders of the caller. A folder `vcpo` there,
+# such as a clone, would hide the package; an entry of sys.path does not let it.
+project() {
+  phase "this project, editable" "$1" -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . -e verl -e sandbox
+  pwd -P >"$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vcpo-checkout.pth"
+}

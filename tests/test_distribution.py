@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vcpo", "verl", "recipe", "scripts", "lab", "sandbox", "tests")
-FILES = ("pyproject.toml", "LICENSE", "NOTICE")
+FILES = ("setup.py", "pyproject.toml", "LICENSE", "NOTICE")
 pytestmark = pytest.mark.slow
 
 
@@ -151,28 +151,6 @@ def test_the_wheels_come_and_go_without_a_trace_in_other_packages(
     assert before.items() < state().items()
     pip("uninstall", "--yes", "vcpo", "vcpo-verl", "vcpo-code-sandbox")
     assert state() == before
-
-
-def test_a_folder_beside_the_caller_hides_no_package(checkout: Path, tmp_path: Path) -> None:
-    """The authors' clone is a folder `vcpo`: it must not stand for the package that an editable installation has."""
-    for source, package in (
-        (checkout, "vcpo"),
-        (checkout / "verl", "verl_vcpo"),
-        (checkout / "sandbox", "code_sandbox"),
-    ):
-        (tmp_path / "caller" / package).mkdir(parents=True)
-        _build("editable", source, tmp_path)
-    for built in tmp_path.glob("*.whl"):
-        shutil.unpack_archive(built, tmp_path / "site", "zip")
-    program = f"""
-import site, sys
-from importlib.util import find_spec
-sys.path.insert(0, {str(tmp_path / "caller")!r})
-site.addsitedir({str(tmp_path / "site")!r})
-print(*(find_spec(name).origin for name in ("vcpo", "verl_vcpo", "code_sandbox")))
-"""
-    origins = run_alone(tmp_path, program).split()
-    assert len(origins) == 3 and all(origin.startswith(str(checkout)) for origin in origins), origins
 
 
 def test_vcpo_alone_requires_torch_alone(metadata: Message) -> None:

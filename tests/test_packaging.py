@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +109,17 @@ def test_scripts_choose_tests_by_marks_and_folders_that_there_are() -> None:
     for call in calls:
         assert {word for choice in re.findall(r'-m "([^"]*)"', call) for word in choice.split()} <= marks
         assert all((ROOT / folder).exists() for folder in re.findall(r"tests/[\w./]+", call))
+
+
+def test_folders_beside_the_caller_hide_no_package(tmp_path: Path) -> None:
+    """The authors' clone is a folder `vcpo`."""
+    names = ("vcpo", "verl_vcpo", "code_sandbox", "recipe", "lab")
+    for name in names:
+        (tmp_path / name).mkdir()
+    code = f"from importlib.util import find_spec; print(*(find_spec(name).origin for name in {names}))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert all(Path(origin).is_relative_to(ROOT) for origin in done.stdout.decode().split())
 
 
 def test_its_files_are_found_from_any_folder(tmp_path: Path) -> None:

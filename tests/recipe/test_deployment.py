@@ -226,7 +226,7 @@ def test_the_image_takes_the_packages_and_what_names_them_and_nothing_else() -> 
     ignored, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert ignored == "*"
     taken = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    setup = {"pyproject.toml", "LICENSE", "NOTICE", "requirements/gpu.lock"}
+    setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE", "requirements/gpu.lock"}
     assert taken == setup | {"recipe", "sandbox", "scripts", "tests/__init__.py", "tests/kit", "vcpo", "verl"}
     for copied in re.findall(r"^COPY ((?!--from).+) \./$", DOCKERFILE, re.MULTILINE):
         assert set(copied.split()) == setup

@@ -29,7 +29,7 @@ attack("the machine's kernel options", 'assert open("/proc/cmdline").read(); deg
 attack("home", 'open(BAIT["home_file"]).read(); escaped()')
 attack("/etc/shadow", 'open("/etc/shadow").read(); escaped()')
 attack("/etc/passwd", 'open("/etc/passwd").read(); degraded()')
-attack("the project's files", 'open(BAIT["project"] + "/pyproject.toml").read(); escaped()')
+attack("the project's files", 'open(BAIT["project"] + "/setup.py").read(); escaped()')
 attack("a secret file", 'assert BAIT["secret"] in open(BAIT["file"]).read(); escaped()')
 attack(
     "a link to a secret file",
