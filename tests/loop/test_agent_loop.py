@@ -348,7 +348,7 @@ def test_no_column_of_the_data_takes_the_place_of_what_was_sampled(monkeypatch: 
     stored: dict[str, Any] = {}
 
     async def put(keys: list[str], partition_id: str, fields: Any, tags: list[dict[str, Any]]) -> None:
-        stored.update({name: values[0] for name, values in fields.items()})
+        stored.update({name: tu.get(fields, name)[0] for name in fields.keys()})  # noqa: SIM118  # of a TensorDict
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put)
     worker = worker_of(1)

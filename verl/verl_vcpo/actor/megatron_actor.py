@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
@@ -34,7 +35,13 @@ from vcpo.mismatch import WeightParts
 from verl_vcpo.actor.lag_bins import of_lags
 from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
-from verl_vcpo.actor.mini_batch import MiniBatch, check_experts, check_lengths, gather_mini_batch
+from verl_vcpo.actor.mini_batch import (
+    MiniBatch,
+    check_experts,
+    check_lengths,
+    gather_mini_batch,
+    with_harmless_tokens,
+)
 from verl_vcpo.actor.norms import experts
 from verl_vcpo.actor.norms.layout import micro_batch
 from verl_vcpo.actor.norms.per_trajectory import score_gradients
@@ -134,6 +141,10 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         if losses is not None:
             outputs = self._outputs(losses)
         else:
+            spoils = ~step.usable & ~batch.padding & ~batch.dropped
+            if batch.squared_norm is not None:
+                spoils |= ~batch.squared_norm.isfinite()
+            data = with_harmless_tokens(data, spoils[batch.mine])
             data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
             self.optimizer_zero_grad()
             outputs = self.forward_backward_batch(data, loss)
@@ -198,16 +209,25 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         """Step the optimizer, and return the norm of the gradient.
 
         Raises:
-            RuntimeError: the norm is not finite. Megatron has made the step, which no sampler and no checkpoint gets.
+            RuntimeError: the step has spoilt the weights, which no sampler and no checkpoint gets. Not so where only
+                the norm overflows: clipping by an infinite norm leaves a gradient of zero.
         """
         with self._optimizer_on_device():
             norm = super().optimizer_step()
-        if norm is not None and not math.isfinite(norm):
+        if norm is not None and not math.isfinite(norm) and not self._has_finite_weights():
             raise RuntimeError(
                 f"the norm of the gradient is {float(norm)}, and the step has spoilt the weights; go on from the last "
                 "checkpoint, with a lower actor_rollout_ref.actor.optim.lr or another method"
             )
         return norm
+
+    def _has_finite_weights(self) -> bool:
+        """Return the same on all ranks: the norm, by which all ranks get here, is of all of them."""
+        finite = torch.ones((), device=get_device_id())
+        for parameter in (p for chunk in self.module for p in chunk.parameters() if p.requires_grad):
+            finite *= parameter.isfinite().all()
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        return bool(finite)
 
     @contextlib.contextmanager
     def _optimizer_on_device(self) -> Iterator[None]:

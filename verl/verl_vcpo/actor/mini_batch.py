@@ -160,6 +160,28 @@ def check_experts(data: TensorDict) -> None:
             raise ValueError(f"routed_experts: samplers returned no experts for a token of a sample of prompt {uid}")
 
 
+def with_harmless_tokens(data: TensorDict, spoils: Tensor) -> TensorDict:
+    """Replace all tokens of some sequences by the first token of another one, whose pass is finite.
+
+    The activations of a sequence that are NaN make the gradient of every weight NaN, whatever the coefficient: 0 * NaN.
+    A repeated token has the same activations at each position, because causal attention averages equal values.
+
+    Args:
+        data: this data-parallel rank's b sequences.
+        spoils: [b] bool: sequences without a finite log-prob or gradient, and with a coefficient of 0.
+    """
+    if not spoils.any():
+        return data
+    ids, offsets = data["input_ids"].values(), data["input_ids"].offsets()
+    spoils = spoils.to(ids.device)
+    harmless = ids[offsets[int((~spoils).int().argmax())]]
+    data = data.copy()
+    data["input_ids"] = torch.nested.nested_tensor_from_jagged(
+        torch.where(spoils.repeat_interleave(offsets.diff()), harmless, ids), offsets
+    )
+    return data
+
+
 def _column(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> Tensor:
     return torch.tensor([x for part in ranks for x in part[name]], dtype=dtype)
 

@@ -287,7 +287,8 @@ class PackedUpdate:
             log_prob = torch.nn.utils.rnn.pad_sequence([x for x in self.log_probs if x is not None], batch_first=True)
         batch = self._gathered(self.data, log_prob, self.squared_norm)
         assert batch.squared_norm is not None
-        if (self.sequences.usable & ~(batch.log_weight.isfinite() & batch.squared_norm.isfinite())).any():
+        # A norm of a sequence that is not usable says, too, whether the gradient of all sequences is finite.
+        if (self.sequences.usable & ~batch.log_weight.isfinite() | ~batch.squared_norm.isfinite()).any():
             raise Unmeasured
         return batch
 
