@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from numbers import Integral
 from typing import Any
 
@@ -18,15 +19,24 @@ MAX_DEPTH = 32
 _MOST_FRACTIONS = 8  # inside one another
 
 _ALLOWED_CHARS = frozenset("0123456789+-*/() \t\n")
+_OF_RESULTS = _ALLOWED_CHARS | {"."}
 # How people and models write the same operations.
 _OPERATORS = (
-    (re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[,;:! ]|\\[()\[\]]|\$"), " "),
+    (re.compile(r"<[^<>\s\d]+>"), " "),  # a model's special tokens, and tags
+    (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|[a-z]+style|(?:text|math)[a-z]*|boxed|q?quad)(?![A-Za-z])"), " "),
+    (re.compile(r"\\[,;:! ()\[\]]|\$"), " "),
+    (re.compile(r"\\(?=[^A-Za-z0-9\s\\])"), ""),  # Markdown's escapes
     (re.compile(r"[−–—﹣－]"), "-"),
     (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|[×✕✖·⋅∙∗]|(?<=[0-9) ])[xX](?=[0-9( ])"), "*"),
     (re.compile(r"\\div(?![A-Za-z])|[÷⁄∕]"), "/"),
-    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\[cdt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r"((\1\2)/(\3\4))"),
 )
-_BRACKETS = str.maketrans("[]", "()")
+_BRACKETS = str.maketrans("[]{}", "()()")
+_QUOTES, _END_MARKS = "`\"'“”‘’_", ".,;:!"
+_CODE_BLOCK = re.compile(r"\A`{3,}\w*[ \t]*\n")
+_EMPHASIS = re.compile(r"\A(\*{1,3})(.*)\1\Z", re.DOTALL)
+_RESULT = re.compile(r"=+")
+_NOT_IN_LINE = ("<super>", "<sub>", "<circle>")
 
 
 class MalformedAnswer(ValueError):
@@ -63,27 +73,27 @@ def extract_answer(text: str) -> str | None:
 
 
 def plain_expression(answer: str) -> str:
-    r"""The answer with + - * / and parentheses alone: `$3 \times 5$` and `\boxed{3 \cdot 5}` are 3*5."""
-    boxed = last_boxed(answer, MAX_ANSWER_CHARS)
-    text = answer if boxed is None else boxed
+    r"""The answer with + - * / and parentheses alone: `$3 \times 5$` and `\boxed{3 \cdot 5}` are 3*5, or (3*5)."""
+    text = "".join(c for c in answer if unicodedata.category(c) != "Cf")  # invisible
     for pattern, plain in _OPERATORS:
         for _ in range(_MOST_FRACTIONS):
             before, text = text, pattern.sub(plain, text)
             if text == before:
                 break
-    text = unicodedata.normalize("NFKC", text).translate(_BRACKETS).strip()
-    return text.removeprefix("**").removesuffix("**").strip("` \n").removesuffix(".")
+    return _bare("".join(map(_in_line, _bare(text))).translate(_BRACKETS))
 
 
 @lru_cache(maxsize=2**14)  # of a group's answers many are the same
-def evaluate(expression: str) -> tuple[Fraction, tuple[int, ...]]:
+def evaluate(expression: str, is_result: bool = False) -> tuple[Fraction, tuple[int, ...]]:
     """The exact value of the expression and the integers it uses, left to right.
 
-    Only integers, parentheses and the binary + - * / are allowed. Raises MalformedAnswer for anything else.
+    Only integers, parentheses and the binary + - * / are allowed; in a result decimals and signs too. Raises
+    MalformedAnswer for anything else.
     """
-    if len(expression) > MAX_ANSWER_CHARS or not _ALLOWED_CHARS.issuperset(expression):
+    allowed = _OF_RESULTS if is_result else _ALLOWED_CHARS
+    if len(expression) > MAX_ANSWER_CHARS or not allowed.issuperset(expression):
         raise MalformedAnswer("too long, or a character that is no part of an arithmetic expression")
-    if _depth(expression) > MAX_DEPTH:
+    if max(_depths(expression), default=0) > MAX_DEPTH:
         raise MalformedAnswer(f"parentheses nested more than {MAX_DEPTH} deep")
     # Inside parentheses Python, too, ignores line breaks; outside them an answer may still be wrapped.
     flat = " ".join(expression.split())
@@ -92,7 +102,7 @@ def evaluate(expression: str) -> tuple[Fraction, tuple[int, ...]]:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise MalformedAnswer("not an expression") from error
     used: list[int] = []
-    return _value(tree.body, used), tuple(used)
+    return _value(tree.body, used, is_result), tuple(used)
 
 
 def parse_ground_truth(ground_truth: Mapping[str, Any]) -> tuple[int, list[int]]:
@@ -114,27 +124,58 @@ def parse_ground_truth(ground_truth: Mapping[str, Any]) -> tuple[int, list[int]]
 def solves(answer: str, target: int, numbers: list[int]) -> bool:
     """Whether an answer, an expression, has the value `target` and uses each of `numbers` once.
 
-    What may follow after `=` has that value too: `3*5+7 = 15+7 = 22`.
+    What may follow after `=` has that value too: `3*5+7 = 15+7 = 22`. If the answer holds a box,
+    what is in the box may be the expression.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return False
-    expression, *results = plain_expression(answer).split("=")
+    candidates = dict.fromkeys(text for text in (answer, last_boxed(answer, MAX_ANSWER_CHARS)) if text is not None)
+    return any(_solves(plain_expression(text), target, numbers) for text in candidates)
+
+
+def _solves(equation: str, target: int, numbers: list[int]) -> bool:
+    expression, *results = map(_bare, _RESULT.split(equation))
     try:
         value, used = evaluate(expression)
-        return sorted(used) == sorted(numbers) and all(v == target for v in (value, *(evaluate(r)[0] for r in results)))
+        values = [value, *(evaluate(result, is_result=True)[0] for result in results)]
     except MalformedAnswer:
         return False
+    return sorted(used) == sorted(numbers) and all(one == target for one in values)
 
 
-def _value(node: ast.expr, used: list[int]) -> Fraction:
+def _bare(text: str) -> str:
+    """The text without the quotes, emphasis, block of code or pair of parentheses around it, and marks at its end."""
+    before = None
+    while text != before:
+        before = text
+        text = _CODE_BLOCK.sub("", text.strip()).strip(_QUOTES).rstrip(_END_MARKS)
+        text = _EMPHASIS.sub(r"\2", text)
+        if text[:1] == "(" and text[-1:] == ")" and min(_depths(text[:-1])) > 0:
+            text = text[1:-1]
+    return text
+
+
+def _in_line(character: str) -> str:
+    """The usual form of a wide, small or bold character; a raised digit is no digit of the number before it."""
+    tag = unicodedata.decomposition(character).split(" ")[0]
+    usual = unicodedata.normalize("NFKC", character)
+    return character if tag in _NOT_IN_LINE or len(usual) > 1 else usual
+
+
+def _value(node: ast.expr, used: list[int], is_result: bool) -> Fraction:
     """Exact value of a syntax tree; appends its integers to `used`. Recursion is bounded by the answer's length."""
     # `type(...) is int`: True and False are integers to isinstance.
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)
+    if is_result and isinstance(node, ast.Constant) and type(node.value) is float:
+        return Fraction(str(node.value))
+    if is_result and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _value(node.operand, used, is_result)
+        return -value if isinstance(node.op, ast.USub) else value
     if not isinstance(node, ast.BinOp):
         raise MalformedAnswer(f"{type(node).__name__} is not allowed")
-    left, right = _value(node.left, used), _value(node.right, used)
+    left, right = _value(node.left, used, is_result), _value(node.right, used, is_result)
     match node.op:
         case ast.Add():
             return left + right
@@ -150,13 +191,9 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
             raise MalformedAnswer(f"operator {type(node.op).__name__} is not allowed")
 
 
-def _depth(expression: str) -> int:
-    """The deepest nesting of parentheses."""
-    depth = deepest = 0
-    for character in expression:
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    return deepest
+def _depths(text: str) -> list[int]:
+    """The nesting of parentheses after each character."""
+    return list(accumulate((character == "(") - (character == ")") for character in text))
 
 
 def _is_integer(value: Any) -> bool:
