@@ -251,6 +251,10 @@ DURING = (
         ("print('found', 17, end=' '); import time; time.sleep(600)", "found 17 \ntime limit of 1 s exceeded"),
         ("print('so far'); import os; os.kill(os.getpid(), 9)", "so far\nended with exit code 137"),
         ("import sys; print('Use 3.', file=sys.stderr)", "Use 3."),
+        ("import threading as t; print(5); a = t.Thread(target=lambda: 1 / 0); a.start(); a.join()", "5\n" + DIVIDED),
+        ("import sys; print('17 found', file=sys.stderr); 1 / 0", "17 found\n" + DIVIDED),
+        ("import logging\ntry: 1 / 0\nexcept Exception: logging.exception('oops')", "ERROR:root:oops\n" + DIVIDED),
+        ("import warnings; warnings.warn('old'); print(5)", "5"),
         ("import sys; sys.exit('first\\nsecond')", "first\nsecond"),
         ("raise ValueError('first\\n\\n  second')", "ValueError: first\n\n  second"),
         ("e = ValueError('x'); e.add_note('note'); raise e", "ValueError: x\nnote"),
@@ -336,6 +340,7 @@ def test_an_answer_inside_code_is_none() -> None:
     turn = read_turn("```python\nprint('# 1')\n```", "#")
     assert turn.answers is False and turn.void is None
     assert read_turn("```\n# 1\n```", "#").void is None
+    assert read_turn("```python\nprint('# 1')", "#").void is Void.UNCLOSED
 
 
 @pytest.mark.parametrize(

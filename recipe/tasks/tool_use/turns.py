@@ -15,6 +15,8 @@ _OPENING = re.compile(r"```(?:python|py)[ \t\r]*\n")
 _CLOSING = re.compile(r"^`{3,}", re.MULTILINE)  # with whatever follows: ```output would be no line of a program
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _TRACEBACK = re.compile(r"([ +|]*)(Exception Group )?Traceback \(most recent call last\):")
+# What the interpreter writes of a warning, whose line of the source follows, and before the traceback of a thread.
+_NO_ERROR = re.compile(r".+:\d+: \w+Warning: .*|Exception in thread .*:")
 # The place of a syntax error, with its line and caret, is part of the exception. A frame's place goes on: ", in NAME".
 _OF_SYNTAX = re.compile(r'[ |]*  File ".*", line \d+')
 _GROUP_RULE, _GROUP_MARGIN = re.compile(r" *\+[-+. \d]+-"), re.compile(r"^(?:  )+\| ")
@@ -57,11 +59,10 @@ def read_turn(text: str, answer_pattern: str) -> Turn:
     """
     opening = _OPENING.search(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None  # a later opening has no other end
+    answers = _answers(text[: opening.start()] if opening else text, answer_pattern)
     if opening is None or closing is None:
         other = Void.OTHER_BLOCK if _FENCE.search(text) else Void.NO_BLOCK
-        answers = _answers(text, answer_pattern)
         return Turn(None, None, answers, None if answers else Void.UNCLOSED if opening else other)
-    answers = _answers(text[: opening.start()], answer_pattern)
     return Turn(text[opening.end() : closing.start()], closing.end(), answers)
 
 
@@ -77,15 +78,16 @@ def _answers(text: str, pattern: str) -> bool:
 
 
 def observation(result: CommandResult, time_limit_s: float) -> tuple[str, str]:
-    """What the model reads of a program: its output; and how it ended, where it failed or has no output.
+    """What the model reads of a program: its output; and how it ended, where it failed, raised or has no output.
 
-    A program's errors are then its exceptions, with types and whole messages but without the frames of their
-    tracebacks; or all that it wrote to stderr, where there is no traceback.
+    A program's errors are then all that it wrote to stderr; where that has a traceback, without the frames, of which
+    types and whole messages of the exceptions stay, and without warnings.
     """
     output, errors, end = result.stdout.strip("\n"), "", ""
     timed_out = result.status == CommandStatus.TIME_LIMIT
-    if timed_out or result.return_code or not output:
-        errors = _without_frames(result.stderr)
+    of_exceptions = _without_frames(result.stderr)
+    if timed_out or result.return_code or not output or of_exceptions is not None:  # a thread's leave the exit code 0
+        errors = result.stderr.strip("\n") if of_exceptions is None else of_exceptions
     if timed_out:
         end = f"time limit of {time_limit_s:g} s exceeded"
     elif result.return_code and (not errors or result.return_code > _SIGNAL):
@@ -95,19 +97,23 @@ def observation(result: CommandResult, time_limit_s: float) -> tuple[str, str]:
     return output, "\n".join(part for part in (errors, end) if part)
 
 
-def _without_frames(stderr: str) -> str:
+def _without_frames(stderr: str) -> str | None:
+    """None where there is no traceback."""
     kept: list[str] = []
-    margin: int | None = None  # of the traceback whose frames are being left out
+    margin: int | None = None  # of the traceback, or the warning, whose lines are being left out
     found = of_group = False
     for line in stderr.split("\n"):
         heading, of_syntax = _TRACEBACK.fullmatch(line), _OF_SYNTAX.fullmatch(line)
-        if (heading or of_syntax) and not found:
-            kept, found = [], True  # what comes before are warnings
-        if heading:
+        found = found or bool(heading or of_syntax)
+        if _NO_ERROR.fullmatch(line):
+            margin = 0
+        elif heading:
             margin, of_group = len(heading[1]), of_group or bool(heading[2])
         elif margin is None or of_syntax or not line[margin:].startswith("  "):
             margin = None
             kept.append(line)
+    if not found:
+        return None
     if of_group:
         kept = [_GROUP_MARGIN.sub("", line) for line in kept if not _GROUP_RULE.fullmatch(line)]
     return "\n".join(kept).strip("\n")
