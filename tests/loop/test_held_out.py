@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from verl.trainer.ppo import metric_utils
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_vcpo.loop.held_out import HeldOutTrainer
+from verl_vcpo.loop.held_out import HeldOutTrainer, apart
 from verl_vcpo.loop.trainer import LagKTrainer
-from verl_vcpo.user_code.reward_function import RESERVED, checked
+from verl_vcpo.user_code.reward_function import RESERVED, checked, of_manager
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,15 @@ def test_means(results: list[Any], accuracy: float, others: dict[str, float | No
     for name, mean in others.items():
         found = {metric: value for metric, value in metrics.items() if f"/toy/{name}/mean@" in metric}
         assert found == ({} if mean is None else {f"val-aux/toy/{name}/mean@{samples}": pytest.approx(mean)})
+
+
+def test_numbers_of_numpy_have_a_mean() -> None:
+    assert apart(["toy"] * 2, ["0", "1"], {"x": [np.float32(2), None]})[1] == {"val-aux/toy/x/mean@1": 2.0}
+
+
+@pytest.mark.parametrize(("score", "acc"), [({"score": 1, "acc": 0}, 0.0), (1.0, 1.0)])
+def test_what_a_manager_gives_beside_its_score_is_kept(score: Any, acc: float) -> None:
+    assert of_manager(score, None) == (1.0, {"score": 1.0, "acc": acc})
 
 
 def test_each_data_source_has_its_own_keys() -> None:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 A_NUMBER = "return a finite number, or a dict with one as its 'score'"
 
 
@@ -98,6 +100,11 @@ RIGHT: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "no value": (lambda: {"score": 0.5, "note": None, "ratio": float("nan"), "pred": None}, {"score": 0.5, "acc": 0.5}),
     "a vote": (lambda: {"score": 0.5, "pred": 42.0}, {"score": 0.5, "acc": 0.5, "pred": "42"}),
+    "a vote for zero": (lambda: {"score": 0.5, "pred": -0.0}, {"score": 0.5, "acc": 0.5, "pred": "0"}),
+    "a long vote": (
+        lambda: {"score": 0, "pred": numpy.int64(2**60 + 1)},
+        {"score": 0.0, "acc": 0.0, "pred": f"{2**60 + 1}"},
+    ),
     "half a surrogate pair": (lambda: {"score": 0, "pred": "\ud800"}, {"score": 0.0, "acc": 0.0, "pred": "\\ud800"}),
 }
 """What a function returns, and what verl gets."""

@@ -6,6 +6,7 @@ verl's statistics are of a prompt's answers: a prompt with three values of a met
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -49,7 +50,7 @@ def apart(
         rows = [row for row, of in enumerate(sources) if of == source]
         samples = max(Counter(prompts[row] for row in rows).values())
         for name, values in columns.items():
-            numbers = [values[row] for row in rows if isinstance(values[row], int | float)]
+            numbers = [values[row] for row in rows if isinstance(values[row], Real)]
             votes = name == PRED and all(isinstance(values[row], str) for row in rows)
             if votes or len(numbers) == len(rows):
                 continue

@@ -41,11 +41,20 @@ def raised(error: BaseException) -> RaisedError:
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the caller's
     own = [frame for frame in frames if not frame.filename.startswith(installed)]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    lines = str(error).strip().splitlines()
+    said = text_of(error)
+    lines = said.strip().splitlines()
     what = f"raises {type(error).__name__}" + (f": {lines[0]}" if lines else "") + where
     complaint = RaisedError(what, "mend the function, or the row")
-    complaint.said = str(error)
+    complaint.said = said
     return complaint
+
+
+def text_of(error: BaseException) -> str:
+    """The exception's own text, which a class of the user's own may fail to make."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its __str__ raises {type(another).__name__})"
 
 
 def took_too_long(setting: str, limit_s: float, which: str = "") -> UserCodeError:

@@ -5,6 +5,7 @@ written with the held-out answers alone if it is a text. `acc` is what a held-ou
 reward gives none, `acc` is the score.
 """
 
+import operator
 from typing import Any, ClassVar
 
 from verl_vcpo.user_code.errors import UserCodeError
@@ -41,7 +42,8 @@ class RewardFunction(Function):
 def checked(result: Any) -> dict[str, Any]:
     """What a reward returned, by the module's rule: floats, among them 'score' and 'acc', and texts.
 
-    A value of None or NaN is left out: the response has no such value, and no part in the metric's mean.
+    A value of None or NaN is left out: the response has no such value, and no part in the metric's mean. Not so for
+    'score', 'acc' and 'over_limit', which have to be numbers.
 
     Args:
         result: a number, or a dict with one as its 'score'. Numbers may be NumPy's or torch's.
@@ -83,8 +85,9 @@ def of_manager(reward_score: Any, reward_extra_info: Any) -> tuple[float, dict[s
     """
     if not isinstance(reward_extra_info, dict | None):
         raise UserCodeError(f"has reward_extra_info {shown(reward_extra_info)}", "make it a dict")
-    reward = checked(reward_score)["score"]
-    return reward, checked({"score": reward, **(reward_extra_info or {})})
+    own = checked(reward_score)
+    beside = own if isinstance(reward_score, dict) else {"score": own["score"]}
+    return own["score"], checked(beside | (reward_extra_info or {}))
 
 
 def _beside_score(name: str, value: Any) -> float | str | None:
@@ -99,9 +102,17 @@ def _beside_score(name: str, value: Any) -> float | str | None:
     if number is None:
         words = f"{said} {shown(value)}, of which a validation can report no mean"
         raise UserCodeError(words, "make it a number or a text, or leave it out")
-    if name == PRED:  # 42, 42.0 and "42" are one vote
-        return str(value if isinstance(value, int) else number).removesuffix(".0")
+    if name == PRED:
+        return _vote(value, number)
     return _number(value, said, "make it a finite number, or leave it out")
+
+
+def _vote(value: Any, number: float) -> str:
+    """42, 42.0 and "42" are one vote, and so are 0.0 and -0.0."""
+    try:
+        return str(operator.index(value))
+    except TypeError:
+        return str(int(number) if number.is_integer() else number)
 
 
 def _number(value: Any, said: str, fix: str) -> float:
