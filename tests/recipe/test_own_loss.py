@@ -53,6 +53,23 @@ def raises(log_prob, **more):
     return log_prob + more["advantagse"]
 
 
+def of_weights(log_prob, rollout_is_weights, **more):
+    return log_prob.mean() * (2 if rollout_is_weights else 1), {}
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise KeyError("none")
+
+
+def silent(**more):
+    raise NoText
+
+
+def ends(**more):
+    raise SystemExit(3)
+
+
 def given(log_prob, *, loss="log_prob.mean()", metrics="{}", **more):
     import torch
 
@@ -117,7 +134,10 @@ def test_a_module_names_it(actor: DictConfig) -> None:
         ("loss.py:wrong", "there is no function wrong, but agg_loss, right, needs_more"),
         ("loss.py:needs_more", "missing a required argument: 'eps'; verl passes"),
         ("loss.py:one_number", "it returned a Tensor; return (loss, metrics)"),
-        ("loss.py:per_token", "it returned ([2, 3] of torch.float32, dict); return a tensor of one real number"),
+        ("loss.py:NoText", "has no signature; name a function"),
+        ("loss.py:silent", "it raises NoText: (its __str__ raises KeyError), for made-up"),
+        ("loss.py:ends", "it raises SystemExit: 3, for made-up"),
+        ("loss.py:per_token", "it returned ([3, 3] of torch.float32, dict); return a tensor of one real number"),
         ("loss.py:detached", "its loss has no gradient; compute it from log_prob"),
         ("loss.py:raises", "it raises KeyError: 'advantagse', for made-up log-probs"),
     ],
@@ -134,6 +154,10 @@ def test_what_cannot_be_a_loss(actor: DictConfig, loss: str, expected: str) -> N
     [
         ("log_prob.mean() * float('nan')", "its loss is nan; make it finite for all log-probs and masks"),
         ("log_prob.mean() / 0", "its loss is -inf; make it finite"),
+        ("log_prob.mean().to_sparse()", "it returned ([] of torch.float32, torch.sparse_coo on cpu, dict)"),
+        ("log_prob.mean().to('meta')", "it returned ([] of torch.float32, torch.strided on meta, dict)"),
+        ("((log_prob * (m := more['response_mask'])).sum(1) / m.sum(1)).mean()", "its loss is nan; make it finite"),
+        ("(log_prob - more['old_log_prob']).abs().sqrt().sum()", "its gradient is not finite, for made-up"),
         ("log_prob.mean()[None]", "it returned ([1] of torch.float32, dict); return a tensor of one real number"),
         ("log_prob.mean().item()", "it returned (float, dict); return a tensor of one real number"),
         ("log_prob.long().sum()", "it returned ([] of torch.int64, dict); return a tensor of one real number"),
@@ -157,7 +181,7 @@ def test_what_no_update_can_be_made_by(actor: DictConfig, loss: str, expected: s
     [
         (
             "{'a': log_prob.detach()}",
-            "its metric 'a' is tensor([[-1.1...00, -1.1000]]) (Tensor); make it a number",
+            "its metric 'a' is tensor([[-1.0...00, -1.1000]]) (Tensor); make it a number",
         ),
         ("{'a': float('nan')}", "its metric 'a' is nan, for made-up log-probs; make it finite where there are tokens"),
         ("{'a': torch.tensor(1.0) / 0}", "its metric 'a' is inf, for made-up log-probs"),
@@ -167,6 +191,7 @@ def test_what_no_update_can_be_made_by(actor: DictConfig, loss: str, expected: s
         ("{'a': [1.0]}", "its metric 'a' is [1.0] (list); make it a number"),
         ("{'a': 1j}", "its metric 'a' is 1j (complex); make it a number"),
         ("{7: 1.0}", "a metric has the name 7 (int); make it a text"),
+        ("{'entropy': 1.0}", "its metric 'entropy' has the name of another one; rename it"),
         ("{'grad_norm': 1.0}", "its metric 'grad_norm' has the name of another one; rename it"),
         ("{'actor/vcpo/ess_ratio': 1.0}", "its metric 'actor/vcpo/ess_ratio' has the name of another one"),
         ("[1.0]", "it returned ([] of torch.float32, list); return a tensor of one real number"),
@@ -177,6 +202,14 @@ def test_what_no_metric_can_be(actor: DictConfig, metrics: str, expected: str) -
         checked(actor, "loss.py:given", metrics=metrics)
     assert expected in str(error.value) and "\n" not in str(error.value)
     checked(actor, "loss.py:given", metrics="{'a': torch.ones(1), 'b': True, 'c': log_prob.mean()}")
+
+
+def test_weights_that_the_run_passes_are_tried(actor: DictConfig) -> None:
+    given = copy.deepcopy(actor)
+    given.policy_loss.loss_mode = "loss.py:of_weights"
+    check_own_loss(given, {"bypass_mode": True, "rollout_is": "token"})
+    with pytest.raises(SettingError, match="it raises RuntimeError: Boolean value of Tensor"):
+        check_own_loss(given, {"bypass_mode": False, "rollout_is": "token"})
 
 
 def test_its_settings_are_its_keyword_only_parameters(actor: DictConfig) -> None:

@@ -1,6 +1,6 @@
 """`method=NAME`: the one switch between VCPO and what it is compared with. config/method has one file for each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,11 @@ def check_overrides(config: DictConfig, overrides: list[str], files: list[Writte
         raise all_that_is_wrong(errors)
 
 
-def check_own_loss(actor: DictConfig) -> None:
-    """Try the function of the user's own that `policy_loss.loss_mode` names once; make its file's path absolute."""
+def check_own_loss(actor: DictConfig, correction: Mapping[str, Any] | None = None) -> None:
+    """Try the function of the user's own that `policy_loss.loss_mode` names once; make its file's path absolute.
+
+    correction: `algorithm.rollout_correction`, by which verl may pass importance weights.
+    """
     from verl_vcpo.actor import own_loss
 
     if not own_loss.is_own(actor.policy_loss.loss_mode):
@@ -73,7 +76,8 @@ def check_own_loss(actor: DictConfig) -> None:
 
     actor.policy_loss.loss_mode = own_loss.absolute(actor.policy_loss.loss_mode)
     try:
-        own_loss.try_out(omega_conf_to_dataclass(actor))
+        weighted = correction is not None and bool(correction.get("rollout_is")) and not correction.get("bypass_mode")
+        own_loss.try_out(omega_conf_to_dataclass(actor), weighted)
     except (ValueError, InstantiationException, UserCodeError) as error:
         raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
 

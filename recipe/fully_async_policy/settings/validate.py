@@ -58,7 +58,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_agent_loop(config, files),
         lambda: check_trainable(config),
         lambda: check_paths(config),
-        lambda: check_own_loss(config.actor_rollout_ref.actor),
+        lambda: check_own_loss(config.actor_rollout_ref.actor, config.algorithm.rollout_correction),
         *(of_files if files else []),
         *more,
     )

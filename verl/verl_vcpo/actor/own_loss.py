@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_vcpo.user_code.errors import LoadError, UserCodeError
+from verl_vcpo.user_code.errors import LoadError, UserCodeError, text_of
 from verl_vcpo.user_code.function import load_function
 from verl_vcpo.user_code.values import as_float, shown
 
 _SETTING = "actor_rollout_ref.actor.policy_loss.loss_mode"
 PASSED = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
 """The keyword arguments that verl's `ppo_loss` passes."""
-_VERLS = ("entropy_loss", "grad_norm", "kl_coef", "kl_loss", "loss", "lr", "mfu", "pg_loss")
+_VERLS = ("entropy", "entropy_loss", "grad_norm", "kl_coef", "kl_loss", "loss", "lr", "mfu", "pg_loss")
 _VERLS_GROUPS = ("mtp_losses", "perf/", "vcpo/")
 """Metrics of an update, and beginnings of their names, that are not the loss's."""
 
@@ -51,7 +51,11 @@ def loaded(loss_mode: str) -> Loss:
     """
     place, _, name = loss_mode.rpartition(":")
     try:
-        return load_function(place if place.endswith(".py") else f"pkg://{place}", name)
+        function = load_function(place if place.endswith(".py") else f"pkg://{place}", name)
+        inspect.signature(function)
+        return function
+    except ValueError:
+        raise ValueError(f"{_SETTING}={loss_mode}: {name} has no signature; name a function of Python's") from None
     except LoadError as error:
         raise ValueError(f"{_SETTING}={loss_mode}: it {error.what}; give FILE.py:FUNCTION or MODULE:FUNCTION") from None
 
@@ -85,13 +89,19 @@ def _checked(loss_mode: str, returned: Any) -> tuple[Tensor, dict[str, float]]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise _refusal(loss_mode, f"it returned a {type(returned).__name__}", "return (loss, metrics)")
     loss, metrics = returned
-    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point() or not isinstance(metrics, dict):
-        what = f"{list(loss.shape)} of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+    is_number = isinstance(loss, Tensor) and not loss.dim() and loss.is_floating_point()
+    if not is_number or loss.layout != torch.strided or loss.is_meta or not isinstance(metrics, dict):
+        what = _kind(loss) if isinstance(loss, Tensor) else type(loss).__name__
         fix = "return a tensor of one real number (verl's agg_loss makes it) and a dict of metrics"
         raise _refusal(loss_mode, f"it returned ({what}, {type(metrics).__name__})", fix)
     if not loss.isfinite():
         raise _refusal(loss_mode, f"its loss is {loss.item()}", "make it finite for all log-probs and masks")
     return loss, {name: _metric(loss_mode, name, value) for name, value in metrics.items()}
+
+
+def _kind(tensor: Tensor) -> str:
+    unusual = "" if tensor.layout == torch.strided and not tensor.is_meta else f", {tensor.layout} on {tensor.device}"
+    return f"{list(tensor.shape)} of {tensor.dtype}{unusual}"
 
 
 def _metric(loss_mode: str, name: Any, value: Any) -> float:
@@ -105,34 +115,36 @@ def _metric(loss_mode: str, name: Any, value: Any) -> float:
     return number
 
 
-def try_out(config: Any) -> None:
-    """Call the loss once, with made-up log-probs of two responses.
+def try_out(config: Any, weighted: bool = False) -> None:
+    """Call the loss once, with made-up log-probs of three responses: one is left out, by a mask of zeros.
 
     Args:
         config: the actor's settings, a VCPOActorConfig; gets the sizes of the made-up batch.
+        weighted: verl passes importance weights in the run.
 
     Raises:
         UserCodeError: the function raises, returns something else than a finite loss and finite metrics, or has no
             finite gradient.
     """
     loss_mode = config.policy_loss.loss_mode
-    old, mask = -torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
-    log_prob = (old - 0.1).requires_grad_()
+    old, mask = -torch.ones(3, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]]).bool()
+    # The policy and the sampler agree exactly in a token that is certain.
+    log_prob = (old - 0.1 * torch.tensor([0.0, 1.0, 1.0])).requires_grad_()
     config.global_batch_info.update(
-        dp_size=1, batch_num_tokens=5, global_batch_size=2, loss_scale_factor=config.loss_scale_factor
+        dp_size=1, batch_num_tokens=5, global_batch_size=3, loss_scale_factor=config.loss_scale_factor
     )
     try:
         returned = loaded(loss_mode)(
             config=config,
             old_log_prob=old,
             log_prob=log_prob,
-            advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
+            advantages=torch.tensor([[1.0], [-1.0], [0.0]]).expand(3, 3),
             response_mask=mask,
             loss_agg_mode=config.loss_agg_mode,
-            rollout_is_weights=None,
+            rollout_is_weights=mask.float() if weighted else None,
             **config.stabilizer,
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refusal(loss_mode, f"it raises {_one_line(error)}{_MADE_UP}", "mend the function") from None
     loss, metrics = _checked(loss_mode, returned)
     for name, number in metrics.items():
@@ -142,7 +154,7 @@ def try_out(config: Any) -> None:
             )
     try:
         of_log_prob = torch.autograd.grad(loss, log_prob, allow_unused=True)[0] if loss.requires_grad else None
-    except Exception as error:  # a function of the user's own may have a backward of its own
+    except (Exception, SystemExit) as error:  # a function of the user's own may have a backward of its own
         raise _refusal(loss_mode, f"its gradient raises {_one_line(error)}{_MADE_UP}", "mend the function") from None
     if of_log_prob is None:
         raise _refusal(loss_mode, "its loss has no gradient", "compute it from log_prob, not detached")
@@ -156,5 +168,5 @@ def _refusal(loss_mode: str, what: str, fix: str) -> UserCodeError:
     return UserCodeError(f"{_SETTING}={loss_mode}: {what}", fix)
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())}"
