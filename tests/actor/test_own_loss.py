@@ -32,34 +32,54 @@ def without_gradient(log_prob, **more):
     return (log_prob * 0).sqrt().sum(), {}
 
 
+def with_a_large_gradient(log_prob, **more):
+    return log_prob.mean() * 1e30, {}
+
+
 def with_a_vector(log_prob, **more):
     return log_prob.mean(), {"mine/log_prob": log_prob}
 """
 
 
-def test_its_gradient_is_the_update(
-    make_engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """The actor's settings of a function."""
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
     (tmp_path / "loss.py").write_text(LOSS)
-    own = f"{tmp_path}/loss.py:scaled"
+    return lambda name: {"policy_loss": PolicyLossConfig(loss_mode=f"{tmp_path}/loss.py:{name}")}
+
+
+def test_its_gradient_is_the_update(make_engine: Callable[..., Any], own: Callable[..., Any]) -> None:
     first, vcpo = exported(make_engine()), VCPOSettings(enable=False)
 
-    def trained(loss_mode: str, **settings: float) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def trained(loss: dict[str, Any], **settings: float) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         engine = make_engine()
-        loss = {"policy_loss": PolicyLossConfig(loss_mode=loss_mode), "stabilizer": settings}
+        loss = {**loss, "stabilizer": settings}
         metrics = train(engine, make_batch(ONE_PROCESS), vcpo, "seq-mean-token-mean", **loss)
         return exported(engine), metrics
 
-    verls, _ = trained("gpg")
-    once, metrics = trained(own)
+    verls, _ = trained({"policy_loss": PolicyLossConfig(loss_mode="gpg")})
+    once, metrics = trained(own("scaled"))
     assert metrics["mine/scale"].aggregate() == 1.0
     assert all(torch.equal(weight, verls[name]) for name, weight in once.items())
-    twice, metrics = trained(own, scale=2.0)
+    twice, metrics = trained(own("scaled"), scale=2.0)
     assert metrics["mine/scale"].aggregate() == 2.0
     for name, weight in twice.items():
         torch.testing.assert_close(weight - first[name], 2 * (once[name] - first[name]), rtol=1e-4, atol=1e-6)
     assert any((once[name] - weight).abs().max() > 1e-3 for name, weight in first.items()), "the step moves the policy"
+
+
+def test_a_norm_that_overflows_leaves_the_weights(make_engine: Callable[..., Any], own: Callable[..., Any]) -> None:
+    engine = make_engine()
+    metrics = train(
+        engine,
+        make_batch(ONE_PROCESS),
+        VCPOSettings(enable=False),
+        "seq-mean-token-mean",
+        **own("with_a_large_gradient"),
+    )
+    assert metrics["grad_norm"] == torch.inf
+    assert all(weight.isfinite().all() for weight in exported(engine).values())
 
 
 @pytest.mark.parametrize(
@@ -71,13 +91,10 @@ def test_its_gradient_is_the_update(
     ],
 )
 def test_what_is_not_finite_ends_the_run(
-    make_engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, error: str, steps: bool
+    make_engine: Callable[..., Any], own: Callable[..., Any], loss: str, error: str, steps: bool
 ) -> None:
     """A loss may be so for a batch of training, and not for the numbers of the check before the start."""
-    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
-    (tmp_path / "loss.py").write_text(LOSS)
     engine = make_engine()
-    own = {"policy_loss": PolicyLossConfig(loss_mode=f"{tmp_path}/loss.py:{loss}")}
     with pytest.raises(RuntimeError, match=error):
-        train(engine, make_batch(ONE_PROCESS), VCPOSettings(enable=False), "seq-mean-token-mean", **own)
+        train(engine, make_batch(ONE_PROCESS), VCPOSettings(enable=False), "seq-mean-token-mean", **own(loss))
     assert any(weight.isnan().any() for weight in exported(engine).values()) is steps
