@@ -21,7 +21,6 @@ from recipe.fully_async_policy.settings.reasoning_gym import make_files
 from recipe.fully_async_policy.settings.run_folder import (
     check_checkpoint,
     check_folders,
-    check_nothing_replaced,
     check_paths,
 )
 from recipe.fully_async_policy.settings.trainable import check_trainable
@@ -48,7 +47,6 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
 
     of_files: list[Callable[[], object]] = [
         lambda: check_folders(config),
-        lambda: check_nothing_replaced(config),
         lambda: check_checkpoint(config),
         check_model_and_data,
     ]
