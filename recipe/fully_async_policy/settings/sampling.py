@@ -42,10 +42,7 @@ REFUSED = {
     **dict.fromkeys(("generation_config", "override_generation_config"), _OF_REQUESTS),
     **dict.fromkeys(("hf_overrides", "hf_config_path"), _FOLDERS_CONFIG),
     **dict.fromkeys(("logits_processors", "watermark", "watermark_config"), f"{_NOT_THE_MODELS}; leave it out"),
-    **dict.fromkeys(
-        ("kv_cache_memory_bytes", "num_gpu_blocks_override"),
-        f"the plan would not have it; give {_ROLLOUT}.gpu_memory_utilization",
-    ),
+    "kv_cache_memory_bytes": f"the plan would not have it; give {_ROLLOUT}.gpu_memory_utilization",
     **dict.fromkeys(
         (
             *("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size", "nnodes"),

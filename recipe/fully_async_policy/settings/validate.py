@@ -38,6 +38,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         With `files`, a row of every data source.
     """
     check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: vcpo_of(config))
+    check_paths(config)  # the kernel looks up none of the others
     samples: list[Sample] = []
 
     def check_model_and_data() -> None:
@@ -55,7 +56,6 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_logger(config),
         lambda: check_agent_loop(config, files),
         lambda: check_trainable(config),
-        lambda: check_paths(config),
         lambda: check_own_loss(config.actor_rollout_ref.actor),
         *(of_files if files else []),
         *more,
