@@ -56,21 +56,22 @@ def main(argv: list[str] | None = None) -> int:
 
     from recipe.fully_async_policy.settings.data import check_file
     from recipe.fully_async_policy.settings.data_file import DataFile
-    from recipe.fully_async_policy.settings.errors import SettingError
+    from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
     from recipe.fully_async_policy.settings.own_files import located
     from recipe.fully_async_policy.settings.values import check_types
 
     try:
-        trainer.prepare_environment(args.overrides)
-        overrides = [f"+task={args.task}", *args.overrides]
-        config = trainer.compose(overrides, args.config_dir)
-        with located(overrides, args.config_dir):
-            check_types(config)
-        file = DataFile("FILE", args.file)
-        check_file(file, config)
-        print(f"{args.file}: {file.count} rows; columns {', '.join(file.columns)}")
-        print(describe_lengths(config, file))
-        print(describe_scores(asyncio.run(scores_of(config, file))))
+        with paths_that_fail():
+            trainer.prepare_environment(args.overrides)
+            overrides = [f"+task={args.task}", *args.overrides]
+            config = trainer.compose(overrides, args.config_dir)
+            with located(overrides, args.config_dir):
+                check_types(config)
+            file = DataFile("FILE", args.file)
+            check_file(file, config)
+            print(f"{args.file}: {file.count} rows; columns {', '.join(file.columns)}")
+            print(describe_lengths(config, file))
+            print(describe_scores(asyncio.run(scores_of(config, file))))
     except SettingError as error:
         print(f"check_data: {error}", file=sys.stderr)
         return 2

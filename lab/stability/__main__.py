@@ -20,6 +20,8 @@ from lab.stability.published import adopt, publish
 from lab.stability.report import make_report, numbers, of_tasks, show_tables
 from recipe.command_line import OneLineParser, positive_number, run_command, whole_number
 from recipe.fully_async_policy.main import add_config_dir
+from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
+from recipe.fully_async_policy.settings.own_files import check_folder
 
 LAGS, SEEDS = (0, 8, 32, 64, 128), (1, 2, 3, 4, 5)
 LEARNING_RATES = (3e-5, 1e-4, 3e-4)
@@ -76,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
+    try:
+        with paths_that_fail():
+            check_folder(arguments.config_dir)
+    except SettingError as error:
+        parser.error(str(error))
     quick = arguments.quick
     methods = tuple(arguments.methods or (QUICK_METHODS if quick else METHODS))
     lags = tuple(arguments.lags or (QUICK_LAGS if quick else LAGS))

@@ -77,7 +77,7 @@ def numbered_rows(file: Path) -> Iterator[tuple[int, Row]]:
     """The same, each with the number of its line; of a parquet file or a JSON list, with that of the row, from 1."""
     try:
         if file.suffix == ".parquet":
-            yield from enumerate((row for b in pq.ParquetFile(file).iter_batches(8192) for row in b.to_pylist()), 1)
+            yield from enumerate((row for b in pq.ParquetFile(file).iter_batches(8192) for row in _as_written(b)), 1)
         else:
             yield from json_rows(file)
     except pa.ArrowException as error:
@@ -86,6 +86,15 @@ def numbered_rows(file: Path) -> Iterator[tuple[int, Row]]:
         raise ValueError(f"{file}: holds text that is not in UTF-8; write it as UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def _as_written(batch: pa.RecordBatch) -> list[Row]:
+    """Rows, whose numbers of half and single precision have the digits that these have: 0.1, not 0.10000000149."""
+    short = {f.name: f.type.to_pandas_dtype() for f in batch.schema if f.type in (pa.float16(), pa.float32())}
+    return [
+        row | {name: float(str(kind(row[name]))) for name, kind in short.items() if row[name] is not None}
+        for row in batch.to_pylist()
+    ]
 
 
 def text_of(row: Row, file: Path, *names: str) -> str:

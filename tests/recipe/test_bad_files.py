@@ -287,6 +287,12 @@ def test_a_broken_model_folder(good: dict[str, str], capsys: pytest.CaptureFixtu
         ),
         (folder / "config.json", "{", "config.json cannot be read"),
         (folder / "config.json", "{}", "config.json names no model_type"),
+        (folder / "config.json", '{"a": ' * 9999, "config.json cannot be read"),
+        (
+            folder / "config.json",
+            '{"model_type": "qwen2", "rope_scaling": []}',
+            "has rope_scaling=[], which is no object",
+        ),
     ):
         if text is None:
             file.unlink()

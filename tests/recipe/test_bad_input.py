@@ -26,6 +26,8 @@ WRONG = [
     ("actor.strategy=fsdp", "did you mean actor_rollout_ref.actor.strategy?"),
     ("+async.lag=1", "+async.lag=1: the setting is there already; leave the + out"),
     ("trainer.total_steps=9", "did you mean trainer.total_training_steps?"),
+    ("async.lag==4", "async.lag==4: give async.lag=4"),
+    ("async.lag:4", "async.lag:4: a setting needs a value; give async.lag=4"),
     ("async.lag=\N{MINUS SIGN}3", "has characters of a word processor; give async.lag=-3"),
     (f"{ACTOR}.optim.lr=1,5e-5", f"a decimal has a point, {ACTOR}.optim.lr=1.5e-5"),
     ("lr=1,5e-5", "a decimal has a point, lr=1.5e-5; and there is no such setting; did you mean actor_rollout_ref"),

@@ -239,5 +239,5 @@ def test_the_switch_wins_over_the_task_wherever_it_stands(monkeypatch: pytest.Mo
     monkeypatch.setenv("VCPO_RUN_ID", "test")
     for given in (["+gpus=141gb", "+task=tool_use"], ["+task=tool_use", "+gpus=141gb"]):
         assert main.compose([*given, "hardware=gpu"]).actor_rollout_ref.actor.megatron.optimizer_offload is False
-    with pytest.raises(SettingError, match=r"\+gpus=142gb: there is no such gpus"):
+    with pytest.raises(SettingError, match=r"\+gpus=142gb: give what torch says of the card's memory"):
         main.compose(["+task=tool_use", "hardware=gpu", "+gpus=142gb"])

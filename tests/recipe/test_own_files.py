@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings import names
+from recipe.fully_async_policy.settings import other_names
 from recipe.fully_async_policy.settings.method import names as methods
 from tests.recipe.refused import hydras_compose
 
@@ -254,7 +254,7 @@ def test_what_people_call_methods(given: str, words: str, tmp_path: Path, capsys
 
 
 def test_the_answers_name_methods_that_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for answer in names._KNOWN_ELSEWHERE.values():
+    for answer in other_names.METHODS.values():
         words = answer.replace(",", " ").split()
         settings = [word for word in words if "=" in word]
         assert next(word for word in settings if word.startswith("method=")).removeprefix("method=") in methods()

@@ -15,7 +15,13 @@ ENGINE, VAL = f"{ROLLOUT}.engine_kwargs.vllm", f"{ROLLOUT}.val_kwargs"
 ALL_TOKENS = "the policy's log-probs are over all tokens"
 
 WRONG = {
-    f"{ROLLOUT}.temperature=0": "rollout.temperature=0: the most likely token alone",
+    f"{ROLLOUT}.temperature=0": "rollout.temperature=0: vLLM samples at 0.01 or above, and the most likely token alone",
+    f"{ROLLOUT}.temperature=0.005": "set it to 0.01 or more",
+    f"{ROLLOUT}.pipeline_model_parallel_size=2": "size=2: verl's samplers have no pipeline",
+    f"{ROLLOUT}.expert_parallel_size=2": "=2: a sampler spreads its experts over all of its 1 ranks",
+    f"+{ENGINE}.kv_cache_memory_bytes=9": f"the plan would not have it; give {ROLLOUT}.gpu_memory_utilization",
+    f"+{ENGINE}.port=80": "a run starts its samplers itself",
+    f"+{ENGINE}.runner=pooling": "a run's samplers generate tokens from texts",
     f"{ROLLOUT}.top_p=0.9": f"rollout.top_p=0.9: {ALL_TOKENS}",
     f"{ROLLOUT}.top_k=20": f"rollout.top_k=20: {ALL_TOKENS}",
     f"+{ROLLOUT}.min_p=0.1": "min_p=0.1: there is no such setting; samplers draw from all tokens of the policy",

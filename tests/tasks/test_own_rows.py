@@ -67,6 +67,14 @@ def test_a_right_file(tmp_path: Path, name: str, text: str, expected: tuple[str,
     assert expected in pairs["train"] + pairs["val"] and len(pairs["train"]) == len(pairs["val"]) == 1
 
 
+def test_single_precision_is_written_with_its_own_digits(tmp_path: Path) -> None:
+    pd.DataFrame({"q": ["x", "y"], "a": [0.1, None]}).astype({"a": "float32"}).fillna(0.3).to_parquet(
+        tmp_path / "t.parquet"
+    )
+    assert prepare(tmp_path / "t.parquet", "--question", "q", "--answer", "a") == 0
+    assert sorted(truth for pairs in written(tmp_path).values() for _, truth in pairs) == ["0.1", "0.3"]
+
+
 def test_a_parquet_file_and_a_pandas_csv(tmp_path: Path) -> None:
     table = pd.DataFrame({"q": [f"a, {i}\n" for i in range(9)], "a": range(9)})
     table.to_parquet(tmp_path / "table.parquet")

@@ -108,7 +108,11 @@ def test_a_reward_that_raises_in_the_run_is_one_line(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "knows single_turn_agent only"),
+        (
+            "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
+            "actor_rollout_ref.rollout.multi_turn.function_tool_path=tests/e2e/waiting_tool.py",
+            "knows single_turn_agent only",
+        ),
         ("actor_rollout_ref.rollout.temperature=0.5", "rollout.temperature=0.5: the simulator knows 1.0 only"),
         ("async.exact_lag=false", "async.exact_lag=False: the simulator knows true only"),
         (

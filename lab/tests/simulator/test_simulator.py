@@ -118,9 +118,12 @@ def test_groups_of_equal_rewards_need_no_backward(
     torch.testing.assert_close(without, whole, rtol=1e-4, atol=1e-6 * whole.abs().max().item())
 
 
+BREAKS = "actor_rollout_ref.actor.optim.weight_decay=1e38"
+
+
 def test_a_run_that_breaks_stops(overrides: list[str]) -> None:
     """Weights of 1e30 have no finite outputs, and no finite gradient."""
-    broken = rows(overrides, "method=none", "actor_rollout_ref.actor.optim.lr=1e30")
+    broken = rows(overrides, "method=none", BREAKS)
     assert not broken[-1]["finite"] and broken[-1]["step"] < 6
 
 
@@ -132,7 +135,7 @@ def test_several_mini_batches_are_one_version(overrides: list[str]) -> None:
 def test_the_command_ends_well_where_a_run_breaks(
     overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main([*overrides, "method=none", "actor_rollout_ref.actor.optim.lr=1e30"]) == 0
+    assert main.main([*overrides, "method=none", BREAKS]) == 0
     out = capsys.readouterr().out
     assert f"{tmp_path}/run: " in out and "0.0% after" in out and "mean ESS ratio" in out
 

@@ -32,6 +32,7 @@ _RECOMPUTED = {
     for name, value in (("granularity", "full"), ("method", "uniform"), ("num_layers", 1))
 }
 _UTILIZATION, _SAMPLER_TP = f"{_ROLLOUT}.gpu_memory_utilization", f"{_ROLLOUT}.tensor_model_parallel_size"
+_RANK = "actor_rollout_ref.model.lora.rank"
 _LONG = 4096
 """Tokens of a sequence from which on parts of it on several GPUs are worth their messages."""
 
@@ -150,7 +151,10 @@ def _for_the_trainer(config: DictConfig, shape: ModelShape, also: dict[str, Any]
     fit = _first(config, shape, tries, _peak) or _first(config, shape, tries, _state)
     if fit:
         return f"set {fit}"
-    return "no layout of up to four times the GPUs fits; take a smaller model, or actor_rollout_ref.model.lora.rank=32"
+    with_adapters = [] if OmegaConf.select(config, _RANK) else [{**(also or {}), _RANK: 32}]
+    adapters = _first(config, shape, with_adapters, _peak)
+    ways = [f"set {adapters}", "take a smaller model"] if adapters else ["take a smaller model"]
+    return f"no layout of up to four times the GPUs fits; {', or '.join(ways)}"
 
 
 def _changes(config: DictConfig, also: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -125,7 +125,7 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], DictConfig]:
             raise TypeError
         OmegaConf.resolve(earlier)
         _sizes(earlier)
-    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, TypeError):
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException, AttributeError, TypeError):
         raise SettingError(f"--forecast {run}: give a run's folder (run_dir): {METRICS_FILE}, config.yaml") from None
     if len(steps) < _WARM_UP + _FEWEST:
         raise SettingError(f"--forecast {run}: {len(steps)} steps; a forecast needs {_WARM_UP + _FEWEST} or more")

@@ -125,6 +125,10 @@ def _samplers(config: DictConfig) -> Found:
     if config.reward.reward_manager.name == "rate_limited":
         words = "gives a response the reward 0 where the function fails or is late"
         yield "reward.reward_manager.name", f"{words}; use naive, and limit requests in the function"
+    ranks = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    if rollout.expert_parallel_size not in (1, ranks):
+        words = f"a sampler spreads its experts over all of its {ranks} ranks (tensor and data parallel), or over none"
+        yield f"{_ROLLOUT}.expert_parallel_size", f"{words}; set it to {ranks}, or leave it out"
     if rollout.max_num_seqs > rollout.max_num_batched_tokens:
         words = f"a sampler takes max_num_seqs={rollout.max_num_seqs} requests, each with a token at least"
         yield f"{_ROLLOUT}.max_num_batched_tokens", f"{words}; raise it, or lower that"

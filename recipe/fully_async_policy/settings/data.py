@@ -142,10 +142,9 @@ def _check_enough(config: DictConfig, rows: int) -> None:
 
 
 def _check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Refuse a limit that cuts the longest prompt, or that no prompt keeps."""
+    """Refuse prompts that the chat template cannot read, and a limit that cuts the longest or that none keeps."""
     limit, filtered, key = config.data.max_prompt_length, config.data.filter_overlong_prompts, config.data.prompt_key
-    if not filtered and config.data.truncation != "error":
-        return
+    cut = not filtered and config.data.truncation != "error"
     most = heapq.nsmallest if filtered else heapq.nlargest
     for file in files:
         prompts = (row[key] for row in file.rows(key))
@@ -154,7 +153,7 @@ def _check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTra
         if filtered and lengths and min(lengths) > limit:
             words = f"the prompts of {file.name} have {min(lengths)} tokens and more; raise it"
             raise wrong(config, "data.max_prompt_length", words)
-        if not filtered and lengths and max(lengths) > limit:
+        if not (filtered or cut) and lengths and max(lengths) > limit:
             words = f"a prompt of {file.name} has {max(lengths)} tokens and would be cut; raise it, or set"
             raise wrong(config, "data.max_prompt_length", f"{words} data.filter_overlong_prompts=true")
 

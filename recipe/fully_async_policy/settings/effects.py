@@ -172,7 +172,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("data.dataloader_num_workers",),
-        lambda config: not config.data.levels or not config.data.dataloader_num_workers,
+        lambda config: not config.data.levels,
         "with data.levels no worker reads rows ahead",
     ),
     Rule(

@@ -89,10 +89,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         settings = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
         raise _wrong(folder, f"the folder has no config.json; {_FOLDER}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _wrong(folder, f"config.json cannot be read ({first_line(error)}); {_FOLDER}") from None
     if not isinstance(settings, dict) or "model_type" not in settings:
         raise _wrong(folder, f"config.json names no model_type; {_FOLDER}")
+    for name in ("text_config", "rope_scaling", "rope_parameters"):
+        if not isinstance(settings.get(name), dict | None):
+            raise _wrong(folder, f"config.json has {name}={settings[name]!r:.40}, which is no object; {_FOLDER}")
     return settings
 
 
@@ -108,11 +111,13 @@ def missing_weights(folder: Path) -> str | None:
         try:
             place = dict(json.loads((folder / INDEX).read_text())["weight_map"])
             parts = set(place.values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if others := [part for part in parts if not isinstance(part, str)]:
+                raise TypeError(f"{others[0]} is no file's name")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return f"{INDEX} cannot be read ({first_line(error)})"
         if missing := sorted(part for part in parts if not (folder / part).is_file()):
             return f"{len(missing)} of {len(parts)} files of weights are missing, the first is {missing[0]}"
-    elif not any(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)):
+    elif not any(file.is_file() and file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)):
         return "the folder has no weights (*.safetensors)"
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -128,7 +133,7 @@ def missing_weights(folder: Path) -> str | None:
 def _check_positions(config: DictConfig, settings: dict[str, Any]) -> None:
     """Refuse lengths beyond the model's positions; of a model with scaled positions vLLM computes its own limit."""
     scaling = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
-    most = settings.get("text_config", settings).get("max_position_embeddings")
+    most = (settings.get("text_config") or settings).get("max_position_embeddings")
     most = config.actor_rollout_ref.model.override_config.get("max_position_embeddings", most)
     if scaling.get("rope_type", scaling.get("type", "default")) != "default" or not isinstance(most, int):
         return

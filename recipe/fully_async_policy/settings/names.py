@@ -328,7 +328,10 @@ def _unreadable(override: str) -> str:
     if (name, value) != (name.strip(), value.strip()):
         return f"{override}: give it without spaces, {name.strip()}={value.strip()}"
     if not sign:
-        return f"{override}: a setting needs a value; give {override}=VALUE"
+        given = override.replace(":", "=", 1) if ":" in override else f"{override}=VALUE"
+        return f"{override}: a setting needs a value; give {given}"
+    if value.startswith("="):
+        return f"{override}: give {name}={value.lstrip('=')}"
     if value.startswith("~"):
         return f"{override}: ~ is not replaced here; give {name}={os.path.expanduser(value)}"
     return f"{override}: has characters that Hydra keeps for itself; {_quoted(name, value)}"

@@ -42,6 +42,19 @@ REFUSED = {
     **dict.fromkeys(("generation_config", "override_generation_config"), _OF_REQUESTS),
     **dict.fromkeys(("hf_overrides", "hf_config_path"), _FOLDERS_CONFIG),
     **dict.fromkeys(("logits_processors", "watermark", "watermark_config"), f"{_NOT_THE_MODELS}; leave it out"),
+    "kv_cache_memory_bytes": f"the plan would not have it; give {_ROLLOUT}.gpu_memory_utilization",
+    **dict.fromkeys(
+        (
+            *("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size", "nnodes"),
+            *("node_rank", "data_parallel_size_local", "data_parallel_rank", "master_addr", "master_port"),
+            *("host", "port", "headless", "api_server_count"),
+        ),
+        f"a run starts its samplers itself; give {_ROLLOUT}.tensor_model_parallel_size, or leave it out",
+    ),
+    **dict.fromkeys(
+        ("runner", "convert", "skip_tokenizer_init", "worker_cls", "scheduler_cls"),
+        "a run's samplers generate tokens from texts, with vLLM's own workers; leave it out",
+    ),
     "worker_extension_cls": "a sampler gets its weights through the run's own; leave it out",
 }
 """Of other options of vLLM: why a run's samplers cannot have it, and what to do."""

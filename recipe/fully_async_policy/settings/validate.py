@@ -21,7 +21,6 @@ from recipe.fully_async_policy.settings.reasoning_gym import make_files
 from recipe.fully_async_policy.settings.run_folder import (
     check_checkpoint,
     check_folders,
-    check_nothing_replaced,
     check_paths,
 )
 from recipe.fully_async_policy.settings.trainable import check_trainable
@@ -39,6 +38,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         With `files`, a row of every data source.
     """
     check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: vcpo_of(config))
+    check_paths(config)  # the kernel looks up none of the others
     samples: list[Sample] = []
 
     def check_model_and_data() -> None:
@@ -48,7 +48,6 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
 
     of_files: list[Callable[[], object]] = [
         lambda: check_folders(config),
-        lambda: check_nothing_replaced(config),
         lambda: check_checkpoint(config),
         check_model_and_data,
     ]
@@ -57,7 +56,6 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         lambda: check_logger(config),
         lambda: check_agent_loop(config, files),
         lambda: check_trainable(config),
-        lambda: check_paths(config),
         lambda: check_own_loss(config.actor_rollout_ref.actor, config.algorithm.rollout_correction),
         *(of_files if files else []),
         *more,

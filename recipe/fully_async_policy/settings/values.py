@@ -81,7 +81,8 @@ _MEGATRON = _one_of("megatron", why="the lag-k trainer is built on Megatron alon
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
 _PENALTY = "a penalty is no part of the policy whose log-probs are trained on"
 _ONE_SEED = "all samples of a prompt would be drawn from one seed; async.deterministic=true gives each its own"
-_GREEDY = "the most likely token alone has no log-probs to weight; set it above 0"
+_GREEDY = "the most likely token alone has no log-probs to weight"
+_LEAST = f"vLLM samples at 0.01 or above, and {_GREEDY}; set it to 0.01 or more"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
 _LENT = "lent GPUs have samplers without the limits of async.*; give rollout.n_gpus_per_node more of the GPUs instead"
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -170,12 +171,13 @@ TYPES: dict[str, Any] = {
     f"{_ROLLOUT}.mode": _one_of("async", why="the samplers are servers"),
     **_each(_COUNT, _ROLLOUT, "n nnodes n_gpus_per_node tensor_model_parallel_size max_num_seqs"),
     **_each(_COUNT, _ROLLOUT, "max_num_batched_tokens val_kwargs.n agent.num_workers"),
+    f"{_ROLLOUT}.pipeline_model_parallel_size": _one_of(1, why="verl's samplers have no pipeline"),
     f"{_ROLLOUT}.max_model_len": _or_null(_COUNT),
-    f"{_ROLLOUT}.temperature": _a(float, _GREEDY, gt=0),
+    f"{_ROLLOUT}.temperature": _a(float, _LEAST, ge=0.01),
     f"{_ROLLOUT}.top_p": _one_of(1, why=_ALL_TOKENS),
     f"{_ROLLOUT}.top_k": _one_of(-1, 0, why=_ALL_TOKENS),
     f"{_ROLLOUT}.repetition_penalty": (_one_of(1, why=_PENALTY)[0], Field(default=None)),
-    f"{_ROLLOUT}.do_sample": _one_of(True, why=_GREEDY.partition(";")[0]),
+    f"{_ROLLOUT}.do_sample": _one_of(True, why=_GREEDY),
     f"{_ROLLOUT}.full_determinism": _one_of(False, why=_ONE_SEED),
     f"{_ROLLOUT}.calculate_log_probs": _one_of(True, why="importance weights need the samplers' log-probs"),
     f"{_ROLLOUT}.dtype": _one_of("auto", "bfloat16", "float16", "float32"),
