@@ -7,11 +7,12 @@ from functools import lru_cache
 
 from recipe.tasks.numerals import Numeral, equal, read_number
 from recipe.tasks.units import Unit, bare_letters, split_unit, without_inner_units
+from recipe.tasks.wording import without_words
 from recipe.tasks.written import normal
 
 _BASED = re.compile(
-    r"\(?\s*(?:\\text\s*\{\s*)?([0-9A-Fa-f][0-9A-Fa-f., ]*)\}?\s*\)?\s*"
-    r"(?:_\s*(.+)|\s?(?:\\text ?\{ ?)?base ?\}? ?(\S+))"
+    r"([0-9A-Fa-f][0-9A-Fa-f., ]*?) ?(?:_ ?(?:base ?)?|(?:in )?base ?)(\w+)"
+    r"|([0-9A-Fa-f]+) (?:in )?(binary|octal|hexadecimal)"
 )
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _ASSIGNED = re.compile(r"(?:[A-Za-z]\w{0,11}|\\[a-z]+|\\text\s*\{[^{}=]*\})(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*[=:]\s*")
@@ -19,10 +20,7 @@ _NAMED = re.compile(r"[A-Za-z]\s*=\s*")
 _EXPONENT = re.compile(r"(?<=[0-9.])[eE]([-+]?[0-9]{1,5})(?![0-9A-Za-z])")
 _CHOICE = re.compile(r"(?:(?:option|choice|answer) ?)?[(\[]? ?([A-Z]) ?[)\]]?", re.IGNORECASE)
 _BASES = {
-    "binary": 2,
-    "octal": 8,
-    "decimal": 10,
-    "hexadecimal": 16,
+    **{"binary": 2, "bin": 2, "octal": 8, "oct": 8, "decimal": 10, "dec": 10, "hexadecimal": 16, "hex": 16},
     "two": 2,
     "three": 3,
     "four": 4,
@@ -62,11 +60,12 @@ class Answer:
 def read_answer(text: str, *, letters_are_units: bool = False) -> Answer:
     """What a text says. letters_are_units: `5 m` are five metres."""
     value, unit = split_unit(normal(text), letters_are_units=letters_are_units)
-    left, _, _ = value.partition("\\approx")
-    value = without_inner_units(left.strip() or value)
+    value = without_inner_units(_without_rounded(value))
     kind = _kind(value)
     if kind[-1:] == ("10",) and kind[0] == "base":
         value, kind = kind[1], ()
+    if unit.marks & {"am", "pm"} and re.fullmatch("[0-9]{1,2}", value):
+        kind = ("time", str(int(value)), "00")
     name = found[0].rstrip(" =:") if (found := _ASSIGNED.match(value)) else ""
     alone = value[found.end() :] if found else value
     number = read_number(value) or read_number(alone)
@@ -81,15 +80,23 @@ def read_answer(text: str, *, letters_are_units: bool = False) -> Answer:
 def read_pair(truth: str, answer: str) -> tuple[Answer, Answer]:
     """The truth and an answer. A letter is a unit in an answer alone, and where the truth has no variables."""
     gold = read_answer(truth)
-    return gold, read_answer(answer, letters_are_units=not bare_letters(gold.value))
+    given = read_answer(answer, letters_are_units=not bare_letters(gold.value))
+    if gold.number and not given.number:
+        told = read_answer(without_words(normal(answer)), letters_are_units=True)
+        return gold, told if told.number else given
+    return gold, given
 
 
 def quick_verdict(gold: Answer, given: Answer) -> bool | None:
     """Whether two answers are equal, where reading them is enough; None: it takes mathematics."""
     if not gold.unit.fits(given.unit):
         return False
-    if gold.kind or given.kind:
+    if gold.kind != given.kind and not (gold.number and given.number):
+        return False  # 8 pm is 8, or 8:00
+    if gold.kind and given.kind:
         return gold.kind == given.kind
+    if (gold.unit.powers ^ given.unit.powers) & {("deg", 1)} and "\\pi" in gold.value + given.value:
+        return False  # without a unit an angle is in radians
     if gold.number and given.number and (not gold.name or not given.name or gold.name == given.name):
         return any(a.number and b.number and equal(a.number, b.number) for a, b in percentages(gold, given))
     if gold.words and given.words and (gold.words == given.words or len(gold.words) == len(given.words) == 1):
@@ -112,13 +119,25 @@ def percentages(gold: Answer, given: Answer) -> list[tuple[Answer, Answer]]:
 def _kind(value: str) -> tuple[str, ...]:
     if found := _TIME.fullmatch(value):
         return ("time", str(int(found[1])), found[2])
-    if found := _BASED.fullmatch(_NAMED.sub("", value, count=1)):
-        base = re.sub(r"\\text|base|[{}() ]", "", found[2] or found[3]).lower()
+    plain = " ".join(re.sub(r"\\text(?![A-Za-z])|[{}()]", " ", _NAMED.sub("", value, count=1)).split())
+    if found := _BASED.fullmatch(plain):
+        base = (found[2] or found[4]).lower()
         base = str(_BASES.get(base, base))
-        digits = re.sub(r"[, ]", "", found[1]).lower().lstrip("0") or "0"
+        digits = re.sub(r"[, ]", "", found[1] or found[3]).lower().lstrip("0") or "0"
         if base.isdecimal() and digits.replace(".", "", 1).isalnum():
             return ("base", digits, base)
     return ()
+
+
+def _without_rounded(value: str) -> str:
+    r"""The exact side of `\frac{1}{3} \approx 0.33`; both where they are other numbers."""
+    left, _, right = (part.strip() for part in value.partition("\\approx"))
+    one, two = read_number(left), read_number(right)
+    if one and two:
+        zeros = len(right) - len(right.rstrip("0")) if two.places == 0 else 0
+        if abs(one.value - two.value) * 10**two.places >= 10**zeros:
+            return f"{left}, {right}"
+    return left or value
 
 
 def _words(value: str) -> str:

@@ -6,12 +6,14 @@ It may take for ever; recipe/tasks/verifier.py ends it.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
 from recipe.tasks.answer import Answer, percentages
 from recipe.tasks.numerals import Numeral, read_number, stands_for
+from recipe.tasks.units import is_balanced
 
 _DOTS = "\\ldots"
 _DIGITS = 50
@@ -20,10 +22,24 @@ _INTERVAL = re.compile(r"[\[\]]|\\infty|\\cup")
 _GROUPED = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _APART = re.compile(r"(?<![_^0-9])[0-9]+ +[0-9]")
 _BASED = re.compile(r"[0-9]\s*_\s*(?:\{[^{}]*\}|\S)")
+# not `3(6)`, of which math-verify makes no product
+_SUM = re.compile(r"(?=.*[0-9])(?!.*[0-9]\()(?:[0-9+\-*/().,^{}\s]|\\(?:frac|cdot|times|div|sqrt)(?![A-Za-z]))+")
+_LETTER = re.compile(r"\\math[a-z]+\s*\{[^{}]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Za-z])")
+_CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
+_SEVERAL = re.compile(r"[<>;]|(?<![0-9]),|,(?![0-9])|\\text|\b(?:or|and)\b")
+_AND = re.compile(r"(?:,\s*)?\\text\s*\{\s*,?\s*and\s*\}|;")
+_NAME = re.compile(r"[A-Za-z]")
+_LONG = re.compile(r"[0-9]{5,}\s*!|!\s*!")
 
 
 def are_equal(gold: Answer, given: Answer) -> bool:
     """Whether `given` has the value of `gold`: LaTeX that was read, with units that fit."""
+    if not given.unit.percent and "=" not in gold.value and not _SEVERAL.search(given.value):
+        sums = [side for side in given.value.split("=") if _SUM.fullmatch(side) and is_balanced(side)]
+        if not all(_are_equal(gold.value, side) for side in sums):
+            return False  # 6 = 5
+    if gold.words in ("", gold.value):
+        gold, given = _with_own_letters(gold, given)
     return any(_are_equal(a.value, b.value) for a, b in percentages(gold, given))
 
 
@@ -33,14 +49,60 @@ def _are_equal(gold: str, given: str) -> bool:
         return False  # math-verify reads `1 2` as 12
     if "".join(gold.split()) == "".join(given.split()):
         return True
+    if given.startswith(("_", "^")) or any(p.search(given) and not p.search(gold) for p in (_CLOSED_INFINITY, _LONG)):
+        return False
+    if (named := _are_equal_named(gold, given)) is not None:
+        return named
+    if max(gold.count(":"), given.count(":")) > 1 and "\\{" not in gold + given:
+        ratios = [[f"({part})/({text.partition(':')[0]})" for part in text.split(":")] for text in (gold, given)]
+        return len(ratios[0]) == len(ratios[1]) and all(map(_are_equal, *ratios))
     opens = [next((mark for mark in _CLOSE if _encloses(mark, text)), "") for text in (gold, given)]
     if "\\{" in opens and opens[0] != opens[1] and all(opens) and len(_items(gold)) > 1:
         return False  # a set is no point
+    if opens[1] == "" and len(_items(gold)) < len(items := _items(given)) and len(set(items)) < len(items):
+        return False
     if sorted(map(_plain, _BASED.findall(gold))) != sorted(map(_plain, _BASED.findall(given))):
         return False
     if _DOTS in gold or _DOTS in given:
         return _are_equal_items(gold, given, opens)
     return _by_math_verify(gold, given)
+
+
+def _with_own_letters(*answers: Answer) -> list[Answer]:
+    """Other letters for capitals that occur as small letters too: math-verify takes R for r."""
+    letters = {found[1] for answer in answers for found in _LETTER.finditer(answer.value)} - {None}
+    free = iter(sorted(set("abcghjklmnopqrstuvwxyz") - {letter.lower() for letter in letters}))
+    other = {capital: next(free, capital) for capital in sorted(letters) if capital.lower() in letters - {capital}}
+
+    def read(found: re.Match[str]) -> str:
+        return str(other.get(found[1], found[0]))
+
+    return [replace(answer, value=_LETTER.sub(read, answer.value)) for answer in answers]
+
+
+def _values_by_name(text: str) -> dict[str, str]:
+    """3 and -1 of `x = 3, y = -1` and of `(x, y) = (3, -1)`; none where a name is given twice, or an item has none."""
+    text = _AND.sub(",", text)
+    left, equals, right = text.partition("=")
+    if equals and "=" not in right and _encloses("(", left.strip()) and _encloses("(", right.strip()):
+        pairs = list(zip(_items(left.strip()), _items(right.strip()), strict=False))
+    else:
+        pairs = [(name, value) for name, _, value in (item.partition("=") for item in _items(text))]
+    named = dict(pairs)
+    return named if len(named) == len(pairs) > 1 and all(map(_NAME.fullmatch, named)) and all(named.values()) else {}
+
+
+def _are_equal_named(gold: str, given: str) -> bool | None:
+    """Values with the same names, or the items of a point in the order of the names; None: neither has names."""
+    ours, theirs = _values_by_name(gold), _values_by_name(given)
+    if ours and theirs:
+        return ours.keys() == theirs.keys() and all(_are_equal(ours[name], theirs[name]) for name in ours)
+    named, other = (ours, given) if ours else (theirs, gold)
+    other = other.partition("=")[2].strip() or other
+    if not named or not (ours or _encloses("(", other)):
+        return None
+    items = _items(other)
+    return len(items) == len(named) and all(map(_are_equal, (named[name] for name in sorted(named)), items))
 
 
 def _are_equal_items(gold: str, given: str, opens: list[str]) -> bool:
@@ -84,7 +146,7 @@ def _by_math_verify(gold: str, given: str) -> bool:
     with _exact():
         if verify(parsed, other, allow_set_relation_comp=as_sets, timeout_seconds=None):
             return True
-        return any(_equal_functions(a, b) for a in parsed for b in other)
+        return any(_equal_functions(a, b) or _equal_complex(a, b) for a in parsed for b in other)
 
 
 def _parsed(latex: str) -> list[Any]:
@@ -100,6 +162,17 @@ def _parsed(latex: str) -> list[Any]:
         f"\\boxed{{{latex}}}", [LatexExtractionConfig(normalization_config=rules)], parsing_timeout=None
     )
     return parsed
+
+
+def _equal_complex(a: Any, b: Any) -> bool:
+    """Whether two expressions are equal where i, their only letter, is the imaginary unit."""
+    import sympy
+    from math_verify import verify
+
+    symbols = {str(symbol): symbol for x in (a, b) if isinstance(x, sympy.Expr) for symbol in x.free_symbols}
+    if symbols.keys() != {"i"} or not isinstance(a, sympy.Expr) or not isinstance(b, sympy.Expr):
+        return False
+    return bool(verify(*(x.xreplace({symbols["i"]: sympy.I}) for x in (a, b)), timeout_seconds=None))
 
 
 def _equal_functions(a: Any, b: Any) -> bool:

@@ -7,7 +7,7 @@ from fractions import Fraction
 # A decimal with so many digits and places stands for a value that it rounds.
 ROUNDED_DIGITS = 6
 # A decimal with so many digits is what a program printed of a float.
-_FLOAT_DIGITS = 15
+_FLOAT_DIGITS, _MOST_FLOAT_DIGITS = 15, 17
 _MOST_CHARS = 1000  # more digits are slow to read
 
 _INTEGER = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)"
@@ -69,7 +69,8 @@ def equal(a: Numeral, b: Numeral) -> bool:
 def stands_for(decimal: Numeral, value: Fraction) -> bool:
     """Whether a decimal is a value cut or rounded at its last place, or that of a float with its last digits wrong."""
     away = abs(decimal.value - value)
-    if decimal.places and decimal.digits >= _FLOAT_DIGITS and away * 10 ** (_FLOAT_DIGITS - 1) <= abs(value):
+    printed = decimal.places and _FLOAT_DIGITS <= decimal.digits <= _MOST_FLOAT_DIGITS and value.denominator > 1
+    if printed and away * 10 ** (_FLOAT_DIGITS - 1) <= abs(value):
         return True
     last_places = away * 10**decimal.places
     cut = abs(decimal.value) <= abs(value) and last_places < 1

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-
-def _set_of(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
+from recipe.tasks.wording import NUMBER_WORDS, TAKES_BACK, set_of
 
 # Each line: the name of a unit, and how else people write it. An s at the end is a plural.
 _UNITS = """
@@ -24,9 +21,10 @@ ms millisecond; s sec second; min minute; h hr hour; day; week wk; month; year y
 dollar usd USD buck; cent; euro eur EUR; yen; rupee rs Rs; permille
 deg degree; rad radian; celsius; fahrenheit; K kelvin
 N newton; J joule; kj kJ; W watt; kw kW kilowatt; V volt; A amp ampere; ohm; Hz hertz; Pa pascal; cal calorie
-acre; hectare ha
+acre; hectare ha; furlong; league; fathom; stone; fortnight; decade; century; knot
 """
 _NAME_OF = {name: names.split()[0] for names in re.split(r"[;\n]", _UNITS) for name in names.split()}
+_PREFIXES = ("nano", "micro", "milli", "centi", "deci", "kilo", "mega", "giga", "tera")
 _COMPOUND = {
     **{"mph": "mi/h", "kmh": "km/h", "kmph": "km/h", "kph": "km/h", "fps": "ft/s", "sqft": "sq ft", "cc": "cu cm"},
     **{"degree C": "celsius", "degree F": "fahrenheit"},
@@ -37,17 +35,20 @@ _POWERS = {"sq": 2, "square": 2, "cu": 3, "cubic": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 _TIMES = {
     **{"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "mln": 10**6, "billion": 10**9, "bn": 10**9},
-    **{"trillion": 10**12, "mil": 10**6},
+    **{"trillion": 10**12, "quadrillion": 10**15, "mil": 10**6, "k": 1000, "lakh": 10**5, "crore": 10**7},
 }
-_PERCENT = _set_of("% percent percentage pct")
-_MARKS = _set_of("am pm north south east west increase decrease profit loss bc ad clockwise counterclockwise")
+_PERCENT = set_of("% percent percentage pct")
+_MARKS = set_of("am pm north south east west increase decrease profit loss bc ad clockwise counterclockwise")
 """Words that make two answers differ that have others of them."""
-_SAYS_MORE = _set_of(
-    "and or if where when not no to but is are for with plus minus choose mod factorial below halves thirds "
-    "fifths tenths hundredths thousandths"
+_SAYS_MORE = set_of(
+    "or if not no minus plus choose mod factorial below halves thirds fifths tenths hundredths thousandths ninths "
+    "doubled tripled quadrupled halved twice thrice tens"
 )
 """A text with one of these words is more than a value and its unit."""
-_NAMES = _set_of(
+_LINKS = set_of("and where when to but is are for with base")
+_AFTER_LINK = NUMBER_WORDS | TAKES_BACK
+"""A text with one of these words after a link is more than a value and its unit: `and a half`, `base 8`."""
+_NAMES = set_of(
     "pi phi theta alpha beta gamma delta lambda mu sigma omega sqrt sin cos tan cot sec csc log ln exp inf infinity "
     "max lim gcd lcm det mod frac"
 )
@@ -106,7 +107,7 @@ def split_unit(text: str, *, letters_are_units: bool) -> tuple[str, Unit]:
         elif kind not in ("space", "join", "power") and tokens[index][0] != "\\cdot":
             break
     before = value[:start].rstrip(" ({").removesuffix("\\cdot").rstrip(" ^/'")
-    if start == len(value) or not before or _OPEN.search(before) or not _is_balanced(before):
+    if start == len(value) or not before or _OPEN.search(before) or not is_balanced(before):
         before = value
     unit, unknown = _unit_of(f"{in_front} {value[len(before) :]}")
     if unit is None or (unknown and not (_VALUE.search(before) and not bare_letters(before))):
@@ -149,12 +150,13 @@ def _unit_of(text: str) -> tuple[Unit | None, bool]:
     )
     words = [part for word in _PART.findall(text) for part in _PART.findall(_COMPOUND.get(word, word))]
     powers: dict[str, int] = {}
-    marks, times, percent, unknown = set(), Fraction(1), False, False
+    marks, times, percent, unknown, linked = set(), Fraction(1), False, False, False
     sign, power, last = 1, 1, ""
     for index, word in enumerate(words):
         low = word.lower()
         name = "" if low == "in" and words[index + 1 : index + 2] and words[index + 1].isalpha() else _name_of(word)
-        if low in _SAYS_MORE:
+        linked = linked or low in _LINKS
+        if low in _SAYS_MORE or (linked and (low in _AFTER_LINK or low.isdigit())) or (percent and low in _PERCENT):
             return None, True
         if low in ("/", "per"):
             sign = -1
@@ -167,8 +169,8 @@ def _unit_of(text: str) -> tuple[Unit | None, bool]:
                 powers[last] *= _POWERS_AFTER.get(low) or int(word)
             elif index == 0:
                 return None, True  # `3 squared`
-        elif low.removesuffix("s") in _TIMES:
-            times *= _TIMES[low.removesuffix("s")]
+        elif (many := low.removesuffix("s") if len(word) > 1 else word) in _TIMES:
+            times *= _TIMES[many]
         elif low in _MARKS:
             marks.add(low)
         elif name:
@@ -186,8 +188,11 @@ def _name_of(word: str) -> str:
     for form in (word, word.lower(), word.lower().removesuffix("s"), word.lower().removesuffix("es")):
         if form in _NAME_OF and (len(form) > 1 or form == word):
             return _NAME_OF[form]
-    return ""
+    prefix = next((prefix for prefix in _PREFIXES if word.lower().startswith(prefix)), "")
+    rest = word[len(prefix) :]
+    return prefix + _name_of(rest) if prefix and len(rest) > 3 and _name_of(rest) else ""
 
 
-def _is_balanced(text: str) -> bool:
+def is_balanced(text: str) -> bool:
+    """Whether a text has as many closing brackets as opening ones."""
     return sum(map(text.count, "([")) == sum(map(text.count, ")]")) and text.count("{") == text.count("}")

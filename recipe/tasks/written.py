@@ -25,27 +25,43 @@ _FONT = re.compile(
 )
 _SPACE = re.compile(r"(?<!\\)\\!\s*|((?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|enspace)(?:space)?(?![A-Za-z]))")
 _NOTHING = re.compile(
-    r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle|limits|bf|rm|it|[lL]arge|LARGE|[hH]uge|small|tiny)(?![A-Za-z])\s?"
-    r"|\\(?:(?:text)?color|[hv]space|[hv]?phantom|label)\*?\s*\{[^{}]*\}"
+    r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle|limits|bf|rm|it|tt|boldmath|[lL]arge|LARGE|[hH]uge|small|tiny"
+    r"|normalsize|checkmark|blacksquare)(?![A-Za-z])\s?"
+    r"|\\(?:(?:text)?color|[hv]space|[hv]?phantom|label|tag)\*?\s*\{[^{}]*\}"
     r"|(?<!\\)(?:\$|\\[()\[\]])"
 )
 _NO_BRACES = str.maketrans("", "", "{}")
+_FUNCTIONS = "(?:arc)?(?:sin|cos|tan)|ln"
+_PRIMES = {"'": "ft", "''": "in", '"': "in"}
+_TEXT = re.compile(r"\\text\s*(?=\{)")
+_MATHEMATICS = re.compile(r"\\\$ ?[0-9]|\\(?!text|cdot|circ|deg)[A-Za-z]")
+_MACRO = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\}|\\[A-Za-z]+")
 # Two ways of writing the same, and the one that is kept. Later patterns rely on earlier ones.
 _SAME = (
     (re.compile(r"\\(?:d|t|c|x|nice)frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])"), lambda found: _frac(found[1], found[2])),
+    (re.compile(r"\{([^{}\\]*)\\(choose|over)(?![A-Za-z])([^{}\\]*)\}"), lambda found: _over(*found.groups())),
+    (re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\\\\\s*\[[0-9.]+ ?[a-z]{2}\]"), r"\\\\ "),
+    (re.compile(r"(?<=[0-9.])\\(?:bar|dot)\s*(?=\{[0-9])"), r"\\overline"),
     (re.compile(r"\\(le|ge)(?:q|qslant|slant)(?![A-Za-z])"), r"\\\1"),
     (re.compile(r"\\(?:neq|not\s*=)"), r"\\ne "),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\."), r"\\ldots "),
     (
-        re.compile(r"\\(?:text)?degrees?(?![A-Za-z])|(?:\{\})?\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"),
+        re.compile(
+            r"\\(?:text)?degrees?(?![A-Za-z])|(?:\{\})?\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
+            r"|(?<=[0-9])\s*(?:\\deg(?![A-Za-z])|\^\s*\{?\s*(?:\\text\s*\{\s*)?o(?![A-Za-z])\s*\}?\s*\}?)"
+        ),
         r"\\degree ",
     ),
     (re.compile(r"\\([lr])brace(?![A-Za-z])\s*"), lambda found: "\\{" if found[1] == "l" else "\\}"),
     (re.compile(r"(?<![\\A-Za-z])\{\s*([-,.:])\s*\}"), r"\1"),
     (re.compile(r"\^\s*(-?[0-9]{2,}|-[0-9])"), r"^{\1}"),
-    (re.compile(r"(?:(?<![A-Za-z])US)?(?:\\text\s*\{\s*\\?\$\s*\}|\\\$)|(?<![A-Za-z])US\$"), r"\\text{dollar}"),
+    (
+        re.compile(r"(?:(?<![A-Za-z])US)?(?:\\text\s*\{\s*\\?\$\s*\}|\\\$|\\(?:text|math)dollar)|(?<![A-Za-z])US\$"),
+        r"\\text{dollar}",
+    ),
     (re.compile(r"\\text\s*\{\s*(\\degree|\\text\{[a-z]+\})\s*\}"), r"\1 "),
     (re.compile(r"\\text\s*\{([-+0-9.,/: \\%]*|\s*[ie]\s*)\}"), r"\1"),
     (
@@ -54,7 +70,19 @@ _SAME = (
     ),
     (re.compile(r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}"), r"\\text{\1/\2}"),
     (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty"),
-    (re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z])|sqrt(?=\s*[({0-9]))"), r"\\\1 "),
+    (re.compile(rf"\\text\s*\{{\s*({_FUNCTIONS}|log)\s*\}}(?=\s*[^\s.])"), r"\\\1 "),
+    (
+        re.compile(
+            rf"(?<![A-Za-z\\])(pi(?![A-Za-z])|sqrt(?=\s*[({{0-9])"
+            rf"|(?:{_FUNCTIONS})(?=\s*(?:[({{0-9\\]|[A-Za-z](?![A-Za-z])))(?![A-Za-z]))"
+        ),
+        r"\\\1 ",
+    ),
+    (re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![A-Za-z]))"), r"\\ln "),
+    (re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc) ?[({]? ?)([0-9.]+) ?\\degree"), r"\1\\frac{\2\\pi}{180}"),
+    (re.compile(r"\A([\[\]])([^\[\]]*)([\[\]])\Z"), lambda found: _interval(*found.groups())),
+    (re.compile(r"\A\\\{ ?([a-z]) ?(?:\\in ?\\mathbb ?\{R\} ?)?(?:\\mid(?![A-Za-z])|\||:) ?(.*)\\\}\Z"), r"\2"),
+    (re.compile(r"\A([^'\"]*[0-9]) ?(''|'|\")[ .]*\Z"), lambda found: f"{found[1]}\\text{{{_PRIMES[found[2]]}}}"),
     (re.compile(r"\\sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"(?<=[0-9A-Za-z)}])\s?\*\*\s?(?=[0-9A-Za-z(-])"), "^"),
     (re.compile(r"\\%"), "%"),
@@ -67,7 +95,7 @@ _LEAD = re.compile(
     r"(?![A-Za-z])|=|:|\\approx(?![A-Za-z])|\\(?:implies|Rightarrow)(?![A-Za-z])|\\therefore(?![A-Za-z]))\s*",
     re.IGNORECASE,
 )
-_AROUND = re.compile(r"[`*_\"]+")
+_AROUND = re.compile(r"(?:[`*\"]|_(?!\{))+")
 _WRAPPED = re.compile(r"(?:\\boxed|\\fbox|\\text)?\s*\{")
 
 
@@ -77,7 +105,7 @@ def normal(text: str) -> str:
     Signs of currencies become \\text{dollar}, degrees \\degree, all dots \\ldots, all fonts \\text.
     """
     text = _one_space(_SPACE.sub(lambda found: " " if found[1] else "", _latex_of_unicode(text)))
-    text = _FONT.sub(r"\\text", _TAG.sub("", text))
+    text = _without_fonts(_FONT.sub(r"\\text", _TAG.sub("", text)))
     for pattern, same in _SAME:
         text = _one_space(pattern.sub(same, text))
     text = _one_space(_NOTHING.sub("", text))
@@ -91,6 +119,23 @@ def normal(text: str) -> str:
 def _one_space(text: str) -> str:
     """One space in the place of many: a pattern with several `\\s*` tries all ways to share out the spaces."""
     return " ".join(text.split())
+
+
+def _without_fonts(text: str) -> str:
+    r"""`{\frac{1}{2}}` of `\text{\frac{1}{2}}`: no \text around mathematics."""
+    opened, closes = [], {}
+    for index, character in enumerate(text):
+        if character == "{":
+            opened.append(index)
+        elif character == "}" and opened:
+            closes[opened.pop()] = index
+
+    def read(found: re.Match[str]) -> str:
+        inside = text[found.end() + 1 : closes.get(found.end(), found.end())]
+        words = re.search("[A-Za-z]{2}", _MACRO.sub(" ", inside))
+        return "" if _MATHEMATICS.search(inside) and any(map(str.isdigit, inside)) and not words else found[0]
+
+    return _TEXT.sub(read, text)
 
 
 def _latex_of_unicode(text: str) -> str:
@@ -133,9 +178,18 @@ def _frac(above: str, below: str) -> str:
     return f"\\frac{above}{below}"
 
 
+def _over(above: str, how: str, below: str) -> str:
+    return f"\\{'binom' if how == 'choose' else 'frac'}{{{above.strip()}}}{{{below.strip()}}}"
+
+
+def _interval(left: str, inside: str, right: str) -> str:
+    """(2,3) of ]2,3[."""
+    return f"{'[' if left == '[' else '('}{inside}{']' if right == ']' else ')'}"
+
+
 def _bare(text: str) -> str:
     """The text without one layer of what surrounds it: bold, quotes, braces, boxes, a dot at the end."""
-    text = text.strip().removesuffix("\\\\").rstrip()
+    text = text.strip().rstrip("\\ ")
     while text.endswith((".", ",", ";", ":")):
         text = text[:-1].rstrip()
     if lead := _LEAD.match(text):
