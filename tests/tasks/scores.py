@@ -53,6 +53,7 @@ def counts(rows: list[Row], scored: Callable[[Row], float]) -> dict[str, list[in
     """{"right": [scored 1, all], "wrong": [scored 0, all]}."""
 
     def quiet(row: Row) -> float:
+        """Return the score of another scorer; an answer that the scorer raises for has no reward."""
         try:
             return float(scored(row))
         except Exception:
