@@ -354,11 +354,18 @@ def test_second_buffers_are_made_once_and_grow(make_engine: Callable[..., Any]) 
 
 @pytest.mark.parametrize(
     ("log_weight", "squared_norm", "usable", "raises"),
-    [(0.0, 1.0, True, False), (math.nan, 1.0, True, True), (0.0, math.inf, True, True), (0.0, math.inf, False, False)],
+    [
+        (0.0, 1.0, True, False),
+        (math.nan, 1.0, True, True),
+        (0.0, math.inf, True, True),
+        (math.nan, 1.0, False, False),
+        (0.0, math.inf, False, True),
+    ],
 )
 def test_a_usable_sequence_has_a_weight_and_a_norm(
     log_weight: float, squared_norm: float, usable: bool, raises: bool
 ) -> None:
+    """A norm that is not finite spoils the gradient of all sequences, whether its own is used or not."""
     one: Any = SimpleNamespace(
         engine=SimpleNamespace(is_mp_src_rank_with_outputs=lambda: False),
         data=None,

@@ -43,7 +43,7 @@ def trained(run_dir: Path, loggers: str, environment: pytest.MonkeyPatch) -> Non
     trainer = object.__new__(LagKTrainer)
     trainer.val_dataset = range(4)  # its length is asked for
     trainer.config, trainer.global_steps = main.compose(["hardware=cpu", "+task=countdown", *settings]), 0
-    trainer.run_log, trainer.current_mode = RunLog(run_dir), HybridEngineMode.ROLLOUT
+    trainer.run_log, trainer.current_mode, trainer.total_training_steps = RunLog(run_dir), HybridEngineMode.ROLLOUT, 9
     trainer._dump_futures, trainer._dump_executor = [], ThreadPoolExecutor(1)
 
     check_logger(trainer.config)
