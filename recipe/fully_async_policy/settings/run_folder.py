@@ -23,9 +23,8 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def check_folders(config: DictConfig) -> None:
-    """Refuse folders that the run could not write, or whose files it would replace. Makes nothing."""
+    """Refuse folders that the run could not write, or whose files it would replace; after `check_paths`."""
     for setting, path in _folders(config):
-        _check_path(setting, path)
         check_folder(setting, path)
     check_nothing_replaced(config)
 

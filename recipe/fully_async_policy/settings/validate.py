@@ -18,11 +18,7 @@ from recipe.fully_async_policy.settings.logger import check_logger
 from recipe.fully_async_policy.settings.method import check_own_loss
 from recipe.fully_async_policy.settings.model import check_model
 from recipe.fully_async_policy.settings.reasoning_gym import make_files
-from recipe.fully_async_policy.settings.run_folder import (
-    check_checkpoint,
-    check_folders,
-    check_paths,
-)
+from recipe.fully_async_policy.settings.run_folder import check_checkpoint, check_folders, check_paths
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from recipe.fully_async_policy.settings.values import check_types
 
@@ -38,7 +34,7 @@ def validate(config: DictConfig, *more: Callable[[], object], files: bool = True
         With `files`, a row of every data source.
     """
     check_each(lambda: check_given(config.data), lambda: check_types(config), lambda: vcpo_of(config))
-    check_paths(config)  # the kernel looks up none of the others
+    check_paths(config)  # first: checks of files raise OSError for a path that is too long
     samples: list[Sample] = []
 
     def check_model_and_data() -> None:
