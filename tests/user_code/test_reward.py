@@ -141,7 +141,8 @@ def test_what_a_reward_prints_has_a_limit(capfd: pytest.CaptureFixture[str]) -> 
 
     assert [result["score"] for result in run(work)] == [1.0, 1.0]
     printed = capfd.readouterr().err
-    assert len(printed) < (1 << 20) + 1000 and printed.count("the rest is dropped") == 1
+    after_it = 2 << 16  # what the reader's buffer and the pipe hold when the call ends counts for the next call
+    assert len(printed) < (1 << 20) + after_it + 1000 and printed.count("the rest is dropped") == 1
 
 
 def test_a_reward_that_does_not_load_says_why(tmp_path: Path) -> None:
