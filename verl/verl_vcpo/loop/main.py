@@ -15,7 +15,7 @@ import verl_vcpo.loop.trainer  # noqa: F401  # registers the trainer
 from verl_vcpo.loop.actor_watch import ActorWatch
 from verl_vcpo.loop.end_of_queue import end_queue
 from verl_vcpo.report.overview import finish
-from verl_vcpo.user_code.reward import bound_custom_reward
+from verl_vcpo.user_code.reward import bound_custom_reward, without_workers
 
 
 class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
@@ -28,6 +28,7 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         """
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
+        without_workers(config)
         bound_custom_reward(config)
         self.config = config
         tq.init(config.transfer_queue)

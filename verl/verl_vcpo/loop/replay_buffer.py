@@ -35,7 +35,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
         failed_prompts: what decides about prompts that fail.
         on_deadline: the treatment of a prompt that is due and not finished.
-        exact: every prompt is consumed k steps after its submission, when all other prompts are finished too.
+        exact: every prompt is consumed k steps after its submission.
         **kwargs: verl's arguments.
     """
 
@@ -168,7 +168,8 @@ class LagKReplayBuffer(ReplayBufferAsync):
         if len(sampleable_keys) < batch_size:
             return False
         if self.exact:
-            return not self._unfinished(partition_id)
+            in_flight = sampleable_keys | self._unfinished(partition_id)
+            return sampleable_keys.issuperset(self._oldest_first(partition_id, in_flight)[: batch_size or None])
         remaining = self._deadlines_without_oldest(partition_id, batch_size, sampleable_keys)
         if deadlines_hold(remaining, global_steps, batch_size):
             self._stop_waiting()
@@ -299,10 +300,10 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._forget(uids)
 
     def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
-        """Block until every submitted prompt is finished; `exact` alone waits for more than a batch."""
+        """Block until every submitted prompt is finished."""
         self._partition = partition_id
         self._start_wait()
-        self.wait_for_sampleable(global_steps, partition_id, 0)
+        self.wait_for_sampleable(global_steps, partition_id, 0)  # 0 prompts of an exact buffer: all
 
     def _stop_waiting(self) -> None:
         if self._held_back_since is not None:

@@ -137,8 +137,7 @@ class LagKTrainer(HeldOutTrainer):
         self.standalone_checkpoint_manager = BoundedCheckpointEngineManager(
             weights.config, weights.actor_wg, weights.replicas, self.config["async"].weight_update_timeout_s
         )
-        vcpo = VCPOSettings.of(self.config.vcpo)
-        if vcpo.needs_gradient_norms:
+        if (vcpo := VCPOSettings.of(self.config.vcpo)).needs_gradient_norms:
             layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
             console.print_line(in_words(vcpo.norms.how, layers, obstacle, experts))
 
@@ -158,7 +157,7 @@ class LagKTrainer(HeldOutTrainer):
         return bool(pools) and all(pool.pgs is not None for pool in pools)
 
     def _load_checkpoint(self) -> None:
-        self._end_unused_balancer()
+        ray.kill(self.llm_server_manager.global_load_balancer)  # of samplers on the trainer's devices: there are none
         checkpoint.choose(self.config.trainer)
         with telling("Reading the checkpoint"):
             super()._load_checkpoint()
@@ -177,10 +176,6 @@ class LagKTrainer(HeldOutTrainer):
         self.replay_buffer.failed_prompts.resume(self.global_steps)
         self.start_agent_loops()
         console.screen().stage("Waiting for the samplers (vLLM)")
-
-    def _end_unused_balancer(self) -> None:
-        """End verl's load balancer for samplers on the trainer's devices: a lag-k run has no samplers there."""
-        ray.kill(self.llm_server_manager.global_load_balancer)
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -282,8 +277,7 @@ class LagKTrainer(HeldOutTrainer):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.engine_reads_batch:
             return batch
-        # PPOTrainerSeparateAsync saves a CPU copy of the model here, for parameter_sync_step > 1. Ours is 1: every step
-        # ends with a weight update. The grandparent makes no copy.
+        # PPOTrainerSeparateAsync copies the model to the CPU here, for parameter_sync_step > 1; ours is 1.
         return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -301,7 +295,14 @@ class LagKTrainer(HeldOutTrainer):
         self._arithmetic = metrics.get("actor/vcpo/ess/arithmetic")
         return batch
 
+    def _wait_if_exact(self) -> None:
+        """With `async.exact_lag` wait for all samples: newer weights would give an unfinished one a lag below k."""
+        if self.config["async"].exact_lag:
+            with marked_timer("wait_finished", self.timing_raw):
+                self.replay_buffer.wait_until_finished(self.global_steps, "train")
+
     def _save_checkpoint(self) -> None:
+        self._wait_if_exact()  # a resumed run samples what is unfinished with the weights of the checkpoint
         with (
             console.screen().busy("Writing a checkpoint"),
             checkpoint.written_whole(self.config.trainer, self.global_steps, run_in(self.config.run_dir)) as folder,
@@ -332,9 +333,7 @@ class LagKTrainer(HeldOutTrainer):
     def on_step_end(self) -> None:
         # The trainer now has the weights of this step, and a sampler that replaces a dead one gets these weights.
         self.sampler_keeper.version = self.global_steps
-        if self.config["async"].exact_lag:
-            # Unfinished responses would otherwise be completed by newer weights, and have a lag below k.
-            self.replay_buffer.wait_until_finished(self.global_steps, "train")
+        self._wait_if_exact()
         self.sampler_keeper.replace_dead()  # a weight update would wait for a dead sampler until its time is over
         self._stage_weights()
         start = time.perf_counter()
@@ -370,12 +369,13 @@ class LagKTrainer(HeldOutTrainer):
     def _with_own_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> dict[str, Any]:
         """Add our metrics to `metrics`; return them with the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
-        metrics["vcpo/trainer_idle_share"] = timing_raw["gen"] / timing_raw["step"]
+        metrics["vcpo/trainer_idle_share"] = (timing_raw["gen"] + timing_raw.get("wait_finished", 0)) / timing_raw[
+            "step"
+        ]
         metrics |= trajectory_metrics(self._stored(), self.config["async"].truncated)
-        ages, rows = self.replay_buffer.ages, self.replay_buffer.data_rows
         levels = {"levels": self.curriculum.levels} if self.curriculum else {}
-        ages_of_buffer = {str(age): ages[age] for age in sorted(ages)}
-        return metrics | levels | {"buffer_ages": ages_of_buffer, "trained_rows": rows}
+        ages = {str(age): count for age, count in sorted(self.replay_buffer.ages.items())}
+        return metrics | levels | {"buffer_ages": ages, "trained_rows": self.replay_buffer.data_rows}
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, and write the policy as a Hugging Face folder; with `trainer.val_only` evaluate once."""

@@ -14,6 +14,7 @@ import transfer_queue as tq
 from ray.exceptions import RayTaskError
 from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
@@ -24,8 +25,11 @@ from verl_vcpo.common.truncated import TRUNCATED, Truncated, soft_length_penalty
 from verl_vcpo.report.trajectory_metrics import BESIDE, RAW_REWARD
 from verl_vcpo.samplers.admission import AdmissionGate, Places, agent_loops_per_worker, request_order
 from verl_vcpo.samplers.client import RequestEndsServers, Seconds, at_samplers
+from verl_vcpo.samplers.gathered_puts import gather_puts
+from verl_vcpo.samplers.loop_objects import make_directly
 from verl_vcpo.user_code.errors import UserCodeError, of_response, took_too_long, with_prompt
-from verl_vcpo.user_code.reward_function import of_manager
+from verl_vcpo.user_code.reward import OwnReward, needs_no_workers
+from verl_vcpo.user_code.reward_function import of_manager, score_of
 from verl_vcpo.user_code.tool_limits import ToolFailure, limited
 
 REASON = "reason"
@@ -62,12 +66,18 @@ def one_line(error: BaseException) -> str:
 class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's worker, which can also stop a prompt."""
 
+    _own_reward: OwnReward | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         tools = self.config.actor_rollout_ref.rollout.multi_turn.function_tool_path
         self.tools: list[Any] = limited(self.tools, tools, self.config["async"].tool_timeout_s)
         self._held: dict[str, asyncio.Task[Any]] = {}
         self._loops = AdmissionGate(agent_loops_per_worker(self.config.actor_rollout_ref.rollout))
+        if needs_no_workers(self.config):
+            self._own_reward = OwnReward(self.config)
+        gather_puts()
+        make_directly()
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
@@ -140,7 +150,7 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         treatment = Truncated(self.config["async"].truncated)
         if truncated and not validate and treatment.leaves_out:
             keys = [f"{kwargs['uid']}_{kwargs['session_id']}_{index}" for index in range(len(outputs))]
-            await tq.async_kv_batch_put(
+            await agent_loop_tq.tq.async_kv_batch_put(
                 keys=keys, partition_id="train", tags=[{TRUNCATED: str(treatment)} for _ in keys]
             )
 
@@ -153,11 +163,21 @@ class LagKAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         )
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
-        await super()._compute_score(outputs, kwargs)
+        if self._own_reward and outputs[-1].reward_score is None:
+            await self._score(self._own_reward, outputs[-1], kwargs)
+        else:
+            await super()._compute_score(outputs, kwargs)
         self._check_score(outputs[-1], kwargs)
         self._penalize_length(outputs[-1])
         for output in outputs:  # all of a session's outputs are stored with the reward of the last one
             output.extra_fields[RAW_REWARD] = outputs[-1].reward_score
+
+    async def _score(self, reward: OwnReward, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
+        began = time.perf_counter()
+        response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
+        result = await reward.result(response, output, kwargs)
+        output.reward_score, output.extra_fields[BESIDE] = score_of(result), result
+        output.metrics.compute_score = time.perf_counter() - began
 
     def _check_score(self, output: AgentLoopOutput, kwargs: dict[str, Any]) -> None:
         """Keep a reward, and what is reported beside the reward, in the form that all rewards have.

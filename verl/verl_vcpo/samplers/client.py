@@ -22,6 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_vcpo.common.token_versions import FIELD, token_versions
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, is_training_request, request_order
+from verl_vcpo.samplers.router import GatheredCalls
 from verl_vcpo.samplers.sampling_params import check_training_request
 
 at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
@@ -83,6 +84,7 @@ class ResumingLLMClient(LLMServerClient):
         super().__init__(*args, **kwargs)
         self._gate = AdmissionGate(admitted_per_worker(self.config.actor_rollout_ref.rollout))
         self._suspects = AdmissionGate(1)
+        self._balancer = GatheredCalls(self._load_balancer)
         self._server_of: dict[str, tuple[str, Any]] = {}
         self._engine_request: dict[str, str] = {}  # the id under which vLLM knows a request
 
@@ -183,7 +185,7 @@ class ResumingLLMClient(LLMServerClient):
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         while request_id not in self._server_of:
             try:
-                self._server_of[request_id] = await super()._acquire_server(request_id, **extra)
+                self._server_of[request_id] = await self._balancer.acquire(request_id)
             except RuntimeError as error:
                 if "No available servers" not in str(error):
                     raise
@@ -197,7 +199,7 @@ class ResumingLLMClient(LLMServerClient):
         held = self._server_of.pop(request_id, None)
         self._engine_request.pop(request_id, None)
         if held is not None:
-            super()._release_server(held[0], request_id)
+            self._balancer.release(held[0])
 
 
 def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:

@@ -1,13 +1,16 @@
 """Custom rewards in processes that are killed when a call hangs (extends verl/trainer/ppo/reward.py).
 
 verl calls a custom reward function in threads of its reward workers. A function that never returns, or that holds
-Python's global lock in an endless expression, stops the worker and with it the run. Here the reward workers load
-`compute_score` of this module instead, which passes every call to another process. A call that fails raises an error
-that names the reward and the prompt, and never gives a score.
+Python's global lock in an endless expression, stops the worker and with it the run. Here `compute_score` of this module
+is called instead, which passes every call to another process. A call that fails raises an error that names the reward
+and the prompt, and never gives a score.
+
+With verl's reward manager `naive` the agent-loop workers call `compute_score` themselves: there are no reward workers.
 """
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -15,9 +18,26 @@ from verl_vcpo.user_code.errors import UserCodeError, of_response
 from verl_vcpo.user_code.killable import Pool
 from verl_vcpo.user_code.reward_function import RewardFunction
 
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+
+def needs_no_workers(config: DictConfig) -> bool:
+    """Return True if the reward is a custom function's result alone, for which only the function is needed."""
+    reward = config.reward
+    manager = reward.reward_manager
+    naive = manager.source == "register" and manager.name == "naive"
+    return bool(reward.custom_reward_function.get("path")) and naive and not reward.reward_model.enable
+
+
+def without_workers(config: DictConfig) -> None:
+    """Have verl start no reward workers if it `needs_no_workers`."""
+    if needs_no_workers(config):
+        config.reward.num_workers = 0
+
 
 def bound_custom_reward(config: DictConfig) -> None:
-    """Have verl's reward workers call a configured custom reward function through `compute_score`."""
+    """Have verl call a configured custom reward function through `compute_score`."""
     custom = config.reward.custom_reward_function
     if not custom.get("path"):
         return
@@ -53,7 +73,7 @@ async def compute_score(
     UserCodeError naming the reward, the row of the data and the response.
     """
     key = (reward_path, reward_name)
-    if key not in _pools:  # a reward worker has one pool for each function
+    if key not in _pools:  # a worker has one pool for each function
         fixed = {**OmegaConf.to_container(OmegaConf.create(dict(reward_fixed))), **more_fixed}
         _pools[key] = Pool(RewardFunction(reward_path, reward_name, fixed, reward_timeout_s))
     try:
@@ -62,6 +82,31 @@ async def compute_score(
     except UserCodeError as error:
         index, reward_itself = (extra_info or {}).get("index"), f"{reward_path}:{reward_name}"
         raise of_response(error, reward_itself, index, data_source, solution_str) from None
+
+
+class OwnReward:
+    """The custom reward function of a run that `needs_no_workers`."""
+
+    def __init__(self, config: DictConfig) -> None:
+        """`config` is the run's, after `bound_custom_reward`."""
+        fixed = OmegaConf.to_container(config.reward.custom_reward_function.reward_kwargs, resolve=True)
+        self._score = functools.partial(compute_score, **{str(name): value for name, value in dict(fixed).items()})
+
+    async def result(self, response: str, output: "AgentLoopOutput", row: Mapping[str, Any]) -> dict[str, Any]:
+        """The `checked` result for a response, with the arguments that verl's reward manager `naive` gives.
+
+        Args:
+            response: without special tokens.
+            output: the last output of the response's agent loop.
+            row: the prompt's columns.
+
+        Raises:
+            UserCodeError: as `compute_score`.
+        """
+        of_response = {**output.extra_fields, "num_turns": output.num_turns, "rollout_reward_scores": {}}
+        extra_info, truth = {**(row.get("extra_info") or {}), **of_response}, row["reward_model"]["ground_truth"]
+        result: dict[str, Any] = await self._score(row["data_source"], response, truth, extra_info)
+        return result
 
 
 _pools: dict[tuple[str, str], Pool] = {}
