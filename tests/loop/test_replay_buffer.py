@@ -154,6 +154,18 @@ def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkey
     assert buffer._waiting_since == 7.0
 
 
+def test_an_exact_batch_waits_for_its_own_prompts_alone() -> None:
+    """The trainer works on the oldest batch while the samplers work on younger ones."""
+    buffer = buffer_with(2, {"a": 1, "b": 1, "c": 2, "d": 2}, {"a", "c", "d"})
+    buffer.exact = True
+    assert choose(buffer, step=3, batch_size=2) is None, "not c, which is finished and younger than b"
+    buffer.running_keys["train"].discard("b")
+    buffer.finished_keys["train"].add("b")
+    buffer.running_keys["train"].add("d")
+    buffer.finished_keys["train"].discard("d")
+    assert choose(buffer, step=3, batch_size=2) is not None
+
+
 def test_a_rest_is_four_times_as_long_as_a_look() -> None:
     buffer, rests = buffer_with(2, {}, set()), list[float]()
     buffer.sleep, buffer._poll_s = rests.append, 0.5

@@ -1,9 +1,13 @@
-"""The samplers' idle clock."""
+"""The samplers' idle clock, and the calls of many requests as one."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from verl_vcpo.samplers import router
-from verl_vcpo.samplers.router import IdleTimeLoadBalancer
+from verl_vcpo.samplers.router import GatheredCalls, IdleTimeLoadBalancer
 
 
 @pytest.fixture
@@ -37,3 +41,36 @@ def test_time_before_the_first_server_is_no_idle_time(clock: list[float]) -> Non
     balancer.release_server("s")
     clock[0] += 1  # idle
     assert balancer.take_idle_share() == pytest.approx(0.25)
+
+
+def test_requests_that_begin_together_are_one_call_and_a_stopped_one_is_released() -> None:
+    balancer, calls = IdleTimeLoadBalancer({"a": "handle of a", "b": "handle of b"}), list[list[str]]()
+
+    async def acquire(request_ids: list[str]) -> list[tuple[str, Any]]:
+        calls.append(request_ids)
+        await asyncio.sleep(0)
+        return balancer.acquire_servers(request_ids)
+
+    actor = SimpleNamespace(
+        acquire_servers=SimpleNamespace(remote=acquire),
+        release_servers=SimpleNamespace(remote=balancer.release_servers),
+    )
+
+    async def main() -> None:
+        gathered = GatheredCalls(actor)
+        requests = [asyncio.ensure_future(gathered.acquire(f"r{i}")) for i in range(4)]
+        while not calls:
+            await asyncio.sleep(0)
+        requests[0].cancel()
+        servers = await asyncio.gather(*requests[1:])
+        assert len(calls) == 1 and {*servers} == {("a", "handle of a"), ("b", "handle of b")}
+        assert balancer.get_total_inflight() == 4
+        for server_id, _ in servers:
+            gathered.release(server_id)
+        await asyncio.sleep(2 * router._RELEASE_S)
+        assert balancer.get_total_inflight() == 0
+        balancer.remove_servers(["a", "b"])
+        both = await asyncio.gather(*[gathered.acquire("r") for _ in range(2)], return_exceptions=True)
+        assert ["No available servers" in str(error) for error in both] == [True, True]
+
+    asyncio.run(main())

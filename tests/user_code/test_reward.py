@@ -1,21 +1,28 @@
 """A reward that hangs or dies is ended, and named with its prompt; the others get their scores."""
 
 import asyncio
+import copy
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl_vcpo.user_code import killable, reward
 from verl_vcpo.user_code.errors import UserCodeError
-from verl_vcpo.user_code.reward import bound_custom_reward, compute_score
+from verl_vcpo.user_code.reward import OwnReward, bound_custom_reward, compute_score, without_workers
 
 LIMIT_S, SHORT_S = 60.0, 1.0  # of calls that end by themselves, and of calls that do not
 REWARDS = Path(__file__).with_name("rewards_that_fail.py")
@@ -52,6 +59,12 @@ def run(
             assert len(processes()) == others
 
     return asyncio.run(main())
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.empty(1, dtype=object)
+    array[0] = value
+    return array
 
 
 def processes() -> list[psutil.Process]:
@@ -94,6 +107,47 @@ def test_a_failure_names_the_reward_and_its_prompt(name: str, text: str, complai
 
     limit_s = 3 * SHORT_S if "took longer" in complaint else LIMIT_S  # the next call has to end in time
     assert run(work, name, limit_s)["score"] == 1.0, "it goes on"
+
+
+def test_without_reward_workers_a_reward_gets_what_verls_manager_gives(tmp_path: Path) -> None:
+    file = tmp_path / "shown.py"
+    file.write_text("def score(**given):\n    return {'score': 0.5, 'all': repr(sorted(given.items()))}\n")
+    custom = {"path": str(file), "name": "score", "reward_kwargs": {"bonus": 2}}
+    manager = {"source": "register", "name": "naive"}
+    of_reward = {"custom_reward_function": custom, "reward_manager": manager, "reward_model": {"enable": False}}
+    config = OmegaConf.create({"reward": {**of_reward, "num_workers": 8}, "async": {"reward_timeout_s": LIMIT_S}})
+    without_workers(config)
+    bound_custom_reward(config)
+    assert config.reward.num_workers == 0
+    row = {"data_source": "toy", "reward_model": {"ground_truth": ["7"]}, "extra_info": {"index": 3}}
+    output = AgentLoopOutput(
+        prompt_ids=[1], response_ids=[4, 5], response_mask=[1, 1], num_turns=2, metrics={},
+        extra_fields={"max_global_steps": 4, "truncated": None},
+    )  # fmt: skip
+    tensors = {"responses": torch.tensor([[4, 5]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    others = {**row, "__num_turns__": 2, "tool_extra_fields": output.extra_fields}
+    item = DataProto.from_dict(tensors, {name: _array(value) for name, value in copy.deepcopy(others).items()})
+    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: f"tokens {list(map(int, ids))}")
+
+    async def work(_: Any) -> None:
+        told = await NaiveRewardManager(config, tokenizer, get_custom_reward_fn(config)).run_single(item)
+        assert await OwnReward(config).result("tokens [4, 5]", output, row) == told["reward_extra_info"]
+
+    run(work)
+    assert row["extra_info"] == {"index": 3}
+
+
+@pytest.mark.parametrize(
+    "setting", ["reward_manager.name=dapo", "reward_manager.source=importlib", "reward_model.enable=true"]
+)
+def test_other_managers_have_their_workers(setting: str) -> None:
+    custom = {"path": "reward.py", "name": "score"}
+    manager = {"source": "register", "name": "naive"}
+    of_reward = {"custom_reward_function": custom, "reward_manager": manager, "reward_model": {"enable": False}}
+    config = OmegaConf.create({"reward": {**of_reward, "num_workers": 8}})
+    config.merge_with_dotlist([f"reward.{setting}"])
+    without_workers(config)
+    assert config.reward.num_workers == 8
 
 
 def test_a_call_that_hangs_takes_no_other_with_it() -> None:
