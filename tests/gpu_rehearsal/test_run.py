@@ -24,7 +24,6 @@ SETTINGS = [
     "data.dataloader_num_workers=0",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=256",
-    "reward.num_workers=1",
     "reward.custom_reward_function.name=of_length",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     # the devices are no devices for Ray, which asks the driver's tools

@@ -1,6 +1,8 @@
 """The samplers' idle clock, and the calls of many requests as one."""
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +22,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_idle_share_is_the_time_without_requests(clock: list[float]) -> None:
     balancer = IdleTimeLoadBalancer({"s": None})
     clock[0] += 3  # idle
-    balancer.acquire_server("r1")
-    balancer.acquire_server("r2")
+    balancer.acquire_servers(["r1"])
+    balancer.acquire_servers(["r2"])
     clock[0] += 4  # busy
-    balancer.release_server("s")
+    balancer.release_servers({"s": 1})
     clock[0] += 2  # still busy with r2
-    balancer.release_server("s")
+    balancer.release_servers({"s": 1})
     clock[0] += 1  # idle
     assert balancer.take_idle_share() == pytest.approx(0.4)
     clock[0] += 5
@@ -36,11 +38,28 @@ def test_time_before_the_first_server_is_no_idle_time(clock: list[float]) -> Non
     balancer = IdleTimeLoadBalancer({})
     clock[0] += 50
     balancer.add_servers({"s": None})
-    balancer.acquire_server("r")
+    balancer.acquire_servers(["r"])
     clock[0] += 3  # busy
-    balancer.release_server("s")
+    balancer.release_servers({"s": 1})
     clock[0] += 1  # idle
     assert balancer.take_idle_share() == pytest.approx(0.25)
+
+
+def test_a_request_goes_where_the_fewest_are_and_a_session_stays() -> None:
+    balancer = IdleTimeLoadBalancer({"a": 1, "b": 2})
+    servers = [server for server, _ in balancer.acquire_servers(["r0", "r1", "r2", "r3"])]
+    assert sorted(servers) == ["a", "a", "b", "b"]
+    balancer.release_servers({"a": 2, "unknown": 1})
+    assert balancer.acquire_servers([f"r{servers.index('b')}", "new"]) == [("b", 2), ("a", 1)]
+    balancer.remove_servers(["b"])
+    assert balancer.acquire_servers([f"r{servers.index('b')}"]) == [("a", 1)], "its server is gone"
+    balancer.release_servers({"b": 1})
+    assert balancer.get_all_servers() == ["a"] and balancer.get_total_inflight() == 2
+
+
+def test_the_balancers_process_imports_nothing_large() -> None:
+    program = f"import sys, {router.__name__}; print({{'torch', 'verl', 'ray'}} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_requests_that_begin_together_are_one_call_and_a_stopped_one_is_released() -> None:
@@ -71,6 +90,6 @@ def test_requests_that_begin_together_are_one_call_and_a_stopped_one_is_released
         assert balancer.get_total_inflight() == 0
         balancer.remove_servers(["a", "b"])
         both = await asyncio.gather(*[gathered.acquire("r") for _ in range(2)], return_exceptions=True)
-        assert ["No available servers" in str(error) for error in both] == [True, True]
+        assert [router.NO_SERVERS in str(error) for error in both] == [True, True]
 
     asyncio.run(main())

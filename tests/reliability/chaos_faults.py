@@ -23,7 +23,6 @@ KINDS_OF_PROCESSES = {
     "vLLM server": r"^ray::CPUvLLMHttpServer",
     "receiver of weights": r"^ray::\w*CheckpointEngineWorker",
     "agent-loop worker": r"^ray::LagKAgentLoopWorker",
-    "reward worker": r"^ray::RewardLoopWorker",
     "reward process": r" -m verl_vcpo\.user_code\.killable_process",
     "TransferQueue controller": r"^ray::TransferQueueController",
     "TransferQueue storage": r"^ray::SimpleStorageUnit",

@@ -176,7 +176,6 @@ FAULTS = [
     Fault("a sampler that hangs", kill(ENGINE, signal.SIGSTOP), survives=True),
     Fault("a straggler, begun again when it is due", look_for_prompt_begun_again, True, prepare=one_straggler),
     Fault("kill -9 of an agent-loop worker", kill("ray::LagKAgentLoopWorker")),
-    Fault("kill -9 of the reward worker", kill("ray::RewardLoopWorker")),
     Fault("kill -9 of a trainer worker", kill("ray::WorkerDict")),
     Fault("kill -9 of the TransferQueue storage", kill("ray::SimpleStorageUnit")),
     Fault("SIGTERM to the driver, between steps", signal_driver(signal.SIGTERM), says="interrupted"),

@@ -18,6 +18,7 @@ from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.on_failure import OnFailure
 from verl_vcpo.common.truncated import Truncated
+from verl_vcpo.user_code.reward import needs_no_workers
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _ADAPTERS = ("merge", "alpha", "target_modules", "exclude_modules", "lora_A_init_method", "lora_B_init_method", "dtype")
@@ -169,6 +170,11 @@ RULES: tuple[Rule, ...] = (
         ("async.overlong_buffer_len", "async.overlong_penalty_factor"),
         lambda config: config["async"].truncated == Truncated.PENALTY,
         "only async.truncated=penalty reads it",
+    ),
+    Rule(
+        ("reward.num_workers",),
+        lambda config: not needs_no_workers(config),
+        f"the agent-loop workers call the reward function: {_ROLLOUT}.agent.num_workers",
     ),
     Rule(
         ("data.dataloader_num_workers",),

@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_vcpo.common.token_versions import FIELD, token_versions
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, is_training_request, request_order
-from verl_vcpo.samplers.router import GatheredCalls
+from verl_vcpo.samplers.router import NO_SERVERS, GatheredCalls
 from verl_vcpo.samplers.sampling_params import check_training_request
 
 at_samplers: ContextVar["Seconds | None"] = ContextVar("at_samplers", default=None)
@@ -187,7 +187,7 @@ class ResumingLLMClient(LLMServerClient):
             try:
                 self._server_of[request_id] = await self._balancer.acquire(request_id)
             except RuntimeError as error:
-                if "No available servers" not in str(error):
+                if NO_SERVERS not in str(error):
                     raise
                 await asyncio.sleep(_RETRY_S)  # a replacement is being started
         return self._server_of[request_id]
