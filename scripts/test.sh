@@ -27,12 +27,29 @@ case "${1:-}" in
   -h | --help) usage && exit 0 ;;
 esac
 
+times=$(mktemp -d)
+begun=$SECONDS parts=()
+
+# took NAME: what has been done since the last call is a part of this name.
+took() {
+  parts+=("$1=$((SECONDS - begun))")
+  begun=$SECONDS
+}
+
+# The time of each part, and the longest tests; however the script ends.
+summary() {
+  python3 tests/kit/times.py "$times" "${parts[@]}"
+  rm -r "$times"
+}
+trap summary EXIT
+
 bash scripts/install.sh
 bash scripts/install_bubblewrap.sh # the sandbox's tests are not skipped
 bash scripts/install_chromium.sh # nor are those that open a page in a browser
 bash scripts/install_docs.sh # nor are those of the documentation's site
 source .venv/bin/activate
 pip install --quiet --no-deps --no-build-isolation --require-hashes -r requirements/tasks.txt # nor those of reasoning-gym
+took installation
 
 NO_TESTS=5 # pytest's exit code where a selection is empty
 worst=$NO_TESTS
@@ -41,7 +58,8 @@ worst=$NO_TESTS
 part() {
   local code=0
   # With this script, however it ends, pytest gets SIGTERM; what a pytest has started ends with it (tests/kit/session.py).
-  setpriv --pdeathsig TERM python -m pytest --tier "$tier" --part "$@" || code=$?
+  setpriv --pdeathsig TERM python -m pytest --tier "$tier" --junitxml "$times/$1.xml" --part "$@" || code=$?
+  took "tests: $1"
   ((code == 0 || code == 1 || code == NO_TESTS)) || exit "$code"
   if ((code == 1 || (code == 0 && worst == NO_TESTS))); then worst=$code; fi
 }
@@ -52,6 +70,7 @@ git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck --exclude SC1091 # environm
 git ls-files -z | xargs -0 codespell
 mypy
 lint-imports --no-logo
+took checks
 part together --numprocesses logical --maxprocesses 4 --dist loadfile "$@"
 if [[ $tier != quick ]]; then
   part stack --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" # a start of the stack keeps one core and a half busy

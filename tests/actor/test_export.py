@@ -20,9 +20,16 @@ LAYOUTS = [
     ParallelLayout("Llama, TP2 SP x PP2", model="llama", tp=2, sequence_parallel=True, pp=2),
     ParallelLayout("Llama, tied", model="llama_tied"),
 ]
+NIGHTLY = {"one process", "Llama, TP2 SP x PP2", "LoRA of attention, MoE EP2"}
+"""Products of what the others have."""
 VICUNAS = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [62, 61]}'
 """Settings of generation that transformers reads, and refuses to write."""
 BESIDE_WEIGHTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def of_tier(layout: ParallelLayout) -> Any:
+    """Return the case of a layout, with its tier."""
+    return pytest.param(layout, id=layout.name, marks=[pytest.mark.nightly] if layout.name in NIGHTLY else [])
 
 
 def log_probs(folder: Path, adapter: Path | None = None) -> torch.Tensor:
@@ -45,7 +52,7 @@ def log_probs_of(model: Any) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", map(of_tier, LAYOUTS))
 def test_transformers_agrees(layout: ParallelLayout, checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     from tests.kit.export_worker import CHECKPOINT, LOG_PROBS, MODEL
 
@@ -78,10 +85,9 @@ def test_a_disk_that_takes_no_folder(process_group: None, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "layout",
     [
-        ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2),
-        ParallelLayout("LoRA of attention, MoE EP2", model="moe_lora", dp=2, ep=2),
+        of_tier(ParallelLayout("LoRA, TP2 SP x PP2", model="lora", tp=2, sequence_parallel=True, pp=2)),
+        of_tier(ParallelLayout("LoRA of attention, MoE EP2", model="moe_lora", dp=2, ep=2)),
     ],
-    ids=lambda layout: layout.name,
 )
 def test_adapters_are_merged_and_kept_in_pefts_format(
     layout: ParallelLayout, checkpoints: Callable[[str], Path], tmp_path: Path

@@ -10,8 +10,16 @@ from tests.kit.layout_run import PACKED, PER_TRAJECTORY, STEPS, TWO_BACKWARDS, P
 # The other shares its code with these; `python -m tests.exactness.layouts` runs all of them.
 TESTED = [PER_TRAJECTORY, TWO_BACKWARDS, PACKED]
 
-# Products of settings that other layouts have one by one, or of other factors.
+# Products of settings that other layouts have one by one, or settings that other layouts have in a product.
 NIGHTLY = {
+    "activation recompute",
+    "PP2",
+    "PP2, tied",
+    "MoE EP2 (DP2)",
+    "MoE EP2 x PP2",
+    "LoRA, recompute",
+    "LoRA, TP2",
+    "LoRA, CP2 x DP2",
     "TP2 SP",
     "DP2, dynamic batch, no distributed optimizer",
     "TP2 SP, padded",

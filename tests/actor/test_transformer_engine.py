@@ -18,15 +18,20 @@ from tests.kit.layout_worker import make_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 _FILES = sorted((ROOT / "tests" / "actor" / "te").glob("test_*.py"), reverse=True)
-TESTS = [*map(str, _FILES), "tests/actor/test_families.py"]
+TESTS = [*map(str, _FILES)]
 """Layers and models before engines, which take minutes: a mistake of `tests.mutants` is seen within seconds."""
+NIGHTLY = "tests/actor/test_families.py"
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def done(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The tests' process, which has ended, and the file into which test_an_update has written its squared norms."""
     norms = tmp_path_factory.mktemp("te") / "norms"
     command = [sys.executable, "-m", "pytest", "-p", "tests.kit.te_stack", "-x", "-q", "--color=no", *TESTS]
+    if pytestconfig.getoption("tier") == "nightly":
+        command.append(NIGHTLY)
     environment = {**os.environ, "VCPO_TE_NORMS": str(norms)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     return run, norms

@@ -23,6 +23,8 @@ from lab.cost.steps import (
 )
 from tests.kit import ROOT
 
+pytestmark = pytest.mark.nightly  # measures what the tests of norms and layers compare
+
 GIB = 1 << 30
 
 

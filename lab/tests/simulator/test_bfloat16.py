@@ -19,6 +19,7 @@ def log_probs(model: torch.nn.Module, tokens: Tensor, seen: Tensor) -> Tensor:
     return model(input_ids=tokens, attention_mask=seen, position_ids=position).logits.float().log_softmax(dim=-1)
 
 
+@pytest.mark.nightly  # of a published policy, which no change of the code moves
 @torch.inference_mode()
 def test_log_ratios_are_independent_and_weights_have_the_mean_1(assets: Path) -> None:
     """The published first policy has an RMS of 0.011 per token."""
