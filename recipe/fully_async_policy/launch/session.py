@@ -86,9 +86,12 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
     given = init.pop("runtime_env", None) or {}
     runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
     init["runtime_env"] = OmegaConf.to_container(runtime_env)
-    with ray_access.started(init, session):
+    with ray_access.started(init, session), contextlib.ExitStack() as ending:
         catch_sigterm()
         run = RunOnNodes(here)
+        # The last one first, and each whatever the others raise.
+        for at_the_end in (run.clean_up_elsewhere, here.observe, console.screen().ending):
+            ending.callback(at_the_end)
         try:
             yield run
         except Exception:
@@ -96,10 +99,6 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
                 logs = ray._private.worker.global_worker.node.get_logs_dir_path()
                 print(f"The processes' own logs are on each node in {logs}", file=log, flush=True)
             raise
-        finally:
-            console.screen().ending()
-            here.observe()
-            run.clean_up_elsewhere()
 
 
 def environment_of_workers() -> dict[str, str]:
