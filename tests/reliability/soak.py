@@ -65,7 +65,7 @@ class Note:
     def of_run(self) -> dict[str, float]:
         sums: Counter[str] = Counter()
         for numbers in self.processes.values():
-            sums.update(numbers)  # type: ignore[arg-type]  # a Counter adds floats as well
+            sums.update(numbers)
         return {**sums, "shared_kb": self.shared_kb, "processes": len(self.processes)}
 
 
