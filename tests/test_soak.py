@@ -47,7 +47,10 @@ def test_a_slope_above_its_level(grown: object, found: list[str]) -> None:
     ("command", "name"),
     [
         (["ray::LagKTrainer.step", ""], "ray::LagKTrainer"),
-        (["/venv/bin/python", "-u", "-m", "recipe.fully_async_policy.main", "+task=x"], "recipe.fully_async_policy.main"),
+        (
+            ["/venv/bin/python", "-u", "-m", "recipe.fully_async_policy.main", "+task=x"],
+            "recipe.fully_async_policy.main",
+        ),
         (["/venv/bin/python", "-u", "/ray/dashboard/agent.py", "--port", "1"], "agent.py"),
         (["/ray/core/src/ray/gcs/gcs_server", "--log_dir=/x.y"], "gcs_server"),
         (["VLLM::EngineCore"], "VLLM::EngineCore"),

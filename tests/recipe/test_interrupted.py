@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +18,9 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import nodes, processes, ray_access, session
 from recipe.fully_async_policy.launch.next_steps import after_death, after_error, after_interruption, to_go_on
 from recipe.fully_async_policy.launch.processes import Run, sigterm_is_ctrl_c
-from recipe.fully_async_policy.settings import run_folder
 from tests.kit import ROOT
 from tests.kit.checkpoints import write_checkpoint
-from verl_vcpo.common import console, held_folders
-from verl_vcpo.common.held_folders import FolderMoved
+from verl_vcpo.common import console
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.loop.checkpoint import NoWholeCheckpoint
 from verl_vcpo.report.run_log import SUMMARY_FILE
@@ -166,42 +163,6 @@ def test_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     said = capsys.readouterr().err
     assert said.startswith(f"error: RuntimeError: a worker died. Details: {tmp_path}/verl.log\n")
     assert command_in(said) == ["+task=gsm8k", f"run_dir={tmp_path}", "trainer.resume_mode=auto"]
-
-
-@pytest.mark.parametrize("ends", [FolderMoved, OSError, KeyboardInterrupt])
-@pytest.mark.parametrize("removed", [False, True])
-def test_a_run_whose_folder_was_moved_or_removed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    removed: bool,
-    ends: type[BaseException],
-) -> None:
-    """`OSError`: another process of the run fails because of that; `KeyboardInterrupt`: before the run has noticed."""
-    run_dir, place = tmp_path / "run", tmp_path / "renamed"
-    of_run = config(run_dir)
-
-    def train(*_: Any) -> NoReturn:
-        run_dir.rename(place)
-        if removed:
-            shutil.rmtree(place)
-        raise FolderMoved(held_folders.in_words()) if ends is FolderMoved else ends("No such file")
-
-    monkeypatch.setattr(main, "train", train)
-    with run_folder.held(of_run), sigterm_is_ctrl_c():
-        saved(run_dir, 5)
-        dumps = "trainer.rollout_data_dir"
-        given = ["+task=gsm8k", f"{dumps}={run_dir}/of_steps", f"run_dir={run_dir}", "trainer.resume_mode=disable"]
-        assert main.launch(of_run, "id", given) == (INTERRUPTED if ends is KeyboardInterrupt else 1)
-    first, how, *_ = said = capsys.readouterr().err.splitlines()
-    became = "removed, or moved to another disk," if removed else f"moved to {place}"
-    error = {FolderMoved: "error: FolderMoved: ", OSError: "error: OSError: No such file; "}
-    assert first.startswith(f"{error.get(ends, 'interrupted; ')}run_dir={run_dir} was {became} while the run went on")
-    assert (f"Details: {place}/verl.log" in first) == (not removed and ends is not KeyboardInterrupt)
-    assert how == f"To go on from {'a copy in FOLDER, or to begin anew there' if removed else 'global_step_5'}:"
-    now = "FOLDER" if removed else place
-    resumed = [f"{dumps}={now}/of_steps", f"run_dir={now}", "trainer.resume_mode=auto"]
-    assert command_in("\n".join(said)) == ["+task=gsm8k", *resumed] and not run_dir.exists()
 
 
 @pytest.mark.parametrize("fails", ["ending", "observe"])
