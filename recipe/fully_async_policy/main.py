@@ -25,7 +25,7 @@ from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
 from recipe.fully_async_policy.settings.other_names import of_hydra
 from recipe.fully_async_policy.settings.variables import check_variables
-from verl_vcpo.common import console, start_up
+from verl_vcpo.common import console, held_folders, start_up
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def _folders(config: DictConfig, launch: str) -> contextlib.ExitStack:
     with held(config) as both:
         if moved := take_over(config, launch):
             print(moved)
-        both.enter_context(console.outlived(Path(config.run_dir) / VERL_LOG))
+        both.enter_context(console.outlived(held_folders.through(config.run_dir) / VERL_LOG))
         return both.pop_all()
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -133,6 +133,7 @@ class TrainerRun:
     Args:
         cluster: the launcher runs on the cluster's first machine, and joins the cluster's Ray.
         environment: variables in addition to this process's.
+        task: the settings of the task, of `assets` and `run_dir`.
     """
 
     def __init__(
@@ -143,10 +144,11 @@ class TrainerRun:
         module: str = "recipe.fully_async_policy.main",
         cluster: Cluster | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        task: Callable[[Path, Path], list[str]] = small_task,
     ) -> None:
         self.run_dir = run_dir
         without_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
-        arguments = [*small_task(assets, run_dir), *without_validation, *overrides]
+        arguments = [*task(assets, run_dir), *without_validation, *overrides]
         command = [sys.executable, "-u", "-m", module, *arguments]
         self._output = run_dir.parent / f"{run_dir.name}.log"
         with open(self._output, "a") as output:

@@ -191,9 +191,3 @@ def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path: Path, done: 
     renamed = done.index(("renamed", tmp_path / "b"))
     assert {path.name for what, path in done[:renamed] if what == "on disk"} == {"file", "below", ".b.partial"}
     assert done[renamed + 1] == ("on disk", tmp_path)
-
-
-def test_why_one_was_not_written_names_the_folder_and_the_space_left(tmp_path: Path) -> None:
-    line = checkpoint.why_not_written(tmp_path, 4, OSError("write failed\nunexpected pos 704 vs 598"))
-    assert f"trainer.default_local_dir={tmp_path} has " in line and "MB free (unexpected pos 704 vs 598)" in line
-    assert "\n" not in line

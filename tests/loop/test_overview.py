@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
@@ -16,6 +17,7 @@ from recipe.fully_async_policy.settings.logger import check_logger
 from tests.kit.wandb_file import offline_run
 from tests.loop.test_run_log import step_metrics
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
+from verl_vcpo.loop import main as loop_main
 from verl_vcpo.loop.trainer import LagKTrainer
 from verl_vcpo.report.overview import ACCURACY, ALERT, CURVES, SECTION, TABLE, finish
 from verl_vcpo.report.run_log import HEADLINES, RunLog
@@ -93,3 +95,37 @@ def test_other_loggers_get_what_verl_logs(tmp_path: Path, offline: pytest.Monkey
     lines = (tmp_path / "verl_metrics.jsonl").read_text()
     assert len(lines.splitlines()) == STEPS + 1 and SECTION not in lines
     assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.parametrize("of_the_run", [RuntimeError("a worker died"), None])
+def test_what_loggers_raise_at_the_end_hides_no_error_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of_the_run: Exception | None
+) -> None:
+    """As TensorBoard's writer, whose folder was removed."""
+
+    class Trainer:
+        def __init__(self, config: Any) -> None:
+            self.init = lambda: None
+
+        def fit(self, loops: Any) -> None:
+            if of_the_run:
+                raise of_the_run
+
+    def finish(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("tfevents")
+
+    for name, value in (
+        ("tq", SimpleNamespace(init=lambda _: None)),
+        ("bound_custom_reward", lambda _: None),
+        ("get_trainer_cls", lambda _: Trainer),
+        ("ActorWatch", lambda: SimpleNamespace(start=lambda: None, stop=lambda: None, reason=None)),
+        ("finish", finish),
+        ("end_queue", lambda: None),
+    ):
+        monkeypatch.setattr(loop_main, name, value)
+    runner = loop_main.LagKTaskRunner()
+    runner.agent_loop_manager, runner.init_agent_loop_manager = object(), lambda: None
+    config = OmegaConf.create({"transfer_queue": {}, "trainer": {"v1": {"trainer_mode": "lag_k"}}})
+    with pytest.raises(RuntimeError if of_the_run else FileNotFoundError):
+        runner.run(config)
+    assert ("FileNotFoundError: tfevents" in capsys.readouterr().err) == bool(of_the_run)

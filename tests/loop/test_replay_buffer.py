@@ -343,6 +343,42 @@ def test_a_long_wait_says_what_for(capfd: pytest.CaptureFixture[str]) -> None:
     assert "Validation has waited 60 s for samples: 1 prompts are unfinished." in capfd.readouterr().out
 
 
+def test_filtering_that_leaves_nothing_says_so_and_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rewards of 0 or 1 in all samples of a group; one group is kept after 30 that are filtered."""
+    buffer, now = buffer_with(2, {"new": 4}, set()), [0.0]
+    buffer.filter_groups_metric = "reward"
+    buffer.clock = lambda: now[0]
+    buffer._waiting_since = buffer._last_told = 0.0
+    monkeypatch.setattr("transfer_queue.kv_clear", lambda **_: None)
+
+    def filter_groups(wrong: int, right: int, kept: set[str], without_value: int = 0) -> None:
+        now[0] += 40.0
+        filtered = {f"{now[0]}-{number}" for number in range(wrong + right + without_value)}
+        buffer.finished_keys["train"] = filtered | kept
+        reasons = set(), filtered, set(), Counter({0.0: wrong, 1.0: right})
+        assert buffer._evict_terminal_groups(4, "train", reasons)[0] == filtered
+
+    def said() -> list[str]:
+        return [line for line in capfd.readouterr().out.splitlines() if "has waited" in line]
+
+    filter_groups(20, 10, set())
+    assert not said(), "a minute is not over"
+    filter_groups(7, 3, {"kept"}, without_value=2)
+    (line,) = said()
+    assert line.endswith(
+        "; 12 groups in a row were filtered (algorithm.filter_groups): in 7 every sample has 0, in 3 every sample has "
+        "1, in 2 async.truncated leaves nothing to compare."
+    )
+    for _ in range(9):
+        filter_groups(100, 0, {"kept"})
+    with pytest.raises(RuntimeError, match=r"^there is nothing to learn: 1062 groups in a row .* 957 every .*; give "):
+        filter_groups(50, 100, {"kept"})
+    filter_groups(0, 0, {"kept", "another"})
+    assert not buffer._filtered.in_words()
+
+
 def test_nothing_is_kept_of_prompts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = buffer_with(2, {"a": 1, "b": 1}, {"a", "b"})
     buffer.note_submitted(TensorDict({"uid": ["a", "b"], "index": [5, 6]}, batch_size=2))

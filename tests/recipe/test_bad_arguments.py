@@ -32,6 +32,7 @@ WRONG = [
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "-1"], "--port: -1: give a whole number, 0 or more"),
     ("scripts.report.__main__", ["--live", "{tmp}", "--port", "99999"], "--port 99999: give 65535 or less"),
     ("tests.reliability.schedules", ["--n", "0"], "argument --n: 0: give a whole number, 1 or more"),
+    ("tests.reliability.soak", ["--steps", "199"], "argument --steps: 199: give a whole number, 200 or more"),
     # files and folders
     ("recipe.warm_start.train", [*ROWS, "--out", "{rows}/model"], "/model cannot be written (Not a directory)"),
     ("recipe.warm_start.train", ["--learning-rate", "inf", *ROWS], "learning_rate=inf: Input should be less"),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, TextIO
 
 import pytest
@@ -14,11 +15,12 @@ from pydantic_core import SchemaValidator, core_schema
 
 from recipe.command_line import INTERRUPTED, interruption_kept, run_command
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.launch import processes, session
+from recipe.fully_async_policy.launch import nodes, processes, ray_access, session
 from recipe.fully_async_policy.launch.next_steps import after_death, after_error, after_interruption, to_go_on
-from recipe.fully_async_policy.launch.processes import Run
+from recipe.fully_async_policy.launch.processes import Run, sigterm_is_ctrl_c
 from tests.kit import ROOT
 from tests.kit.checkpoints import write_checkpoint
+from verl_vcpo.common import console
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.loop.checkpoint import NoWholeCheckpoint
 from verl_vcpo.report.run_log import SUMMARY_FILE
@@ -161,6 +163,34 @@ def test_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     said = capsys.readouterr().err
     assert said.startswith(f"error: RuntimeError: a worker died. Details: {tmp_path}/verl.log\n")
     assert command_in(said) == ["+task=gsm8k", f"run_dir={tmp_path}", "trainer.resume_mode=auto"]
+
+
+@pytest.mark.parametrize("fails", ["ending", "observe"])
+def test_whatever_fails_at_the_end_the_run_is_cleaned_up_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    called: list[str] = []
+
+    def calls(name: str) -> Any:
+        def call(*_: Any) -> None:
+            called.append(name)
+            if name == fails:
+                raise BrokenPipeError(name)
+
+        return call
+
+    here = SimpleNamespace(observe=calls("observe"))
+    elsewhere = SimpleNamespace(clean_up_elsewhere=calls("clean_up_elsewhere"))
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
+    monkeypatch.setattr(console, "screen", lambda: SimpleNamespace(stage=calls("stage"), ending=calls("ending")))
+    monkeypatch.setattr(ray_access, "started", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(nodes, "RunOnNodes", lambda _: elsewhere)
+    monkeypatch.setattr(session, "environment_of_workers", dict)
+    monkeypatch.setattr("verl_vcpo.samplers.replica.register", lambda *_: None)
+    monkeypatch.setattr("verl.trainer.constants_ppo.get_ppo_ray_runtime_env", lambda _: {})
+    with sigterm_is_ctrl_c(), pytest.raises(BrokenPipeError), session._ray(config(tmp_path), here, None, sys.stdout):  # type: ignore[arg-type]
+        called.clear()
+    assert called == ["ending", "observe", "clean_up_elsewhere"]
 
 
 @pytest.mark.parametrize("ending", [TimeoutError, KeyboardInterrupt])

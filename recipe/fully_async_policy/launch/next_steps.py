@@ -3,16 +3,21 @@
 `config` is the run's, and `given` are the arguments that it was started with.
 """
 
+import copy
 import shlex
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.tasks.rows import SINGLE_TURN
+from verl_vcpo.common import held_folders
 from verl_vcpo.loop.checkpoint import NoWholeCheckpoint, newest_whole
 from verl_vcpo.report.run_log import MODEL_FOLDER, SUMMARY_FILE, command, last_step
 
 LAUNCHER = "recipe.fully_async_policy.main"
+GONE = "FOLDER"
+"""What stands for a folder that was removed while the run went on."""
+_SAVED = "trainer.default_local_dir"
 _RESUMING = ("trainer.resume_mode", "trainer.resume_from_path")
 
 
@@ -53,6 +58,9 @@ def of_several_turns(task: str, model: Path, config_dir: str | Path | None) -> s
 
 def after_interruption(config: DictConfig, given: list[str]) -> str:
     """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint."""
+    if moved := held_folders.in_words():
+        config, given = at_their_places(config, given)
+        return f"interrupted; {moved}\n{to_go_on(config, given)}"
     step = last_step(config.run_dir)
     if Path(config.run_dir, SUMMARY_FILE).is_file():
         return f"interrupted after the run's end: {config.run_dir} has all of it"
@@ -67,7 +75,11 @@ def after_interruption(config: DictConfig, given: list[str]) -> str:
 
 def after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
     """What went wrong, where to look, and how the run goes on."""
-    said = f"error: {one_line(error)}. Details: {config.run_dir}/verl.log"
+    said, moved = f"error: {one_line(error)}", held_folders.in_words()
+    if moved not in said:
+        said += f"; {moved}"
+    config, given = at_their_places(config, given)
+    said += "." if config.run_dir == GONE else f". Details: {config.run_dir}/verl.log"
     return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"
 
 
@@ -82,6 +94,21 @@ def after_death(config: DictConfig, given: list[str]) -> str:
     )
 
 
+def at_their_places(config: DictConfig, given: list[str]) -> tuple[DictConfig, list[str]]:
+    """Return `config` and `given` with the paths that folders of the run have now; `GONE` for one that has none."""
+    now = {setting: str(place or GONE) for setting, place in held_folders.moved().items()}
+    if not now:
+        return config, given
+    config = copy.deepcopy(config)
+    for setting, path in now.items():
+        below = f"={OmegaConf.select(config, setting)}/"
+        given = [argument.replace(below, f"={path}/", 1) for argument in given]
+        OmegaConf.update(config, setting, path)
+    if "run_dir" in now and _SAVED not in map(_name, given):
+        now.pop(_SAVED, None)  # its usual place is below run_dir
+    return config, [*_without(tuple(now), given), *(f"{setting}={path}" for setting, path in now.items())]
+
+
 def one_line(error: BaseException) -> str:
     """What went wrong, without the traceback: that is in the run's verl.log."""
     text = str(getattr(error, "cause", None) or error).strip().splitlines() or [""]
@@ -93,9 +120,10 @@ def to_go_on(config: DictConfig, given: list[str]) -> str:
     names = set(map(_name, given))
     # The folder's usual name has the time of the start in it.
     more = [] if names & {"run_dir", "trainer.experiment_name"} else [f"run_dir={config.run_dir}"]
-    if saved := _newest(config):
+    gone, saved = GONE in (config.run_dir, config.trainer.default_local_dir), _newest(config)
+    if gone or saved:
         given = _without(_RESUMING, given)
-        how = f"To go on from {saved.name}:"
+        how = f"To go on from {saved.name}:" if saved else f"To go on from a copy in {GONE}, or to begin anew there:"
         more.append("trainer.resume_mode=auto")
     elif config.trainer.val_only:
         how = "To evaluate again:"

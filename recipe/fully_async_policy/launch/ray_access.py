@@ -37,6 +37,8 @@ _START = {
     # Ray's agents write their titles over their environment, by which the run's processes are found, and they outlive a
     # killed raylet by minutes. With this a title keeps to the command line.
     "SPT_NOENV": "1",
+    # Ray's control store remembers so many tasks for its dashboard, each in some KB. A step has hundreds.
+    "RAY_task_events_max_num_task_in_gcs": "10000",
 }
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"

@@ -28,18 +28,19 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
     from recipe.fully_async_policy.launch.older_run import FILE_LOGGER, RAY_LOGS, TENSORBOARD, VERL_LOG
     from recipe.fully_async_policy.launch.processes import cleaned_up
     from recipe.fully_async_policy.launch.ray_access import session_folder
-    from verl_vcpo.common import console, start_up
+    from verl_vcpo.common import console, held_folders, start_up
     from verl_vcpo.common.run_folder import run_folder
     from verl_vcpo.report.run_log import CONFIG_FILE, SUMMARY_FILE
 
-    run_dir = Path(config.run_dir)
+    run_dir = held_folders.checked(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
     shutil.rmtree(run_dir / RAY_LOGS, ignore_errors=True)
     (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
-    os.environ["TENSORBOARD_DIR"] = str(run_dir / TENSORBOARD)
+    # TensorBoard's thread opens its file again for each write.
+    os.environ["TENSORBOARD_DIR"] = str(held_folders.through(run_dir) / TENSORBOARD)
     os.environ.setdefault("WANDB_DIR", str(run_dir))
-    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / FILE_LOGGER))
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(held_folders.through(run_dir) / FILE_LOGGER))
 
     # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
     of_run = run_folder(run_id)
@@ -52,8 +53,8 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
                 yield run
         except BaseException as error:
             print(traceback.format_exc(), file=log, flush=True)
-            if isinstance(error, Exception) and session:
-                here.keep_logs_in = run_dir / RAY_LOGS
+            if isinstance(error, Exception) and session and (place := held_folders.place(run_dir)):
+                here.keep_logs_in = place / RAY_LOGS
                 print(f"The processes' own logs are in {here.keep_logs_in}", file=log, flush=True)
             raise
         finally:
@@ -86,9 +87,12 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
     given = init.pop("runtime_env", None) or {}
     runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), in_each_worker, given)
     init["runtime_env"] = OmegaConf.to_container(runtime_env)
-    with ray_access.started(init, session):
+    with ray_access.started(init, session), contextlib.ExitStack() as ending:
         catch_sigterm()
         run = RunOnNodes(here)
+        # The last one first, and each whatever the others raise.
+        for at_the_end in (run.clean_up_elsewhere, here.observe, console.screen().ending):
+            ending.callback(at_the_end)
         try:
             yield run
         except Exception:
@@ -96,10 +100,6 @@ def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> 
                 logs = ray._private.worker.global_worker.node.get_logs_dir_path()
                 print(f"The processes' own logs are on each node in {logs}", file=log, flush=True)
             raise
-        finally:
-            console.screen().ending()
-            here.observe()
-            run.clean_up_elsewhere()
 
 
 def environment_of_workers() -> dict[str, str]:

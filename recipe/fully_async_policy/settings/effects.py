@@ -105,7 +105,7 @@ _OF_OTHER_ENGINES = (
 _SAMPLER, _BUFFER = "trainer.v1.sampler", "the lag-k trainer has a replay buffer of its own"
 _NEVER = {
     f"{_CORRECTION}.loss_type": f"the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
-    "algorithm.filter_groups.max_num_gen_batches": "the lag-k trainer has no limit of batches",
+    "algorithm.filter_groups.max_num_gen_batches": "the run ends where filtering keeps none of many groups in a row",
     "algorithm.filter_groups.max_inflight_gen_batches": "async.lag says how many are in flight",
     f"{_SAMPLER}.max_off_policy_threshold": "async.lag bounds the lag of every trajectory",
     f"{_SAMPLER}.max_off_policy_strategy": "async.on_deadline says how the lag of a trajectory is bounded",

@@ -10,6 +10,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
+from verl_vcpo.common import held_folders
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.whole_file import is_free
 from verl_vcpo.loop.checkpoint import damage
@@ -103,14 +104,19 @@ def check_checkpoint(config: DictConfig) -> None:
 def held(config: DictConfig) -> contextlib.ExitStack:
     """Hold the run's folder, and the folder of checkpoints as far as the run changes that: a context manager.
 
+    The locks keep other runs out of these folders, and the open folders this run out of others at the same paths.
+
     Refuses folders that another run holds, or that cannot be made.
     """
     trainer, saved = config.trainer, Path(config.trainer.default_local_dir)
     changed = not trainer.val_only and (trainer.save_freq > 0 or saved.is_dir())
+    folders = {"run_dir": config.run_dir}
+    if changed and saved.resolve() != Path(config.run_dir).resolve():
+        folders["trainer.default_local_dir"] = trainer.default_local_dir
     with contextlib.ExitStack() as both:
-        both.enter_context(taken("run_dir", config.run_dir))
-        if changed and saved.resolve() != Path(config.run_dir).resolve():
-            both.enter_context(taken("trainer.default_local_dir", str(saved)))
+        for setting, path in folders.items():
+            both.enter_context(taken(setting, path))
+            both.enter_context(held_folders.held(setting, path))
         return both.pop_all()
 
 

@@ -1,7 +1,6 @@
 """A policy as a Hugging Face folder."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from verl_vcpo.common import model_files
+from verl_vcpo.common.disk import why_not_written
 from verl_vcpo.common.whole_file import whole_folder
 
 _SHARD_BYTES = 4_000_000_000
@@ -37,8 +37,8 @@ def write_folder(write: Callable[[Path], None], files: Mapping[str, bytes], fold
             write(partial)
             model_files.write(files, partial)
     except (OSError, SafetensorError) as error:
-        free_mb = shutil.disk_usage(next(above for above in folder.parents if above.is_dir())).free / 1e6
-        raise RuntimeError(f"{folder} was not written ({error}); its disk has {free_mb:.0f} MB free") from error
+        has = why_not_written(folder.parent, error)
+        raise RuntimeError(f"{folder} was not written; {folder.parent} has {has}") from error
 
 
 def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path, shard: int = _SHARD_BYTES) -> None:

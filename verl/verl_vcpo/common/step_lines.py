@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_vcpo.common.console import print_line
+from verl_vcpo.common.disk import why_not_written
+from verl_vcpo.common.held_folders import checked
 from verl_vcpo.common.whole_file import write_whole
 
 
@@ -58,8 +60,22 @@ class StepLines:
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append these lines."""
-        with open(self.path, "a") as file:
-            file.write("".join(map(_json, lines)))
+        append(self.path, "".join(map(_json, lines)))
+
+
+def append(path: Path, text: str) -> None:
+    """Append `text` to a file in a run's folder.
+
+    Raises:
+        FolderMoved: the folder was moved or removed.
+        RuntimeError: the disk does not take the text, in one line.
+    """
+    try:
+        with open(checked(path), "a") as file:
+            file.write(text)
+    except OSError as error:
+        why = why_not_written(path.parent, error)
+        raise RuntimeError(f"{path} was not written; {path.parent} has {why}") from error
 
 
 def _json(line: Mapping[str, Any]) -> str:

@@ -20,6 +20,9 @@ ENVIRONMENT = {
     # freed memory is kept for the next tensor: mapping new pages would take half the time of a weight update
     "MALLOC_MMAP_THRESHOLD_": "1000000000",  # bytes
     "MALLOC_TRIM_THRESHOLD_": "4000000000",  # bytes
+    # oneDNN keeps a product's code for each number of tokens: its 1,024 would take 0.4 GB of a sampler, and save 0.1 ms
+    # of a forward pass of a small model
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     # no network: models and data are local, and no statistics are sent
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -17,6 +17,7 @@ import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from verl_vcpo.common.disk import why_not_written
 from verl_vcpo.cpu import node_file
 
 BACKEND = "weight_file"
@@ -109,7 +110,8 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         self._staged = global_steps
         if not self.is_master:
             return
-        _write_whole(self._file(global_steps), lambda partial: torch.save(tensors, partial))
+        size = sum(weight.nbytes for weight in tensors.values())
+        _write_whole(self._file(global_steps), size, lambda partial: torch.save(tensors, partial))
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """Yield the name of version `global_steps`'s file on this node, as bytes; `weights_of` reads it.
@@ -122,7 +124,7 @@ class WeightFileCheckpointEngine(CheckpointEngine):
             if self._sender:
                 content = await node_file.read(self._sender["node"], path, self.timeout_s)
                 path = path.with_name(f"{path.name}-{uuid.uuid4().hex[:8]}")
-                _write_whole(path, lambda partial: partial.write_bytes(content))
+                _write_whole(path, len(content), lambda partial: partial.write_bytes(content))
             async with asyncio.timeout(self.timeout_s):
                 while not path.exists():
                     await asyncio.sleep(_POLL_S)
@@ -140,11 +142,21 @@ class WeightFileCheckpointEngine(CheckpointEngine):
         )
 
 
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name first, so that nobody reads a part."""
+def _write_whole(path: Path, size: int, write: Callable[[Path], object]) -> None:
+    """Write `size` bytes under a temporary name first, so that nobody reads a part.
+
+    Raises:
+        RuntimeError: the folder does not take the file, and why.
+    """
     partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    # Other users of the machine can enter the folder: from its creation on only this user can open the file.
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    write(partial)
-    os.replace(partial, path)
+    try:
+        partial.unlink(missing_ok=True)
+        # Other users of the machine can enter the folder: from its creation on only this user can open the file.
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        write(partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError where the folder is full
+        raise RuntimeError(
+            f"the samplers' weights were not written: {path.parent} has {why_not_written(path.parent, error)}, and the "
+            f"weights take {size / 1e6:.3g} MB; remove files there, or make it larger (docker run --shm-size)"
+        ) from error

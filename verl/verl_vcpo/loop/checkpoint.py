@@ -18,7 +18,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_vcpo.common import held_folders
 from verl_vcpo.common.console import print_line
+from verl_vcpo.common.disk import why_not_written
 from verl_vcpo.common.whole_file import all_on_disk, write_whole
 
 MANIFEST = "manifest.json"
@@ -41,7 +43,9 @@ def choose(trainer: DictConfig) -> None:
 
     Raises:
         RuntimeError: the checkpoint that `resume_mode=resume_path` names is damaged, or all are (NoWholeCheckpoint).
+        FolderMoved: the run's folder was moved or removed while the run started.
     """
+    held_folders.checked(trainer.default_local_dir)
     if trainer.resume_mode == "auto":
         root = Path(trainer.default_local_dir)
         folder, damaged = newest_whole(root)
@@ -71,19 +75,27 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
 
     Raises:
         RuntimeError: the checkpoint was not written, and why.
+        FolderMoved: the run's folder was moved or removed.
     """
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
+    held_folders.checked(root)
     staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
     trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging), None
     try:
         staging.mkdir(parents=True)
         yield staging / f"global_step_{step}"
+        held_folders.checked(root)
         _publish(staging / f"global_step_{step}", root, run)
     except Exception as error:
-        raise RuntimeError(why_not_written(root, step, error)) from error
+        held_folders.checked(root)  # other processes fail where the folder is moved while they write
+        has = why_not_written(root, error)
+        raise RuntimeError(
+            f"the checkpoint of step {step} was not written; trainer.default_local_dir={root} has {has}"
+        ) from error
     finally:
         trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
         shutil.rmtree(staging, ignore_errors=True)
+        held_folders.remove_made_anew(root)
     prune(root, keep, step)
 
 
@@ -106,16 +118,6 @@ def remove_unfinished(root: Path) -> None:
     """Remove checkpoints that were unfinished when a process died. No run may be writing into `root`."""
     for folder in root.glob(f"{_STAGING}*"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def why_not_written(root: Path, step: int, error: Exception) -> str:
-    """Return a line for a checkpoint that was not written, with the free space: a full disk has many error messages."""
-    free_mb = shutil.disk_usage(root).free / 1e6
-    reason = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
-    return (
-        f"the checkpoint of step {step} was not written; trainer.default_local_dir={root} has {free_mb:.0f} MB free "
-        f"({reason.strip()})"
-    )
 
 
 def prune(root: Path, keep: int | None, step: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
+from verl_vcpo.common.held_folders import checked
 from verl_vcpo.user_code.reward_function import PRED
 
 
@@ -28,6 +29,13 @@ class HeldOutTrainer(PPOTrainerSeparateAsync):
         whole, means = apart(data_sources, sample_uids, reward_extra_infos_dict)
         metrics: dict[str, float] = super()._val_metrics_update(data_sources, sample_uids, whole, *more, **named)
         return metrics | means
+
+    @staticmethod
+    def _write_generations(*generations: Any) -> None:
+        """Write the answers of a step below `trainer.validation_data_dir` or `rollout_data_dir`, in a thread."""
+        *_, folder, _ = generations
+        checked(folder)
+        PPOTrainerSeparateAsync._write_generations(*generations)
 
 
 def apart(

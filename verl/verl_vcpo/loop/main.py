@@ -4,6 +4,7 @@ verl runs its trainer in a Ray actor. In the calling process the progress bar is
 ordinary traceback, and one process less imports the packages.
 """
 
+import traceback
 from collections.abc import Callable
 
 import transfer_queue as tq
@@ -53,5 +54,9 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
             watch.stop()
             try:
                 finish(getattr(self.trainer, "logger", None), exit_code=0 if succeeded else 1)
+            except Exception:
+                if succeeded:
+                    raise
+                traceback.print_exc()  # the error of the run itself is the one to tell
             finally:
                 end_queue()

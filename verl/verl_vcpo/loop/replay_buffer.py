@@ -18,6 +18,7 @@ from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import withheld_prompts
 from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
 from verl_vcpo.loop.failed_prompts import FailedPrompts
+from verl_vcpo.loop.filtered_groups import FilteredGroups
 from verl_vcpo.loop.left_out import groups_without_signal
 from verl_vcpo.report.run_log import SKIPPED
 
@@ -70,6 +71,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
         self._counts: Counter[str] = Counter()
+        self._filtered = FilteredGroups()
         self._start_wait()
         self.row_of: dict[str, DataRow] = {}
         """The rows in the data of the prompts in the last batch of `sample`."""
@@ -253,6 +255,16 @@ class LagKReplayBuffer(ReplayBufferAsync):
             skipped = set()
         return stale, filtered, skipped, counts
 
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        """Clear what verl filters, and count it. Raises RuntimeError where nothing is left, see `FilteredGroups`."""
+        evicted = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        if partition_id == "train":
+            _, filtered, _, values = eviction_reasons
+            self._filtered.note(len(filtered), values, self.finished_keys[partition_id])
+        if evicted[0]:  # verl looks again at once
+            self._tell_of_waiting(partition_id)
+        return evicted
+
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Wait for the next batch of `batch_size` prompts, and return all its trajectories, and metrics."""
         self._counts.clear()
@@ -315,11 +327,14 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self.sleep(max(self.poll_interval, _REST * self._poll_s))
+        self._tell_of_waiting(partition_id)
+        return last_debug_time
+
+    def _tell_of_waiting(self, partition_id: str) -> None:
         now = self.clock()
         if now - self._last_told >= _TELL_S:
             self._last_told = now
             self._print_waiting(partition_id, now - self._waiting_since)
-        return last_debug_time
 
     def _print_waiting(self, partition_id: str, seconds: float) -> None:
         submitted, unfinished = self.prompt_global_steps[partition_id], self._unfinished(partition_id)
@@ -329,4 +344,6 @@ class LagKReplayBuffer(ReplayBufferAsync):
         elif unfinished:
             oldest = min(unfinished, key=submitted.__getitem__)
             which = f"; the oldest, {oldest}, was submitted at step {submitted[oldest]}"
+        if partition_id == "train" and (filtered := self._filtered.in_words()):
+            which += f"; {filtered}"
         print_line(f"{what} has waited {seconds:.0f} s for samples: {len(unfinished)} prompts are unfinished{which}.")

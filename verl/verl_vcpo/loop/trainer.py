@@ -33,7 +33,7 @@ import verl_vcpo.actor.policy_losses  # noqa: F401  # registers the advantages o
 from verl_vcpo.actor.engine_workers import VCPOActorWorker, VCPOCriticWorker
 from verl_vcpo.actor.norms.settings import in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
-from verl_vcpo.common import console
+from verl_vcpo.common import console, held_folders
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import checkpoint, withheld_prompts
@@ -316,7 +316,7 @@ class LagKTrainer(HeldOutTrainer):
 
     def _save_hugging_face(self, folder: str) -> None:
         """Write the policy to `folder` in the run's folder, on the node of the trainer's first worker."""
-        self.actor_rollout_wg.save_hugging_face(str(Path(self.config.run_dir, folder).absolute()))
+        self.actor_rollout_wg.save_hugging_face(str(held_folders.checked(self.config.run_dir) / folder))
 
     def _metrics_so_far(self) -> dict[str, Any]:
         """Return the step's metrics when its checkpoint is written: without the weight update and a validation."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from verl_vcpo.common import console
-from verl_vcpo.common.step_lines import lines_until
+from verl_vcpo.common.held_folders import checked
+from verl_vcpo.common.step_lines import append, lines_until
 from verl_vcpo.common.whole_file import write_whole
 from verl_vcpo.report.advice import Advisor, ArithmeticWatch, CollapseWarner
 from verl_vcpo.report.learning_signal import IN_A_ROW, SignalWatch
@@ -144,8 +145,7 @@ class RunLog:
         self._append(self._line(step, metrics))
 
     def _append(self, line: dict[str, Any]) -> None:
-        with open(self._path, "a") as f:
-            f.write(_json(line) + "\n")
+        append(self._path, _json(line) + "\n")
 
     def write(self, step: int, metrics: dict[str, Any]) -> str | None:
         """Write the line of one step (0: before training), with all headlines: null for one that was not measured.
@@ -176,6 +176,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
 
     `method` is that of `method=NAME`, `lag` the bound, `wall_clock_s` the seconds of the whole run, with the start.
     """
+    run_dir = checked(run_dir)
     lines = read_metrics(run_dir)
     steps = [line for line in lines if line.get("reward") is not None]
     accuracies = [line["val_accuracy"] for line in lines if line.get("val_accuracy") is not None]
@@ -198,7 +199,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
         "wall_clock_s": round(wall_clock_s, 1),
         "tokens_per_s": sum(line["tokens_per_s"] * line["step_s"] for line in timed) / trained_s if timed else None,
     }
-    write_whole(Path(run_dir) / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    write_whole(run_dir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -237,7 +238,7 @@ def command(module: str, given: list[str]) -> str:
 
 def write_command(run_dir: str | Path, module: str, given: list[str]) -> None:
     """Keep the run's command in the run's folder."""
-    (Path(run_dir) / COMMAND_FILE).write_text(command(module, given) + "\n")
+    (checked(run_dir) / COMMAND_FILE).write_text(command(module, given) + "\n")
 
 
 def last_step(run_dir: str | Path) -> int:
