@@ -28,7 +28,7 @@ _SMALLEST_LOG_WEIGHT = -40.0
 # by the standard deviation of the reward's group, has no bound.
 _LARGEST_COEFFICIENT = 1e18
 
-_WITHOUT_NORMS: dict[Baseline, Callable[[Tensor, Tensor], Tensor]] = {
+_OF_REWARDS: dict[Baseline, Callable[[Tensor, Tensor], Tensor]] = {
     Baseline.NONE: lambda reward, group: torch.zeros_like(reward),
     Baseline.MEAN: group_mean,
     Baseline.HALF_MEAN: half_mean,
@@ -125,7 +125,30 @@ def log_used_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
 
 def log_packed_weights(config: VCPOConfig, log_weight: Tensor) -> Tensor:
     """Return [B] log of the weights in the loss of a packed backward; norms are divided by the weights afterwards."""
-    return log_used_weights(config, log_weight).clamp(min=_SMALLEST_LOG_WEIGHT)
+    log_used = log_used_weights(config, log_weight)
+    return log_used.clamp(min=_SMALLEST_LOG_WEIGHT) if config.needs_gradient_norms else log_used
+
+
+def reward_factors(
+    config: VCPOConfig, reward: Tensor, group: Tensor, *, usable: Tensor, masked: Tensor | None = None
+) -> Tensor:
+    """Return [B] float64 (R_i - b_i) / (s_i B), which the weight a_i multiplies: all of a coefficient but the weight.
+
+    The factors are known before a forward pass gives the weights. Baselines that need gradient norms have none.
+
+    Args:
+        reward, group, masked: as for `estimate`.
+        usable: [B] bool: the sequences that will have a finite weight.
+    """
+    factor = torch.zeros_like(reward, dtype=torch.float64)
+    if usable.any():
+        factor[usable] = _factors(config, reward[usable].double(), group[usable])[1]
+    return factor if masked is None else factor.masked_fill(masked, 0.0)
+
+
+def coefficients(weight: Tensor, factor: Tensor) -> Tensor:
+    """Return [B] float64 coefficients: the weights a_i [B] times `reward_factors` [B], which float32 can square."""
+    return (weight * factor).clamp(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT)
 
 
 def log_opob_weights(config: VCPOConfig, log_weight: Tensor, log_used: Tensor, length: Tensor | None) -> Tensor:
@@ -145,19 +168,30 @@ def _coefficients(
     length: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (coefficient, baseline, weight), each [B], of usable sequences only."""
-    group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
     log_used = log_used_weights(config, log_weight)
+    log_a = log_opob_weights(config, log_weight, log_used, length)
+    baseline, factor = _factors(config, reward, group, log_a, squared_norm)
+    weight = log_used.exp()
+    return coefficients(weight, factor), baseline, weight
+
+
+def _factors(
+    config: VCPOConfig,
+    reward: Tensor,
+    group: Tensor,
+    log_a: Tensor | None = None,
+    squared_norm: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (b, (R - b) / (s B)), each [B], of usable sequences only; what OPOB weighs with, for OPOB alone."""
+    group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
     log_scale = log_reward_scale(config, reward, group)
     if config.baseline is Baseline.OPOB:
-        assert squared_norm is not None
-        log_a = log_opob_weights(config, log_weight, log_used, length)
+        assert log_a is not None and squared_norm is not None
         baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:
-        baseline = _WITHOUT_NORMS[config.baseline](reward, group)
+        baseline = _OF_REWARDS[config.baseline](reward, group)
         advantage = reward - baseline
-    weight = log_used.exp()
-    coefficient = weight * advantage * log_scale.exp() / reward.numel()
-    return coefficient.clamp(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT), baseline, weight
+    return baseline, advantage * log_scale.exp() / reward.numel()
 
 
 def _off_policy(

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
@@ -97,6 +97,21 @@ def _peak_bytes(step: Callable[[], None]) -> int:
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return held + max(accumulate(changes))
+
+
+def _units(engine: Any, step: Callable[[], None], tokens: int) -> float:
+    """The passes of one step over the mini-batch: 1 for a forward, 2 for a backward."""
+    seen, of_verl = 0, engine.forward_step
+
+    def forward_step(batches: Iterator[TensorDict], *args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        batch = next(batches)
+        seen += len(batch["input_ids"].values()) * (3 if torch.is_grad_enabled() else 1)
+        return of_verl(iter([batch]), *args, **kwargs)
+
+    with patch.object(engine, "forward_step", forward_step):
+        step()
+    return seen / tokens
 
 
 def _record_log_probs(engine: Any, batch: TensorDict) -> None:
@@ -198,6 +213,7 @@ def run(case: Case, rounds: int, checkpoint: Path, folder: Path, rank: int) -> N
     for method, row in rows.items():
         _free(engine)
         row["peak_bytes"] = _peak_bytes(partial(step, method))
+        row["units"] = _units(engine, partial(step, method), len(batch["input_ids"].values()))
     for method, seconds in _in_turns(step, rounds).items():
         rows[method] |= seconds
     if rank == 0:

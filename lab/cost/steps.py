@@ -1,10 +1,11 @@
 """What a VCPO update costs beside a plain one: `python -m lab.cost.steps [--json]`.
 
-The same mini-batch through verl's own packed update (GRPO), the packed VCPO update as it is set by default, the one
-with a second backward, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of 32, and
-of a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the plain update
-of the same round. One CPU process is timed by its processor time, which other programs on the machine don't take; more
-processes, and a GPU, by the clock. "work" is the ratio of the processor time of all processes. Norms are checked
+The same mini-batch through verl's own packed update (GRPO), VCPO's without norms (half_mean), the packed one with OPOB,
+the one with a second backward, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of
+32, and of a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the
+plain update of the same round. One CPU process is timed by its processor time, which other programs don't take; more
+processes, and a GPU, by the clock. "work" is the ratio of the processor time of all processes. "units" are
+passes over the mini-batch's tokens: 1 for a forward, 2 for a backward, without what norms take. Norms are checked
 against those of one backward per sequence, gradients against a plain packed step with the same coefficients; exits with
 1 where they differ by more than rounding, or a case failed.
 
@@ -28,12 +29,14 @@ from tqdm import tqdm
 from recipe.command_line import OneLineParser, run_command, whole_number
 from tests.kit.layout_run import make_checkpoint, run_processes
 
-PLAIN, PACKED, TWICE, PER_TRAJECTORY = "plain", "packed", "packed, two backwards", "per trajectory"
+PLAIN, NO_NORMS, PACKED = "plain", "without norms", "packed"
+TWICE, PER_TRAJECTORY = "packed, two backwards", "per trajectory"
 PADDED = "packed, padded products"
 """`PACKED` with padded products in the place of the kernel of the Gram form; measured on a GPU alone."""
 
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {"enable": False},
+    NO_NORMS: {"baseline": "half_mean"},
     PACKED: {},
     TWICE: {"norms": {"how": "two_backwards"}},
     PER_TRAJECTORY: {"norms": {"how": "per_trajectory"}},
@@ -204,7 +207,7 @@ class Checkpoints:
 
 
 def measure(case: Case, rounds: int, checkpoints: Checkpoints, limit_s: float = math.inf) -> dict[str, Any]:
-    """The row of a case: per method {seconds, ratio, peak_bytes, errors}, of two backwards also {noise}.
+    """The row of a case: per method {seconds, ratio, units, peak_bytes, errors}, of two backwards also {noise}.
 
     Raises:
         RuntimeError: the case failed, or has not ended after `limit_s`.
@@ -237,6 +240,7 @@ def print_table(row: dict[str, Any]) -> None:
     table = Table(
         "case",
         "method",
+        "units",
         "s/step",
         "time",
         "work",
@@ -251,6 +255,7 @@ def print_table(row: dict[str, Any]) -> None:
         table.add_row(
             Case(**row["case"]).name,
             name,
+            f"{result['units']:g}",
             f"{result['seconds']:.2f}",
             f"{result['ratio']:.2f}",
             f"{result['processor_ratio']:.2f}",

@@ -80,6 +80,8 @@ class Method:
     """The increase of the log-weight of one sequence of a mini-batch."""
     truncated: str | None = None
     """The treatment of every third response, as if a limit had ended it."""
+    two_passes: bool = False
+    """Without norms: a forward pass of its own measures the weights."""
 
     @property
     def scope(self) -> str:
@@ -107,7 +109,7 @@ class Result:
     """The result of a layout, which is the same on every layout, up to rounding."""
 
     squared_norm: torch.Tensor
-    """[steps, B] ||g_i||^2."""
+    """[steps, B] ||g_i||^2; zeros where the method measures none."""
     ess_ratio: torch.Tensor
     """[steps] rho."""
     baseline: torch.Tensor

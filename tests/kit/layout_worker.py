@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.kit.actor import ON_GPU, adamw, build_engine, join_processes, loss_function  # applies the environment first
+from tests.kit.actor import ON_GPU, adamw, build_engine, join_processes, loss_function, two_passes  # environment first
 
 import torch  # isort: skip
 import torch.distributed as dist
@@ -135,12 +135,13 @@ def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
         of_method = method.whole_groups, method.dominance, method.straddling
         batch = make_batch(layout, step, rank, layout.dp, *of_method, truncated=method.truncated)
         start = time.perf_counter()
-        with engine.train_mode():
+        with engine.train_mode(), two_passes() if method.two_passes else contextlib.nullcontext():
             engine.train_batch(batch, loss)
             engine.lr_scheduler_step()
         seconds.append(time.perf_counter() - start)
         mini_batch, estimate = engine.last_update
-        norms.append(mini_batch.squared_norm[canonical])
+        squared_norm = mini_batch.squared_norm
+        norms.append(torch.zeros(len(canonical)) if squared_norm is None else squared_norm[canonical])
         ratios.append(estimate.ess_ratio)
         baselines.append(estimate.baseline[canonical])
     measured: list[Any] = [None] * dist.get_world_size()

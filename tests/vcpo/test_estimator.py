@@ -10,6 +10,7 @@ from vcpo import Baseline, VCPOConfig, estimate
 from vcpo.config import StepSizeRule
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
+from vcpo.estimator import coefficients, reward_factors
 from vcpo.importance import sequence_log_weights
 
 
@@ -236,6 +237,21 @@ def test_rewards_count_as_equal_below_a_deviation_of_a_millionth() -> None:
         reward = torch.tensor([1 + deviation, 1 - deviation]).double()
         step = estimate(config, torch.zeros(2), reward, torch.zeros(2).long())
         torch.testing.assert_close(step.coefficient, torch.tensor([normalised, -normalised]).double())
+
+
+@pytest.mark.parametrize("baseline", ["none", "mean", "half_mean"])
+def test_without_norms_a_coefficient_is_the_weight_times_a_factor_of_the_rewards(baseline: str) -> None:
+    """To the bit; also beyond the largest coefficient, for a masked sequence, and beside a weight that is no number."""
+    config, reward = (
+        VCPOConfig(baseline=baseline, norm_by_std=False),
+        torch.tensor([1e30, 0.0, 1.0, 0.0, 0.3, 5.0]).double(),
+    )
+    log_weight, group = torch.tensor([3.0, -50.0, 0.1, -0.7, 0.0, math.nan]).double(), torch.tensor([7, 7, 2, 2, 2, 2])
+    masked = torch.tensor([False, False, False, True, False, False])
+    step = estimate(config, log_weight, reward, group, masked=masked)
+    factor = reward_factors(config, reward, group, usable=log_weight.isfinite(), masked=masked)
+    assert coefficients(step.weight, factor).equal(step.coefficient)
+    assert step.coefficient[0] == 1e18 and step.coefficient[3] == step.coefficient[5] == 0
 
 
 def test_settings_that_are_not_given_are_the_published_method() -> None:

@@ -10,7 +10,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from vcpo import VCPOConfig
-from vcpo.estimator import log_packed_weights
+from vcpo.estimator import coefficients, log_packed_weights
 from vcpo.importance import sequence_log_weights
 
 TOKEN_MEAN, TOKEN_SUM, TOKEN_SUM_NORM = "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -96,15 +96,16 @@ def weighted_score_loss(
     Megatron averages gradients over data-parallel ranks.
 
     Args:
-        importance: multiply each coefficient by the weight a_i of the same forward pass under these settings. A
-            sequence with weight NaN gets weight 0, and so no gradient; the caller sees the NaN in the gathered weights.
+        importance: `vcpo_coefficient` are factors, which become coefficients by the weights a_i of the same forward
+            pass under these settings. A sequence with weight NaN gets weight 0, and so no gradient of its score; the
+            caller sees the NaN in the gathered weights.
     """
     fields = ["response_mask"] if importance is None else ["response_mask", "rollout_log_probs"]
     log_prob, mask, *of_sampler = response_rows(model_output["log_probs"], data, *fields)
     coefficient = data["vcpo_coefficient"]
     if importance is not None:
         log_weight = log_packed_weights(importance, sequence_log_weights(log_prob, of_sampler[0], mask))
-        coefficient = coefficient * torch.where(log_weight.isnan(), 0.0, log_weight.exp()).float()
+        coefficient = coefficients(torch.where(log_weight.isnan(), 0.0, log_weight.exp()), coefficient).float()
     score = aggregated(log_prob, mask.bool(), loss_agg_mode, loss_scale_factor)
     # A coefficient of 0 excludes a sequence even where its score is not finite.
     return -(coefficient * torch.where(coefficient != 0, score, 0.0)).sum() * data["dp_size"], {}

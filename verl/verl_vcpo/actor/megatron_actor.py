@@ -1,14 +1,14 @@
 """The patched Megatron actor: one VCPO update per mini-batch. Extends verl/workers/engine/megatron/transformer_impl.py.
 
-An update is two passes over the mini-batch:
+An update has up to two passes over the mini-batch:
 
 1. measure: every sequence's log importance weight and, if the baseline needs norms, the norm of its score gradient;
 2. step: one ordinary packed backward of `-sum_i coefficient_i * score_i`, then an optimizer step with the learning rate
    multiplied by the step-size multiplier.
 
-A packed backward that measures norms usually forms the gradient too (norms/update.py). After measuring, the rows of
-all sequences are gathered on all ranks (mini_batch.py), so weights, baselines and the step are those of the global
-mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
+The first pass usually forms the gradient too: without norms (one_pass.py), and packed with them (norms/update.py).
+After measuring, the rows of all sequences are gathered on all ranks (mini_batch.py), so weights, baselines and the step
+are those of the global mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.mismatch import WeightParts
 from verl_vcpo.actor.lag_bins import of_lags
 from verl_vcpo.actor.local_layers import LocalLayers
-from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, padded_responses, weighted_score_loss
+from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, weighted_score_loss
 from verl_vcpo.actor.mini_batch import (
     MiniBatch,
     check_experts,
@@ -49,6 +49,7 @@ from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing
 from verl_vcpo.actor.norms.sums import SecondBuffers
 from verl_vcpo.actor.norms.tapping import plug_in
 from verl_vcpo.actor.norms.update import PackedUpdate, Unmeasured
+from verl_vcpo.actor.one_pass import gather_outputs, one_pass
 from verl_vcpo.actor.resume import Resumable
 from verl_vcpo.actor.sequence_weights import SequenceWeights
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -121,36 +122,30 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             self.sequence_weights.clear()
         if not vcpo.enable:
             outputs = super().train_batch(data, partial(loss_of_trained, loss_function))
-            batch = self._gather(data, outputs)
+            batch = gather_outputs(self, data, outputs)
             log_weight = batch.log_weight[batch.mine]
             self.sequence_weights.note(data, log_weight, log_weight.exp())
             parts = self._parts(batch, batch_begins)
             return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch, parts), parts)
 
         note_longest_response(data)
-        aggregation = dict(loss_agg_mode=actor_config.loss_agg_mode, loss_scale_factor=actor_config.loss_scale_factor)
-        packed = self._packed_update(data, vcpo, aggregation)
+        aggregation = {name: getattr(actor_config, name) for name in ("loss_agg_mode", "loss_scale_factor")}
         loss = partial(weighted_score_loss, **aggregation)
-        batch, losses = packed or (self._measure(data, vcpo, loss), None)
+        batch, outputs = self._measure(data, vcpo, loss)
         parts = self._parts(batch, batch_begins)
         step = self._estimate(vcpo, batch, parts)
         self.last_update = (batch, step)
         self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
         if not (step.usable & ~batch.masked).any():  # a gradient of zero still moves weights: momentum, weight decay
             return self._with_metrics(self._outputs([0.0]), batch, step, parts, grad_norm=0.0)
-        if losses is not None:
-            outputs = self._outputs(losses)
-        else:
-            spoils = ~step.usable & ~batch.padding & ~batch.dropped
-            if batch.squared_norm is not None:
-                spoils |= ~batch.squared_norm.isfinite()
-            data = with_harmless_tokens(data, spoils[batch.mine])
+        second = outputs is None
+        if outputs is None:
+            data = with_harmless_tokens(data, batch.spoils[batch.mine])
             data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
             self.optimizer_zero_grad()
             outputs = self.forward_backward_batch(data, loss)
         with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
             grad_norm = self.optimizer_step()
-        second = packed is not None and losses is None
         return self._with_metrics(outputs, batch, step, parts, grad_norm=grad_norm, second_backward=second)
 
     def _why_not_packed(self) -> str | None:
@@ -269,18 +264,19 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
     def _outputs(self, losses: list[float]) -> dict[str, Any]:
         return {"model_output": {}, "loss": losses, "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
 
-    def _measure(self, data: TensorDict, vcpo: VCPOConfig, loss: partial[Any]) -> MiniBatch:
+    def _measure(
+        self, data: TensorDict, vcpo: VCPOSettings, loss: partial[Any]
+    ) -> tuple[MiniBatch, dict[str, Any] | None]:
+        """Return the mini-batch; with outputs of its pass if that has formed the gradient in Megatron's buffers."""
         if not vcpo.needs_gradient_norms:
-            return self._gather(data, self.infer_batch(data))
+            return one_pass(self, data, vcpo, loss)
+        if packed := self._packed_update(data, vcpo, loss.keywords):
+            batch, losses = packed
+            return batch, None if losses is None else self._outputs(losses)
         log_prob, squared_norm = score_gradients(self, data, loss)
         source = self.is_mp_src_rank_with_outputs()
-        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob if source else None, squared_norm)
-
-    def _gather(self, data: TensorDict, outputs: dict[str, Any]) -> MiniBatch:
-        log_prob = None
-        if self.is_mp_src_rank_with_outputs():
-            log_prob = padded_responses(outputs["model_output"]["log_probs"], data)
-        return gather_mini_batch(data, self.get_data_parallel_rank(), log_prob, None)
+        rank = self.get_data_parallel_rank()
+        return gather_mini_batch(data, rank, log_prob if source else None, squared_norm), None
 
     def _parts(self, batch: MiniBatch, batch_begins: bool) -> WeightParts | None:
         """Return what lag and arithmetic make of the weights; later mini-batches have a policy that no sampler has."""

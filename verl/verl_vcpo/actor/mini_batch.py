@@ -58,6 +58,12 @@ class MiniBatch:
     again: list[tuple[int, float]]
     """Tokens whose log-probs were computed again, and the sums of their squared log-ratios, of some sequences."""
 
+    @property
+    def spoils(self) -> Tensor:
+        """[B] bool: real sequences whose weight or norm is NaN or infinite: their pass may spoil any gradient."""
+        finite = self.log_weight.isfinite() | self.padding | self.dropped
+        return ~finite if self.squared_norm is None else ~(finite & self.squared_norm.isfinite())
+
 
 @dataclass(frozen=True)
 class SequencesBeforeForward:
