@@ -27,7 +27,9 @@ esac
 export VENV=${VENV:-.venv-gpu}
 bash scripts/install_gpu.sh || exit 1
 source "$VENV/bin/activate"
-python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[dev]' || exit 1
+source scripts/install_steps.sh
+tools=$(entries requirements/cpu.lock pytest iniconfig pluggy pytest-xdist execnet hypothesis sortedcontainers websockets)
+python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r <(echo "$tools") || exit 1
 
 failed=0 log=$(mktemp "${TMPDIR:-/tmp}/vcpo-check-gpu.XXXXXX")
 

@@ -36,11 +36,12 @@ if "$VENV/bin/python" -c 'import importlib.util as find, sys; sys.exit(find.find
   exit 2
 fi
 
-mapfile -t tools < <(grep -E '^(pytest|iniconfig|pluggy|hypothesis|sortedcontainers)==' requirements/cpu.lock)
-if [[ "$(cat "$TOOLS/versions" 2>/dev/null)" != "${tools[*]}" ]]; then
+source scripts/install_steps.sh
+tools=$(entries requirements/cpu.lock pytest iniconfig pluggy hypothesis sortedcontainers)
+if [[ "$(cat "$TOOLS/versions" 2>/dev/null)" != "$tools" ]]; then
   rm -rf "$TOOLS"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$TOOLS" "${tools[@]}"
-  echo "${tools[*]}" >"$TOOLS/versions"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$TOOLS" -r <(echo "$tools")
+  echo "$tools" >"$TOOLS/versions"
 fi
 
 # Two devices: what one process cannot show is shown by two.

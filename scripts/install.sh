@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# bash scripts/install.sh: the CPU environment in .venv, from requirements/cpu.lock. Run it again at any time:
-# it does nothing while requirements/, setup.py and each pyproject.toml are unchanged. PYTHON=... chooses the interpreter.
+# bash scripts/install.sh: the CPU environment in .venv, from requirements/, by uv where PyPI has it. Run it again at any
+# time: it does nothing while requirements/, setup.py and each pyproject.toml are unchanged. PYTHON=... chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 LOCK=requirements/cpu.lock
+TORCH_CPU=requirements/torch-cpu.txt
+TORCH_PYPI=requirements/torch-pypi.lock
 MEGATRON_LOCK=requirements/megatron.txt
 TE_LOCK=requirements/te-python.txt
 TE_FOLDER=.venv/te-python
@@ -14,7 +16,7 @@ LOG=$(mktemp "${TMPDIR:-/tmp}/vcpo-install.XXXXXX")
 source scripts/install_steps.sh
 
 # The folder counts too: an editable install, and a virtual environment, hold absolute paths.
-digest() { { pwd -P; cat "$LOCK" "$MEGATRON_LOCK" "$TE_LOCK" setup.py pyproject.toml verl/pyproject.toml sandbox/pyproject.toml; } | sha256sum | cut -d' ' -f1; }
+digest() { { pwd -P; cat requirements/*.lock requirements/*.txt setup.py pyproject.toml verl/pyproject.toml sandbox/pyproject.toml; } | sha256sum | cut -d' ' -f1; }
 
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
   echo "install: a CUDA GPU is visible; this is the CPU environment. GPU runs use that of scripts/install_gpu.sh: docs/guide/cluster.md"
@@ -28,12 +30,19 @@ fi
 
 environment .venv
 rm -f "$STAMP"
-phase "packages of $LOCK" .venv/bin/python -m pip install --disable-pip-version-check --no-deps -r "$LOCK"
-phase "packages of $MEGATRON_LOCK" .venv/bin/python -m pip install --disable-pip-version-check --no-deps \
-  --require-hashes --ignore-requires-python --python-version 3.12 --only-binary :all: --upgrade \
-  --target "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" -r "$MEGATRON_LOCK"
-project .venv/bin/python
-phase "packages of $TE_LOCK, in $TE_FOLDER" .venv/bin/python -m pip install --disable-pip-version-check --no-deps \
-  --require-hashes --upgrade --target "$TE_FOLDER" -r "$TE_LOCK"
+python=.venv/bin/python
+get_uv $python
+if ! locked $python $TORCH_CPU; then
+  # pip's words for a version that no index has; the second where pip has a constraint for torch.
+  grep -q 'No matching distribution found for torch==\|ResolutionImpossible' "$LOG" || failed "packages of $TORCH_CPU"
+  echo "install: none of pip's indexes has torch's CPU build for this Python: PyPI's is taken, which needs no GPU (2.5 GB to download instead of 0.2)"
+  locked $python $TORCH_PYPI || failed "packages of $TORCH_PYPI"
+fi
+packages $python $LOCK
+# Both wheels ask for Python 3.12.
+locked $python $MEGATRON_LOCK --ignore-requires-python --python-version 3.12 --only-binary :all: --upgrade \
+  --target "$($python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || failed "packages of $MEGATRON_LOCK"
+project $python
+locked $python $TE_LOCK --upgrade --target $TE_FOLDER || failed "packages of $TE_LOCK"
 digest >"$STAMP"
 rm -f "$LOG"

@@ -31,7 +31,8 @@ fi
 
 environment .venv-docs
 rm -f "$STAMP"
-phase "packages of $LOCK" .venv-docs/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r "$LOCK"
+get_uv .venv-docs/bin/python
+locked .venv-docs/bin/python "$LOCK" || failed "packages of $LOCK"
 if command -v npm >/dev/null; then
   phase "mermaid $MERMAID" mermaid
 else

@@ -58,8 +58,9 @@ HEADER=cuda_runtime_api.h
 [[ ! -f "$VENV/vcpo-install.sha256" ]] || refuse "$VENV has the CPU environment of scripts/install.sh: set VENV to another folder"
 if ((flash && !te)); then refuse "--flash-attn is for the attention of Transformer Engine's layers: give --te too"; fi
 python=$VENV/bin/python
-fits "$python" || python=$(find_python)
-missing=$("$python" -m recipe.fully_async_policy.settings.compiler 2>&1) || refuse "$missing"
+compiles=$python
+fits "$compiles" || compiles=$(find_python)
+missing=$("$compiles" -m recipe.fully_async_policy.settings.compiler 2>&1) || refuse "$missing"
 if ((te)); then
   command -v "${CXX:-g++}" >/dev/null || refuse "--te compiles C++, and there is no ${CXX:-g++}: apt install g++"
 fi
@@ -70,13 +71,10 @@ if ((flash)); then
     refuse "--flash-attn needs CUDA's headers, and $toolkit/include has no $HEADER: set CUDA_HOME to the toolkit's folder, or leave it out"
 fi
 
-install() { phase "$1" "$VENV/bin/python" -m pip install --disable-pip-version-check "${@:2}"; }
-
 environment "$VENV"
-# An old pip misses the extra core_cu13 of transformer-engine.
-install "tools" --upgrade pip "setuptools>=77,<81" wheel
-install "packages of $LOCK" --no-deps -r "$LOCK"
-project "$VENV/bin/python"
+get_uv "$python"
+packages "$python" "$LOCK"
+project "$python"
 if ((te)); then
   wheels=$(echo "$VENV"/lib/python3.*/site-packages/nvidia)
   [[ $wheels == /* ]] || wheels=$PWD/$wheels
@@ -85,19 +83,19 @@ if ((te)); then
     in_folders "$HEADER" "$CUDA_HOME/include" >/dev/null || refuse "--te needs CUDA's headers, and neither CUDA_HOME, CPATH nor $CUDA_HOME/include has $HEADER"
   fi
   export CPATH=${CPATH:+$CPATH:}$wheels/cudnn/include:$wheels/nccl/include
-  extras=te
-  if ((flash)); then extras+=,flash-attn; fi
-  # Both compile against the installed torch, so no isolated environment is made for them.
-  MAX_JOBS=${MAX_JOBS:-8} install "the extras $extras, compiled" --no-build-isolation --constraint "$LOCK" -e . -e "verl[$extras]"
+  locks=(-r requirements/te.lock)
+  if ((flash)); then locks+=(-r requirements/flash-attn.lock); fi
+  # Both compile against the installed torch. By pip alone: compiling takes long, and is not tried twice.
+  MAX_JOBS=${MAX_JOBS:-8} by_pip "${locks[*]}, compiled" "$python" --require-hashes "${locks[@]}" || failed "${locks[*]}, compiled"
 fi
 # Megatron-Bridge asks for packages that its conversions do without, and pins versions that vLLM does not take. The wheel
 # of Transformer Engine's kernels is for all Pythons, and its own file WHEEL names 3.10.
 # shellcheck disable=SC2016 # $0 is of that bash
-phase "the versions agree" bash -c '! "$0" -m pip check | grep -v "^megatron-bridge \|^transformer_engine_cu13 .* is not supported on this platform\|^No broken"' "$VENV/bin/python"
+phase "the versions agree" bash -c '! "$0" -m pip check | grep -v "^megatron-bridge \|^transformer_engine_cu13 .* is not supported on this platform\|^No broken"' "$python"
 modules="torch vllm verl megatron.core verl_vcpo.actor.megatron_bridge ray transfer_queue cupy verl_vcpo.plugin"
 if ((te)); then modules+=" transformer_engine.pytorch"; fi
 if ((flash)); then modules+=" flash_attn"; fi
 # shellcheck disable=SC2086 # a list of names
-phase "every package can be imported" "$VENV/bin/python" -c 'import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]' $modules
+phase "every package can be imported" "$python" -c 'import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]' $modules
 rm -f "$LOG"
 echo "install: source $VENV/bin/activate"

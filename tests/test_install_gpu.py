@@ -17,7 +17,7 @@ from recipe.fully_async_policy.settings.devices import check_gpus
 from recipe.fully_async_policy.settings.errors import SettingError
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("bash", "cat", "cp", "dirname", "grep", "mkdir", "mktemp", "rm", "tail", "touch", "uname")
+TOOLS = ("awk", "bash", "cat", "cp", "dirname", "grep", "mkdir", "mktemp", "rm", "tail", "touch", "uname")
 # Makes an environment whose python is this program too, with CUDA's headers where the wheels have them.
 PYTHON = """#!/usr/bin/env bash
 echo "CUDA_HOME=${CUDA_HOME:-} CPATH=${CPATH:-} $*" >> "$CALLS"
@@ -28,6 +28,7 @@ if [[ $1 == -m && $2 == venv ]]; then
   touch "$include/$HEADER"
 fi
 """
+LOCKED = "--no-deps --no-build-isolation --require-hashes"
 NVCC = "#!/usr/bin/env bash\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
 
 
@@ -127,9 +128,9 @@ def test_the_launcher_refuses_a_gpu_machine_without_a_compiler(monkeypatch: pyte
 def test_wheels_come_from_the_lock(machine: dict[str, str]) -> None:
     done = run(machine)
     assert done.returncode == 0, done.stderr
-    tools, lock, project = pip_calls(machine)
-    assert tools.startswith("--upgrade pip ")
-    assert lock == "--no-deps -r requirements/gpu.lock"
+    uv, setuptools, lock, project = pip_calls(machine)
+    assert uv.endswith("/venv/uv -r requirements/installer.lock") and LOCKED in uv and LOCKED in setuptools
+    assert lock == f"{LOCKED} -r requirements/gpu.lock"
     assert project == "--no-deps --no-build-isolation -e . -e verl -e sandbox"
     assert "-m pip check" in Path(machine["CALLS"]).read_text()
 
@@ -140,8 +141,8 @@ def test_transformer_engine_takes_a_c_compiler_and_the_wheels_headers(machine: d
     add(machine, "g++")
     done = run(machine, "--te")
     assert done.returncode == 0, done.stderr
-    assert pip_calls(machine)[3:] == ["--no-build-isolation --constraint requirements/gpu.lock -e . -e verl[te]"]
-    (call,) = [line for line in Path(machine["CALLS"]).read_text().splitlines() if line.endswith("verl[te]")]
+    assert pip_calls(machine)[4:] == [f"{LOCKED} -r requirements/te.lock"]
+    (call,) = [line for line in Path(machine["CALLS"]).read_text().splitlines() if line.endswith("te.lock")]
     wheels = f"{machine['VENV']}/lib/python3.11/site-packages/nvidia"
     assert f"CUDA_HOME={wheels}/cu13 CPATH={wheels}/cudnn/include:{wheels}/nccl/include " in call
 
@@ -158,6 +159,4 @@ def test_flash_attention_takes_a_toolkit(machine: dict[str, str], tmp_path: Path
     program(tmp_path / "cuda/bin/nvcc", NVCC)
     done = run(machine | {"CUDA_HOME": f"{tmp_path}/cuda"}, *both)
     assert done.returncode == 0, done.stderr
-    assert pip_calls(machine)[3:] == [
-        "--no-build-isolation --constraint requirements/gpu.lock -e . -e verl[te,flash-attn]"
-    ]
+    assert pip_calls(machine)[4:] == [f"{LOCKED} -r requirements/te.lock -r requirements/flash-attn.lock"]

@@ -10,6 +10,8 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON_FOLDERS = ("vcpo", "verl", "recipe", "scripts", "tests", "lab", "sandbox")
 MAX_LINES = 450
@@ -47,16 +49,50 @@ def pins(name: str) -> dict[str, str]:
     return {re.sub(r"\[.*\]", "", package): version for package, version in (pin.split("==") for pin in pinned)}
 
 
-def test_the_lock_of_gpus_has_the_pins_of_the_extra() -> None:
-    """And pins alone: no path, no address, no tool that the installation brings itself."""
-    lines = (ROOT / "requirements" / "gpu.lock").read_text().splitlines()
+def locked(file: Path) -> dict[str, str]:
+    """The packages of a file of requirements/, and their versions. Each has a version and hashes, and nothing else."""
+    lines = re.sub(r"\\\n", "", file.read_text()).splitlines()
     packages = [line for line in lines if line and not line.startswith("#")]
-    assert [line for line in packages if not re.fullmatch(r"[\w.-]+==\d[\w.+!]*", line)] == []
-    locked = dict(line.split("==") for line in packages)
-    assert len(locked) == len(packages)
-    extra = pins("gpu")
-    assert {name: locked.get(name) for name in extra} == extra
-    assert not {"pip", "setuptools", "wheel", "vcpo", "vcpo-verl", *pins("te"), *pins("flash-attn")} & set(locked)
+    entry = r"([\w.-]+)==([\w.+!]+)(?: ; [^-]+)?(?:\s+--hash=sha256:[0-9a-f]{64})+"
+    assert [line for line in packages if not re.fullmatch(entry, line)] == [], file
+    found = dict(re.fullmatch(entry, line).groups() for line in packages)
+    assert len(found) == len(packages) or file.name == "docs.lock"  # one package for each of two Pythons
+    return found
+
+
+def canonical(packages: dict[str, str]) -> dict[str, str]:
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in packages.items()}
+
+
+@pytest.mark.parametrize("extra", ["gpu", "te", "flash-attn"])
+def test_the_locks_of_gpus_have_the_pins_of_their_extras(extra: str) -> None:
+    """And no package twice, nor one that the environment or the checkout brings."""
+    gpu, lock = locked(ROOT / "requirements/gpu.lock"), locked(ROOT / f"requirements/{extra}.lock")
+    assert {name: lock.get(name) for name in canonical(pins(extra))} == canonical(pins(extra))
+    assert not {"pip", "vcpo", "vcpo-verl"} & set(lock) and (extra == "gpu" or not set(gpu) & set(lock))
+    assert {version for name, version in lock.items() if name.startswith("transformer-engine")} <= {"2.11.0"}
+
+
+def test_nothing_of_other_people_comes_without_its_hash() -> None:
+    """No package, no image and no action of the continuous integration."""
+    files = [file for file in (ROOT / "requirements").iterdir() if file.suffix in (".lock", ".txt")]
+    versions = {file.name: locked(file) for file in files}
+    assert len(files) > 10 and versions["torch-cpu.txt"]["torch"] == versions["torch-pypi.lock"]["torch"] + "+cpu"
+    steps = (ROOT / "scripts/install_steps.sh").read_text()
+    assert re.search(r"^locked\(\) .* --require-hashes -r ", steps, re.MULTILINE)
+    scripts = [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci/run", ROOT / "deploy/Dockerfile"]
+    lines = [line for file in scripts for line in file.read_text().splitlines() if not line.startswith("#")]
+    calls = [
+        line for line in lines if re.search(r"\bpip (install|download|wheel) -|^ *(add|[\w=:$}{-]* ?by_pip) \"", line)
+    ]
+    # This project, what a function's caller gives, and a wheel that the line before has fetched by its hash.
+    own = r"(--editable|-e) \. |\"\$\{?@|/gguf-\*\.whl"
+    assert len(calls) > 10
+    assert [line for line in calls if "--require-hashes" not in line and not re.search(own, line)] == []
+    sources = re.findall(r"^FROM (\S+)", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert len(sources) == 2 and all(re.search(r"@sha256:[0-9a-f]{64}$", image) for image in sources)
+    used = re.findall(r"uses: (\S+)", (ROOT / ".github/workflows/tests.yml").read_text())
+    assert used and all(re.search(r"@[0-9a-f]{40}$", action) for action in used)
 
 
 def test_vcpo_imports_only_torch_and_the_standard_library() -> None:

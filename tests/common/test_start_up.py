@@ -50,14 +50,12 @@ def test_a_command_that_starts_no_run_leaves_no_folder(tmp_path: Path) -> None:
 def test_the_launcher_has_its_own_places_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_ID_VARIABLE, "0123456789ab")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for name in ("RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", None)
-    names = ("TMPDIR", "RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+    names = ("TMPDIR", "RAY_TMPDIR")
     before = {name: os.environ.get(name) for name in names}
     with start_up.temporary_files_in_run_folder():
         here = Path(tempfile.gettempdir())
         assert here.parent == tmp_path / f"vcpo-{os.getuid()}" and run_folder.socket_folder() == here
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(f"{tmp_path}/torchinductor_"), "runs share it"
     assert {name: os.environ.get(name) for name in names} == before
     assert tempfile.gettempdir() == str(tmp_path)

@@ -23,6 +23,7 @@ INTERNAL = {
     "recipe.fully_async_policy.settings.compiler",
     "recipe.fully_async_policy.launch.processes",
     "sandbox.attacks.programs.warm",
+    "scripts.uv_pip",
     "scripts/install_steps.sh",
     "scripts/gpu_rehearsal.sh",
 }

@@ -200,13 +200,8 @@ def test_shared_memory_holds_rays_object_store(cluster: Any) -> None:
         assert min(ray_constants.DEFAULT_OBJECT_STORE_MEMORY_PROPORTION * memory, largest) < shm < memory
 
 
-def test_the_image_has_the_versions_of_the_extra(cluster: Any) -> None:
-    extra = pins("gpu") | pins("te") | pins("flash-attn")
-    expected = {"torch": extra["torch"], "flash-attn": extra["flash-attn"]}
-    expected["transformer-engine-torch"] = extra["transformer-engine"]  # its bindings, which are compiled
-    named = dict(re.findall(r"([\w-]+)==([\w.]+)", DOCKERFILE))
-    assert {name: version for name, version in named.items() if name != "pip"} == expected
-    assert cluster.rayVersion == extra["ray"]
+def test_the_cluster_has_the_version_of_ray_of_the_extra(cluster: Any) -> None:
+    assert cluster.rayVersion == pins("gpu")["ray"]
 
 
 def test_all_pods_have_the_image_that_the_dockerfile_makes(cluster: Any) -> None:
@@ -226,10 +221,11 @@ def test_the_image_takes_the_packages_and_what_names_them_and_nothing_else() -> 
     ignored, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert ignored == "*"
     taken = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE", "requirements/gpu.lock"}
-    assert taken == setup | {"recipe", "sandbox", "scripts", "tests/__init__.py", "tests/kit", "vcpo", "verl"}
+    locks = {f"requirements/{name}.lock" for name in ("gpu", "te", "flash-attn")}
+    setup = {"setup.py", "pyproject.toml", "LICENSE", "NOTICE"}
+    assert taken == locks | setup | {"recipe", "sandbox", "scripts", "tests/__init__.py", "tests/kit", "vcpo", "verl"}
     for copied in re.findall(r"^COPY ((?!--from).+) \./$", DOCKERFILE, re.MULTILINE):
-        assert set(copied.split()) == setup
+        assert set(copied.split()) == locks
 
 
 def test_slurm_gives_ray_the_cores_of_its_job(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.request import getproxies_environment
 
-from verl_vcpo.common.caches import writable_caches
+from verl_vcpo.common.caches import own_caches
 
 _OF_AMD = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _PORT_OF_PACKAGES = re.compile(r"(VLLM|RAY|MASTER)(_\w+)?_PORT")
@@ -23,12 +23,12 @@ def adapt_environment() -> None:
       variable is removed. NAME_SERVICE_PORT stays.
     - Variables that choose among AMD's devices, which SLURM sets beside CUDA_VISIBLE_DEVICES, are removed: verl takes
       either for the other and refuses both.
-    - Folders of caches that cannot be written are replaced.
+    - Folders of caches that cannot be written, and those in /tmp that code is loaded from, are replaced.
     - Proxies are for other machines: what a run asks of this machine, it asks directly.
     - Python's processes read and write UTF-8 whatever the locale is.
 
     Raises:
-        OSError: see `writable_caches`.
+        OSError: see `own_caches`.
     """
     try:
         getpass.getuser()
@@ -41,7 +41,7 @@ def adapt_environment() -> None:
     for name, value in list(os.environ.items()):
         if name in _OF_AMD or (_PORT_OF_PACKAGES.fullmatch(name) and _OF_KUBERNETES.match(value)):
             del os.environ[name]
-    os.environ |= writable_caches()
+    os.environ |= own_caches()
     if (proxies := getproxies_environment()) and proxies.get("no") != "*":
         direct = ",".join(filter(None, [proxies.get("no"), *_THIS_MACHINE]))
         os.environ |= {"no_proxy": direct, "NO_PROXY": direct}

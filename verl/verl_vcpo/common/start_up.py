@@ -2,17 +2,13 @@
 
 import contextlib
 import gc
-import getpass
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from verl_vcpo.common import machine, queue_sockets
 from verl_vcpo.common.run_folder import socket_folder
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
-
-_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_up_process() -> None:
@@ -69,6 +65,4 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 def _places() -> dict[str, str]:
     """Return environment variables; RAY_TMPDIR leads processes to the run's folder."""
     folder = socket_folder()
-    compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")  # torch's own choice: runs share it
-    kept = os.environ.get(_INDUCTOR, str(compiled))
-    return {"RAY_TMPDIR": str(folder.parents[1]), "TMPDIR": str(folder), _INDUCTOR: kept}
+    return {"RAY_TMPDIR": str(folder.parents[1]), "TMPDIR": str(folder)}
