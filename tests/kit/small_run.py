@@ -111,7 +111,7 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):  # a process that has ended since
-            name = (process.cmdline() or [""])[0].strip()  # Ray's actors write theirs there
+            name = " ".join(process.cmdline()[:5]).strip()  # Ray's actors write theirs there
             ports = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
             found |= {Listener(name, local.ip, local.port) for local in ports}
     return sorted(found)
