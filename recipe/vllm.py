@@ -15,7 +15,10 @@ from recipe.fully_async_policy.launch.ray_access import LOOPBACK
 from recipe.fully_async_policy.main import prepare_environment
 from recipe.fully_async_policy.settings.errors import SettingError
 
-_SEVERAL_NODES = {"--nnodes", "--master-addr", "--headless", "--data-parallel-address", "-dpa", "--data-parallel-backend"}
+_SEVERAL_NODES = {
+    *("--nnodes", "--master-addr", "--headless"),
+    *("--data-parallel-address", "-dpa", "--data-parallel-backend", "-dpb"),
+}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from tests.kit import ROOT
 
 TABLE = Path(__file__).with_name("deletions.csv")
 SOURCES = ("vcpo", "verl", "recipe", "sandbox/src", "scripts", "lab", "examples", "deploy")
-# "replace" and "rename" delete what has the new name. Of a word that strings and tables use too, the call tells.
+# "replace" and "rename" delete what has the new name. Strings and tables have methods of these names, too.
 METHODS = {
     *("unlink", "rmtree", "rmdir", "removedirs", "move", "truncate", "ftruncate", "shm_unlink", "sem_unlink"),
     *("kill", "killpg", "kill_all_processes", "pthread_kill", "pidfd_send_signal", "send_signal", "terminate"),
@@ -19,7 +19,9 @@ METHODS = {
 }
 CALLS = re.compile(r"os\.(remove|replace|renames?)\(.*|ray\.shutdown\(\)|[^()]*(\(.*\))?\.re(name|place)\([^,=]+\)")
 WORDS = {"umount2", "cgroup.kill", "rm", "rmdir", "kill", "pkill", "killall", "fuser"}
-SHELL = re.compile(r"(?:^|[;&|(]|\b(?:then|do|else)\s|trap ')\s*((?:rm|rmdir|kill|pkill|killall|mv|truncate)\s[^;&|)']+)")
+SHELL = re.compile(
+    r"(?:^|[;&|(]|\b(?:then|do|else)\s|trap ')\s*((?:rm|rmdir|kill|pkill|killall|mv|truncate)\s[^;&|)']+)"
+)
 
 Row = tuple[str, str, str]  # file, function, what is called
 

@@ -41,9 +41,9 @@ def sync(
         case "orphan":
             subprocess.run(["/bin/sh", "-c", "setsid sleep 86399 & exit"], env={"PATH": "/bin:/usr/bin"})
             os._exit(3)
-        case "daemon, exit" | "daemon, wait" | "daemon, kill the parent" | "daemon, stop the parent" | "daemon, kill all":
+        case text if text.startswith("daemon, "):
             subprocess.Popen(["/bin/sleep", "86399"], start_new_session=True, env={})
-            match solution_str.removeprefix("daemon, "):
+            match text.removeprefix("daemon, "):
                 case "exit":
                     os._exit(3)
                 case "kill the parent":

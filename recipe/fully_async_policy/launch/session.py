@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LOGGING = {
     "VERL_LOGGING_LEVEL": "WARN",
     "TQ_LOGGING_LEVEL": "ERROR",
-    # Of what a process of Ray's prints, or user code in it, 32 MB are kept, and as much of what came before. The process
-    # prints into a pipe then, so that a full disk does not end it.
+    # Of what a process of Ray's prints, or user code in it, 32 MB are kept, and as much of what came before. With
+    # a limit the process prints into a pipe, so that a full disk does not end it.
     "RAY_ROTATION_MAX_BYTES": f"{32 << 20}",
     "RAY_ROTATION_BACKUP_COUNT": "1",
 }

@@ -42,7 +42,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for _ in range(2):
         kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # The kernel sends this signal when the thread that started a process ends, even during a call that never returns.
+        # The kernel sends this signal when the thread that started a process ends, even in a call that never returns.
         kernel.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if child := os.fork():
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the socket closes when the last child ends
