@@ -127,12 +127,13 @@ def test_killed(memory: Path) -> None:
 
 def test_a_process_whose_id_an_earlier_one_had_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil keeps what it knows of an id, and refuses to end another process that has the id now."""
-    with subprocess.Popen(["sleep", "600"], env={RUN_ID_VARIABLE: "c0ffee"}) as sleeper:
-        earlier = psutil.Process(sleeper.pid)
-        earlier._ident = sleeper.pid, 0.0
-        monkeypatch.setattr(psutil, "_pmap", {sleeper.pid: earlier})
-        (found,) = processes_of("c0ffee")
-        found.kill()
+    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_ID_VARIABLE: "c0ffee"})
+    earlier = psutil.Process(sleeper.pid)
+    earlier._ident = sleeper.pid, 0.0
+    monkeypatch.setattr(psutil, "_pmap", {sleeper.pid: earlier})
+    (found,) = processes_of("c0ffee")
+    found.kill()
+    assert sleeper.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("known_by", ["its age", "who has mapped it"])
