@@ -1,6 +1,8 @@
 """The code sandbox: what ordinary programs can do in it, what others cannot, and how it fails."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from aiohttp import web
 from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
 
 from code_sandbox import __main__ as sandbox_server
-from code_sandbox import isolation, seccomp
+from code_sandbox import cgroups, isolation, seccomp
 from code_sandbox.__main__ import main
 from code_sandbox.client import SandboxClient, SandboxUnavailable
 from code_sandbox.environment import package_paths
@@ -364,3 +366,22 @@ def test_wrong_settings(option: str, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit, match="2"):
         main([option])
     assert option.split("=")[0].strip("-").split("-")[0] in capsys.readouterr().err
+
+
+def test_a_process_that_has_left_a_group_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is another process's by then, as far as one can know."""
+    bystander = psutil.Popen(["sleep", "60"])
+    procs, opened = tmp_path / "cgroup.procs", os.pidfd_open
+    procs.write_text(f"{bystander.pid}\n")
+
+    def left(pid: int) -> int:
+        procs.write_text("")
+        return opened(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", left)
+        cgroups._kill(tmp_path)
+    assert bystander.poll() is None
+    procs.write_text(f"{bystander.pid}\n")
+    cgroups._kill(tmp_path)
+    assert bystander.wait(timeout=10) == -signal.SIGKILL
