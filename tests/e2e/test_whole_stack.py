@@ -356,7 +356,8 @@ def test_vllm_serves_the_model_that_the_run_left(stack: Stack) -> None:
     folder = stack.run_dir / MODEL_FOLDER
     prompt = prompt_ids(folder)
     with served_by_vllm(folder, stack.run_dir / "serve.log") as url:
-        check_ports(listening(psutil.Process().children(recursive=True)), "recipe.vllm")
+        (server,) = (child for child in psutil.Process().children() if "recipe.vllm" in child.cmdline())
+        check_ports(listening([server, *server.children(recursive=True)]), "recipe.vllm")
         question = {"model": str(folder), "temperature": 1.0, "skip_special_tokens": False, **TOKENS_64}
         completion = requests.post(
             f"{url}/v1/completions",
