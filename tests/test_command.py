@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recipe import vllm
 from verl_vcpo import command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,13 @@ def test_a_command_runs_from_any_folder(tmp_path: Path, word: str) -> None:
     done = run(tmp_path, word, "--help")
     assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
     assert "method=" in done.stdout or "--" in done.stdout
+
+
+def test_a_server_of_one_node_is_closed() -> None:
+    assert vllm.on_loopback(["serve", "m"])[-2:] == ["--host", "127.0.0.1"]
+    assert vllm.on_loopback(["serve", "m", "--host=::"]) == ["serve", "m", "--host=::"]
+    assert vllm.meeting_place(["serve", "m", "--host=::"])["GLOO_SOCKET_IFNAME"] == "lo"
+    assert not vllm.meeting_place(["serve", "m", "--nnodes=2"])
 
 
 def test_a_plan_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The figures of `python -m lab.stability`."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from lab.stability.cells import Cell, by_method, summarise
 from lab.stability.contrasts import REFERENCES
 from lab.stability.inference import Difference, paired
 from lab.stability.tables import SHIFTED, short
+from verl_vcpo.common.whole_file import whole_file
 
 PANELS = (
     ("val_accuracy", "Accuracy (held out)", False),
@@ -187,8 +187,7 @@ def _draw_line(axis: Any, runs: pd.DataFrame, name: str, label: str) -> None:
 def save(figure: Any, file: Path) -> Path:
     import matplotlib.pyplot as plt
 
-    partial = file.with_name(f"{file.name}.partial.png")
-    figure.savefig(partial, dpi=110)
+    with whole_file(file) as partial:
+        figure.savefig(partial, dpi=110)
     plt.close(figure)
-    os.replace(partial, file)
     return file

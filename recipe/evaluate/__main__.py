@@ -20,6 +20,7 @@ from recipe.evaluate.estimates import Answer, Interval, interval, pass_at, power
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
 from recipe.fully_async_policy.launch.next_steps import one_line
+from recipe.fully_async_policy.launch.ray_access import LOOPBACK
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.common.whole_file import try_file, write_whole
 
@@ -58,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         trainer.prepare_environment(args.overrides)
+        os.environ.update({name: os.environ.get(name, value) for name, value in LOOPBACK.items()})  # vLLM's gloo, NCCL
         from recipe.fully_async_policy.settings.own_files import located
 
         config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.command_line import OneLineParser, interruption_kept, run_command
 from recipe.fully_async_policy.launch import processes
-from recipe.fully_async_policy.launch.session import LOG_LEVELS, ray_session
+from recipe.fully_async_policy.launch.session import LOGGING, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
 from recipe.fully_async_policy.settings.other_names import of_hydra
 from recipe.fully_async_policy.settings.variables import check_variables
@@ -149,8 +149,8 @@ def prepare_environment(overrides: list[str]) -> None:
         hardware = "gpu" if torch.cuda.is_available() else "cpu"
     os.environ["VCPO_HARDWARE"] = hardware
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a Ray call after the run's end starts a new Ray
-    for name, level in LOG_LEVELS.items():
-        os.environ.setdefault(name, level)
+    for name, value in LOGGING.items():
+        os.environ.setdefault(name, value)
     if hardware == "cpu":
         from verl_vcpo.cpu import environment
 

@@ -1,6 +1,8 @@
 """The code sandbox: what ordinary programs can do in it, what others cannot, and how it fails."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +19,11 @@ from aiohttp import web
 from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
 
 from code_sandbox import __main__ as sandbox_server
-from code_sandbox import isolation, seccomp
+from code_sandbox import cgroups, isolation, seccomp
 from code_sandbox.__main__ import main
 from code_sandbox.client import SandboxClient, SandboxUnavailable
 from code_sandbox.environment import package_paths
+from code_sandbox.few_lines import LINES_A_MINUTE
 from code_sandbox.protocol import CommandResult
 from tests.kit.ordinary_programs import PROGRAMS
 from tests.kit.sandbox_server import served
@@ -172,6 +175,42 @@ def test_output_limit(url: str) -> None:
     result = run(url, "while True: print('x' * 1000)")
     assert result.return_code != 0 and len(result.stdout) == 16 << 10
     assert "16 KiB of output" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"\xff\xfe{", b'{"code": "\xff"}', b'{"code": "\\ud800"}', b'["code"]', b"\x00"),
+        *(b"[" * 100_000, b'{"code": ' + b'{"a":' * 100_000, b'{"code": "", "run_timeout": %s}' % (b"9" * 5000)),
+        *(b'{"code": "", "run_timeout": NaN}', b'{"code": "", "memory_limit_MB": 1e999}', b'{"code": 1}'),
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_a_wrong_request_is_told_so_in_one_line(url: str, body: bytes) -> None:
+    import requests
+
+    answer = requests.post(f"{url}/run_code", data=body, headers={"Content-Type": "application/json"}, timeout=30)
+    assert answer.status_code == 422
+    assert answer.json().keys() == {"detail"} and "\n" not in answer.json()["detail"]
+
+
+def test_clients_do_not_fill_the_log(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w") as log:
+        options = ("--port", "0", "--warm", "0", "--allow-unbounded-memory")
+        server = psutil.Popen([sys.executable, "-m", "code_sandbox", *options], stderr=log)
+        deadline = time.monotonic() + LIMIT_S
+        while not (listening := server.net_connections("tcp")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for _ in range(200):
+            with socket.create_connection(listening[0].laddr) as client:
+                client.sendall(b"no HTTP\r\n\r\n")
+                while client.recv(1 << 10):
+                    continue
+        server.terminate()
+        server.wait(LIMIT_S)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert 2 < len(lines) <= 2 + LINES_A_MINUTE, lines[:3]
+    assert "stopped: " in lines[-1]
 
 
 def test_sandbox_fusion_clients_work(url: str) -> None:
@@ -327,3 +366,22 @@ def test_wrong_settings(option: str, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit, match="2"):
         main([option])
     assert option.split("=")[0].strip("-").split("-")[0] in capsys.readouterr().err
+
+
+def test_a_process_that_has_left_a_group_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is another process's by then, as far as one can know."""
+    bystander = psutil.Popen(["sleep", "60"])
+    procs, opened = tmp_path / "cgroup.procs", os.pidfd_open
+    procs.write_text(f"{bystander.pid}\n")
+
+    def left(pid: int) -> int:
+        procs.write_text("")
+        return opened(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", left)
+        cgroups._kill(tmp_path)
+    assert bystander.poll() is None
+    procs.write_text(f"{bystander.pid}\n")
+    cgroups._kill(tmp_path)
+    assert bystander.wait(timeout=10) == -signal.SIGKILL

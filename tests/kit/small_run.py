@@ -19,9 +19,9 @@ from recipe.fully_async_policy.launch import processes
 from recipe.fully_async_policy.launch.processes import processes_of
 from tests.kit import ROOT
 from tests.kit.nodes import Cluster
+from verl_vcpo.common import shared_memory
 from verl_vcpo.common.run_folder import private_folder
 from verl_vcpo.report.run_log import METRICS_FILE, read_metrics
-from verl_vcpo.samplers.engine_processes import shared_memory_of
 
 BATCH = 4
 SEED = os.environ.get("VCPO_TEST_SEED")
@@ -88,7 +88,7 @@ def abandoned() -> set[str]:
 
     A process that has mapped shared memory uses it; a run uses its weights and its private folder.
     """
-    memory = {file.path for file in os.scandir("/dev/shm")} - shared_memory_of(psutil.process_iter())
+    memory = {file.path for file in shared_memory.files() - shared_memory.mapped_by(psutil.process_iter())}
     owners = {path: _OF_A_RUN.match(Path(path).name) for path in memory | {*map(str, private_folder().iterdir())}}
     return {path for path, run in owners.items() if not (run and processes_of(run[1]))}
 
@@ -111,7 +111,7 @@ def listening(processes: list[psutil.Process]) -> list[Listener]:
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):  # a process that has ended since
-            name = (process.cmdline() or [""])[0].strip()  # Ray's actors write theirs there
+            name = " ".join(process.cmdline()[:5]).strip()  # Ray's actors write theirs there
             ports = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
             found |= {Listener(name, local.ip, local.port) for local in ports}
     return sorted(found)

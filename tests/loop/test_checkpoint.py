@@ -81,13 +81,14 @@ def test_where_all_are_damaged_it_does_not_begin_anew(tmp_path: Path) -> None:
 
 def test_a_process_that_died_while_writing_leaves_the_old_ones(tmp_path: Path) -> None:
     save(tmp_path, 5)
-    half = tmp_path / ".partial-run-x" / "global_step_10"
+    half, other = tmp_path / f".partial-{'a' * 12}-{'b' * 8}" / "global_step_10", tmp_path / ".partial-rsync"
     half.mkdir(parents=True)
+    other.mkdir()
     (half / "model.bin").write_text("half")
     assert checkpoint.newest_whole(tmp_path) == (tmp_path / "global_step_5", {})
     assert checkpoint.damage(save(tmp_path, 10)) is None
     checkpoint.remove_unfinished(tmp_path)
-    assert not half.exists() and len(checkpoint.checkpoints(tmp_path)) == 2
+    assert not half.exists() and other.exists() and len(checkpoint.checkpoints(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"files": {"a": 1}}', '{"a": "b"}', "\0" * 99], ids=repr)
@@ -104,6 +105,17 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["global_step_10", "global_step_9", "global_step_2"]
     save(tmp_path, 11, keep=2)
     assert names(tmp_path) == ["global_step_11", "global_step_10"]
+
+
+def test_checkpoints_that_do_not_say_they_are_of_the_run_stay(tmp_path: Path) -> None:
+    """As those of verl alone, which have no manifest, in a folder of checkpoints that the user has given."""
+    others = [save(tmp_path, 2), save(tmp_path, 3, "another"), save(tmp_path, 5)]
+    for folder in (others[0], others[2]):
+        (folder / checkpoint.MANIFEST).unlink()
+    for step in (4, 5, 6):
+        save(tmp_path, step, "a run", keep=1)
+    assert names(tmp_path) == ["global_step_6", "global_step_3", "global_step_2"]
+    assert (tmp_path / "global_step_5.1" / "model.bin").exists()
 
 
 def test_one_of_a_later_step_takes_no_place(tmp_path: Path) -> None:
@@ -176,18 +188,20 @@ def test_a_checkpoint_is_on_the_disk_before_the_one_before_it_goes(
         done.index(what) for what in (("renamed", tmp_path / "global_step_10"), ("removed", tmp_path / "global_step_5"))
     )
     before = {path.name for what, path in done[:renamed] if what == "on disk"}
-    assert {"model.bin", "data.pt", "manifest.json.partial", "global_step_10"} <= before
+    assert {"model.bin", "data.pt", "manifest.json", "global_step_10"} <= before
     assert ("on disk", tmp_path) in done[renamed:removed]
     assert names(tmp_path) == ["global_step_10"]
 
 
 def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path: Path, done: list[tuple[str, Path]]) -> None:
     write_whole(tmp_path / "a", "text")
-    assert done == [("on disk", tmp_path / "a.partial"), ("renamed", tmp_path / "a"), ("on disk", tmp_path)]
+    (partial, renamed, folder, _) = done
+    assert (partial[0], partial[1].name) == ("on disk", "a") and partial[1].parent != tmp_path
+    assert (renamed, folder) == (("renamed", tmp_path / "a"), ("on disk", tmp_path))
     done.clear()
     with whole_folder(tmp_path / "b") as folder:
         (folder / "below").mkdir()
         (folder / "below" / "file").write_text("text")
     renamed = done.index(("renamed", tmp_path / "b"))
-    assert {path.name for what, path in done[:renamed] if what == "on disk"} == {"file", "below", ".b.partial"}
+    assert {path.name for what, path in done[:renamed] if what == "on disk"} == {"file", "below", "b"}
     assert done[renamed + 1] == ("on disk", tmp_path)

@@ -10,7 +10,7 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch.older_run import set_aside
 from recipe.fully_async_policy.settings.errors import SettingError
 from tests.kit.checkpoints import write_checkpoint
-from verl_vcpo.common.run_id import run_in
+from verl_vcpo.common.run_id import RUN_ID_FILE, run_in
 from verl_vcpo.loop import checkpoint
 from verl_vcpo.report.metrics_file import SAVE_S
 
@@ -49,7 +49,7 @@ def files(folder: Path) -> list[str]:
 
 def test_it_is_moved_aside_each_time(run_dir: Path) -> None:
     write_checkpoint(run_dir / "checkpoints", 5)
-    assert set_aside(config(run_dir)) == f"{run_dir} had an earlier run: its files are now in {run_dir}.1"
+    assert set_aside(config(run_dir)) == f"{run_dir} had an earlier run's files: they are now in {run_dir}.1"
     assert files(run_dir) == ["notes.txt"], "a file of the user's stays"
     assert "checkpoints/global_step_5/manifest.json" in files(Path(f"{run_dir}.1"))
     assert Path(f"{run_dir}.1", "metrics.jsonl").read_text() == LINES
@@ -63,8 +63,17 @@ def test_a_run_that_measured_nothing_leaves_its_place(run_dir: Path, left: str |
     (run_dir / "metrics.jsonl").unlink()
     if left is not None:
         (run_dir / "metrics.jsonl").write_text(left)
+    (run_dir / RUN_ID_FILE).write_text(A)
     assert set_aside(config(run_dir)) == ""
     assert not Path(f"{run_dir}.1").exists()
+
+
+def test_a_user_s_files_of_the_names_that_a_run_gives_are_moved(tmp_path: Path) -> None:
+    for name in ("ray_logs/mine", "summary.json", "config.yaml"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("mine")
+    set_aside(config(tmp_path / "run"))
+    assert files(tmp_path / "run.1") == ["config.yaml", "ray_logs/mine", "summary.json"] and not files(tmp_path / "run")
 
 
 def begin(run_dir: Path, launch: str, *steps: int, **trainer: Any) -> DictConfig:
@@ -94,7 +103,7 @@ def test_a_new_run_keeps_its_own_checkpoints_and_goes_on_from_them(
     (run_dir / "metrics.jsonl").write_text(LINES)
     begin(run_dir, B, 10, 20, 30, **folder)
     places = [run_dir] if inside else [saved, run_dir]
-    said = "; ".join(f"{place} had an earlier run: its files are now in {place}.1" for place in places)
+    said = "; ".join(f"{place} had an earlier run's files: they are now in {place}.1" for place in places)
     assert capsys.readouterr().out == f"{said}\n"
     assert names(saved) == ["global_step_30", "global_step_20"]
     assert {checkpoint.written_by(path) for path in checkpoint.checkpoints(saved)} == {B}
@@ -198,11 +207,11 @@ def test_auto_does_not_begin_anew_where_the_folder_is_not_mounted(run_dir: Path)
 def test_auto_begins_anew_where_none_was_written_yet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a job that is started again after it has failed early."""
     begin(run_dir, A, resume_mode="auto")
-    assert capsys.readouterr().out == f"{run_dir} had an earlier run: its files are now in {run_dir}.1\n"
+    assert capsys.readouterr().out == f"{run_dir} had an earlier run's files: they are now in {run_dir}.1\n"
 
 
 def test_what_a_killed_process_was_writing_is_removed(run_dir: Path) -> None:
-    half = run_dir / "checkpoints" / f".partial-{A}-x" / "global_step_5"
+    half = run_dir / "checkpoints" / f".partial-{A}-{A[:8]}" / "global_step_5"
     half.mkdir(parents=True)
     begin(run_dir, B)
     assert not half.parent.exists()

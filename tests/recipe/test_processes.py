@@ -21,6 +21,7 @@ import pytest
 
 from recipe.fully_async_policy.launch.processes import processes_of
 from tests.kit import ROOT
+from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
 LAUNCHER = """
 import subprocess, sys
@@ -122,6 +123,17 @@ def test_killed(memory: Path) -> None:
     assert launcher.wait(timeout=60) == -signal.SIGKILL
     assert nothing_left(run_id, memory, within_s=30)
     assert launcher.stderr and launcher.stderr.read() == "To go on: again\n"
+
+
+def test_a_process_whose_id_an_earlier_one_had_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil keeps what it knows of an id, and refuses to end another process that has the id now."""
+    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_ID_VARIABLE: "c0ffee"})
+    earlier = psutil.Process(sleeper.pid)
+    earlier._ident = sleeper.pid, 0.0
+    monkeypatch.setattr(psutil, "_pmap", {sleeper.pid: earlier})
+    (found,) = processes_of("c0ffee")
+    found.kill()
+    assert sleeper.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("known_by", ["its age", "who has mapped it"])

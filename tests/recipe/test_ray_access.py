@@ -19,6 +19,7 @@ import ray
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import ray_access
 from recipe.fully_async_policy.launch.processes import processes_of
+from recipe.fully_async_policy.launch.session import LOGGING
 from recipe.fully_async_policy.settings.validate import SettingError
 from tests.kit.small_run import listening
 from verl_vcpo.common.run_folder import private_folder, run_folder
@@ -70,6 +71,20 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert not list(home.iterdir()), "Ray wrote a token of its own"
         shutil.rmtree(run_folder(RUN), ignore_errors=True)
     assert TOKEN not in os.environ
+
+
+def test_what_a_worker_prints_has_a_limit(own_ray: str) -> None:
+    """And a file system that fills up ends nothing: the worker prints into a pipe."""
+
+    @ray.remote
+    def flood() -> bool:
+        for _ in range(100):
+            print("x" * (1 << 20))
+        return stat.S_ISFIFO(os.fstat(1).st_mode) and stat.S_ISFIFO(os.fstat(2).st_mode)
+
+    assert ray.get(flood.remote())
+    logs = Path(session_folder()) / "logs"
+    assert 0 < sum(file.stat().st_size for file in logs.glob("worker-*")) <= 2 * int(LOGGING["RAY_ROTATION_MAX_BYTES"])
 
 
 def another_user(address: str, token: str | None) -> dict[str, str]:

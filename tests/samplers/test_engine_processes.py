@@ -47,7 +47,7 @@ def started(others: Path) -> tuple[subprocess.Popen[str], list[Path]]:
 def test_an_ended_engine_leaves_nothing(others: Path) -> None:
     _, files = started(others)
     found = engine_processes("this node")
-    assert {str(others), *map(str, files)} <= set(found.shared_memory)
+    assert {str(others), *map(str, files)} <= {file.path for file in found.shared_memory}
     end(found)
     assert not [pid for pid, _ in found.processes if psutil.pid_exists(pid)]
     assert not [file for file in files if file.exists()]

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -37,10 +38,20 @@ def sync(
             return float("nan")
         case "child":
             subprocess.run(["sleep", "86399"])
-        case "daemon" | "daemon, then wait":
+        case "orphan":
+            subprocess.run(["/bin/sh", "-c", "setsid sleep 86399 & exit"], env={"PATH": "/bin:/usr/bin"})
+            os._exit(3)
+        case text if text.startswith("daemon, "):
             subprocess.Popen(["/bin/sleep", "86399"], start_new_session=True, env={})
-            if solution_str == "daemon":
-                os._exit(3)
+            match text.removeprefix("daemon, "):
+                case "exit":
+                    os._exit(3)
+                case "kill the parent":
+                    os.kill(os.getppid(), signal.SIGKILL)
+                case "stop the parent":
+                    os.kill(os.getppid(), signal.SIGSTOP)
+                case "kill all":
+                    os.killpg(0, signal.SIGKILL)
             time.sleep(600)
         case "flood":
             for _ in range(50):

@@ -175,7 +175,12 @@ def test_a_fast_reward_has_one_process_and_a_waiting_one_has_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("child", "took longer"), ("daemon", "exit code 3"), ("daemon, then wait", "took longer")]
+    ("text", "complaint"),
+    [
+        *(("child", "took longer"), ("orphan", "exit code 3"), ("daemon, exit", "exit code 3")),
+        *(("daemon, wait", "took longer"), ("daemon, stop the parent", "took longer")),
+        *(("daemon, kill the parent", "SIGKILL"), ("daemon, kill all", "SIGKILL")),
+    ],
 )
 def test_what_a_reward_started_ends_with_it(text: str, complaint: str) -> None:
     """Also what it started in a session and an environment of its own, and where its process ended by itself."""

@@ -81,7 +81,7 @@ def test_a_second_run_does_not_overwrite_the_first(
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "metrics.jsonl").write_text('{"step": 0}\n')
     assert main.main([*own_task, "trainer.total_training_steps=1"]) == 0
-    assert f"{tmp_path}/own had an earlier run: its files are now in {tmp_path}/own.1\n" in capsys.readouterr().out
+    assert f"{tmp_path}/own had an earlier run's files: they are now in {tmp_path}/own.1\n" in capsys.readouterr().out
     assert (tmp_path / "own.1" / "metrics.jsonl").read_text() == '{"step": 0}\n'
     assert len((tmp_path / "own" / "metrics.jsonl").read_text().splitlines()) == 2
 

@@ -70,7 +70,7 @@ def set_aside(config: DictConfig) -> str:
         SettingError: the files cannot be moved, or the model is among them.
     """
     places = _moved(config, _of_run(Path(config.run_dir), _saved(config), config.trainer.val_only))
-    return "; ".join(f"{place} had an earlier run: its files are now in {aside}" for place, aside in places.items())
+    return "; ".join(f"{place} had an earlier run's files: they are now in {aside}" for place, aside in places.items())
 
 
 def _gone_on_from(config: DictConfig) -> Path | None:
@@ -171,10 +171,13 @@ def _saved(config: DictConfig) -> Path:
 
 
 def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
-    """What an earlier run has written, and this run would write: the metrics last, which say that there is more."""
+    """What an earlier run has written, and this run would write: the metrics last, which say that there is more.
+
+    Nothing of a run that has measured nothing. Where no run has been, files of these names are a user's.
+    """
     checkpoints = [] if val_only else checkpoint.checkpoints(saved)
-    metrics = run_dir / METRICS_FILE
-    if not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
+    metrics, of_a_run = run_dir / METRICS_FILE, run_in(run_dir) or (run_dir / run_log.COMMAND_FILE).is_file()
+    if of_a_run and not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
         return []
     weights = (run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
     names = (*_RECORDS, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 
 from recipe.command_line import signals_handled_by
+from verl_vcpo.common import shared_memory
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
-from verl_vcpo.samplers.engine_processes import shared_memory_of
+from verl_vcpo.common.shared_memory import SharedMemory
 
-_SHARED_MEMORY = "/dev/shm/"
 _GRACE_S = 5.0
 
 
@@ -32,6 +32,7 @@ def new_run_id() -> str:
 
 def processes_of(run_id: str) -> list[psutil.Process]:
     """The run's processes on this machine, this one left out: every process that inherited the run's id."""
+    psutil.process_iter.cache_clear()  # an id that another process has by now would be taken for the earlier process
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # a process that has ended since, or another user's
@@ -52,14 +53,17 @@ class Run:
         self.keep_logs_in: Path | None = None
         """Where the logs of a Ray of the run's own go when they are cleaned up; None: nowhere."""
         self._folders = folders
-        self._shared_memory: set[str] = set()
-        self._others = {file.path for file in os.scandir(_SHARED_MEMORY)} - shared_memory_of(processes_of(run_id))
+        self._made: set[SharedMemory] = set()
+        self._others = shared_memory.files() - shared_memory.mapped_by(processes_of(run_id), to_write=True)
         """Files that were there before; also of another program that a reward or a tool of the run attaches to."""
 
     def observe(self) -> list[psutil.Process]:
-        """Note the shared-memory files of the processes that are up now; those processes."""
+        """Note the shared-memory files of the processes that are up now; those processes.
+
+        A process maps what it has made to write, and may map another program's file to read.
+        """
         processes = processes_of(self.run_id)
-        self._shared_memory |= shared_memory_of(processes)
+        self._made |= shared_memory.mapped_by(processes, to_write=True)
         return processes
 
     def clean_up(self) -> None:
@@ -70,10 +74,9 @@ class Run:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     ask(process)
             _, processes = psutil.wait_procs(processes, timeout=_GRACE_S)
-        in_use = shared_memory_of(process for process in psutil.process_iter() if process.pid != os.getpid())
-        by_name = {str(file) for file in Path(_SHARED_MEMORY).glob(f"vcpo-{self.run_id}-*")}
-        for file in (self._shared_memory - self._others - in_use) | by_name:
-            Path(file).unlink(missing_ok=True)
+        shared_memory.remove_unused(self._made - self._others)
+        for file in Path(shared_memory.FOLDER).glob(f"vcpo-{self.run_id}-*"):
+            file.unlink(missing_ok=True)
         for folder in self._folders:
             if self.keep_logs_in:
                 _keep_logs(folder, self.keep_logs_in)

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from recipe.fully_async_policy.launch.nodes import RunOnNodes
     from recipe.fully_async_policy.launch.processes import Run
 
-LOG_LEVELS = {"VERL_LOGGING_LEVEL": "WARN", "TQ_LOGGING_LEVEL": "ERROR"}
+LOGGING = {
+    "VERL_LOGGING_LEVEL": "WARN",
+    "TQ_LOGGING_LEVEL": "ERROR",
+    # Of what a process of Ray's prints, or user code in it, 32 MB are kept, and as much of what came before. With
+    # a limit the process prints into a pipe, so that a full disk does not end it.
+    "RAY_ROTATION_MAX_BYTES": f"{32 << 20}",
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+}
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
@@ -108,7 +115,7 @@ def environment_of_workers() -> dict[str, str]:
 
     from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 
-    defaults = {**LOG_LEVELS, "PYTHONUTF8": "1"}
+    defaults = {**LOGGING, "PYTHONUTF8": "1"}
     if os.environ["VCPO_HARDWARE"] == "cpu":
         from verl_vcpo.cpu import environment
 

@@ -19,6 +19,7 @@ import uvicorn
 
 from code_sandbox.connections import TRANSFER_S, TimedConnection
 from code_sandbox.environment import modules_of
+from code_sandbox.few_lines import FewLines
 from code_sandbox.isolation import Sandbox
 from code_sandbox.limits import IsolationError, Limits
 from code_sandbox.server import Service, build_app
@@ -48,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until the end. Return the exit code: 2 for a wrong setting, 3 where programs cannot be isolated."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s sandbox %(levelname)s %(message)s")
+    log = logging.StreamHandler()
+    log.addFilter(FewLines())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s sandbox %(levelname)s %(message)s", handlers=[log])
     packages = arguments.packages.split(",")
     try:
         limits = Limits(**{name: getattr(arguments, name) for name in _LIMITS})
@@ -77,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         limit_concurrency=connections,
         headers=TimedConnection.CLOSE,
         timeout_graceful_shutdown=int(TRANSFER_S),
+        log_config=None,  # into the handler above
         log_level="warning",
     )
     return 0

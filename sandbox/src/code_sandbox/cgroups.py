@@ -133,8 +133,18 @@ def _kill(folder: Path) -> None:
             (folder / "cgroup.kill").write_text("1")
             return
         for pid in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):  # ended; or of a container whose processes have the id 0 here
+                _kill_in(folder, int(pid))
+
+
+def _kill_in(folder: Path, pid: int) -> None:
+    """Kill the process of this id if the group has it: another process can have the id since the group was read."""
+    process = os.pidfd_open(pid)
+    try:
+        if str(pid) in (folder / "cgroup.procs").read_text().split():
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+    finally:
+        os.close(process)
 
 
 def _removed(folder: Path) -> bool:

@@ -126,6 +126,11 @@ async def _wrong_request(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": f"{where}: {first['msg'][:200]}".encode("ascii", "backslashreplace").decode()}, 422)
 
 
+async def _unreadable(request: Request, error: Exception) -> JSONResponse:
+    """Answer a body that FastAPI cannot parse and gives 400 for: not UTF-8, nested too deep, with an endless number."""
+    return JSONResponse({"detail": "body: it cannot be read as JSON"}, 422)
+
+
 def build_app(service: Service, sandbox: Sandbox, token: str | None) -> Guard:
     """Build the application. `token`: the clients' token; None: only programs of this machine are answered."""
 
@@ -139,6 +144,7 @@ def build_app(service: Service, sandbox: Sandbox, token: str | None) -> Guard:
 
     app = FastAPI(title="Code sandbox", lifespan=life, openapi_url=None)
     app.add_exception_handler(RequestValidationError, _wrong_request)
+    app.add_exception_handler(400, _unreadable)
     app.post("/run_code", response_model=RunResponse)(service.run_code)
     app.get("/v1/ping")(lambda: "pong")
     app.get("/stats")(service.stats)

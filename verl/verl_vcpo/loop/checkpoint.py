@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ NAME = re.compile(r"global_step_\d+")
 """The name of a checkpoint's folder."""
 TRACKER = "latest_checkpointed_iteration.txt"  # verl/utils/checkpoint/checkpoint_manager.py
 _STAGING = ".partial"
+_STAGED = re.compile(rf"\{_STAGING}-(None|[0-9a-f]{{12}})-[0-9a-f]{{8}}")
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # what reading a spoilt manifest raises
 _CHUNK = 1 << 24
 
@@ -96,7 +98,7 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
         trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(root), keep
         shutil.rmtree(staging, ignore_errors=True)
         held_folders.remove_made_anew(root)
-    prune(root, keep, step)
+    prune(root, keep, step, run)
 
 
 def _publish(staged: Path, root: Path, run: str | None) -> None:
@@ -109,7 +111,12 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
     write_whole(staged / MANIFEST, json.dumps({"run": run, "files": files}, indent=1))
     all_on_disk(staged)
     final = root / staged.name
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+    if _is_of(run, final):
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+    elif os.path.lexists(final):
+        aside = next(name for n in itertools.count(1) if not os.path.lexists(name := Path(f"{final}.{n}")))
+        print_line(f"{final} does not say that it is of this run: it is now {aside}")
+        os.replace(final, aside)
     os.replace(staged, final)
     write_whole(root / TRACKER, str(step_of(final)))  # flushes `root`, which has the name of the checkpoint too
 
@@ -117,12 +124,13 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
 def remove_unfinished(root: Path) -> None:
     """Remove checkpoints that were unfinished when a process died. No run may be writing into `root`."""
     for folder in root.glob(f"{_STAGING}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        if _STAGED.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def prune(root: Path, keep: int | None, step: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to that of `step`; None keeps all."""
-    written = [folder for folder in checkpoints(root) if step_of(folder) <= step]
+def prune(root: Path, keep: int | None, step: int, run: str | None) -> None:
+    """Remove all but the newest `keep` checkpoints of the run up to that of `step`; None keeps all."""
+    written = [folder for folder in checkpoints(root) if step_of(folder) <= step and _is_of(run, folder)]
     for folder in written[keep:] if keep else []:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -144,6 +152,14 @@ def written_by(folder: Path) -> str | None:
     except _UNREADABLE:
         return None
     return run if isinstance(run, str) else None
+
+
+def _is_of(run: str | None, folder: Path) -> bool:
+    """Return True if a checkpoint says that the run `run` wrote it; None is what a run without an id writes."""
+    try:
+        return bool(_manifest(folder)["run"] == run)
+    except _UNREADABLE:
+        return False
 
 
 def none_whole(root: Path, damaged: dict[Path, str]) -> str:

@@ -191,8 +191,12 @@ class _Process:
             try:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired:  # stopped, by a signal of the function's
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                os.killpg(self._process.pid, signal.SIGCONT)
+                try:
+                    self._process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                    self._process.wait()
         self._writer.close()
 
     def _pass_on(self) -> None:

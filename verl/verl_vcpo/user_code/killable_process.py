@@ -1,7 +1,8 @@
 """The process in which a function runs and can be killed: started by `verl_vcpo.user_code.killable` only.
 
-It is two: one has the function, and its parent ends all that the function has started. The kernel gives that parent
-(a subreaper) the processes whose own parents have ended, in whatever session and environment they are.
+It is three: one has the function, and the two above it end all that the function has started. The kernel gives those
+(subreapers) the processes whose own parents have ended, in whatever session and environment they are. Two, so that a
+function that kills or stops its parent is ended too.
 
 Messages are pickles on a socket, which is standard input: first a `Function`, answered by a `LoadError` or None; then
 calls (arguments, whether a limit of the call has ended a process), each answered by (pickled result, UserCodeError).
@@ -38,32 +39,32 @@ _END_S = 3.0  # a process that does not end by SIGKILL in this time is in the ke
 def main() -> None:
     """Serve calls in a child until the other side closes the socket; then, and at SIGTERM, end all that was started."""
     kernel = ctypes.CDLL(None)
-    kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    # The kernel sends these signals when the thread that started a process ends, even during a call that never returns.
-    kernel.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    server = os.fork()
-    if server:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the socket closes when the child ends
-        _supervise(server)
+    for _ in range(2):
+        kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # The kernel sends this signal when the thread that started a process ends, even in a call that never returns.
+        kernel.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if child := os.fork():
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the socket closes when the last child ends
+            _supervise(child)
     kernel.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()  # a function may signal its process group
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
     _serve()
 
 
-def _supervise(server: int) -> NoReturn:
-    """Wait for the child `server` or SIGTERM, kill every descendant, and end as the child has ended."""
+def _supervise(child: int) -> NoReturn:
+    """Wait for the child or SIGTERM, kill every descendant, and end as the child has ended."""
     ended: dict[int, int] = {}
-    while server not in ended and signal.sigwait(_WATCHED) == signal.SIGCHLD:
-        ended |= _reaped()
+    while child not in ended and signal.sigwait(_WATCHED) == signal.SIGCHLD:
+        _reap(ended)
     deadline = time.monotonic() + _END_S
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for process in left:
+    while _reap(ended) and time.monotonic() < deadline:
+        for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        time.sleep(0.01)
-        ended |= _reaped()
-    code = os.waitstatus_to_exitcode(ended.get(server, signal.SIGKILL))
+        time.sleep(0.001)
+    code = os.waitstatus_to_exitcode(ended.get(child, signal.SIGKILL))
     if code >= 0:
         os._exit(code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left the one that tells something
@@ -74,13 +75,16 @@ def _supervise(server: int) -> NoReturn:
     os._exit(1)
 
 
-def _reaped() -> dict[int, int]:
-    """By process, the exit statuses of children that have ended."""
-    statuses = {}
-    with contextlib.suppress(ChildProcessError):  # there is no child at all
+def _reap(ended: dict[int, int]) -> bool:
+    """Add the exit statuses of children that have ended, by process. Return False once there is no child at all.
+
+    Then there is no descendant either: those whose parents have ended are children.
+    """
+    with contextlib.suppress(ChildProcessError):
         while (of := os.waitpid(-1, os.WNOHANG))[0]:
-            statuses[of[0]] = of[1]
-    return statuses
+            ended[of[0]] = of[1]
+        return True
+    return False
 
 
 def _serve() -> None:

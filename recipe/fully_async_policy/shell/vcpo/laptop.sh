@@ -26,9 +26,9 @@ if [[ $TASK == tool_use && ${DRY_RUN:-} != 1 ]]; then
   # This run starts its own sandbox: the sandbox of another run ends with that run.
   port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   # shellcheck disable=SC2086  # several options: SANDBOX_OPTIONS=--allow-unbounded-memory, where only root could bound it
-  python -m code_sandbox --port "$port" --warm 0 ${SANDBOX_OPTIONS:-} &
+  # It ends with the run, to which exec gives this process's id.
+  setpriv --pdeathsig TERM python -m code_sandbox --port "$port" --warm 0 ${SANDBOX_OPTIONS:-} &
   sandbox=$!
   until curl --noproxy '*' -sf "127.0.0.1:$port/v1/ping" >/dev/null; do kill -0 "$sandbox" || exit 3; sleep 1; done
-  (while kill -0 $$ 2>/dev/null; do sleep 1; done; kill "$sandbox") & # ends with the run, to which exec gives this process's id
   LAYOUT+=("tool_use.sandbox_url=http://127.0.0.1:$port")
 fi
