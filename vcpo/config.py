@@ -144,7 +144,11 @@ class VCPOConfig:
 
     @property
     def needs_gradient_norms(self) -> bool:
-        """True where the update needs each sequence's gradient norm."""
+        """True where the update needs each sequence's gradient norm.
+
+        Otherwise a coefficient is the sequence's own weight times a factor of the rewards alone
+        (`vcpo.estimator.reward_factors`), so that the pass that gives the weights forms the gradient too.
+        """
         return self.baseline is Baseline.OPOB
 
     @property

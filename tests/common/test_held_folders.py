@@ -126,7 +126,7 @@ def test_a_path_through_the_open_folder_leads_to_where_it_is(config: DictConfig)
     assert held_folders.through("another") == held_folders.place("another") == Path("another")
 
 
-@pytest.mark.parametrize("ends", [FolderMoved, OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("ends", [FolderMoved, FileNotFoundError, OSError, KeyboardInterrupt])
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_run_whose_folder_was_moved_or_removed(
     tmp_path: Path,
@@ -153,8 +153,10 @@ def test_a_run_whose_folder_was_moved_or_removed(
         assert main.launch(of_run, "id", given) == (INTERRUPTED if ends is KeyboardInterrupt else 1)
     first, how, *_ = said = capsys.readouterr().err.splitlines()
     became = "removed, or moved to another disk," if removed else f"moved to {place}"
-    error = {FolderMoved: "error: FolderMoved: ", OSError: "error: OSError: No such file; "}
-    assert first.startswith(f"{error.get(ends, 'interrupted; ')}run_dir={run_dir} was {became} while the run went on")
+    begins = "interrupted; " if ends is KeyboardInterrupt else "error: "
+    also = " (OSError: No such file)" if ends is OSError else ""
+    assert first.startswith(f"{begins}run_dir={run_dir} was {became} while the run went on{also}")
+    assert ("No such file" in first) == (ends is OSError)
     assert (f"Details: {place}/verl.log" in first) == (not removed and ends is not KeyboardInterrupt)
     assert how == f"To go on from {'a copy in FOLDER, or to begin anew there' if removed else 'global_step_5'}:"
     now = "FOLDER" if removed else place

@@ -1,6 +1,7 @@
 """What W&B and TensorBoard show first, by the trainer's own calls: logged with real W&B, offline, and read back."""
 
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,3 +130,15 @@ def test_what_loggers_raise_at_the_end_hides_no_error_of_the_run(
     with pytest.raises(RuntimeError if of_the_run else FileNotFoundError):
         runner.run(config)
     assert ("FileNotFoundError: tfevents" in capsys.readouterr().err) == bool(of_the_run)
+
+
+def test_wandbs_process_is_ended_whatever_another_logger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def fails(exit_code: int) -> None:
+        raise FileNotFoundError("tfevents")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(teardown=lambda: ended.append(1)))
+    with pytest.raises(FileNotFoundError):
+        finish(SimpleNamespace(finish=fails), exit_code=1)  # type: ignore[arg-type]
+    assert ended

@@ -75,9 +75,10 @@ def after_interruption(config: DictConfig, given: list[str]) -> str:
 
 def after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
     """What went wrong, where to look, and how the run goes on."""
-    said, moved = f"error: {one_line(error)}", held_folders.in_words()
-    if moved not in said:
-        said += f"; {moved}"
+    said = f"error: {one_line(error)}"
+    if moved := held_folders.in_words():
+        follows = isinstance(getattr(error, "cause", None) or error, (held_folders.FolderMoved, FileNotFoundError))
+        said = f"error: {moved}" if follows else f"error: {moved} ({one_line(error)})"
     config, given = at_their_places(config, given)
     said += "." if config.run_dir == GONE else f". Details: {config.run_dir}/verl.log"
     return said if isinstance(error, NoWholeCheckpoint) else f"{said}\n{to_go_on(config, given)}"

@@ -67,7 +67,9 @@ def finish(tracking: Tracking | None, exit_code: int) -> None:
 
     W&B's own hook at the end of this process can raise if somebody else has ended W&B's process.
     """
-    if tracking is not None:
-        tracking.finish(exit_code=exit_code)
-    if wandb := sys.modules.get("wandb"):
-        wandb.teardown()
+    try:
+        if tracking is not None:
+            tracking.finish(exit_code=exit_code)
+    finally:
+        if wandb := sys.modules.get("wandb"):
+            wandb.teardown()
