@@ -30,7 +30,7 @@ from recipe.command_line import OneLineParser, run_command, whole_number
 from recipe.fully_async_policy.launch.processes import processes_of
 from tests.kit import ROOT
 from tests.kit.small_run import TrainerRun
-from verl_vcpo.samplers.engine_processes import shared_memory_of
+from verl_vcpo.common.shared_memory import mapped_by
 
 EVERY, FROM_STEP = 20, 100
 FIRST_POLICY = ROOT / "docs/measurements/stability/first_policy/countdown_lag"
@@ -125,7 +125,7 @@ def look(step: int, processes: Iterable[psutil.Process]) -> Note:
                 "threads": process.num_threads(),
             }
             found[str(process.pid)], roles[str(process.pid)] = numbers, of
-    sizes = [os.stat(file).st_blocks / 2 for file in shared_memory_of(processes) if os.path.exists(file)]
+    sizes = [os.stat(file.path).st_blocks / 2 for file in mapped_by(processes) if os.path.exists(file.path)]
     return Note(step, found, roles, sum(sizes))
 
 

@@ -8,7 +8,6 @@ and the prompt, and never gives a score.
 With verl's reward manager `naive` the agent-loop workers call `compute_score` themselves: there are no reward workers.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +88,7 @@ class OwnReward:
 
     def __init__(self, config: DictConfig) -> None:
         """`config` is the run's, after `bound_custom_reward`."""
-        fixed = OmegaConf.to_container(config.reward.custom_reward_function.reward_kwargs, resolve=True)
-        self._score = functools.partial(compute_score, **{str(name): value for name, value in dict(fixed).items()})
+        self._fixed: Any = OmegaConf.to_container(config.reward.custom_reward_function.reward_kwargs, resolve=True)
 
     async def result(self, response: str, output: "AgentLoopOutput", row: Mapping[str, Any]) -> dict[str, Any]:
         """The `checked` result for a response, with the arguments that verl's reward manager `naive` gives.
@@ -105,7 +103,7 @@ class OwnReward:
         """
         of_response = {**output.extra_fields, "num_turns": output.num_turns, "rollout_reward_scores": {}}
         extra_info, truth = {**(row.get("extra_info") or {}), **of_response}, row["reward_model"]["ground_truth"]
-        result: dict[str, Any] = await self._score(row["data_source"], response, truth, extra_info)
+        result: dict[str, Any] = await compute_score(row["data_source"], response, truth, extra_info, **self._fixed)
         return result
 
 
