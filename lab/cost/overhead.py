@@ -180,7 +180,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         checkouts = {"here": ROOT}
         if arguments.beside:
-            checkouts[arguments.beside] = stack.enter_context(_other_checkout(arguments.beside, out / "beside"))
+            checkouts[arguments.beside] = stack.enter_context(
+                _other_checkout(arguments.beside, out / f"beside_{os.getpid()}")
+            )
         for round_ in range(arguments.rounds):
             for name, checkout in checkouts.items():
                 run_dir = out / f"{round_}_{'here' if checkout == ROOT else 'beside'}_{os.getpid()}"
