@@ -50,9 +50,7 @@ class Cost:
     held_out_cpu_s: float
     """Of the held-out answers before training."""
     step_cpu_s: float
-    """The median over steps."""
     step_s: float
-    """The median over steps."""
     resident_gb: float
     """The largest sum over processes; pages that processes share count for each."""
     processes: int
@@ -94,15 +92,13 @@ def measure(checkout: Path, run_dir: Path, settings: list[str]) -> Cost:
             run.terminate()
     if run.returncode:
         raise RuntimeError(f"the run failed: {said.read_text()[-500:]}")
-    took = [
-        (seconds[step].cpu_s - seconds[step - 1].cpu_s, seconds[step].at - seconds[step - 1].at)
-        for step in range(_WARM_UP + 1, max(step for step in seconds if isinstance(step, int)) + 1)
-    ]
+    seen = sorted(step for step in seconds if isinstance(step, int) and step >= _WARM_UP)  # a look may miss a step
+    first, last, steps = seconds[seen[0]], seconds[seen[-1]], seen[-1] - seen[0]
     return Cost(
         start_cpu_s=seconds[_BEGINS].cpu_s,
         held_out_cpu_s=seconds[_ENDS].cpu_s - seconds[_BEGINS].cpu_s,
-        step_cpu_s=statistics.fmean(cpu_s for cpu_s, _ in took),
-        step_s=statistics.median(s for _, s in took),
+        step_cpu_s=(last.cpu_s - first.cpu_s) / steps,
+        step_s=(last.at - first.at) / steps,
         resident_gb=processor.resident / 1e9,
         processes=processor.count,
     )

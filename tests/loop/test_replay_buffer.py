@@ -149,7 +149,10 @@ def test_the_wait_for_all_of_a_step_ends_when_the_last_prompt_is_finished(monkey
     rests: list[float] = []
     monkeypatch.setattr(buffer, "sleep", rests.append)
     buffer.clock = lambda: 7.0
-    buffer.wait_until_finished(1, "train")
+    buffer._counts["train"]["retried_prompts"] = 3
+    metrics = {"vcpo/async/retried_prompts": 1.0}
+    buffer.wait_until_finished(1, "train", metrics)
+    assert metrics["vcpo/async/retried_prompts"] == 4.0
     assert next(looks, None) is None and not buffer._unfinished("train") and rests == [0.05]
     assert buffer._waiting_since == 7.0
 
@@ -197,12 +200,12 @@ def test_each_wait_looks_at_its_own_partition_and_counts_anew(monkeypatch: pytes
     buffer, looked = buffer_with(2, {}, set()), list[str]()
     monkeypatch.setattr(ReplayBufferAsync, "sample", lambda self, *_: (looked.append(self._partition), {}))
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: looked.append(buffer._partition))
-    buffer._counts["retried_prompts"] = 1
+    buffer._counts["val"]["skipped_prompts"] = buffer._counts["train"]["retried_prompts"] = 1
     buffer.clock = lambda: 7.0
     buffer.sample(1, "val", 3)
-    assert not buffer._counts and buffer._waiting_since == 7.0
+    assert [*buffer._counts] == ["train"] and buffer._waiting_since == 7.0
     buffer._partition = "train"
-    buffer.wait_until_finished(1, "val")
+    buffer.wait_until_finished(1, "val", {})
     assert looked == ["val", "val"]
 
 
@@ -214,7 +217,7 @@ def test_the_wait_for_a_deadline_is_counted() -> None:
     assert choose(buffer, step=3, batch_size=1) is None
     buffer.finished_keys["train"].add("slow")
     assert choose(buffer, step=3, batch_size=1) == ["slow"]
-    assert buffer._counts["deadline_wait_s"] == 7.0, "the wait began with the first look"
+    assert buffer._counts["train"]["deadline_wait_s"] == 7.0, "the wait began with the first look"
 
 
 def test_metrics_of_what_a_batch_leaves() -> None:
@@ -365,7 +368,10 @@ def test_filtering_that_leaves_nothing_says_so_and_ends_the_run(
 
     filter_groups(20, 10, set())
     assert not said(), "a minute is not over"
+    filter_groups(1200, 0, {"kept"})
+    assert "filtered" not in said()[0], "one that is kept counts more than any number of the same look"
     filter_groups(7, 3, {"kept"}, without_value=2)
+    filter_groups(0, 0, {"kept"})
     (line,) = said()
     assert line.endswith(
         "; 12 groups in a row were filtered (algorithm.filter_groups): in 7 every sample has 0, in 3 every sample has "

@@ -81,9 +81,13 @@ def test_requests_that_begin_together_are_one_call_and_a_stopped_one_is_released
         while not calls:
             await asyncio.sleep(0)
         requests[0].cancel()
+        late = asyncio.ensure_future(gathered.acquire("late"))
+        while balancer.get_total_inflight() < 5:
+            await asyncio.sleep(0)
+        late.cancel()  # its server is given, and it has not gone on yet
         servers = await asyncio.gather(*requests[1:])
-        assert len(calls) == 1 and {*servers} == {("a", "handle of a"), ("b", "handle of b")}
-        assert balancer.get_total_inflight() == 4
+        assert {*servers} == {("a", "handle of a"), ("b", "handle of b")}
+        assert len(calls) == 2 and balancer.get_total_inflight() == 5
         for server_id, _ in servers:
             gathered.release(server_id)
         await asyncio.sleep(2 * router._RELEASE_S)

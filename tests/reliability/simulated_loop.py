@@ -263,16 +263,19 @@ class SimulatedTrainer(lag_k.LagKTrainer):
         if self.global_steps == self._crash_step:
             raise Crash
         self.batches.append((self.global_steps, batch, sampled))
+        metrics |= sampled
         metrics |= {HEADLINES["ess_ratio"]: self._signs.random(), HEADLINES["kl"]: 0.0}
         self._samplers.clock.run(self._update_s())
         return batch
 
     def _save_checkpoint(self) -> None:
+        self._wait_if_exact()
         queue, submitted = self._samplers.queue.copy(), frozenset(self._samplers.submitted)
         self.saved = Saved(self.global_steps, queue, self._data.position, submitted)
 
-    def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: verl's metrics need trajectories with tokens."""
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Keep the step's metrics; verl's need trajectories with tokens."""
+        self.batches[-1] = self.global_steps, batch, metrics
 
 
 @functools.cache
@@ -362,10 +365,11 @@ def _run(schedule: Schedule, checkpoint: Path) -> ScheduleOutcome:
         trainer = _trained(schedule, outcome, resume.lag, resume.batch_size, checkpoint, trainer.saved)
         steps += [(resume.lag, *step) for step in trainer.batches]
     trained = Counter[str]()
+    as_before = not resume or (resume.lag, resume.batch_size) == (schedule.lag, schedule.batch_size)
     for lag, step, batch, metrics in steps:
         lags = [step - 1 - tag["min_global_steps"] for tag in batch.tags]
         outcome.lag_violations += sum(of_one > math.ceil(lag) for of_one in lags)
-        if schedule.exact and not schedule.failure and not resume:
+        if schedule.exact and not schedule.failure and as_before:
             outcome.lag_violations += sum(of_one != min(step - 1, lag) for of_one in lags)
         trained.update({prompt_of(key) for key in batch.keys})
         outcome.reissued += int(metrics["vcpo/async/reissued_prompts"])

@@ -39,11 +39,13 @@ class Tokenizer:
     """Counts the prompts that become tokens."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls, self.fails = 0, False
         self.chat_template = "{{ messages }}"
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
         self.calls += 1
+        if self.fails:
+            raise RuntimeError("Already borrowed")
         return [len(message["content"]) for message in messages]
 
 
@@ -78,5 +80,11 @@ def test_a_prompt_becomes_tokens_once_and_the_output_is_verls() -> None:
         assert len({*map(id, own)}) == 1 and type(own[0]) is SharedSingleTurnLoop
         assert await outputs(own) == await outputs([SingleTurnAgentLoop(**given(verls)) for _ in range(8)])
         assert (ours.calls, verls.calls) == (2, 8)
+        ours.fails = True
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="Already borrowed"):
+                await own[0].ct_build_initial_tokens([{"role": "user", "content": b"new"}])
+        ours.fails = False
+        assert await own[0].ct_build_initial_tokens([{"role": "user", "content": b"new"}]) == [3]
 
     asyncio.run(main())

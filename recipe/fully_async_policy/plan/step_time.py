@@ -75,7 +75,7 @@ def forecast(config: DictConfig, run: Path) -> str:
     )
     sides = [(time.trainer_s, "the trainer needs"), (time.samplers_s, "the samplers need")]
     (less_s, faster), (more_s, slower) = sorted(sides)
-    turns = " They take turns: the lag is 0, or exact." if lag == 0 else ""
+    turns = " They take turns: the lag is 0." if lag == 0 else ""
     planned = config.trainer.total_training_steps
     return (
         f"Time, by {len(steps)} steps of {run}: {time.step_s:.1f} s a step, {duration(time.step_s * planned)} for "
@@ -88,9 +88,9 @@ def forecast(config: DictConfig, run: Path) -> str:
 
 
 def _sizes(config: DictConfig) -> tuple[Layout, int, float]:
-    """GPUs, responses of a step, and lag: 0 where it is exact, for then trainer and samplers take turns."""
-    settings, responses = config["async"], config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    return read_layout(config), responses, 0.0 if settings.exact_lag else settings.lag
+    """GPUs, responses of a step, and lag."""
+    responses = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    return read_layout(config), responses, config["async"].lag
 
 
 def _differences(config: DictConfig, earlier: DictConfig) -> Iterator[str]:

@@ -35,6 +35,8 @@ def one_pass(
     """
     tu.maybe_fix_3d_position_ids(data)
     before = gather_sequences(data, engine.get_data_parallel_rank())
+    if not (before.usable & ~before.masked).any():  # no step follows, and so no state may move
+        return gather_outputs(engine, data, engine.infer_batch(data)), None
     factor = reward_factors(config, before.reward, before.group, usable=before.usable, masked=before.masked)
     data["vcpo_coefficient"] = factor[before.mine]  # [b]
     states = [(buffer, buffer.clone()) for chunk in engine.module for _, buffer in chunk.named_buffers()]

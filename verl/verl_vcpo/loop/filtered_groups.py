@@ -26,11 +26,12 @@ class FilteredGroups:
         Raises:
             RuntimeError: `MOST` groups in a row were filtered.
         """
-        if kept - self._kept:
+        if kept - self._kept:  # those filtered at the same look may have finished before or after it
             self._number, self._values = 0, Counter()
+        else:
+            self._number += filtered
+            self._values += values
         self._kept = set(kept)
-        self._number += filtered
-        self._values += values
         if self._number >= MOST:
             raise RuntimeError(
                 f"there is nothing to learn: {self.in_words()}; give easier or harder prompts, another first policy, "

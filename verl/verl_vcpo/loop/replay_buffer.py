@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +70,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._data_row: dict[str, DataRow] = {}
         self._reissued: set[str] = set()
         self._held_back_since: float | None = None
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # of each partition
         self._filtered = FilteredGroups()
         self._start_wait()
         self.row_of: dict[str, DataRow] = {}
@@ -166,7 +166,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:
         if partition_id == "val":
-            return len(sampleable_keys) >= batch_size - self._counts["skipped_prompts"]
+            return len(sampleable_keys) >= batch_size - self._counts[partition_id]["skipped_prompts"]
         if len(sampleable_keys) < batch_size:
             return False
         if self.exact:
@@ -211,7 +211,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
             late.append(uid)
         if late:
             self._reissued.update(late)
-            self._counts["reissued_prompts"] += len(late)
+            self._counts[partition_id]["reissued_prompts"] += len(late)
             self.reissue_fn(late, partition_id)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
@@ -243,9 +243,9 @@ class LagKReplayBuffer(ReplayBufferAsync):
             return stale, filtered, failed, counts
         submitted = self.prompt_global_steps[partition_id]
         skipped = self.failed_prompts.to_skip(failed, partition_id, global_steps, submitted.keys())
-        self._counts["skipped_prompts"] += len(skipped)
+        self._counts[partition_id]["skipped_prompts"] += len(skipped)
         if again := failed - skipped:
-            self._counts["retried_prompts"] += len(again)
+            self._counts[partition_id]["retried_prompts"] += len(again)
             self.failure_keys[partition_id] -= again
             self.pending_keys[partition_id] |= again
             submitted.update(dict.fromkeys(again, global_steps))
@@ -267,10 +267,10 @@ class LagKReplayBuffer(ReplayBufferAsync):
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Wait for the next batch of `batch_size` prompts, and return all its trajectories, and metrics."""
-        self._counts.clear()
         self._partition = partition_id
         if partition_id == "val":
             self.failed_prompts.begin_validation()
+            self._counts.pop("val", None)
         self._start_wait()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
@@ -285,14 +285,20 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self._forget(consumed)
         self.ages = Counter(step - at for uid, at in submitted.items() if uid not in consumed)
         unfinished = self._unfinished(partition_id)
-        return {
-            "vcpo/async/deadline_wait_s": self._counts["deadline_wait_s"],
-            "vcpo/async/reissued_prompts": self._counts["reissued_prompts"],
-            "vcpo/async/retried_prompts": self._counts["retried_prompts"],
-            SKIPPED: self._counts["skipped_prompts"],
+        return self._done(partition_id) | {
             "vcpo/buffer/unfinished": len(unfinished),
             "vcpo/buffer/finished": self.ages.total() - len(unfinished),
             "vcpo/buffer/age/max": max(self.ages, default=0),
+        }
+
+    def _done(self, partition_id: str) -> dict[str, float]:
+        """Return the metrics of what was done to prompts since the last call."""
+        counts = self._counts.pop(partition_id, Counter())
+        return {
+            "vcpo/async/deadline_wait_s": counts["deadline_wait_s"],
+            "vcpo/async/reissued_prompts": counts["reissued_prompts"],
+            "vcpo/async/retried_prompts": counts["retried_prompts"],
+            SKIPPED: counts["skipped_prompts"],
         }
 
     def _forget(self, uids: set[str]) -> None:
@@ -311,15 +317,19 @@ class LagKReplayBuffer(ReplayBufferAsync):
         super()._clear_groups(partition_id, uids)
         self._forget(uids)
 
-    def wait_until_finished(self, global_steps: int, partition_id: str) -> None:
-        """Block until every submitted prompt is finished."""
+    def wait_until_finished(self, global_steps: int, partition_id: str, metrics: dict[str, Any]) -> None:
+        """Block until every submitted prompt is finished; add what is done meanwhile to the step's `metrics`."""
         self._partition = partition_id
         self._start_wait()
-        self.wait_for_sampleable(global_steps, partition_id, 0)  # 0 prompts of an exact buffer: all
+        _, evicted = self.wait_for_sampleable(global_steps, partition_id, 0)  # 0 prompts of an exact buffer: all
+        for name, value in {**evicted, **self._done(partition_id)}.items():
+            before = metrics.get(name, 0)
+            metrics[name] = dict(Counter(before or {}) + Counter(value)) if isinstance(value, dict) else before + value
 
     def _stop_waiting(self) -> None:
         if self._held_back_since is not None:
-            self._counts["deadline_wait_s"] += self.clock() - self._held_back_since  # type: ignore[assignment]  # not int
+            held_s = self.clock() - self._held_back_since
+            self._counts[self._partition]["deadline_wait_s"] += held_s  # type: ignore[assignment]  # not int
             self._held_back_since = None
 
     def _start_wait(self) -> None:

@@ -80,8 +80,7 @@ class LagKTrainer(HeldOutTrainer):
     """The levels of `data.levels`; None: there are none."""
     _arithmetic: float | None = None
     """The ESS ratio of arithmetic alone in the last update; None before the first one."""
-    _stored: Callable[[], FewFields]
-    """The few fields of the step's batch: one fetch for levels, checkpoint and metrics."""
+    _stored: Callable[[], FewFields]  # of the step's batch: one fetch for levels, checkpoint and metrics
 
     # Start: the parts of the run, each created once.
 
@@ -157,7 +156,7 @@ class LagKTrainer(HeldOutTrainer):
         return bool(pools) and all(pool.pgs is not None for pool in pools)
 
     def _load_checkpoint(self) -> None:
-        ray.kill(self.llm_server_manager.global_load_balancer)  # of samplers on the trainer's devices: there are none
+        self._end_unused_balancer()
         checkpoint.choose(self.config.trainer)
         with telling("Reading the checkpoint"):
             super()._load_checkpoint()
@@ -176,6 +175,10 @@ class LagKTrainer(HeldOutTrainer):
         self.replay_buffer.failed_prompts.resume(self.global_steps)
         self.start_agent_loops()
         console.screen().stage("Waiting for the samplers (vLLM)")
+
+    def _end_unused_balancer(self) -> None:
+        """End verl's load balancer for samplers on the trainer's devices: a lag-k run has no samplers there."""
+        ray.kill(self.llm_server_manager.global_load_balancer)
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -277,8 +280,7 @@ class LagKTrainer(HeldOutTrainer):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.engine_reads_batch:
             return batch
-        # PPOTrainerSeparateAsync copies the model to the CPU here, for parameter_sync_step > 1; ours is 1.
-        return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        return PPOTrainer._compute_old_log_prob(self, batch, metrics)  # without the copy for parameter_sync_step > 1
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.engine_reads_batch:
@@ -299,7 +301,7 @@ class LagKTrainer(HeldOutTrainer):
         """With `async.exact_lag` wait for all samples: newer weights would give an unfinished one a lag below k."""
         if self.config["async"].exact_lag:
             with marked_timer("wait_finished", self.timing_raw):
-                self.replay_buffer.wait_until_finished(self.global_steps, "train")
+                self.replay_buffer.wait_until_finished(self.global_steps, "train", self._trained[1])
 
     def _save_checkpoint(self) -> None:
         self._wait_if_exact()  # a resumed run samples what is unfinished with the weights of the checkpoint
@@ -342,8 +344,7 @@ class LagKTrainer(HeldOutTrainer):
         except ray.exceptions.RayError:  # a sampler that replaces a dead one gets the weights with the replacement
             if not self.sampler_keeper.replace_dead():
                 raise
-        # verl's `marked_timer` records no time for a weight update that raised.
-        self.timing_raw.setdefault("update_weights", time.perf_counter() - start)
+        self.timing_raw.setdefault("update_weights", time.perf_counter() - start)  # verl notes none where it raised
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -393,8 +394,7 @@ class LagKTrainer(HeldOutTrainer):
                 self._save_hugging_face(MODEL_FOLDER)
             self._model_saved = True
 
-    # When a prompt fails or is late. When a sampler dies, `SamplerKeeper` replaces the sampler: before and after a
-    # weight update (`on_step_end`), and while the replay buffer waits for samples (`SamplerKeeper.sleep`).
+    # When a prompt fails or is late. `SamplerKeeper` replaces samplers that die, in `on_step_end` and in `_sleep`.
 
     def _resubmit(self, uids: list[str], partition_id: str) -> None:
         self.agent_loop_manager.resubmit(uids, partition_id, self.global_steps)

@@ -5,6 +5,7 @@ worker, the controller and the storage about as much for eight rows as for one.
 """
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,10 @@ class GatheredPuts:
         except asyncio.CancelledError:
             if put in self._waiting.get(partition_id, ()):
                 self._waiting[partition_id].remove(put)
-            elif not put.stored.done():
-                await asyncio.wait({put.stored})
+                raise
+            while not put.stored.done():
+                with contextlib.suppress(asyncio.CancelledError):  # it is cancelled once more
+                    await asyncio.wait({put.stored})
             raise
 
     def _begin(self, partition_id: str) -> None:
@@ -91,24 +94,32 @@ def _columns(row: _Row) -> object:
 
 
 async def _send(puts: list[_Put], partition_id: str) -> None:
+    """Store puts in one request; one by one if that fails, so that what cannot be stored fails alone."""
     try:
-        if puts[0].rows is None:
-            tags: dict[str, dict[str, Any]] = defaultdict(dict)
-            for put in puts:
-                for key, tag in zip(put.keys, put.tags, strict=True):
-                    tags[key] |= tag
-            await transfer_queue.async_kv_batch_put([*tags], partition_id, tags=[*tags.values()])
-        else:
-            keys, rows = [key for put in puts for key in put.keys], [row for put in puts for row in put.rows or ()]
-            fields: TensorDict = list_of_dict_to_tensordict(rows)
-            of_rows = [tag for put in puts for tag in put.tags]
-            await transfer_queue.async_kv_batch_put(keys, partition_id, fields=fields, tags=of_rows)
+        await (_send_tags if puts[0].rows is None else _send_rows)(puts, partition_id)
     except Exception as error:
-        for put in puts:
-            put.stored.set_exception(error)
+        if len(puts) == 1:
+            puts[0].stored.set_exception(error)
+        else:
+            for put in puts:
+                await _send([put], partition_id)
     else:
         for put in puts:
             put.stored.set_result(None)
+
+
+async def _send_tags(puts: list[_Put], partition_id: str) -> None:
+    tags: dict[str, dict[str, Any]] = defaultdict(dict)
+    for put in puts:
+        for key, tag in zip(put.keys, put.tags, strict=True):
+            tags[key] |= tag
+    await transfer_queue.async_kv_batch_put([*tags], partition_id, tags=[*tags.values()])
+
+
+async def _send_rows(puts: list[_Put], partition_id: str) -> None:
+    keys, tags = [key for put in puts for key in put.keys], [tag for put in puts for tag in put.tags]
+    fields: TensorDict = list_of_dict_to_tensordict([row for put in puts for row in put.rows or ()])
+    await transfer_queue.async_kv_batch_put(keys, partition_id, fields=fields, tags=tags)
 
 
 def gather_puts() -> None:

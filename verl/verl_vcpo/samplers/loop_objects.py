@@ -30,14 +30,19 @@ class SharedSingleTurnLoop(SingleTurnAgentLoop):
 
     async def ct_build_initial_tokens(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         """The prompt's tokens: a new list for each caller. See verl's method for arguments and errors."""
+        build = super().ct_build_initial_tokens
         if any(value for value in kwargs.values()):  # pictures, sounds, tools
-            return await super().ct_build_initial_tokens(messages, **kwargs)
-        text = json.dumps(messages)
+            return await build(messages, **kwargs)
+        text = json.dumps(messages, default=repr)
         if text not in self._prompts:
-            self._prompts[text] = asyncio.ensure_future(super().ct_build_initial_tokens(messages, **kwargs))
+            self._prompts[text] = asyncio.ensure_future(build(messages, **kwargs))
             if len(self._prompts) > _PROMPTS:
                 self._prompts.popitem(last=False)
-        return list(await asyncio.shield(self._prompts[text]))  # a sample that is stopped must not stop the others
+        try:
+            return list(await asyncio.shield(self._prompts[text]))  # a sample that is stopped must not stop the others
+        except BaseException:  # it failed, or took too long: whoever tries again begins anew
+            self._prompts.pop(text, None)
+            raise
 
     async def ct_merge_assistant_token(
         self,

@@ -116,7 +116,12 @@ class GatheredCalls:
         self._asking.append((request_id, server))
         if len(self._asking) == 1:
             loop.call_soon(self._begin)
-        return await server
+        try:
+            return await server
+        except asyncio.CancelledError:
+            if server.done() and not server.cancelled() and not server.exception():  # given in the same moment
+                self.release(server.result()[0])
+            raise
 
     def _begin(self) -> None:
         asking, self._asking = self._asking, []
