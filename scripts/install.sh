@@ -32,7 +32,11 @@ environment .venv
 rm -f "$STAMP"
 python=.venv/bin/python
 get_uv $python
-if ! locked $python $TORCH_CPU; then
+if ! PIP_LOG=$LOG.pip locked $python $TORCH_CPU; then
+  # Why an index gave nothing is in pip's own log alone; pip then says that no index has the version. 404 is an answer.
+  if grep -s 'Could not fetch URL\|Skipping page\|is not a trusted or secure host' "$LOG.pip" | grep -v ': 404 Client Error' >>"$LOG"; then
+    failed "packages of $TORCH_CPU"
+  fi
   # pip's words for a version that no index has; the second where pip has a constraint for torch.
   grep -q 'No matching distribution found for torch==\|ResolutionImpossible' "$LOG" || failed "packages of $TORCH_CPU"
   echo "install: none of pip's indexes has torch's CPU build for this Python: PyPI's is taken, which needs no GPU (2.5 GB to download instead of 0.2)"
@@ -45,4 +49,4 @@ locked $python $MEGATRON_LOCK --ignore-requires-python --python-version 3.12 --o
 project $python
 locked $python $TE_LOCK --upgrade --target $TE_FOLDER || failed "packages of $TE_LOCK"
 digest >"$STAMP"
-rm -f "$LOG"
+rm -f "$LOG" "$LOG.pip"

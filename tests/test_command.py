@@ -37,11 +37,41 @@ def test_a_command_runs_from_any_folder(tmp_path: Path, word: str) -> None:
     assert "method=" in done.stdout or "--" in done.stdout
 
 
-def test_a_server_of_one_node_is_closed() -> None:
-    assert vllm.on_loopback(["serve", "m"])[-2:] == ["--host", "127.0.0.1"]
-    assert vllm.on_loopback(["serve", "m", "--host=::"]) == ["serve", "m", "--host=::"]
-    assert vllm.meeting_place(["serve", "m", "--host=::"])["GLOO_SOCKET_IFNAME"] == "lo"
-    assert not vllm.meeting_place(["serve", "m", "--nnodes=2"])
+@pytest.mark.parametrize(
+    ("options", "file", "closed", "one_node"),
+    [
+        ("-dp 2 --n 4 -n1", "", True, True),
+        ("--distributed_executor_backend mp --master-addr=localhost", "", True, True),
+        ("--host=::", "", False, True),
+        ("--hos ::", "", False, True),
+        ("--uds /s --api-key=a_b", "", False, True),
+        ("--config FILE", "max_model_len: 9\nheadless: false", True, True),
+        ("--config FILE", "host: '::'\nheadless: true", False, False),
+        ("--config FILE -n 1", "nnodes: 2", True, True),
+        ("--config FILE", "nnodes: 2", True, False),
+        *((spelling, "", True, False) for spelling in ("--nnodes=2", "-n 2", "-n2", "--nn 2", "-r 1", "--node_rank=1")),
+        *((spelling, "", True, False) for spelling in ("--data_parallel_address a", "-dpa=a", "-dpb ray", "--hea")),
+        *((f"--distributed-executor-backend={name}", "", True, False) for name in ("ray", "external_launcher")),
+    ],
+)
+def test_a_server_of_one_node_is_closed(options: str, file: str, closed: bool, one_node: bool, tmp_path: Path) -> None:
+    (path := tmp_path / "vllm.yaml").write_text(file)
+    given = vllm.places(["serve", "m", *options.replace("FILE", str(path)).split()])
+    assert vllm.on_loopback(given) == (["--host", "127.0.0.1"] if closed else [])
+    assert vllm.meeting_place(given).get("GLOO_SOCKET_IFNAME") == ("lo" if one_node else None)
+
+
+@pytest.mark.parametrize(("file", "says"), [("a: b: c", "mapping values"), ("", "no line"), (None, "No such file")])
+def test_a_file_of_options_that_cannot_be_read(
+    file: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if file is not None:
+        Path("vllm.yaml").write_text(file)
+    with pytest.raises(SystemExit, match="2"):
+        vllm.main(["serve", "m", "--config", "vllm.yaml"])
+    said = capsys.readouterr().err
+    assert said.startswith("error: --config vllm.yaml: ") and says in said and said.count("\n") == 1
 
 
 def test_a_plan_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

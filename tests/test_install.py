@@ -13,7 +13,7 @@ from scripts.uv_pip import for_uv, settings
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = ["torch-cpu.txt"]
 OTHERS = ["setuptools", "cpu.lock", "megatron.txt", "project", "te-python.txt"]
-# Makes an environment whose python is this program too. MISSING: what no index has.
+# Makes an environment whose python is this program too. MISSING: what no index has, or net, http: one gave no answer.
 PYTHON = """#!/usr/bin/env bash
 echo "$*" >> "$CALLS"
 case "$*" in
@@ -21,6 +21,9 @@ case "$*" in
   "-c import sysconfig"*) echo "$PWD" ;;
   *requirements/installer.lock) [[ $MISSING != *uv* ]] || { echo 'ERROR: none of uv'; exit 1; } && mkdir .venv/uv ;;
   *requirements/torch-cpu.txt)
+    [[ $MISSING != *net* ]] || echo 'Could not fetch URL https://a/torch/: timed out - skipping' >> "$PIP_LOG"
+    [[ $MISSING != *http* ]] || echo 'a is not a trusted or secure host and is being ignored.' >> "$PIP_LOG"
+    [[ $MISSING != *torch* ]] || echo 'Could not fetch URL https://b/torch/: 404 Client Error: Not Found' >> "$PIP_LOG"
     [[ $MISSING != *torch* ]] || { echo 'ERROR: No matching distribution found for torch==2.13.0+cpu' && exit 1; }
     [[ $MISSING != *limit* ]] || { echo 'ERROR: ResolutionImpossible: for help visit' && exit 1; }
     [[ $MISSING != *hash* ]] || { echo 'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES' && exit 1; } ;;
@@ -37,6 +40,8 @@ esac
         ("uv torch", [], [*TORCH, "torch-pypi.lock", *OTHERS], "none of pip's indexes has torch's CPU build"),
         ("limit", [*TORCH, "torch-pypi.lock", *OTHERS], TORCH, "none of pip's indexes has torch's CPU build"),
         ("hash", TORCH, TORCH, "'packages of requirements/torch-cpu.txt' failed"),
+        ("net torch", TORCH, TORCH, "https://a/torch/: timed out"),
+        ("http torch", TORCH, TORCH, "a is not a trusted or secure host"),
     ],
 )
 def test_a_machine_with_less(missing: str, by_uv: list[str], by_pip: list[str], says: str, tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_a_machine_with_less(missing: str, by_uv: list[str], by_pip: list[str], 
     machine = {"PYTHON": str(python), "CALLS": f"{tmp_path}/calls", "MISSING": missing, "TMPDIR": str(tmp_path)}
     command = ["bash", tmp_path / "scripts/install.sh"]
     done = subprocess.run(command, env=os.environ | machine, capture_output=True, text=True, timeout=60)
-    assert done.returncode == (missing == "hash"), done.stderr
+    assert done.returncode == (missing in ("hash", "net torch", "http torch")), done.stderr
     assert says in done.stdout + done.stderr
     calls = [line for line in (tmp_path / "calls").read_text().splitlines() if " -r " in line or " -e " in line]
     assert all("--require-hashes" in line or line.endswith("-e . -e verl -e sandbox") for line in calls)
