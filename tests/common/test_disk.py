@@ -46,6 +46,18 @@ def test_why_nothing_was_written(
     assert disk.why_not_written(Path("/not/there"), error) == words
 
 
+@pytest.mark.parametrize("asked", ["stat", "statvfs"])
+def test_a_file_system_that_does_not_answer_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTCONN, "Not connected")
+
+    monkeypatch.setattr(os, asked, fails)
+    words = disk.why_not_written(tmp_path, OSError(errno.EIO, "x"))
+    assert words == "a file system that cannot be read: Not connected ([Errno 5] x)"
+
+
 def a_line(folder: Path) -> None:
     step_lines.append(folder / "metrics.jsonl", "{}\n")
 

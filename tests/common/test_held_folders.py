@@ -1,5 +1,7 @@
 """A run whose folder was moved or removed writes nothing more at its path, and makes no folder there."""
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.command_line import INTERRUPTED
 from recipe.fully_async_policy import main
+from recipe.fully_async_policy.launch.next_steps import after_error, after_interruption
 from recipe.fully_async_policy.launch.processes import sigterm_is_ctrl_c
 from recipe.fully_async_policy.settings import run_folder
 from tests.recipe.test_interrupted import command_in, saved
@@ -104,17 +107,53 @@ def test_the_folder_of_checkpoints_alone(config: DictConfig) -> None:
     assert held_folders.moved() == {"trainer.default_local_dir": place} and held_folders.place(saved) == place
 
 
+@pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("move", [rename, remove])
 def test_what_other_processes_make_at_the_old_path_goes(
-    config: DictConfig, move: Callable[[Path], Path | None]
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch, move: Callable[[Path], Path | None], relative: bool
 ) -> None:
     """As by a trainer whose rank writes its part of the checkpoint after the folder was moved."""
     run_dir = Path(config.run_dir)
+    if relative:
+        monkeypatch.chdir(run_dir.parent)
+        config.trainer.default_local_dir = f"{run_dir.name}/checkpoints"
     with pytest.raises(FolderMoved), checkpoint.written_whole(config.trainer, 5, "run") as folder:
         move(run_dir)
         (folder / "actor").mkdir(parents=True)
         (folder / "actor" / "weights").touch()
     assert not run_dir.exists() and run_dir.parent.is_dir()
+
+
+def unanswered(code: int, below: Path) -> Callable[..., os.stat_result]:
+    """`os.stat` where the file system below a path fails with `code`."""
+    stat = os.stat
+
+    def fails(path: Any, **named: Any) -> os.stat_result:
+        if not isinstance(path, int) and Path(path).is_relative_to(below):
+            raise OSError(code, os.strerror(code), str(path))
+        return stat(path, **named)
+
+    return fails
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ENOTCONN, errno.EACCES, errno.EIO])
+def test_a_file_system_that_does_not_answer_hides_no_error(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As where another machine has removed the folder (ESTALE), or a server has ended (ENOTCONN)."""
+    kind = type(OSError(code, "")).__name__
+    monkeypatch.setattr(os, "stat", unanswered(code, Path(config.run_dir)))
+    config.save_model = False
+    error = after_error(ValueError("the cause"), config, ["+task=gsm8k", f"run_dir={config.run_dir}"])
+    assert error.startswith("error: ") and "ValueError: the cause" in error
+    interruption = after_interruption(config, ["+task=gsm8k"])
+    assert interruption.startswith("interrupted; ")
+    for said in (error, interruption):
+        assert ("was removed" if code == errno.ESTALE else f"cannot be read ({kind}: [Errno {code}]") in said
+        place = "FOLDER" if code == errno.ESTALE else config.run_dir
+        assert command_in(said) == ["+task=gsm8k", f"run_dir={place}", "trainer.resume_mode=auto"]
+    assert held_folders.place(config.run_dir) is None
+    held_folders.remove_made_anew(Path(config.run_dir))
 
 
 def test_a_path_through_the_open_folder_leads_to_where_it_is(config: DictConfig) -> None:

@@ -1,10 +1,12 @@
 """What is said of a run that was interrupted, or that failed: above all the command with which it goes on."""
 
 import contextlib
+import os
 import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TextIO
@@ -20,7 +22,7 @@ from recipe.fully_async_policy.launch.next_steps import after_death, after_error
 from recipe.fully_async_policy.launch.processes import Run, sigterm_is_ctrl_c
 from tests.kit import ROOT
 from tests.kit.checkpoints import write_checkpoint
-from verl_vcpo.common import console
+from verl_vcpo.common import console, held_folders
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.loop.checkpoint import NoWholeCheckpoint
 from verl_vcpo.report.run_log import SUMMARY_FILE
@@ -222,6 +224,32 @@ def test_the_traceback_of_an_error_and_the_logs_of_rays_processes_are_kept(
     kept = {file.name: file.read_text() for file in tmp_path.glob("ray_logs/*")}
     assert kept == ({"raylet.out": "no memory"} if failed else {})
     assert not folders[0].exists()
+
+
+@pytest.mark.parametrize("given", [None, "/proc/self/fd/3/verl_metrics.jsonl", "/mine"])
+def test_the_places_of_a_run_are_not_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """Neither for Ray's processes, nor for the next run of this process, nor for a command in a tool of a run."""
+    names = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")
+    for name in (*names, RUN_ID_VARIABLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if given:
+        monkeypatch.setenv(names[-1], given)
+
+    def found() -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    monkeypatch.setattr(session, "_ray", lambda *_: nullcontext(found()))
+    for run_dir in (tmp_path / "first", tmp_path / "second"):
+        run_dir.mkdir()
+        with held_folders.held("run_dir", run_dir):
+            folder = held_folders.through(run_dir)
+            with session.ray_session(config(run_dir), processes.new_run_id()) as of_ray:
+                metrics = given if given == "/mine" else f"{folder}/verl_metrics.jsonl"
+                assert found() == [f"{folder}/tensorboard", str(run_dir), metrics]
+        assert list(of_ray) == [None, str(run_dir), given] and found() == [None, None, given]  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("part", ["prepare_environment", "compose", "check"])

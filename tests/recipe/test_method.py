@@ -148,6 +148,7 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
         ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",),
         ("data.shares=[1]", "data.levels=[1]"),
         ("async.on_failure=skip",),
+        ("reward.reward_manager.name=dapo",),
     ]
     some += [
         (f"method={name}",) for name in ("none", "tis_seq", "sapo", "clip_cov", "m2po", "decoupled_ppo", "a2c", "tba")

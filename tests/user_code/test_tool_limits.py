@@ -131,7 +131,9 @@ def test_calls_that_hang_fail_and_later_ones_run(tools: list[Any]) -> None:
 def test_the_workers_tools_are_limited(tools: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tools[0].pool._function.path
     rollout = {"multi_turn": {"function_tool_path": path}}
-    config = DictConfig({"actor_rollout_ref": {"rollout": rollout}, "async": {"tool_timeout_s": 7}})
+    reward = {"custom_reward_function": {}, "reward_manager": {"source": "register", "name": "naive"}}
+    others = {"async": {"tool_timeout_s": 7}, "reward": {**reward, "reward_model": {"enable": False}}}
+    config = DictConfig({"actor_rollout_ref": {"rollout": rollout}, **others})
 
     def verls(self: Any) -> None:
         self.config, self.tools = config, load_function_tools_from_path(path)

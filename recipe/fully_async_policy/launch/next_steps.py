@@ -58,6 +58,13 @@ def of_several_turns(task: str, model: Path, config_dir: str | Path | None) -> s
 
 def after_interruption(config: DictConfig, given: list[str]) -> str:
     """What is kept of a run that was interrupted, how it goes on, and how to get the model of its newest checkpoint."""
+    try:
+        return _after_interruption(config, given)
+    except OSError as unreadable:
+        return f"interrupted; {_of_unreadable(unreadable, config, given)}"
+
+
+def _after_interruption(config: DictConfig, given: list[str]) -> str:
     if moved := held_folders.in_words():
         config, given = at_their_places(config, given)
         return f"interrupted; {moved}\n{to_go_on(config, given)}"
@@ -75,6 +82,13 @@ def after_interruption(config: DictConfig, given: list[str]) -> str:
 
 def after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
     """What went wrong, where to look, and how the run goes on."""
+    try:
+        return _after_error(error, config, given)
+    except OSError as unreadable:
+        return f"error: {one_line(error)}; {_of_unreadable(unreadable, config, given)}"
+
+
+def _after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
     said = f"error: {one_line(error)}"
     if moved := held_folders.in_words():
         follows = isinstance(getattr(error, "cause", None) or error, (held_folders.FolderMoved, FileNotFoundError))
@@ -86,13 +100,23 @@ def after_error(error: BaseException, config: DictConfig, given: list[str]) -> s
 
 def after_death(config: DictConfig, given: list[str]) -> str:
     """What another process says of a launcher that ended without a word. It is written when the run starts."""
-    kept = _without((*_RESUMING, "run_dir"), given)
-    again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
     return (
         "error: the launcher was killed, or Ray's raylet on its machine, without which it cannot live: SIGTERM to all "
         f"of a run's processes, as from scancel, ends both. Details: {config.run_dir}/verl.log\n"
-        f"To go on from the newest checkpoint, if there is one:\n  {again}"
+        f"{_from_the_newest(config, given)}"
     )
+
+
+def _of_unreadable(error: OSError, config: DictConfig, given: list[str]) -> str:
+    """What is said of a run whose folders are on a file system that does not answer."""
+    return f"its folder cannot be read ({one_line(error)}): mend that first\n{_from_the_newest(config, given)}"
+
+
+def _from_the_newest(config: DictConfig, given: list[str]) -> str:
+    """The command with which a run goes on from a checkpoint that is not looked for."""
+    kept = _without((*_RESUMING, "run_dir"), given)
+    again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
+    return f"To go on from the newest checkpoint, if there is one:\n  {again}"
 
 
 def at_their_places(config: DictConfig, given: list[str]) -> tuple[DictConfig, list[str]]:

@@ -22,6 +22,7 @@ LOGGING = {
     "RAY_ROTATION_MAX_BYTES": f"{32 << 20}",
     "RAY_ROTATION_BACKUP_COUNT": "1",
 }
+_FILE_LOGGER_PATH, _OF_A_PROCESS = "VERL_FILE_LOGGER_PATH", "/proc/self/"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
@@ -44,10 +45,12 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
     shutil.rmtree(run_dir / RAY_LOGS, ignore_errors=True)
     (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
-    # TensorBoard's thread opens its file again for each write.
-    os.environ["TENSORBOARD_DIR"] = str(held_folders.through(run_dir) / TENSORBOARD)
-    os.environ.setdefault("WANDB_DIR", str(run_dir))
-    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(held_folders.through(run_dir) / FILE_LOGGER))
+    wandb = start_up.environment({"WANDB_DIR": os.environ.get("WANDB_DIR", str(run_dir))})
+    # Paths of this process alone: not for Ray's processes, whose environment is that of Ray's start. TensorBoard's
+    # thread opens its file again for each write.
+    here_alone = {"TENSORBOARD_DIR": str(held_folders.through(run_dir) / TENSORBOARD)}
+    if os.environ.get(_FILE_LOGGER_PATH, _OF_A_PROCESS).startswith(_OF_A_PROCESS):  # another run's, as in its tool
+        here_alone[_FILE_LOGGER_PATH] = str(held_folders.through(run_dir) / FILE_LOGGER)
 
     # The terminal is for our lines and the progress bar; what verl, Ray and vLLM print goes to a file.
     of_run = run_folder(run_id)
@@ -56,7 +59,8 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
     cleaning = cleaned_up(run_id, *folders, last_words=last_words)
     with open(run_dir / VERL_LOG, "w") as log, cleaning as here, console.owned(log):
         try:
-            with start_up.temporary_files_in_run_folder(), _ray(config, here, session, log) as run:
+            places = start_up.temporary_files_in_run_folder()
+            with wandb, places, _ray(config, here, session, log) as run, start_up.environment(here_alone):
                 yield run
         except BaseException as error:
             print(traceback.format_exc(), file=log, flush=True)

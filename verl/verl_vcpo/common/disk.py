@@ -21,7 +21,10 @@ def why_not_written(place: Path, error: BaseException) -> str:
     """
     error = getattr(error, "cause", None) or error
     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-    found = os.statvfs(next(above for above in (place.absolute(), *place.absolute().parents) if above.is_dir()))
+    try:
+        found = os.statvfs(next(above for above in (place.absolute(), *place.absolute().parents) if above.is_dir()))
+    except OSError as unknown:
+        return f"a file system that cannot be read: {unknown.strerror} ({reason})"
     words = [f"{found.f_bavail * found.f_frsize / 1e6:.0f} MB free"]
     if found.f_files and not found.f_favail:  # a file system without a number of inodes has f_files 0
         words.append("but no inode for another file: remove files there")

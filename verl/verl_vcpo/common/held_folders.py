@@ -5,6 +5,7 @@ anew at the old path, where another run may be by then.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,13 +26,27 @@ class _Held(NamedTuple):
     def place(self) -> Path | None:
         """The folder's path now; None where the folder was removed, or has no path that this process can see."""
         path = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
-        return path if self.is_at(path) else None
+        try:
+            return path if self.is_at(path) else None
+        except OSError:  # of a file system that does not answer
+            return None
 
     def is_at(self, path: Path) -> bool:
+        """Return True if the folder is at `path`. Raises OSError where that cannot be known."""
         try:
             return os.path.samestat(path.stat(), os.fstat(self.descriptor))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):  # ESTALE: removed by another machine
+                return False
+            raise
+
+    @property
+    def may_be_there(self) -> bool:
+        """False where the folder is known to be no longer at its path."""
+        try:
+            return self.is_at(self.path)
+        except OSError:
+            return True
 
 
 _held: list[_Held] = []
@@ -55,6 +70,7 @@ def checked(path: str | Path) -> Path:
 
     Raises:
         FolderMoved: a folder that is held is no longer at its path.
+        OSError: a file system does not answer.
     """
     if words := in_words():
         raise FolderMoved(words)
@@ -89,8 +105,9 @@ def through(path: str | Path) -> Path:
 
 def remove_made_anew(path: Path) -> None:
     """Remove the empty folders from `path` up to the path of a folder that was moved: another process has made them."""
+    path = path.absolute()
     for folder in _held:
-        if not folder.is_at(folder.path):
+        if not folder.may_be_there:
             for made in (path, *path.parents):
                 if made.is_relative_to(folder.path):
                     with contextlib.suppress(OSError):  # not empty: it is somebody else's

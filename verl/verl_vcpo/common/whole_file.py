@@ -3,8 +3,8 @@
 import contextlib
 import errno
 import fcntl
-import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,17 +28,23 @@ def whole_file(file: Path) -> Iterator[Path]:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder for the block to fill; the filled folder then replaces `folder`.
 
-    A crash leaves `folder` as it was or, in the moment between two renamings, as `old` in a hidden folder beside it.
+    An error or an interruption leaves `folder` as it was. So does a crash; one in the moment between two renamings
+    leaves it as `NAME.old` in a hidden folder beside it, which stays until a new `folder` is written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(folder)
     with _folder_beside(folder) as scratch:
         partial = scratch / folder.name
         partial.mkdir()
         yield partial
         all_on_disk(partial)
-        if folder.exists():
-            os.replace(folder, scratch / "old")
-        os.replace(partial, folder)
+        try:
+            if folder.exists():
+                os.replace(folder, _old(scratch, folder))
+            os.replace(partial, folder)
+        except BaseException:
+            if _has_the_only_one(scratch, folder):
+                os.replace(_old(scratch, folder), folder)
+            raise
         on_disk(folder.parent)
 
 
@@ -46,37 +52,60 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def _folder_beside(path: Path) -> Iterator[Path]:
     """Yield a new folder in the folder of `path`; remove it at the end, with those that killed processes have left.
 
-    Other processes may write `path` at the same time. Each has a lock of its folder, which the kernel takes back when
-    the process ends in any way.
+    Other processes may write `path` at the same time. Each has a lock of a file in its folder, which the kernel takes
+    back when the process ends in any way. On a network the lock of a file holds for all machines, a folder's does not.
     """
     while True:
         scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SCRATCH))
-        lock = os.open(scratch, os.O_RDONLY)
+        lock = os.open(_lock(scratch, path), os.O_WRONLY | os.O_CREAT, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if scratch.exists():  # otherwise another process found the folder before it was locked
+        if _lock(scratch, path).exists():  # otherwise another process found the file before it was locked
             break
         os.close(lock)
     try:
         yield scratch
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*{_SCRATCH}"):
-            _remove_abandoned(left)
+        of_path = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}{re.escape(_SCRATCH)}")
+        for left in [beside for beside in path.parent.iterdir() if of_path.fullmatch(beside.name)]:
+            _remove_abandoned(left, path)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        os.close(lock)
+        os.close(lock)  # first, as NFS keeps the name of an open file, and with it the folder
+        if not _has_the_only_one(scratch, path):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _remove_abandoned(scratch: Path) -> None:
-    """Remove a folder of `_folder_beside` whose process has ended: nobody has the lock."""
-    with contextlib.suppress(OSError):  # the folder is gone meanwhile, or is another user's
-        lock = os.open(scratch, os.O_RDONLY)
+def _remove_abandoned(scratch: Path, path: Path) -> None:
+    """Remove a folder of `_folder_beside` whose process has ended: it has the file of a lock, and nobody the lock."""
+    with contextlib.suppress(OSError):  # the lock is another process's; the folder is gone, or is another user's
+        lock = os.open(_lock(scratch, path), os.O_WRONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(scratch)
-        except BlockingIOError:
-            return
+            if _has_the_only_one(scratch, path):
+                return
+            _lock(scratch, path).unlink()  # a process that waits for the lock makes another folder
         finally:
             os.close(lock)
+        shutil.rmtree(scratch)
+
+
+def _make_parent(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # pathlib's word for a file there
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder.parent)) from None
+
+
+def _lock(scratch: Path, path: Path) -> Path:
+    return scratch / f"{path.name}.lock"
+
+
+def _old(scratch: Path, path: Path) -> Path:
+    return scratch / f"{path.name}.old"
+
+
+def _has_the_only_one(scratch: Path, path: Path) -> bool:
+    """Return True if the folder that was at `path` is in `scratch`, and nothing is at `path`."""
+    return os.path.lexists(_old(scratch, path)) and not os.path.lexists(path)
 
 
 def try_file(file: Path) -> None:
@@ -87,7 +116,7 @@ def try_file(file: Path) -> None:
 
 def try_folder(folder: Path) -> None:
     """Raise the OSError with which `whole_folder(folder)` would fail as things are now. Leaves folders above it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(folder)
     with _folder_beside(folder) as scratch:
         (scratch / folder.name).mkdir()
 
