@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -30,6 +31,25 @@ def test_what_a_process_maps_to_read_it_has_not_made(file: SharedMemory, access:
     with open(file.path, "r+b") as opened, mmap.mmap(opened.fileno(), 4096, access=access):
         assert file in mapped_by([psutil.Process()])
         assert (file in mapped_by([psutil.Process()], to_write=True)) == (access == mmap.ACCESS_WRITE)
+
+
+CODE = """
+import multiprocessing, psutil, torch
+from multiprocessing import shared_memory
+from verl_vcpo.common.shared_memory import FOLDER, made_by
+torch.multiprocessing.set_sharing_strategy("file_system")
+made = [
+    shared_memory.SharedMemory(create=True, size=1),
+    multiprocessing.get_context("spawn").Semaphore(),
+    torch.ones(9).share_memory_(),
+]
+print(*sorted(file.path.removeprefix(FOLDER) for file in made_by([psutil.Process()])))
+"""
+
+
+def test_what_packages_make_is_known_by_its_name() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(r"psm_\w+ sem\.mp-\w+ torch_\d+_\d+_\d+\n", done.stdout), done
 
 
 @pytest.mark.parametrize("has", ["opened", "mapped", "nothing"])

@@ -3,6 +3,7 @@
 tests/e2e has the same of real runs.
 """
 
+import contextlib
 import mmap
 import os
 import re
@@ -52,8 +53,8 @@ OBEDIENT = SLEEPER.format(on_sigterm="signal.SIG_DFL")
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    path = Path(f"/dev/shm/vcpo-test-{uuid.uuid4().hex}")
+def memory(request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = Path(f"/dev/shm/{getattr(request, 'param', 'vcpo-test')}-{uuid.uuid4().hex}")
     yield path
     path.unlink(missing_ok=True)
     shutil.rmtree(folder_of(path), ignore_errors=True)
@@ -136,15 +137,20 @@ def test_a_process_whose_id_an_earlier_one_had_is_found(monkeypatch: pytest.Monk
     assert sleeper.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("known_by", ["its age", "who has mapped it"])
+@pytest.mark.parametrize(
+    ("memory", "known_by"),
+    [("vcpo-test", "its age"), ("vcpo-test", "who has mapped it"), ("index", "its name")],
+    indirect=["memory"],
+)
 def test_another_program_s_memory_stays(memory: Path, known_by: str) -> None:
-    """A reward may attach to an index that another program shares."""
+    """A reward may write to an index that another program shares, or has left for it."""
     if known_by == "its age":
         memory.write_bytes(bytes(4096))
     launcher, run_id = started(OBEDIENT, memory)
-    with open(memory, "rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ) as mapped:
-        if known_by == "its age":
-            mapped.close()
+    with contextlib.ExitStack() as other:
+        if known_by == "who has mapped it":
+            file = other.enter_context(open(memory, "rb"))
+            other.enter_context(mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ))
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(timeout=60) == 130
     assert memory.exists() and not processes_of(run_id) and not folder_of(memory).exists()

@@ -54,16 +54,16 @@ class Run:
         """Where the logs of a Ray of the run's own go when they are cleaned up; None: nowhere."""
         self._folders = folders
         self._made: set[SharedMemory] = set()
-        self._others = shared_memory.files() - shared_memory.mapped_by(processes_of(run_id), to_write=True)
+        self._others = shared_memory.files() - shared_memory.made_by(processes_of(run_id))
         """Files that were there before; also of another program that a reward or a tool of the run attaches to."""
 
     def observe(self) -> list[psutil.Process]:
         """Note the shared-memory files of the processes that are up now; those processes.
 
-        A process maps what it has made to write, and may map another program's file to read.
+        A process maps what it has made to write. Another program's file it may map to write too: see `made_by`.
         """
         processes = processes_of(self.run_id)
-        self._made |= shared_memory.mapped_by(processes, to_write=True)
+        self._made |= shared_memory.made_by(processes)
         return processes
 
     def clean_up(self) -> None:

@@ -1,9 +1,10 @@
-"""Files in shared memory (/dev/shm): which of them a run's processes have made, and the removal of unused files."""
+"""Files in shared memory (/dev/shm): which of them a run's packages have made, and the removal of unused files."""
 
 import contextlib
 import errno
 import fcntl
 import os
+import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,13 @@ from typing import NamedTuple
 import psutil
 
 FOLDER = "/dev/shm/"
+_OF_PACKAGES = re.compile(
+    r"vcpo-.+|verl_weights_\w{32}|vllm_(offload|ec)_.+\.mmap"
+    r"|psm_\w{8,}|sem\.(mp|loky)-.+|torch_\d+_\d+_\d+"  # Python's multiprocessing, joblib, torch
+    r"|plasma\w{6}|sem\.(obj|hdr)\w{8,}"  # Ray
+    r"|nccl-\w{6}|cuda\.shm\..+|__KMP_REGISTERED_LIB_\d+_\d+"  # NCCL, CUDA, OpenMP
+)
+"""The names that the product and its packages give: with a random part, or the id of a process."""
 
 
 class SharedMemory(NamedTuple):
@@ -41,6 +49,15 @@ def mapped_by(processes: Iterable[psutil.Process], to_write: bool = False) -> se
                 if fields[-1].startswith(FOLDER) and (not to_write or {"w", "s"} <= {*fields[1]}):
                     found.add(int(fields[4]))
     return {file for file in files() if file.inode in found}
+
+
+def made_by(processes: Iterable[psutil.Process]) -> set[SharedMemory]:
+    """Return the files that the processes have mapped to write and that have a name which the run's packages give.
+
+    Any other name is left out: a reward may write to a file of another program, which /proc does not tell from its own.
+    """
+    mapped = mapped_by(processes, to_write=True)
+    return {file for file in mapped if _OF_PACKAGES.fullmatch(file.path.removeprefix(FOLDER))}
 
 
 def remove_unused(candidates: set[SharedMemory]) -> None:
