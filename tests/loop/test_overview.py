@@ -118,7 +118,7 @@ def test_what_loggers_raise_at_the_end_hides_no_error_of_the_run(
     for name, value in (
         ("tq", SimpleNamespace(init=lambda _: None)),
         ("bound_custom_reward", lambda _: None),
-            ("without_workers", lambda _: None),
+        ("without_workers", lambda _: None),
         ("get_trainer_cls", lambda _: Trainer),
         ("ActorWatch", lambda: SimpleNamespace(start=lambda: None, stop=lambda: None, reason=None)),
         ("finish", finish),

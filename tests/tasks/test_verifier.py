@@ -88,7 +88,8 @@ def test_a_reward_compares_in_its_own_process() -> None:
         try:
             right = await score("9+9")
             (process,) = pool._processes
-            of_reward = psutil.Process(process._process.pid).children(recursive=True)
+            below = psutil.Process(process._process.pid).children(recursive=True)
+            assert len(below) == 2, "the second supervisor, and the reward's process"
             assert right == {"score": 1.0, "acc": 1.0, "over_limit": 0.0}
             assert await score(ENDLESS) == {"score": 0.0, "acc": 0.0, "over_limit": 1.0}
             assert not process.alive and pool._processes != [process]

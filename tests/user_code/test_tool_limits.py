@@ -140,6 +140,8 @@ def test_the_workers_tools_are_limited(tools: list[Any], monkeypatch: pytest.Mon
 
     monkeypatch.setattr(VERLS_WORKER, "__init__", verls)
     monkeypatch.setattr(agent_loop, "agent_loops_per_worker", lambda _: 1)
+    for of_its_process in ("gather_puts", "make_directly"):
+        monkeypatch.setattr(agent_loop, of_its_process, lambda: None)
     limits_s = {tool.name: tool.pool._function.timeout_s for tool in agent_loop.LagKAgentLoopWorker().tools}
     assert limits_s == {"work": 7, "later": 7}
 

@@ -16,7 +16,8 @@ FOLDER = "/dev/shm/"
 _OF_PACKAGES = re.compile(
     r"vcpo-.+|verl_weights_\w{32}|vllm_(offload|ec)_.+\.mmap"
     r"|psm_\w{8,}|sem\.(mp|loky)-.+|torch_\d+_\d+_\d+"  # Python's multiprocessing, joblib, torch
-    r"|plasma\w{6}|nccl-\w{6}|cuda\.shm\..+|__KMP_REGISTERED_LIB_\d+_\d+"  # Ray, NCCL, CUDA, OpenMP
+    r"|plasma\w{6}|sem\.(obj|hdr)\w{8,}"  # Ray
+    r"|nccl-\w{6}|cuda\.shm\..+|__KMP_REGISTERED_LIB_\d+_\d+"  # NCCL, CUDA, OpenMP
 )
 """The names that the product and its packages give: with a random part, or the id of a process."""
 
