@@ -11,7 +11,7 @@ _FIVE_CELLS = re.compile(r"^\| (`.*?) \| .* \| .* \| .* \| .* \|$", re.MULTILINE
 
 
 def check_ports(listeners: list[Listener], command: str | None = None) -> None:
-    """Each port is on loopback, and of a row of the table; each row's processes have one.
+    """Each port is on loopback, and of a row of the table; each row has one.
 
     Args:
         command: whose rows; None: a run's, on one machine.
@@ -20,8 +20,9 @@ def check_ports(listeners: list[Listener], command: str | None = None) -> None:
     rows = [set(re.findall(r"`([^`]+)`", cell)) for cell in cells if not cell.endswith("on a cluster only")]
     rows = [names for names in rows if (command in names if command else not names & _COMMANDS)]
     assert len(rows) >= (1 if command else _RUNS_ROWS), "the table is not read"
-    for name in set().union(*rows):
-        assert any(name in one.process for one in listeners), f"{name} is not found, so it may listen anywhere"
+    for names in rows:
+        found = [one for one in listeners if any(name in one.process for name in names)]
+        assert found, f"none of {names} is found, so these may listen anywhere"
     strange = [one for one in listeners if not any(name in one.process for names in rows for name in names)]
     assert not strange, "without a row in docs/explanation/security.md"
     assert not [one for one in listeners if not one.on_loopback], "other machines can connect"
