@@ -20,8 +20,9 @@ def test_a_prompt_that_fails_in_the_wait_for_all_of_a_step_is_sampled_again(monk
     buffer.finished_keys["train"], buffer.failure_keys["train"] = set(), {"a"}
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: None)
     monkeypatch.setattr(buffer, "sleep", lambda _: buffer.pending_keys["train"].clear())
-    buffer.wait_until_finished(1, "train")
-    assert reissued == ["a"]
+    metrics: dict[str, float] = {}
+    buffer.wait_until_finished(1, "train", metrics)
+    assert reissued == ["a"] and metrics["vcpo/async/retried_prompts"] == 1
 
 
 @pytest.mark.parametrize(("prompts", "others"), [(15, ["... and 12 others."]), (3, [])])
