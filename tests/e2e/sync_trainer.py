@@ -11,7 +11,6 @@ from recipe.fully_async_policy.launch.session import ray_session
 from tests.e2e.conftest import prepared
 
 SYNC = ["trainer.v1.trainer_mode=sync_vcpo", "actor_rollout_ref.hybrid_engine=true"]
-OWN_BALANCER = ["actor_rollout_ref.rollout.router_config_path=null"]  # ours has no calls of verl's own client
 NAIVE = ["actor_rollout_ref.rollout.checkpoint_engine.backend=naive"]  # trainer and sampler share their device
 
 
@@ -53,9 +52,7 @@ def register_trainer_mode() -> None:
 
 def train(overrides: list[str]) -> None:
     run_id, _ = prepared(overrides)
-    config = main.compose(
-        [*overrides, *SYNC, *NAIVE, *OWN_BALANCER]
-    )  # not checked: the lag-k trainer refuses these settings
+    config = main.compose([*overrides, *SYNC, *NAIVE])  # not checked: the lag-k trainer refuses these settings
     register_trainer_mode()
     from verl_vcpo.loop.main import LagKTaskRunner
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verl.workers.rollout.router import RequestLoadBalancer
 
 from verl_vcpo.samplers import router
 from verl_vcpo.samplers.router import GatheredCalls, IdleTimeLoadBalancer
@@ -55,6 +56,15 @@ def test_a_request_goes_where_the_fewest_are_and_a_session_stays() -> None:
     assert balancer.acquire_servers([f"r{servers.index('b')}"]) == [("a", 1)], "its server is gone"
     balancer.release_servers({"b": 1})
     assert balancer.get_all_servers() == ["a"] and balancer.get_total_inflight() == 2
+
+
+def test_verls_own_client_can_ask_too() -> None:
+    balancer = IdleTimeLoadBalancer({"a": 1})
+    assert balancer.acquire_server("r") == ("a", 1) and balancer.get_total_inflight() == 1
+    balancer.release_server("a", "r")
+    assert balancer.get_total_inflight() == 0 and balancer.clear_sticky_cache() == {"cleared_entries": 1}
+    assert {*vars(RequestLoadBalancer)} & {"require_acquire_fields", "require_release_fields"}
+    assert balancer.require_acquire_fields() == balancer.require_release_fields() == []
 
 
 def test_the_balancers_process_imports_nothing_large() -> None:

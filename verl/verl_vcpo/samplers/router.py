@@ -65,6 +65,28 @@ class IdleTimeLoadBalancer:
             if address in self._requests:
                 self._requests[address] = max(self._requests[address] - count, 0)
 
+    def acquire_server(self, request_id: str) -> tuple[str, Any]:
+        """Return a server for one request, as verl's own client asks. Raises RuntimeError: there are none."""
+        return self.acquire_servers([request_id])[0]
+
+    def release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """Count a request that has ended."""
+        self.release_servers({server_id: 1})
+
+    def require_acquire_fields(self) -> list[str]:
+        """Return which arguments of a request a choice needs: none."""
+        return []
+
+    def require_release_fields(self) -> list[str]:
+        """Return which arguments of a request that has ended are needed: none."""
+        return []
+
+    def clear_sticky_cache(self) -> dict[str, int]:
+        """Forget which server a session has; return the number of sessions."""
+        sessions = len(self._server_of)
+        self._server_of.clear()
+        return {"cleared_entries": sessions}
+
     def add_servers(self, servers: dict[str, Any]) -> None:
         """Begin to give requests to these servers."""
         self._count()
