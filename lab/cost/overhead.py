@@ -118,8 +118,9 @@ def _watched(run: subprocess.Popen[bytes], said: Path, run_dir: Path) -> tuple[d
             raise RuntimeError(f"the run took longer than {_LIMIT_S:g} s; what it said is in {said}")
         time.sleep(_POLL_S)
         now = _Moment(time.monotonic(), processor.look())
+        printed = said.read_text()
         for text in (_BEGINS, _ENDS):
-            if text in said.read_text():
+            if text in printed:
                 moments.setdefault(text, now)
         if (run_dir / METRICS_FILE).exists():
             moments.setdefault(len(read_metrics(run_dir)) - 1, now)  # the first line is the evaluation's

@@ -93,14 +93,18 @@ def in_words() -> str:
 
 def place(path: str | Path) -> Path | None:
     """Return where the folder that is held as `path` is now; None: nowhere. Any other `path` is returned itself."""
-    held_there = [folder for folder in _held if folder.path == Path(path).absolute()]
-    return held_there[0].place if held_there else Path(path)
+    folder = _held_as(path)
+    return folder.place if folder else Path(path)
 
 
 def through(path: str | Path) -> Path:
     """Return a path of this process alone that leads into the folder that is held as `path`, wherever it is moved."""
-    held_there = [folder for folder in _held if folder.path == Path(path).absolute()]
-    return Path(f"/proc/self/fd/{held_there[0].descriptor}") if held_there else Path(path)
+    folder = _held_as(path)
+    return Path(f"/proc/self/fd/{folder.descriptor}") if folder else Path(path)
+
+
+def _held_as(path: str | Path) -> _Held | None:
+    return next((folder for folder in _held if folder.path == Path(path).absolute()), None)
 
 
 def remove_made_anew(path: Path) -> None:

@@ -370,9 +370,8 @@ class LagKTrainer(HeldOutTrainer):
     def _with_own_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> dict[str, Any]:
         """Add our metrics to `metrics`; return them with the tables of the step's line, which verl must not log."""
         metrics["vcpo/tokens_per_s"] = metrics["perf/total_num_tokens"] / timing_raw["step"]
-        metrics["vcpo/trainer_idle_share"] = (timing_raw["gen"] + timing_raw.get("wait_finished", 0)) / timing_raw[
-            "step"
-        ]
+        idle_s = timing_raw["gen"] + timing_raw.get("wait_finished", 0)
+        metrics["vcpo/trainer_idle_share"] = idle_s / timing_raw["step"]
         metrics |= trajectory_metrics(self._stored(), self.config["async"].truncated)
         levels = {"levels": self.curriculum.levels} if self.curriculum else {}
         ages = {str(age): count for age, count in sorted(self.replay_buffer.ages.items())}

@@ -53,7 +53,7 @@ class GatheredPuts:
     async def _stored(
         self, keys: list[str], partition_id: str, rows: list[_Row] | None, tags: list[dict[str, Any]]
     ) -> None:
-        """Wait until it is stored. Whoever is cancelled while its put is under way waits for the put's end.
+        """Return when the rows and tags are stored. A caller that is cancelled while they are sent waits for the end.
 
         So nothing is written later for a prompt that was stopped.
         """
@@ -69,7 +69,7 @@ class GatheredPuts:
                 self._waiting[partition_id].remove(put)
                 raise
             while not put.stored.done():
-                with contextlib.suppress(asyncio.CancelledError):  # it is cancelled once more
+                with contextlib.suppress(asyncio.CancelledError):  # the caller is cancelled once more
                     await asyncio.wait({put.stored})
             raise
 

@@ -66,18 +66,24 @@ class _Instantiate:
 
     def __init__(self) -> None:
         self._makers: dict[int, tuple[Any, Callable[..., Any]]] = {}
-        self._shared: dict[int, Any] = {}
 
     def __call__(self, config: Any, **given: Any) -> Any:
         """Return a loop as Hydra would make it of `config`, with the arguments `given`."""
         if id(config) not in self._makers:  # verl keeps a configuration for each name
             self._makers[id(config)] = config, _maker(config)
         _, make = self._makers[id(config)]
-        if make is not SharedSingleTurnLoop:
-            return make(**given)
-        if id(config) not in self._shared:
-            self._shared[id(config)] = make(**given)
-        return self._shared[id(config)]
+        return make(**given)
+
+
+class _Shared:
+    """Makes one loop, with the arguments of the first call: all calls of a worker have the same."""
+
+    def __init__(self) -> None:
+        self._loop: SharedSingleTurnLoop | None = None
+
+    def __call__(self, **given: Any) -> SharedSingleTurnLoop:
+        self._loop = self._loop or SharedSingleTurnLoop(**given)
+        return self._loop
 
 
 def _maker(config: Mapping[str, Any]) -> Callable[..., Any]:
@@ -87,7 +93,7 @@ def _maker(config: Mapping[str, Any]) -> Callable[..., Any]:
     ):  # Hydra makes what is nested anew for each trajectory
         return partial(hydra.utils.instantiate, config)
     made = hydra.utils.get_object(fixed.pop("_target_"))
-    return SharedSingleTurnLoop if made is SingleTurnAgentLoop and not fixed else partial(made, **fixed)
+    return _Shared() if made is SingleTurnAgentLoop and not fixed else partial(made, **fixed)
 
 
 def make_directly() -> None:
