@@ -37,6 +37,8 @@ class Baseline(StrEnum):
     """Halfway from the lowest reward of the prompt group to its mean: half of the mean where wrong answers have 0."""
     OPOB = "opob"
     """The optimal off-policy baseline: minimises the variance of the update."""
+    OPOB_CAPPED = "opob_capped"
+    """OPOB, but never above the mean reward of the sequences over which OPOB is computed."""
 
 
 class OpobWeights(StrEnum):
@@ -92,16 +94,15 @@ class VCPOConfig:
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
     """The rule by which the learning rate follows the ESS ratio rho."""
 
-    ess_part: EssPart = EssPart.WHOLE
-    """The part of the weights whose ESS ratio the learning rate follows: a run's default is `lag`; `whole` is the
-    paper's step, which long responses shorten. Until the parts are known, and where arithmetic hardly counts, both are
-    the same."""
+    ess_part: EssPart = EssPart.LAG
+    """The part of the weights whose ESS ratio the learning rate follows. `whole` is the paper's step, which long
+    responses shorten. Until the parts are known, and where arithmetic hardly counts, both are the same."""
 
     base_ess_ratio: float = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""
 
     baseline: Baseline = Baseline.OPOB
-    """The number that is subtracted from a sequence's reward: a run's default method takes `half_mean`."""
+    """The number that is subtracted from a sequence's reward: `opob` is the paper's, and `method=NAME` decides."""
 
     opob_scope: OpobScope = OpobScope.GROUP
     """The sequences over which one OPOB is computed."""
@@ -131,7 +132,7 @@ class VCPOConfig:
     def _refuse_what_has_no_effect(self) -> None:
         """Refuse settings without effect: a setting that is silently ignored makes two different runs look alike."""
         for name in ("opob_scope", "opob_weights"):
-            if self.baseline is not Baseline.OPOB and getattr(self, name) != getattr(type(self), name):
+            if not self.needs_gradient_norms and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
                     f"vcpo.{name}={getattr(self, name)}: has no effect with vcpo.baseline={self.baseline}; "
                     "set vcpo.baseline=opob, or leave it out"
@@ -149,12 +150,12 @@ class VCPOConfig:
         Otherwise a coefficient is the sequence's own weight times a factor of the rewards alone
         (`vcpo.estimator.reward_factors`), so that the pass that gives the weights forms the gradient too.
         """
-        return self.baseline is Baseline.OPOB
+        return self.baseline in (Baseline.OPOB, Baseline.OPOB_CAPPED)
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
         """True where a group of one sequence has no signal: the advantage of the sequence is always 0."""
         within_group = self.baseline in (Baseline.MEAN, Baseline.HALF_MEAN) or (
-            self.baseline is Baseline.OPOB and self.opob_scope is OpobScope.GROUP
+            self.needs_gradient_norms and self.opob_scope is OpobScope.GROUP
         )
         return within_group or self.norm_by_std

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy, without_optimal
+from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy, weighted_mean, without_optimal
 from vcpo.config import Baseline, EssPart, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
@@ -185,7 +185,7 @@ def _factors(
     """Return (b, (R - b) / (s B)), each [B], of usable sequences only; what OPOB weighs with, for OPOB alone."""
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
     log_scale = log_reward_scale(config, reward, group)
-    if config.baseline is Baseline.OPOB:
+    if config.needs_gradient_norms:
         assert log_a is not None and squared_norm is not None
         baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:
@@ -203,4 +203,9 @@ def _off_policy(
         log_scale = log_scale if config.opob_weights is OpobWeights.ESTIMATOR else torch.zeros_like(log_scale)
         log_a = log_a + log_scale
     baseline = optimal_off_policy(reward, log_a, squared_norm, group)
-    return baseline, without_optimal(reward, baseline, log_a, squared_norm, group)
+    advantage = without_optimal(reward, baseline, log_a, squared_norm, group)
+    if config.baseline is Baseline.OPOB_CAPPED:
+        mean = weighted_mean(reward, 2 * log_scale, group)  # [B]: OPOB, were all weights and norms equal
+        above = baseline > mean
+        baseline, advantage = torch.where(above, mean, baseline), torch.where(above, reward - mean, advantage)
+    return baseline, advantage

@@ -9,7 +9,7 @@ from lab.stability.inference import holm, paired, pairs_by_seed
 from lab.stability.tables import Table
 from lab.stability.tuning import CELL, at_better_rate
 
-METHODS = ("none", "topr", "tis_seq", "vcpo_ess", "vcpo_minibatch", "vcpo", "vcpo_published", "half_mean")
+METHODS = ("none", "topr", "tis_seq", "vcpo_ess", "vcpo_minibatch", "vcpo", "vcpo_published", "vcpo_half_mean")
 REFERENCE = "vcpo_ess"
 """The method that the others are compared with."""
 LAGS, RATES, SEEDS, STEPS = (8, 64), (1e-4, 3e-4), (31, 32, 33), 300

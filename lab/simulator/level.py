@@ -20,13 +20,12 @@ from vcpo.baseline import group_mean, group_std, group_sum
 from vcpo.estimator import log_reward_scale
 
 MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL = "mean_with_level", "opob_without_level"
-CAPPED, TOPR_HALF, NONE_HALF = "capped", "topr_half", "none_half"
+TOPR_HALF, NONE_HALF = "topr_half", "none_half"
 RECORDED_FROM = "vcpo"
 """The method whose levels `mean_with_level` is given: of its run with the same lag, seed and rate."""
 BASES = {
     MEAN_WITH_LEVEL: "vcpo_ess",
     OPOB_WITHOUT_LEVEL: "vcpo",
-    CAPPED: "vcpo",
     TOPR_HALF: "topr",
     NONE_HALF: "none",
 }
@@ -89,8 +88,6 @@ def moved(name: str, recorded: Mapping[int, float]) -> Moved:
     steps = iter(sorted(recorded))
     if name == MEAN_WITH_LEVEL:
         return lambda step, batch: recorded[next(steps)]
-    if name == CAPPED:
-        return lambda step, batch: (group_mean(batch.reward, _groups(batch)) - step.baseline).clamp(max=0.0)
     assert name == OPOB_WITHOUT_LEVEL
     return lambda step, batch: -level(step, batch)
 

@@ -21,7 +21,7 @@ from lab.stability.tables import Table, short
 from lab.stability.tuning import at_better_rate
 from recipe.command_line import OneLineParser, run_command
 
-CANDIDATES = ("half_mean", "capped", "topr_half", "none_half")
+CANDIDATES = ("vcpo_half_mean", "vcpo_capped", "topr_half", "none_half")
 RECOMMENDED = ("vcpo_ess", "vcpo_minibatch", "topr")
 LAGS, RATES, SEEDS = (8, 128), (1e-4, 3e-4), (9, 10, 11, 12)
 FOLDERS = [Path("outputs") / f"candidates-{name}" for name in ("countdown", "countdown4", "sort_digits")]

@@ -22,7 +22,7 @@ from lab.stability.tables import Table, short
 from lab.stability.tuning import at_better_rate
 from recipe.command_line import OneLineParser, run_command
 
-CANDIDATES = ("half_mean", "capped", "topr_half")
+CANDIDATES = ("vcpo_half_mean", "vcpo_capped", "topr_half")
 PAIR = {8: "vcpo_minibatch", 32: "vcpo_minibatch", 64: "topr", 128: "topr"}
 """By lag, the method that the guide recommends."""
 THE_PAIR = "the pair"

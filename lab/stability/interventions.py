@@ -25,7 +25,7 @@ from lab.stability.tables import Table, short
 from recipe.command_line import OneLineParser, run_command
 from verl_vcpo.common.whole_file import write_whole
 
-REFERENCE, WHOLE, HALF_MEAN = "vcpo_ess", "vcpo", "half_mean"
+REFERENCE, WHOLE, HALF_MEAN = "vcpo_ess", "vcpo", "vcpo_half_mean"
 RATE, STEPS = 1e-4, 300
 COMPARED = (WHOLE, MEAN_WITH_LEVEL, OPOB_WITHOUT_LEVEL, HALF_MEAN, "vcpo_published")
 EFFECT = 0.05

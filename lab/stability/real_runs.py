@@ -18,7 +18,7 @@ from recipe.command_line import OneLineParser, run_command
 from scripts.report.runs import read_run
 from verl_vcpo.report.run_log import ACCURACIES
 
-CANDIDATE = "half_mean"
+CANDIDATE = "vcpo_half_mean"
 PUBLISHED = Path("docs/measurements/stability/real_runs.csv")
 RUN = ["task", "lag", "method", "seed"]
 NO_SIGN = "none"

@@ -34,7 +34,7 @@ def of_method(*overrides: str) -> DictConfig:
 
 
 def test_the_default_is_half_mean(good: dict[str, str]) -> None:
-    both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=half_mean",))]
+    both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=vcpo_half_mean",))]
     assert both[0] == both[1]
 
 

@@ -49,6 +49,8 @@ def every_config() -> list[VCPOConfig]:
                 {"opob_scope": scope, "opob_weights": weights}
                 for scope, weights in itertools.product(OpobScope, OpobWeights)
             ]
+        elif baseline is Baseline.OPOB_CAPPED:
+            forms = [{"opob_scope": scope} for scope in OpobScope]
         for form in forms:
             settings.append(
                 VCPOConfig(baseline=baseline, step_size_rule=rule, truncation=truncation, norm_by_std=norm, **form)
@@ -100,6 +102,30 @@ def test_half_of_the_mean_is_below_the_mean_whatever_rewards_are_called(
     half = half_mean(reward, group)
     assert (half <= group_mean(reward, group) + 1e-9).all()
     torch.testing.assert_close(half_mean(factor * reward + shift, group), factor * half + shift, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm_by_std", [True, False])
+@pytest.mark.parametrize("scope", OpobScope)
+@given(batch=batches())
+def test_a_cap_is_opob_below_the_mean_and_the_mean_above(
+    batch: dict[str, torch.Tensor], scope: OpobScope, norm_by_std: bool
+) -> None:
+    """Where all weights and norms are equal, OPOB is a mean: of a group's rewards, or of all signals in a mini-batch."""
+    plain, capped, mean = (
+        estimate(VCPOConfig(baseline=baseline, opob_scope=scope, norm_by_std=norm_by_std), **given)
+        for baseline, given in (
+            ("opob", batch),
+            ("opob_capped", batch),
+            ("opob", {**batch, "log_weight": batch["log_weight"] * 0, "squared_norm": batch["squared_norm"] * 0 + 1}),
+        )
+    )
+    torch.testing.assert_close(capped.baseline, torch.minimum(plain.baseline, mean.baseline))
+    kept = plain.baseline <= mean.baseline
+    assert torch.equal(capped.coefficient[kept], plain.coefficient[kept])
+    if scope is OpobScope.GROUP:
+        torch.testing.assert_close(mean.baseline, group_mean(batch["reward"], batch["group"]))
+        advantage = capped.weight * (batch["reward"] - capped.baseline)
+        assert (capped.coefficient * advantage >= 0).all()
 
 
 @given(batch=batches(norm=st.floats(1e-3, 1e3)), factor=st.floats(-100, 100))

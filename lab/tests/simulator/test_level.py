@@ -11,7 +11,6 @@ from lab.simulator import main
 from lab.simulator.grid import Folder, GridRun, run_all
 from lab.simulator.level import (
     BASES,
-    CAPPED,
     MEAN_WITH_LEVEL,
     OPOB_WITHOUT_LEVEL,
     HalfMeanLoss,
@@ -19,7 +18,7 @@ from lab.simulator.level import (
     moved,
 )
 from lab.simulator.simulator import Simulator
-from vcpo.baseline import group_mean, group_std
+from vcpo.baseline import group_std
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 
@@ -39,23 +38,6 @@ def test_the_level_is_what_the_intervention_says(overrides: list[str], name: str
     assert step is not None and plain.estimate is not None and torch.equal(step.weight, plain.estimate.weight)
     advantage = (batch.reward - step.baseline) / group_std(batch.reward, batch.group)
     torch.testing.assert_close(step.coefficient, step.weight * advantage / 8)
-
-
-def test_a_cap_lowers_baselines_to_the_mean_and_no_further(overrides: list[str]) -> None:
-    config = main.compose([*overrides, "method=vcpo"])
-    run = Simulator(config)
-    run.roll_out(version=0)
-    batch = replace(run.queue[0], reward=torch.tensor([1, 1, 0, 1, 0, 1, 0, 0], dtype=torch.float64))
-    run.policy.flat.detach().mul_(1.01)
-    settings, actor = VCPOSettings.of(config.vcpo), config.actor_rollout_ref.actor
-    plain, capped = (
-        method.update(run.policy, batch, {}, lag=0).estimate
-        for method in (run.method, Intervened(settings, actor, moved(CAPPED, {})))
-    )
-    assert plain is not None and capped is not None
-    mean = group_mean(batch.reward, batch.group)
-    assert (plain.baseline > mean).any(), "a cap that changes nothing proves nothing"
-    torch.testing.assert_close(capped.baseline, torch.minimum(plain.baseline, mean))
 
 
 def test_advantages_over_half_of_the_mean(overrides: list[str]) -> None:

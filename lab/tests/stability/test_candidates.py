@@ -19,11 +19,11 @@ def curve(method: str, accuracy: float, lag: int = 8, lr: float = 1e-4, seed: in
 
 def test_the_runs_of_the_screen_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [
-        *(curve("half_mean", 0.50 + 0.01 * (seed % 3), seed=seed) for seed in candidates.SEEDS),
-        *(curve("half_mean", 0.30, lr=3e-4, seed=seed) for seed in candidates.SEEDS),
+        *(curve("vcpo_half_mean", 0.50 + 0.01 * (seed % 3), seed=seed) for seed in candidates.SEEDS),
+        *(curve("vcpo_half_mean", 0.30, lr=3e-4, seed=seed) for seed in candidates.SEEDS),
         *(curve("topr", 0.40, lr=lr, seed=seed) for seed in candidates.SEEDS for lr in candidates.RATES),
-        curve("half_mean", 0.99, seed=1),
-        curve("half_mean", 0.99, lag=32),
+        curve("vcpo_half_mean", 0.99, seed=1),
+        curve("vcpo_half_mean", 0.99, lag=32),
         curve("gspo", 0.99),
     ]
     folders = [tmp_path / name for name in "abc"]
@@ -32,11 +32,11 @@ def test_the_runs_of_the_screen_are_read(tmp_path: Path, capsys: pytest.CaptureF
         of.to_parquet(folders[1] / f"runs/{number}.parquet")
     assert candidates.main(["--runs", *map(str, folders), "--out", str(tmp_path / "out")]) == 0
     written = pd.read_csv(tmp_path / "out/candidates.csv")
-    assert len(written) == 16 and set(written["method"]) == {"half_mean", "topr"}
+    assert len(written) == 16 and set(written["method"]) == {"vcpo_half_mean", "topr"}
     accuracies, differences = candidates.tables(written)
     assert accuracies.rows == [["countdown4", "8", "50.8", "40.0", "50.8"]]
     ((task, _, name, other, points, *_, p, seen),) = differences.rows
-    assert (task, name, other, points) == ("countdown4", "`half_mean`", "`topr`", "+10.8")
+    assert (task, name, other, points) == ("countdown4", "`vcpo_half_mean`", "`topr`", "+10.8")
     assert float(p) < 0.01 and 0 < float(seen) < 5
     assert candidates.main(["--runs", *["nowhere"] * 3]) == 2
     assert "no such run" in capsys.readouterr().err

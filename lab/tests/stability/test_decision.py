@@ -32,12 +32,12 @@ def test_a_candidate_is_compared_with_the_method_recommended_for_each_lag(monkey
         *(rows("vcpo_ess", 0.50, task=task) for task in "ab"),
     ]
     monkeypatch.setattr(decision, "recommended", lambda: pd.concat(guide))
-    tilted = [rows("half_mean", 0.55 if task == "a" else 0.57, task=task) for task in "ab"]
+    tilted = [rows("vcpo_half_mean", 0.55 if task == "a" else 0.57, task=task) for task in "ab"]
     candidate = pd.concat(tilted)
     candidate["accuracy"] += 0.001 * candidate["seed"] ** 2
     accuracies, differences = decision.tables(candidate)
     assert [row[:2] for row in accuracies.rows] == [[task, str(lag)] for task in "ab" for lag in decision.PAIR]
-    assert accuracies.columns[2:4] == ["`half_mean`", "the pair"]
+    assert accuracies.columns[2:4] == ["`vcpo_half_mean`", "the pair"]
     assert [row[3] for row in accuracies.rows[:4]] == ["41.2", "41.2", "61.2", "61.2"], "at the better rate"
     pair, minibatch, topr, ess = (dict(zip(differences.columns, row, strict=True)) for row in differences.rows)
     mean_square = 0.75  # points: of the four seeds' squares

@@ -15,7 +15,7 @@ AHEAD = {
         "vcpo": 0.04,
         "mean_with_level": 0.03,
         "opob_without_level": 0.001,
-        "half_mean": 0.02,
+        "vcpo_half_mean": 0.02,
         "vcpo_published": 0.05,
     },
     ("countdown_lag", 128): {"vcpo_ess": 0.0, "vcpo": -0.08, "mean_with_level": -0.08, "opob_without_level": 0.02},
@@ -53,7 +53,7 @@ def test_only_places_with_an_effect_decide(runs: pd.DataFrame) -> None:
     of = {row[0]: row[1:] for row in shares.rows}
     assert of["`mean_with_level`"][0] == "2" and 0.8 < float(of["`mean_with_level`"][1]) < 1
     assert -0.2 < float(of["`opob_without_level`"][1]) < 0 and of["`opob_without_level`"][3:] == ["1", "1"]
-    assert of["`half_mean`"][0] == "1"
+    assert of["`vcpo_half_mean`"][0] == "1"
 
 
 def test_places_that_are_not_finished_are_left_out(runs: pd.DataFrame) -> None:

@@ -35,14 +35,14 @@ def run_folder(folder: Path, method: str, seed: int, accuracies: list[float], si
 def test_what_a_run_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [
         run_folder(tmp_path / f"{method}{seed}", method, seed, [0.1, 0.9, value], signs)
-        for method, signs, values in (("vcpo", ["kl_growth"], (0.3, 0.4, 0.5)), ("half_mean", [], (0.4, 0.6, 0.8)))
+        for method, signs, values in (("vcpo", ["kl_growth"], (0.3, 0.4, 0.5)), ("vcpo_half_mean", [], (0.4, 0.6, 0.8)))
         for seed, value in enumerate(values)
     ]
     assert real_runs.main(["--runs", *map(str, folders), "--out", str(tmp_path / "out")]) == 0
     reached, differences = real_runs.tables(pd.read_csv(tmp_path / "out/real_runs.csv"))
     assert reached.rows == [
         ["sums", "1", "`vcpo`", "10.0, 10.0, 10.0", "30.0, 40.0, 50.0", "30.0, 40.0, 50.0", "40.0", "3 of 3"],
-        ["sums", "1", "`half_mean`", "10.0, 10.0, 10.0", "40.0, 60.0, 80.0", "40.0, 60.0, 80.0", "60.0", "0 of 3"],
+        ["sums", "1", "`vcpo_half_mean`", "10.0, 10.0, 10.0", "40.0, 60.0, 80.0", "40.0, 60.0, 80.0", "60.0", "0 of 3"],
     ]
     ((*names, points, low, high, p, seen),) = differences.rows
     assert (names, points) == (["sums", "1", "`vcpo`"], "+20.0")
@@ -57,7 +57,7 @@ def test_what_a_run_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_runs_are_paired_by_their_seed(tmp_path: Path) -> None:
     """Catches differences of whatever runs come first, and a seed of one method that is compared with another's."""
-    made = (("vcpo", (1, 2, 3)), ("half_mean", (3, 4, 2, 1)))
+    made = (("vcpo", (1, 2, 3)), ("vcpo_half_mean", (3, 4, 2, 1)))
     rows = [
         real_runs.evaluations(run_folder(tmp_path / f"{method}{seed}", method, seed, [0.1, 0.1, 0.1 * seed + more], []))
         for (method, seeds), more in zip(made, (0.0, 0.2), strict=True)
