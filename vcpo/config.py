@@ -132,7 +132,7 @@ class VCPOConfig:
     def _refuse_what_has_no_effect(self) -> None:
         """Refuse settings without effect: a setting that is silently ignored makes two different runs look alike."""
         for name in ("opob_scope", "opob_weights"):
-            if not self.needs_gradient_norms and getattr(self, name) != getattr(type(self), name):
+            if not self.uses_opob and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
                     f"vcpo.{name}={getattr(self, name)}: has no effect with vcpo.baseline={self.baseline}; "
                     "set vcpo.baseline=opob, or leave it out"
@@ -144,18 +144,23 @@ class VCPOConfig:
         return self.step_size_rule is not StepSizeRule.NONE
 
     @property
+    def uses_opob(self) -> bool:
+        """True where the baseline is OPOB, with or without a cap."""
+        return self.baseline in (Baseline.OPOB, Baseline.OPOB_CAPPED)
+
+    @property
     def needs_gradient_norms(self) -> bool:
         """True where the update needs each sequence's gradient norm.
 
         Otherwise a coefficient is the sequence's own weight times a factor of the rewards alone
         (`vcpo.estimator.reward_factors`), so that the pass that gives the weights forms the gradient too.
         """
-        return self.baseline in (Baseline.OPOB, Baseline.OPOB_CAPPED)
+        return self.uses_opob
 
     @property
     def compares_samples_of_a_prompt(self) -> bool:
         """True where a group of one sequence has no signal: the advantage of the sequence is always 0."""
         within_group = self.baseline in (Baseline.MEAN, Baseline.HALF_MEAN) or (
-            self.needs_gradient_norms and self.opob_scope is OpobScope.GROUP
+            self.uses_opob and self.opob_scope is OpobScope.GROUP
         )
         return within_group or self.norm_by_std

@@ -185,7 +185,7 @@ def _factors(
     """Return (b, (R - b) / (s B)), each [B], of usable sequences only; what OPOB weighs with, for OPOB alone."""
     group = torch.unique(group, return_inverse=True)[1]  # [B], consecutive numbers
     log_scale = log_reward_scale(config, reward, group)
-    if config.needs_gradient_norms:
+    if config.uses_opob:
         assert log_a is not None and squared_norm is not None
         baseline, advantage = _off_policy(config, reward, log_a, squared_norm, group, log_scale)
     else:

@@ -16,6 +16,7 @@ from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
 from verl_vcpo.actor.lag_bins import BINS, FIRST, GRADIENT_SHARE, REWARD, SHARE, WEIGHT
 from verl_vcpo.common.step_lines import read_lines
+from verl_vcpo.report.advice import BaselineWatch
 from verl_vcpo.report.learning_signal import EQUAL_GROUPS, IN_A_ROW
 from verl_vcpo.report.run_log import SAMPLES_FILE
 from verl_vcpo.report.step_table import MEANINGS
@@ -140,12 +141,15 @@ def _rounded(value: float | None) -> float | None:
 def _warnings(lines: list[dict[str, Any]]) -> list[str]:
     """One line for each kind: at how many steps, and the first of them."""
     steps: dict[str, list[int]] = {}
+    baseline = BaselineWatch()
     for line in lines:
         said = [_SIGNS.get(sign, sign) for sign in line.get("collapse_signs") or []]
         if line.get("actor/vcpo/skipped_updates"):
             said.append("update skipped: no usable sequence")
         if line.get(IN_A_ROW):
             said.append("no signal: all rewards of every group are equal")
+        if advice := baseline.look_at(line):
+            said.append(advice)
         for kind in said:
             steps.setdefault(kind, []).append(line["step"])
     return [

@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from tests.actor.conftest import ONE_PROCESS, sgd
 from tests.actor.test_vcpo_engine import train
 from tests.kit.actor import build_engine
-from tests.kit.layout_run import GROUP_SIZE, GROUPS, PER_TRAJECTORY, Method, ParallelLayout, run_layout
+from tests.kit.layout_run import CAPPED, GROUP_SIZE, GROUPS, PER_TRAJECTORY, Method, ParallelLayout, run_layout
 from tests.kit.layout_worker import make_batch
 from vcpo.gradnorm import sums
 from verl_vcpo.actor.norms import experts, layout, routing, tapping, update
@@ -61,6 +61,7 @@ def assert_same_update(make_engine: Callable[..., Any], batch: Any, tolerance: f
         dict(opob_weights="published", norm_by_std=False),
         dict(truncation=None, norms=dict(how="two_backwards")),
         dict(opob_scope="minibatch", norms=dict(how="two_backwards")),
+        dict(baseline="opob_capped", opob_scope="minibatch"),
         dict(),
     ],
     ids=str,
@@ -275,7 +276,7 @@ def test_several_groups_in_a_pass_give_the_update_of_one_at_a_time(make_engine: 
 
 def test_dynamic_micro_batches_of_prompts_that_straddle_ranks(checkpoints: Callable[[], Path]) -> None:
     layout = ParallelLayout("DP2, dynamic batch", dp=2, dynamic_batch=True)
-    straddling = Method("straddling", {}, whole_groups=True, straddling=True)
+    straddling = Method("straddling", CAPPED, whole_groups=True, straddling=True)
     got = run_layout(layout, checkpoints(), [straddling])[straddling.name]
     wanted = run_layout(ParallelLayout("one process"), checkpoints(), [PER_TRAJECTORY])[PER_TRAJECTORY.name]
     torch.testing.assert_close(got.squared_norm, wanted.squared_norm, rtol=1e-5, atol=0)

@@ -88,12 +88,13 @@ class Method:
         return str(self.vcpo.get("opob_scope", "group"))
 
 
-PER_TRAJECTORY = Method("per trajectory", {"norms": {"how": "per_trajectory"}})
+CAPPED = {"baseline": "opob_capped"}
+PER_TRAJECTORY = Method("per trajectory", CAPPED | {"norms": {"how": "per_trajectory"}})
 PER_TRAJECTORY_MINI_BATCH = Method(
     "per trajectory, mini-batch", {"norms": {"how": "per_trajectory"}, "opob_scope": "minibatch"}
 )
-TWO_BACKWARDS = Method("packed, two backwards", {"norms": {"how": "two_backwards"}})
-PACKED = Method("packed", {}, whole_groups=True)
+TWO_BACKWARDS = Method("packed, two backwards", CAPPED | {"norms": {"how": "two_backwards"}})
+PACKED = Method("packed", CAPPED, whole_groups=True)
 PACKED_MINI_BATCH = Method("packed, mini-batch", {"opob_scope": "minibatch"})
 
 

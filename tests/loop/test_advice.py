@@ -2,7 +2,8 @@
 
 import pytest
 
-from verl_vcpo.report.advice import Advisor, ArithmeticWatch, CollapseWarner
+from scripts.report import payload
+from verl_vcpo.report.advice import Advisor, ArithmeticWatch, BaselineWatch, CollapseWarner
 
 
 def said(steps: int, *, lag: float = 8, shares_cores: bool = False, **line: float) -> list[str]:
@@ -70,3 +71,18 @@ def test_the_first_step_that_knows_says_whether_arithmetic_alone_is_too_much() -
     text = watch.look_at(parts(0.2))
     assert text is not None and "0.031 per token" in text and "0.20: with vcpo.ess_part=lag" in text
     assert watch.look_at(parts(0.2)) is None and ArithmeticWatch().look_at(parts(0.6)) is None
+
+
+@pytest.mark.parametrize(
+    ("above", "told"),
+    [((0.09, -0.03), 1), ((0.12, -0.1), 0), ((-0.05, -0.03), 0), ((1e-8, 1e-8), 0), ((None, None), 0)],
+    ids=["above", "above by chance", "below", "rounding", "no baseline"],
+)
+def test_a_baseline_that_stays_above_the_mean_reward_is_said_once(above: tuple[float | None, ...], told: int) -> None:
+    watch = BaselineWatch()
+    lines = [{"step": s, "reward": 0.5, "baseline": above[s % 2] and 0.5 + above[s % 2]} for s in range(1, 61)]
+    said = [watch.look_at(line) for line in lines]
+    assert [step for step, text in enumerate(said, 1) if text] == [BaselineWatch.STEPS] * told
+    assert all("by 0.03 over the last 20 steps" in text and "method=vcpo_capped" in text for text in said if text)
+    of_report = [text.split(",")[0] for text in payload._warnings(lines)]
+    assert of_report == ["the baseline is above the mean reward"] * told

@@ -71,13 +71,13 @@ WRONG = [
     ("async.on_deadline=drop", "async.on_deadline=drop: choose one of wait, reissue"),
     ("async.on_failure=retry", "async.on_failure=retry: choose one of end, skip"),
     ("async.on_failure=skip async.max_skipped=0", "async.max_skipped=0: give a share above 0, at most 1"),
-    ("async.max_skipped=0.1", "async.max_skipped=0.1: has no effect with method=vcpo_half_mean: only async.on_failure=skip"),
+    ("async.max_skipped=0.1", "async.max_skipped=0.1: has no effect with method=vcpo_capped: only async.on_failure=skip"),
     ("async.truncated=masked", "async.truncated=masked: did you mean mask? choose one of train, mask, drop, penalty"),
     ("async.truncated=penalty", "async.truncated=penalty: needs async.overlong_buffer_len, a number of tokens up to"),
     ("async.truncated=penalty async.overlong_buffer_len=0", "overlong_buffer_len=0: give a whole number of at least"),
     (
         "async.overlong_buffer_len=8",
-        "overlong_buffer_len=8: has no effect with method=vcpo_half_mean: only async.truncated=penalty reads",
+        "overlong_buffer_len=8: has no effect with method=vcpo_capped: only async.truncated=penalty reads",
     ),
     ("async.truncated=drop method=a2c", "async.truncated=drop: a critic's loss divides by the tokens left"),
     ("async.sampler_timeout_s=0", "async.sampler_timeout_s=0: give a number of seconds"),
@@ -90,7 +90,7 @@ WRONG = [
     ("save_model=1", "save_model=1: give true or false"),
     (
         "save_weights=true",
-        "save_weights=true: has no effect with method=vcpo_half_mean: with trainer.save_freq=-1 no checkpoint",
+        "save_weights=true: has no effect with method=vcpo_capped: with trainer.save_freq=-1 no checkpoint",
     ),
     ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep=2: has no effect with"),
     (
@@ -110,7 +110,7 @@ WRONG = [
     (f"{ACTOR}.optim.lr_warmup_steps=100", "lr_warmup_steps=100: the warm-up has to end before"),
     (f"{ACTOR}.optim.lr_warmup_steps_ratio=1", "lr_warmup_steps_ratio=1: give a share"),
     (f"{ROLLOUT}.n=abc", "rollout.n=abc: give a whole number of at least 1"),
-    (f"{ROLLOUT}.n=1", "rollout.n=1: vcpo.baseline=half_mean, vcpo.norm_by_std=True compare"),
+    (f"{ROLLOUT}.n=1", "rollout.n=1: vcpo.baseline=opob_capped, vcpo.norm_by_std=True compare"),
     (f"{ACTOR}.megatron.router_replay.mode=R2", "router_replay.mode=R2: R2 needs a pass that a lag-k run leaves out"),
     (f"{ACTOR}.megatron.router_replay.mode=R3", f"replay=false: {ACTOR}.megatron.router_replay.mode=R3 replays"),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", "replay=true: nothing reads the experts"),

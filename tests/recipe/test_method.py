@@ -33,14 +33,12 @@ def of_method(*overrides: str) -> DictConfig:
     return main.compose(["+task=countdown", "method=vcpo", *overrides])
 
 
-def test_the_default_is_half_mean(good: dict[str, str]) -> None:
-    both = [OmegaConf.to_container(composed(good, *more)) for more in ((), ("method=vcpo_half_mean",))]
-    assert both[0] == both[1]
-
-
-def test_vcpo_changes_no_setting_of_vcpos(good: dict[str, str]) -> None:
+def test_vcpo_is_the_papers_method_and_the_default_caps_its_baseline(good: dict[str, str]) -> None:
+    """`VCPOConfig()`, the `vcpo` block of the configuration and method=vcpo are one thing."""
     plain = OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo
-    assert composed(good, "method=vcpo").vcpo == plain
+    assert composed(good, "method=vcpo").vcpo == plain and VCPOSettings.of(plain) == VCPOSettings()
+    default = composed(good)
+    assert default.method == "vcpo_capped" and default.vcpo == {**plain, "baseline": "opob_capped"}
 
 
 def test_every_method_records_its_name_and_says_what_it_is() -> None:

@@ -16,6 +16,7 @@ METHODS = {
     "areal": "it is method=decoupled_ppo",
     "opob": "it is method=vcpo_opob",
     "ess": "it is method=vcpo_ess",
+    "half_mean": "it is method=vcpo_half_mean",
 }
 """Names of methods in the field, and what gives them here."""
 WORDS = {

@@ -1,6 +1,7 @@
-"""Advice while a run trains: which side, trainer or samplers, waits for the other; truncation; signs of a collapse."""
+"""Advice while a run trains: which side waits for the other; truncation; a high baseline; signs of a collapse."""
 
 import math
+import statistics
 from collections import deque
 from typing import Any
 
@@ -11,6 +12,7 @@ _WINDOW = 10
 _IDLE = 0.3
 _HELD_BACK = 0.2
 _RISE = 0.1
+_ROUNDING = 1e-6  # of the mean reward and the mean baseline, which are formed by different sums
 
 
 class Advisor:
@@ -115,6 +117,35 @@ class ArithmeticWatch:
             f"responses of this length have an ESS ratio of {ratio:.2f}: with vcpo.ess_part=lag, the default, the "
             "step follows the lag alone; weights of sequences stay noise until data.max_response_length is "
             "shorter, or both sides compute log-probs more exactly"
+        )
+
+
+class BaselineWatch:
+    """A look at the baseline: above the mean reward it pushes most of each batch down, and training suffers.
+
+    A mean over `STEPS` steps counts as above where it is so by more than two standard errors.
+    """
+
+    STEPS = 20
+
+    def __init__(self) -> None:
+        self._above: deque[float] = deque(maxlen=self.STEPS)
+        self._said = False
+
+    def look_at(self, line: dict[str, Any]) -> str | None:
+        """Take in a line of `metrics.jsonl`. Returns a line of advice, once in a run, or None."""
+        if line.get("baseline") is None or line.get("reward") is None:
+            return None
+        self._above.append(line["baseline"] - line["reward"])
+        if self._said or len(self._above) < self.STEPS:
+            return None
+        above, deviation = statistics.fmean(self._above), statistics.stdev(self._above)
+        self._said = above > max(2 * deviation / math.sqrt(self.STEPS), _ROUNDING)
+        if not self._said:
+            return None
+        return (
+            f"the baseline is above the mean reward, by {above:.2g} over the last {self.STEPS} steps, so that most of "
+            "a batch is pushed down: method=vcpo_capped keeps it below"
         )
 
 

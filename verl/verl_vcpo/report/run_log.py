@@ -13,7 +13,7 @@ from verl_vcpo.common import console
 from verl_vcpo.common.held_folders import checked
 from verl_vcpo.common.step_lines import append, lines_until
 from verl_vcpo.common.whole_file import write_whole
-from verl_vcpo.report.advice import Advisor, ArithmeticWatch, CollapseWarner
+from verl_vcpo.report.advice import Advisor, ArithmeticWatch, BaselineWatch, CollapseWarner
 from verl_vcpo.report.learning_signal import IN_A_ROW, SignalWatch
 from verl_vcpo.report.metrics_file import METRICS_FILE as METRICS_FILE
 from verl_vcpo.report.metrics_file import read_metrics as read_metrics
@@ -108,6 +108,7 @@ class RunLog:
         self._warner = CollapseWarner(scales_step_size)
         self._signal = SignalWatch()
         self._arithmetic = ArithmeticWatch()
+        self._baseline = BaselineWatch()
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:
         """Continue an earlier process's file after step `step`: drop lines of later steps, and continue the clock.
@@ -153,19 +154,21 @@ class RunLog:
         Returns the text of the collapse warning that begins at this step, or None.
         """
         line = self._line(step, metrics)
-        warning = note = advice = of_arithmetic = None
+        warning = note = advice = of_arithmetic = of_baseline = None
         trained = line["reward"] is not None
         if trained:
             line["collapse_signs"], warning = self._warner.look_at(line)
             of_arithmetic = self._arithmetic.look_at(line)
+            of_baseline = self._baseline.look_at(line)
             line[IN_A_ROW], note = self._signal.look_at(line)
             advice = self._advisor.look_at(line) if self._advisor else None
         self._append(line)
         for text in self._table.lines(line):
             console.print_line(text)
-        for kind, said in (("warning", note), ("warning", of_arithmetic), ("warning", warning), ("advice", advice)):
-            if said:
-                console.print_line(f"{kind}: {said}")
+        for said in filter(None, (note, of_arithmetic, warning)):
+            console.print_line(f"warning: {said}")
+        for said in filter(None, (advice, of_baseline)):
+            console.print_line(f"advice: {said}")
         if trained:
             console.screen().step_done()
         return warning
