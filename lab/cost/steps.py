@@ -1,8 +1,8 @@
 """What a VCPO update costs beside a plain one: `python -m lab.cost.steps [--json]`.
 
-The same mini-batch through verl's own packed update (GRPO), VCPO's without norms (vcpo_half_mean), the packed one with OPOB,
-the one with a second backward, and one backward per sequence, on the real Megatron actor: of two groups, of 16 and of
-32, and of a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the
+The same mini-batch through verl's own packed update (GRPO), VCPO's without norms (vcpo_half_mean), the packed one with
+OPOB, the one with a second backward, and one backward per sequence, on the real Megatron actor: of 2 groups, of 16 and
+of 32, and of a laptop's shape, as `+task=countdown` trains it. Methods take turns; times are medians of ratios to the
 plain update of the same round. One CPU process is timed by its processor time, which other programs don't take; more
 processes, and a GPU, by the clock. "work" is the ratio of the processor time of all processes. "units" are
 passes over the mini-batch's tokens: 1 for a forward, 2 for a backward, without what norms take. Norms are checked

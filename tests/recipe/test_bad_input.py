@@ -71,7 +71,10 @@ WRONG = [
     ("async.on_deadline=drop", "async.on_deadline=drop: choose one of wait, reissue"),
     ("async.on_failure=retry", "async.on_failure=retry: choose one of end, skip"),
     ("async.on_failure=skip async.max_skipped=0", "async.max_skipped=0: give a share above 0, at most 1"),
-    ("async.max_skipped=0.1", "async.max_skipped=0.1: has no effect with method=vcpo_capped: only async.on_failure=skip"),
+    (
+        "async.max_skipped=0.1",
+        "async.max_skipped=0.1: has no effect with method=vcpo_capped: only async.on_failure=skip",
+    ),
     ("async.truncated=masked", "async.truncated=masked: did you mean mask? choose one of train, mask, drop, penalty"),
     ("async.truncated=penalty", "async.truncated=penalty: needs async.overlong_buffer_len, a number of tokens up to"),
     ("async.truncated=penalty async.overlong_buffer_len=0", "overlong_buffer_len=0: give a whole number of at least"),

@@ -110,7 +110,7 @@ def test_half_of_the_mean_is_below_the_mean_whatever_rewards_are_called(
 def test_a_cap_is_opob_below_the_mean_and_the_mean_above(
     batch: dict[str, torch.Tensor], scope: OpobScope, norm_by_std: bool
 ) -> None:
-    """Where all weights and norms are equal, OPOB is a mean: of a group's rewards, or of all signals in a mini-batch."""
+    """Were all weights and norms equal, OPOB would be a mean: of a group's rewards, or of a mini-batch's signals."""
     plain, capped, mean = (
         estimate(VCPOConfig(baseline=baseline, opob_scope=scope, norm_by_std=norm_by_std), **given)
         for baseline, given in (
