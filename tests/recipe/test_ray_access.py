@@ -297,3 +297,9 @@ def test_a_sigterm_while_ray_ends_goes_to_the_launcher() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout.split()) == (0, ["told", "ended"]), done.stderr
+
+
+def test_a_disk_without_room_for_the_start_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(30_000_000, 21_000_000, 9_000_000))
+    with pytest.raises(SettingError, match=r"vcpo-\d+: 9 MB are free .*, 20 are needed; .* set RAY_TMPDIR"):
+        ray_access.check_access({})

@@ -9,6 +9,7 @@ sockets and logs in a folder that other users cannot enter. docs/explanation/sec
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import stat
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
@@ -44,6 +45,7 @@ _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_
 _PLACES = f"{_TOKEN}, {_TOKEN_FILE} or ~/.ray/auth_token"
 _CONNECT_TIMEOUT_S = 10.0
 _SOCKET_PATH, _SOCKET_NAME = 107, 50  # bytes: the kernel's limit; the longest name that verl and vLLM give
+_SPACE = 20_000_000  # bytes: a small run's, without its checkpoints, have 1 to 10 MB there
 _IN_EACH_WORKER = "worker_process_setup_hook"
 _OF_OWN_RAY = ("num_cpus", "num_gpus", "object_store_memory", "resources", "labels")
 
@@ -83,7 +85,9 @@ def check_access(ray_init: Mapping[str, Any], connect: bool = True) -> None:
         of_run = run_folder("0" * 12)
     except OSError as error:
         raise SettingError(str(error)) from None
-    _check_length(of_run, session_folder(ray_init, of_run))
+    session = session_folder(ray_init, of_run)
+    _check_length(of_run, session)
+    _check_space((session or of_run).parent)
     if address:
         _check_cluster(address, token)
 
@@ -109,6 +113,17 @@ def _check_length(of_run: Path, session: Path | None) -> None:
             f"{(session or of_run).parent}: sockets in this folder would have paths of {length} bytes, and "
             f"{_SOCKET_PATH} is the most; set RAY_TMPDIR (or ray_kwargs.ray_init._temp_dir) to a folder with a shorter "
             "path"
+        )
+
+
+def _check_space(folder: Path) -> None:
+    """Raises SettingError where Ray's start would wait in vain for files that do not fit on the folder's disk."""
+    space = shutil.disk_usage(next(above for above in (folder, *folder.parents) if above.exists()))
+    if space.total and space.free < _SPACE:  # a file system that does not count has a total of 0
+        raise SettingError(
+            f"{folder}: {space.free / 1e6:.0f} MB are free for the run's sockets and Ray's logs, {_SPACE / 1e6:.0f} "
+            "are needed; remove files there, or set RAY_TMPDIR (or ray_kwargs.ray_init._temp_dir) to a folder on "
+            "another disk"
         )
 
 
