@@ -15,9 +15,9 @@ fi
 # A policy that reads its problem: one that guesses learns to add all numbers (lab/stability/preset.py).
 python -m recipe.warm_start.train --data "$data" --out "$model" \
     --layers 2 --heads 2 --steps 900 --correct-fraction 0.4 --samples 4
-for method in none vcpo; do
+for method in none vcpo_capped; do
     python -m recipe.fully_async_policy.main +task=countdown_lag method="$method" async.lag=16 data.train_batch_size=16 \
         actor_rollout_ref.actor.optim.lr=2e-4 actor_rollout_ref.model.path="$model" trainer.total_training_steps=80 \
         run_dir="$out/$method" "$@"
 done
-python -m scripts.report "$out/none" "$out/vcpo" --out "$out"
+python -m scripts.report "$out/none" "$out/vcpo_capped" --out "$out"

@@ -81,7 +81,7 @@ def test_the_readme_s_ranges_are_of_the_published_runs() -> None:
     (table,) = (table for table in tables((ROOT / "README.md").read_text()) if "after 80 steps" in table)
     seeds, wanted = published_seeds(), []
     assert {(row["steps"], row["lag"]) for row in seeds} == {("80", "16")}
-    for method in ("none", "vcpo"):
+    for method in ("none", "vcpo_capped"):
         runs = [row for row in seeds if row["method"] == method]
         assert len(runs) >= 5
         before, after, seconds = (
@@ -151,7 +151,7 @@ def test_the_lines_that_a_page_shows_are_of_the_published_runs() -> None:
 
     def line_of(step: int) -> list[str]:
         cells = [str(step)]
-        for method in ("none", "vcpo"):
+        for method in ("none", "vcpo_capped"):
             lines = map(json.loads, (DOCS / "quickstart" / method / "metrics.jsonl").read_text().splitlines())
             (line,) = (line for line in lines if line["step"] == step)
             cells += [f"{line['ess_ratio']:.2f}", f"{line['kl']:.2f}", f"{100 * line['val_accuracy']:.1f} %"]

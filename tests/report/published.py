@@ -66,7 +66,7 @@ def publish(runs: list[Path]) -> None:
     draw_accuracy(ACCURACY)
 
 
-_LABELS = {"none": "without a correction", "vcpo": "VCPO"}
+_LABELS = {"none": "without a correction", "vcpo_capped": "VCPO"}
 
 
 def draw_accuracy(path: Path) -> Path:
