@@ -26,7 +26,6 @@ NIGHTLY = {
     "TP2 SP, padded",
     "TP2 SP x DP2",
     "PP2, 2 virtual stages, tied",
-    "CP2, tied, padded",
     "CP2 x DP2",
     "MoE EP2 x ETP2 over TP2 SP x DP2",
     "LoRA of attention, MoE, TP2 SP",
