@@ -111,8 +111,8 @@ def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list[Any]) -> None
             axis.axhline(run.base_accuracy, color=colour, linestyle=":", linewidth=1, label="held out, before RL")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.set_ylim(bottom=-0.005)
-    beside = len(runs) > 1 and any(run.evaluations for run in runs)
-    axis.set_title("Accuracy (dashed: evaluated beside the run)" if beside else "Accuracy")
+    dashed = len(runs) > 1 and any(run.evaluations for run in runs)
+    axis.set_title("Accuracy (dashed: evaluated beside the run)" if dashed else "Accuracy")
 
 
 def _draw_panel(axis: "Axes", runs: list[ReportedRun], palette: list[Any], panel: _Panel) -> None:
