@@ -75,6 +75,22 @@ class Norm(TappedNorm, torch.nn.RMSNorm):
     pass
 
 
+@pytest.mark.parametrize(
+    ("heads", "spread", "summed"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_which_norms_have_the_gradient_of_some_heads_or_tokens_alone(
+    heads: bool, spread: bool, summed: bool, trained_before: bool
+) -> None:
+    norm = Norm(2)
+    norm.heads, norm.weight.sequence_parallel = heads, spread  # type: ignore[attr-defined]
+    norm.tap, taken = tap()
+    norm(torch.tensor([[1.0, 7.0]], requires_grad=trained_before)).sum().backward()
+    [((weight, per_token), settings)] = taken.given
+    assert weight is norm.weight and weight.grad is None and settings == {"summed_over_tp": summed}
+    assert per_token.tolist() == [pytest.approx([0.2, 1.4])]
+
+
 def test_a_parameter_below_a_tapped_layer_is_tapped_only_by_a_layer_of_its_own() -> None:
     """A mixture of experts is tapped, and its experts are layers below it."""
     mixture = type("Mixture", (Tapped, torch.nn.Module), {})()
