@@ -103,7 +103,8 @@ def test_what_is_refused(
     assert error.startswith("error: ") and complaint in error and error.count("\n") == 1
 
 
-def test_several_samples_are_not_drawn_greedily(tmp_path: Path) -> None:
+def test_several_samples_are_not_drawn_greedily(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCPO_HARDWARE", "cpu")
     (tmp_path / "config.json").write_text("{}")
     data = tmp_path / "val.parquet"
     data.touch()
