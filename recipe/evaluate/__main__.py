@@ -1,12 +1,18 @@
 """Measure how often a model solves a task's validation problems: pass@1, and pass@k from several samples of each.
 
     python -m recipe.evaluate MODEL --task NAME [--samples K] [--json FILE] [setting=value ...]
+    python -m recipe.evaluate --follow RUN [--samples K] [setting=value ...]
 
 MODEL is a Hugging Face folder or a checkpoint of a run. Problems, prompts, sampling and rewards are those of the
 task's preset, and settings the trainer's own: data.val_files=..., data.max_response_length=... With several samples
 and a preset that validates greedily, responses are sampled as in training.
+
+--follow evaluates each model that a run writes (save_weights=true, save_model=true) as it appears, as the run itself
+would: with trainer.test_freq=-1 the trainer spends no time on that. Results go to RUN/evaluations, and `vcpo report`
+shows them. On GPUs, CUDA_VISIBLE_DEVICES gives the command devices that the run does not have.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -17,18 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.evaluate.estimates import Answer, Interval, interval, pass_at, powers_of_two
+from recipe.evaluate.settings import deciding, of_run, of_task
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
 from recipe.fully_async_policy.launch.next_steps import one_line
 from recipe.fully_async_policy.launch.ray_access import LOOPBACK
-from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.common.whole_file import try_file, write_whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-_MODEL_PATH = "actor_rollout_ref.model.path"
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,10 @@ class Result:
 def main(argv: list[str] | None = None) -> int:
     """Evaluate a model. Return the exit code: 2 for a wrong argument, 1 for a failed evaluation."""
     parser = OneLineParser(prog="python -m recipe.evaluate", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face folder, or global_step_N of a run")
-    parser.add_argument("--task", required=True, metavar="NAME", help="preset: countdown, gsm8k, math, ...")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hugging Face folder, or global_step_N of a run")
+    parser.add_argument("--task", metavar="NAME", help="preset: countdown, gsm8k, math, ...")
+    parser.add_argument("--settings-of", type=Path, metavar="RUN", help="instead of --task: as this run evaluates")
+    parser.add_argument("--follow", type=Path, metavar="RUN", help="evaluate each model of a run as it appears")
     parser.add_argument(
         "--samples", type=int, metavar="K", help="draw this number of responses to each problem (default: the preset's)"
     )
@@ -54,6 +59,10 @@ def main(argv: list[str] | None = None) -> int:
     trainer.add_config_dir(parser)
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="change the trainer's settings")
     args = parser.parse_intermixed_args(argv)
+    if args.follow:
+        return _follow(parser, args)
+    if args.model is None or bool(args.task) == bool(args.settings_of):
+        parser.error("give MODEL and --task NAME, or --follow RUN")
 
     from recipe.fully_async_policy.settings.errors import SettingError
 
@@ -62,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.update({name: os.environ.get(name, value) for name, value in LOOPBACK.items()})  # vLLM's gloo, NCCL
         from recipe.fully_async_policy.settings.own_files import located
 
-        config = composed(args.model, args.task, args.samples, args.overrides, args.config_dir)
-        with located([f"+task={args.task}", *args.overrides], args.config_dir):
+        config = composed(args)
+        with located([f"+task={args.task}"] * bool(args.task) + args.overrides, args.config_dir):
             check(config, args.json)
     except (SettingError, ExportError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -80,42 +89,41 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     results = measured(answers, sampling.n)
     how = f"{sampling.n} samples of each, temperature {sampling.temperature:g}, top_p {sampling.top_p:g}"
-    print(f"{args.model}, {args.task} ({config.data.val_files}), {how}")
+    problems = args.task or f"as {args.settings_of}"
+    print(f"{args.model}, {problems} ({config.data.val_files}), {how}")
     print(table(results))
     if args.json:
-        write(args.json, {"model": str(args.model), "task": args.task, "sampling": how}, results, answers)
+        about = {"model": args.model, "task": problems, "sampling": how, "settings": deciding(config)}
+        write(args.json, about, results, answers)
     return 0
 
 
-def composed(
-    model: Path, task: str, samples: int | None, overrides: list[str], config_dir: Path | None = None
-) -> "DictConfig":
-    """Compose the preset's configuration for `model`; `val_kwargs` says how responses are sampled.
+def _follow(parser: OneLineParser, args: argparse.Namespace) -> int:
+    for name in ("task", "settings_of", "json", "config_dir"):
+        if getattr(args, name):
+            parser.error(f"--{name.replace('_', '-')}: --follow has it from the run; leave it out")
+    overrides = [*([args.model] if args.model else []), *args.overrides]
+    if paths := [given for given in overrides if "=" not in given]:
+        parser.error(f"{paths[0]}: --follow evaluates the models of {args.follow}; leave it out")
+    from recipe.evaluate.follow import follow
+
+    return follow(args.follow, args.samples, overrides)
+
+
+def composed(args: argparse.Namespace) -> "DictConfig":
+    """Compose the configuration for the model of these arguments.
 
     Raises:
         ExportError: there is no model.
         SettingError: a wrong setting, or a task with tools.
     """
-    from recipe.fully_async_policy.launch.next_steps import of_several_turns
-    from recipe.fully_async_policy.settings.validate import SettingError
-
-    if any(given.lstrip("+").startswith(f"{_MODEL_PATH}=") for given in overrides):
-        raise SettingError(f"{_MODEL_PATH}: MODEL names it, {model}; leave the setting out")
+    model = Path(args.model)
     folder = model if (model / "config.json").is_file() else weights_of(model)
-    config = trainer.compose([f"+task={task}", *overrides], config_dir)
+    if args.task:
+        config = of_task(args.task, folder, args.samples, args.overrides, args.config_dir)
+    else:
+        config = of_run(args.settings_of, args.samples, args.overrides)
     config.actor_rollout_ref.model.path = str(folder)  # not an override: a folder's name may need quotes there
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.agent.default_agent_loop != SINGLE_TURN:
-        raise SettingError(
-            f"--task {task}: answers of several turns, with tools, come from the whole stack: "
-            f"{of_several_turns(task, folder, config_dir)}"
-        )
-    if samples is not None and samples < 1:
-        raise SettingError(f"--samples {samples}: give 1 or more")
-    sampling = rollout.val_kwargs
-    sampling.n = samples or sampling.n
-    if sampling.n > 1 and sampling.temperature == 0:
-        sampling.temperature, sampling.top_p, sampling.top_k = rollout.temperature, rollout.top_p, rollout.top_k
     return config
 
 

@@ -68,6 +68,7 @@ def draw(runs: list[ReportedRun], path: Path) -> Path:
 
 
 _LEGEND_COLUMNS = 4
+_BESIDE: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2, "marker": "D", "markersize": 3.5}
 _STYLE = {"axes.grid": True, "grid.alpha": 0.3, "axes.formatter.min_exponent": 3}
 
 
@@ -95,14 +96,23 @@ def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list[Any]) -> None
         alone = len(runs) == 1
         if alone:
             axis.plot(*run.series("reward"), color="0.75", linewidth=1, label="reward of the batches, sampled")
-        steps, accuracies = [step for step, _ in run.accuracies], [accuracy for _, accuracy in run.accuracies]
+        steps, accuracies = [step for step, _ in run.own_accuracies], [accuracy for _, accuracy in run.own_accuracies]
         label = "held out" if alone else run.label + ("" if run.finished else " (unfinished)")
         axis.plot(steps, accuracies, marker="o", markersize=4, color=colour, label=label)
+        if beside := run.evaluations:
+            axis.plot(
+                [result.step for result in beside],
+                [result.accuracy for result in beside],
+                **_BESIDE,
+                color=colour,
+                label="held out, evaluated beside" if alone else None,
+            )
         if alone and run.base_accuracy is not None:
             axis.axhline(run.base_accuracy, color=colour, linestyle=":", linewidth=1, label="held out, before RL")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.set_ylim(bottom=-0.005)
-    axis.set_title("Accuracy")
+    dashed = len(runs) > 1 and any(run.evaluations for run in runs)
+    axis.set_title("Accuracy (dashed: evaluated beside the run)" if dashed else "Accuracy")
 
 
 def _draw_panel(axis: "Axes", runs: list[ReportedRun], palette: list[Any], panel: _Panel) -> None:

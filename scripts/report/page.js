@@ -30,10 +30,10 @@ function meanOfLast(values) {
 const faint = { trace: { opacity: 0.25, hoverinfo: "skip" }, line: { width: 1 } };
 const dotted = { line: { dash: "dot" } };
 const PANELS = [
-  { id: "accuracy", title: "Accuracy", meaning: "held out", lines: "bars: one standard error; dotted: each of several held-out sets", percent: true, traces: (run, i) => {
+  { id: "accuracy", title: "Accuracy", meaning: "held out", lines: "bars: one standard error; dashed: evaluated beside the run; dotted: each of several held-out sets", percent: true, traces: (run, i) => {
     const [x, y, array] = [0, 1, 2].map((at) => run.validations.map((v) => v[at]));
     const error_y = { type: "data", array, thickness: 1, width: 0, visible: array.some((v) => v !== null) };
-    return [line(x, y, run.label, i, { trace: { mode: "lines+markers", error_y } }), ...each(run, i)];
+    return [line(x, y, run.label, i, { trace: { mode: "lines+markers", error_y } }), beside(run, i), ...each(run, i)];
   } },
   { id: "reward", title: "Reward", meaning: "reward", lines: `bold: mean of the last ${SMOOTHED} steps`, traces: (run, i) => [
     line(run.steps, run.series.reward, run.label, i, faint),
@@ -52,6 +52,12 @@ const PANELS = [
     line(run.steps, run.series.sampler_idle_share, `${run.label}, samplers`, i, dotted) ] },
   { id: "tokens_per_s", title: "Tokens per second", meaning: "tok/s", traces: series("tokens_per_s") },
 ];
+
+// Of the run's models, by `vcpo evaluate --follow`.
+function beside(run, i) {
+  const [x, y] = [0, 1].map((at) => run.evaluations.map((e) => e[at]));
+  return line(x, y, `${run.label}, beside`, i, { line: { dash: "dash" }, trace: { mode: "lines+markers" } });
+}
 
 // The held-out accuracy of each of several data sources, beside their mean.
 function each(run, i) {

@@ -70,8 +70,9 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "steps": run.series("reward")[0],
         "series": {name: [_rounded(value) for value in values] for name, values in series.items()},
         "validations": [
-            [step, _rounded(accuracy), _rounded(error_of(run, accuracy))] for step, accuracy in run.accuracies
+            [step, _rounded(accuracy), _rounded(error_of(run, accuracy))] for step, accuracy in run.own_accuracies
         ],
+        "evaluations": [[result.step, _rounded(result.accuracy)] for result in run.evaluations],
         "validations_of_each": {
             source: [[step, _rounded(accuracy)] for step, accuracy in points]
             for source, points in run.accuracies_of_each.items()

@@ -11,6 +11,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.evaluate import results
+from recipe.evaluate.results import Evaluation
 from recipe.fully_async_policy.settings.method import decided_by
 from vcpo import VCPOConfig
 from verl_vcpo.report.run_log import (
@@ -49,6 +51,7 @@ class ReportedRun:
     planned: trainer.total_training_steps.
     config: the whole configuration, interpolations not resolved.
     command: what the run was started with; None where the run did not record it.
+    evaluations: of the run's models, beside the run (`recipe.evaluate --follow`).
     """
 
     folder: Path
@@ -63,6 +66,7 @@ class ReportedRun:
     finished: bool
     config: DictConfig
     command: str | None
+    evaluations: list[Evaluation]
 
     @property
     def label(self) -> str:
@@ -80,19 +84,28 @@ class ReportedRun:
         return self.wall_clock_s / 3600 * self.devices
 
     @property
-    def accuracies(self) -> list[tuple[int, float]]:
-        """(step, held-out accuracy) of each validation."""
+    def own_accuracies(self) -> list[tuple[int, float]]:
+        """(step, held-out accuracy) of each validation of the run itself."""
         return [(line["step"], line["val_accuracy"]) for line in self.lines if line.get("val_accuracy") is not None]
+
+    @property
+    def accuracies(self) -> list[tuple[int, float]]:
+        """`own_accuracies`, and between them those of evaluations beside the run with the run's own settings."""
+        beside = {result.step: result.accuracy for result in self._as_the_run()}
+        return sorted((beside | dict(self.own_accuracies)).items())
 
     @property
     def accuracies_of_each(self) -> dict[str, list[tuple[int, float | None]]]:
         """`accuracies` of each data source, where there are several."""
-        sources = _by_source(self.lines)
+        sources = _by_source(self.lines, self._as_the_run())
         return sources if len(sources) > 1 else {}
+
+    def _as_the_run(self) -> list[Evaluation]:
+        return [result for result in self.evaluations if result.as_the_run]
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last validation."""
+        """The last one."""
         return self.accuracies[-1][1] if self.accuracies else None
 
     @property
@@ -103,7 +116,8 @@ class ReportedRun:
     @property
     def answers(self) -> int | None:
         """Over how many answers a held-out accuracy is the mean; None where the run did not record it."""
-        return next((line[ANSWERS] for line in self.lines if line.get(ANSWERS)), None)
+        own = next((line[ANSWERS] for line in self.lines if line.get(ANSWERS)), None)
+        return own or next((result.answers for result in self._as_the_run()), None)
 
     @property
     def answered(self) -> str | None:
@@ -119,10 +133,10 @@ class ReportedRun:
 
     def cost_of(self, accuracy: float) -> tuple[int, float] | None:
         """(steps, device hours) until the held-out accuracy was first at least this; None: never."""
-        for line in self.lines:
-            reached = line.get("val_accuracy")
-            if line["step"] > 0 and reached is not None and reached >= accuracy:
-                return line["step"], line["wall_clock_s"] / 3600 * self.devices
+        clock = {line["step"]: line["wall_clock_s"] for line in self.lines}
+        for step, reached in self.accuracies:
+            if step > 0 and reached >= accuracy and step in clock:
+                return step, clock[step] / 3600 * self.devices
         return None
 
 
@@ -156,12 +170,14 @@ def read_run(folder: Path) -> ReportedRun:
         raise RunError(f"{folder}: not the files of a run ({type(error).__name__}: {reason})") from None
 
 
-def _by_source(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float | None]]]:
+def _by_source(lines: list[dict[str, Any]], beside: list[Evaluation]) -> dict[str, list[tuple[int, float | None]]]:
     """(step, held-out accuracy) of each validation, by data source; nothing of runs that recorded the mean alone."""
+    of_step = {result.step: result.accuracies for result in beside}
+    of_step |= {line["step"]: line[ACCURACIES] for line in lines if line.get(ACCURACIES)}
     found: dict[str, list[tuple[int, float | None]]] = {}
-    for line in lines:
-        for source, accuracy in line.get(ACCURACIES, {}).items():
-            found.setdefault(source, []).append((line["step"], accuracy))
+    for step, accuracies in sorted(of_step.items()):
+        for source, accuracy in accuracies.items():
+            found.setdefault(source, []).append((step, accuracy))
     return found
 
 
@@ -170,7 +186,8 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes
     val_files = config.data.val_files
     task = Path(val_files if isinstance(val_files, str) else val_files[0]).parent.name
-    sources = _by_source(lines)
+    evaluations = results.read(folder)
+    sources = _by_source(lines, [result for result in evaluations if result.as_the_run])
     return ReportedRun(
         folder=folder,
         method=method(config),
@@ -184,6 +201,7 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
         finished=finished,
         config=config,
         command=(folder / COMMAND_FILE).read_text().strip() if (folder / COMMAND_FILE).is_file() else None,
+        evaluations=evaluations,
     )
 
 

@@ -12,22 +12,21 @@ TESTED = [PER_TRAJECTORY, TWO_BACKWARDS, PACKED]
 
 # Products of settings that other layouts have one by one, or settings that other layouts have in a product.
 NIGHTLY = {
+    "TP2 SP x PP2, tied",
+    "MoE EP2 inside TP2 SP, x DP2",
+    "LoRA, TP2 SP x PP2",
     "activation recompute",
     "PP2",
-    "PP2, tied",
     "MoE EP2 (DP2)",
     "MoE EP2 x PP2",
     "LoRA, recompute",
-    "LoRA, TP2",
     "LoRA, CP2 x DP2",
     "TP2 SP",
     "DP2, dynamic batch, no distributed optimizer",
     "TP2 SP, padded",
     "TP2 SP x DP2",
     "PP2, 2 virtual stages, tied",
-    "CP2, tied, padded",
     "CP2 x DP2",
-    "MoE EP2 inside TP2 SP",
     "MoE EP2 x ETP2 over TP2 SP x DP2",
     "LoRA of attention, MoE, TP2 SP",
 }

@@ -111,45 +111,6 @@ def test_sums_over_sequences_are_the_same_by_one_product(ranks: Any, monkeypatch
     }
 
 
-def test_rows_of_all_ranks_come_rank_after_rank(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tensor-parallel ranks as they are; of context-parallel ranks in the order of the whole sequences."""
-
-    def gather(out: torch.Tensor, part: torch.Tensor, group: Any) -> None:
-        assert out.shape == (2 * len(part), *part.shape[1:])
-        out.copy_(torch.cat([part, part + 100]))
-
-    monkeypatch.setattr(collector.dist, "all_gather_into_tensor", gather)
-    monkeypatch.setattr(layout.mpu, "get_context_parallel_group", lambda: None)
-    part = torch.arange(24.0).reshape(3, 2, 4)
-    group = SimpleNamespace(size=lambda: 2)
-    assert collector._gathered(part, group).equal(torch.cat([part, part + 100]))
-    assert collector._gathered(part, None) is part
-    ranks(tensor=1, context=2)
-    made = laid_out(packed=True)
-    first, second = torch.arange(12.0).reshape(6, 2), torch.arange(100.0, 112.0).reshape(6, 2)
-    wanted = torch.cat([first[:2], second[:2], first[2:], second[2:]])
-    assert made.gathered(first).equal(wanted), "the parts of the first sequence, and of the second"
-    ranks(tensor=1, context=1)
-    assert laid_out(packed=True).gathered(first) is first
-
-
-@pytest.mark.parametrize(
-    ("mine", "wanted"), [(slice(2, 4), [-1, 0, 1, -1]), (slice(0, 2), [1, -1, -1, -1]), (slice(None), [1, 2, 3, -1])]
-)
-def test_a_tied_head_finds_the_tokens_of_this_ranks_rows(
-    mine: slice, wanted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second of two tensor-parallel ranks has rows 4 to 7 of the vocabulary; context-parallel ranks divide them."""
-    found: list[list[int]] = []
-    monkeypatch.setattr(collector.mpu, "get_tensor_model_parallel_rank", lambda: 1)
-    monkeypatch.setattr(collector, "tied_rows", lambda token, x, dy, whole: found.append(token.tolist()))
-    one = SimpleNamespace(token=torch.tensor([5, 6, 7, 9]), whole=None)
-    head: Any = SimpleNamespace(_cross={"head": []})
-    weight, dy = torch.ones(4, 3), torch.ones(4, 4)[:, mine]
-    Collector._tied_head(head, one, weight, torch.ones(4, 3), dy, mine)  # type: ignore[arg-type]
-    assert found == [wanted] and len(head._cross["head"]) == 1
-
-
 @pytest.mark.parametrize(("heads", "wanted"), [(1, [0.0, 1.0]), (2, [2.0, 4.0]), (3, [6.0, 9.0])])
 def test_a_norm_of_heads_sums_over_heads_even_of_one_token(heads: int, wanted: list[float]) -> None:
     """One token [1, 1, heads, d], in a micro-batch of one sequence."""

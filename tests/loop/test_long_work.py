@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -88,10 +89,33 @@ def test_a_start_that_hangs_is_told_of(monkeypatch: pytest.MonkeyPatch, method: 
 
 def test_what_is_raised_goes_on() -> None:
     trainer = Trainer()
-    trainer._save_checkpoint = lambda: 1 / 0
+    trainer._stage_weights = lambda: 1 / 0
     tell_of_long_work(trainer)
     with pytest.raises(ZeroDivisionError):
+        trainer._stage_weights()
+
+
+def test_a_wait_for_samples_is_no_writing_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines, doing, told = list[str](), list[str](), threading.Event()
+    monkeypatch.setattr(long_work, "print_line", lambda line: (lines.append(line), told.set()))
+    monkeypatch.setattr(long_work, "_TELL_S", 0.01)
+    screen = SimpleNamespace(busy=lambda what: doing.append(what) or contextlib.nullcontext())
+    monkeypatch.setattr(lag_k.console, "screen", lambda: screen)
+    monkeypatch.setattr(PPOTrainerSeparateAsync, "_save_checkpoint", lambda self: told.wait(LIMIT_S) and 1 / 0)
+    trainer = Trainer()
+    trainer.config = OmegaConf.merge(trainer.config, {"async": {"exact_lag": True}, "run_dir": str(tmp_path)})
+    trainer.config.trainer = {"default_local_dir": str(tmp_path / "checkpoints")}
+    trainer.timing_raw, trainer.global_steps, trainer._trained = {}, 1, (None, {}, 0.0)
+
+    def wait(*step: object) -> None:
+        assert not told.wait(0.1), "that is told of by the buffer, in words of its own"
+
+    trainer.replay_buffer = SimpleNamespace(wait_until_finished=wait)
+    trainer._setup()
+    with pytest.raises(RuntimeError, match="the checkpoint of step 1 was not written"):
         trainer._save_checkpoint()
+    assert doing == ["Waiting for samples in flight", "Writing a checkpoint"]
+    assert lines[0] == "Writing the checkpoint has taken 0 s."
 
 
 def test_the_trainer_has_these_methods() -> None:

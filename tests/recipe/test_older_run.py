@@ -122,7 +122,8 @@ def test_steps_after_the_one_that_a_run_goes_on_from_are_moved_aside(
     begin(run_dir, A, 50, 90, 100)
     (run_dir / "metrics.jsonl").write_text(LINES)
     for step in (50, 90):
-        (run_dir / "weights" / f"step_{step}").mkdir(parents=True)
+        for name in ("weights", "evaluations"):
+            (run_dir / name / f"step_{step}").mkdir(parents=True)
     chosen = {"resume_mode": "resume_path", "resume_from_path": f"{saved}/global_step_50/"}
     capsys.readouterr()
     resumed = begin(run_dir, B, 60, **chosen, max_actor_ckpt_to_keep=2)
@@ -133,8 +134,9 @@ def test_steps_after_the_one_that_a_run_goes_on_from_are_moved_aside(
     assert names(saved) == ["global_step_60", "global_step_50"]
     assert names(Path(f"{run_dir}.2/checkpoints")) == ["global_step_100", "global_step_90"]
     assert Path(f"{run_dir}.2/metrics.jsonl").read_text() == LINES == (run_dir / "metrics.jsonl").read_text()
-    assert [path.name for path in (run_dir / "weights").iterdir()] == ["step_50"]
-    assert [path.name for path in Path(f"{run_dir}.2/weights").iterdir()] == ["step_90"]
+    for name in ("weights", "evaluations"):
+        assert [path.name for path in (run_dir / name).iterdir()] == ["step_50"]
+        assert [path.name for path in Path(f"{run_dir}.2", name).iterdir()] == ["step_90"]
     assert begin(run_dir, C, resume_mode="auto").trainer.resume_from_path == str(saved / "global_step_60")
     assert run_in(run_dir) == A, "it is the same run"
 

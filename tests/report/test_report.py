@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
+from recipe.evaluate import results
 from scripts.report import figure, table
 from scripts.report.__main__ import main
 from scripts.report.outcome import outcome, standard_error
@@ -129,6 +130,26 @@ def test_several_held_out_sets(tmp_path: Path) -> None:
     assert [error for _, _, error in shown["validations"]] == [None, None], "how many are of each is not known"
     (alone,) = make([read_run(write_run(tmp_path / "one", config(0), [0.4], 3600))])["runs"]
     assert alone["validations_of_each"] == {}
+
+
+def test_evaluations_beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run evaluated its first policy alone; step 2 was evaluated beside it, step 3 with other settings."""
+    folder = write_run(tmp_path / "run", config(10), [0.4, 0.5, 0.6, 0.7], 3600)
+    lines = [
+        line | ({"val_accuracy": None, "val_accuracies": {}} if line["step"] else {}) for line in read_metrics(folder)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step, share, as_the_run in ((0, 0.9, True), (2, 0.55, True), (3, 0.8, False)):
+        (place := results.folder(folder, step)).mkdir(parents=True)
+        results.write(results.Evaluation(step, {"math-500": share}, 100, as_the_run, {}, "model", 1), place)
+    run = read_run(folder)
+    assert run.accuracies == [(0, 0.4), (2, 0.55)] and run.cost_of(0.5) == (2, 2 * 8)
+    assert "ended at 55.0 ± 5.0 % from 40.0 ± 4.9 % in 2 steps" in outcome([run])
+    (shown,) = make([run])["runs"]
+    assert [v[:2] for v in shown["validations"]] == [[0, 0.4]]
+    assert shown["evaluations"] == [[0, 0.9], [2, 0.55], [3, 0.8]]
+    curves = {line.get_label(): [*line.get_xdata()] for line in drawn([folder], monkeypatch).axes[0].lines}
+    assert curves["held out"] == [0] and curves["held out, evaluated beside"] == [0, 2, 3]
 
 
 def test_the_files(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

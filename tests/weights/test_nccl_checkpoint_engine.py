@@ -27,6 +27,16 @@ pytestmark = pytest.mark.slow
 OURS = "verl_vcpo.weights.nccl"
 FIRST, LAST, SEVERAL, ALL = (0,), (2,), (0, 2), (0, 1, 2)
 DEATHS = pytest.mark.parametrize("dead", [FIRST, LAST, SEVERAL, ALL], ids=["first", "last", "several", "all"])
+# Each kind of death, with one sender or with relays; the other pairs are nightly.
+PAIRS = pytest.mark.parametrize(
+    ("dead", "multi_sender"),
+    [
+        pytest.param(dead, relays, marks=[] if relays == (dead in (LAST, SEVERAL)) else [pytest.mark.nightly])
+        for dead in (FIRST, LAST, SEVERAL, ALL)
+        for relays in (False, True)
+    ],
+    ids=str,
+)
 SENDERS = pytest.mark.parametrize("multi_sender", [False, True], ids=["one sender", "relays"])
 
 
@@ -75,8 +85,7 @@ def test_a_group_whose_members_stay_is_formed_once(engines: SimpleNamespace, run
     assert driver.each("formed") == [1, int(multi_sender), 1, 1, 1]
 
 
-@SENDERS
-@DEATHS
+@PAIRS
 def test_death_before_an_update(engines: SimpleNamespace, run: Any, dead: tuple[int, ...], multi_sender: bool) -> None:
     driver = run(engines.ours, multi_sender=multi_sender)
     driver.update(1)
@@ -89,8 +98,7 @@ def test_death_before_an_update(engines: SimpleNamespace, run: Any, dead: tuple[
     assert driver.each("formed") == [2, 2 * multi_sender, *[2] * kept, *[1] * len(dead)]
 
 
-@SENDERS
-@DEATHS
+@PAIRS
 def test_death_during_an_update(engines: SimpleNamespace, run: Any, dead: tuple[int, ...], multi_sender: bool) -> None:
     driver = run(engines.ours, multi_sender=multi_sender)
     driver.update(1)

@@ -19,6 +19,8 @@ VERL_LOG, TENSORBOARD, FILE_LOGGER = "verl.log", "tensorboard", "verl_metrics.js
 RAY_LOGS = "ray_logs"
 """After an error: the logs of the processes of a Ray of the run's own."""
 _WANDB = "wandb"
+_OF_STEPS = (run_log.WEIGHTS_FOLDER, run_log.EVALUATIONS_FOLDER)
+"""Folders in the run's folder with a folder for each step that has a model, `step_N`."""
 _RECORDS = (run_log.SAMPLES_FILE, run_log.SKIPPED_FILE, run_log.SUMMARY_FILE, run_log.CONFIG_FILE, run_log.COMMAND_FILE)
 
 
@@ -118,9 +120,10 @@ def _refuse_other_runs(config: DictConfig) -> None:
 
 
 def _later_set_aside(config: DictConfig, chosen: Path) -> str:
-    """Move checkpoints and weights of steps after that of `chosen`, and copy the records, which lose those steps."""
+    """Move what is of steps after that of `chosen`, and copy the records, which lose those steps."""
     step, run_dir = checkpoint.step_of(chosen), Path(config.run_dir)
-    weights = [p for p in run_dir.glob(f"{run_log.WEIGHTS_FOLDER}/step_*") if p.name.removeprefix("step_").isdigit()]
+    of_steps = (p for name in _OF_STEPS for p in run_dir.glob(f"{name}/step_*"))
+    weights = [p for p in of_steps if p.name.removeprefix("step_").isdigit()]
     later = [p for p in (*checkpoint.checkpoints(_saved(config)), *weights) if checkpoint.step_of(p) > step]
     places = _moved(config, later, copied=[run_dir / name for name in (METRICS_FILE, *_RECORDS)])
     return "; ".join(
@@ -179,8 +182,7 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
     metrics, of_a_run = run_dir / METRICS_FILE, run_in(run_dir) or (run_dir / run_log.COMMAND_FILE).is_file()
     if of_a_run and not checkpoints and not (metrics.is_file() and metrics.stat().st_size):
         return []
-    weights = (run_log.WEIGHTS_FOLDER, run_log.MODEL_FOLDER)
-    names = (*_RECORDS, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *weights, RUN_ID_FILE)
+    names = (*_RECORDS, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *_OF_STEPS, run_log.MODEL_FOLDER)
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]
-    written = (*of_checkpoints, *(run_dir / name for name in names), metrics)
+    written = (*of_checkpoints, *(run_dir / name for name in (*names, RUN_ID_FILE)), metrics)
     return [path for path in written if path.exists()]

@@ -170,11 +170,15 @@ class Screen:
         """Say that the run's processes are being ended, and that unfinished work failed or was interrupted."""
         if self._doing and self._doing[0] == _ENDING:
             return
+        self.unfinished()
+        self.stage(_ENDING)
+
+    def unfinished(self) -> None:
+        """Say that the current part failed or was interrupted, if there is one."""
         if self._doing:
             what, since = self._doing
             self.line(f"{what}: not finished after {duration(self._clock() - since)}")
         self._doing = None
-        self.stage(_ENDING)
 
     def training(self, total: int, done: int) -> None:
         """Begin the progress bar; earlier processes of the run made `done` of `total` steps."""

@@ -23,6 +23,7 @@ from verl_vcpo.common import held_folders
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.disk import why_not_written
 from verl_vcpo.common.whole_file import all_on_disk, write_whole
+from verl_vcpo.loop.long_work import telling
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"global_step_\d+")
@@ -84,10 +85,11 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
     staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
     trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging), None
     try:
-        staging.mkdir(parents=True)
-        yield staging / f"global_step_{step}"
-        held_folders.checked(root)
-        _publish(staging / f"global_step_{step}", root, run)
+        with telling("Writing the checkpoint"):
+            staging.mkdir(parents=True)
+            yield staging / f"global_step_{step}"
+            held_folders.checked(root)
+            _publish(staging / f"global_step_{step}", root, run)
     except Exception as error:
         held_folders.checked(root)  # other processes fail where the folder is moved while they write
         has = why_not_written(root, error)

@@ -20,7 +20,6 @@ WORK = {
     "_compute_values": "The critic's pass for values",
     "_update_critic": "The critic's update",
     "_update_actor": "The update",
-    "_save_checkpoint": "Writing the checkpoint",
     "_save_hugging_face": "Writing the model's folder",
     "_stage_weights": "The export of the weights",
 }

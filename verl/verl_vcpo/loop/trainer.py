@@ -300,7 +300,7 @@ class LagKTrainer(HeldOutTrainer):
     def _wait_if_exact(self) -> None:
         """With `async.exact_lag` wait for all samples: newer weights would give an unfinished one a lag below k."""
         if self.config["async"].exact_lag:
-            with marked_timer("wait_finished", self.timing_raw):
+            with console.screen().busy("Waiting for samples in flight"), marked_timer("wait_finished", self.timing_raw):
                 self.replay_buffer.wait_until_finished(self.global_steps, "train", self._trained[1])
 
     def _save_checkpoint(self) -> None:

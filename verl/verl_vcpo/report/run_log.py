@@ -32,6 +32,8 @@ ANSWERS = "vcpo/val_answers"
 SKIPPED, VAL_SKIPPED = "vcpo/async/skipped_prompts", "vcpo/val_skipped_prompts"
 """The number of prompts that always failed and were left out, of a step's training and of a validation."""
 WEIGHTS_FOLDER = "weights"  # in the run's folder: the policies of its checkpoints, step_N, in the same form
+EVALUATIONS_FOLDER = "evaluations"
+"""The folder in the run's folder with the results of `recipe.evaluate --follow`, `step_N`."""
 LINE_FILE = "metrics_line.json"
 """The file in a checkpoint with the line of its step, which `metrics.jsonl` gets only after the weight update."""
 
