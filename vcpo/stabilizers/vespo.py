@@ -17,7 +17,7 @@ def vespo(
 ) -> Tensor:
     """-sg(w^k e^{lambda (1 - w)}) A log pi: the weight is 1 at w = 1, and falls to 0 as w goes to 0 or grows.
 
-    Source: equation (20) and section 4.1 of the paper's third version; the authors' code of the first has the same numbers.
+    Source: equation (20) and section 4.1 of the paper's third version. The authors' code has the same numbers.
 
     Args:
         positive: (k, lambda) for A >= 0.
