@@ -17,8 +17,8 @@ def p3o(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Ten
     KL term: at rho = 1 the loss is REINFORCE's, and the less of the batch counts, the nearer pi is held to mu.
 
     Source: the authors' code (FeynRL-project/FeynRL, algs/P3O/p3o.py and algs/RL/common.py at 4f7eafe). The paper was
-    not available; public notes quote its equations (11), the ESS ratio of a batch's response tokens, and (12), the loss,
-    as they are here. Where the code takes rho = 1 for a batch whose sums overflow, rho is computed in log space here.
+    not available; public notes quote its equations (11), the ESS ratio of all response tokens, and (12), the loss, as
+    they are here. Where the code takes rho = 1 for a batch whose sums overflow, rho is computed in log space here.
     """
     log_ratio = token_log_ratios(log_prob, rollout_log_prob, mask)
     ratio = log_ratio.detach()
