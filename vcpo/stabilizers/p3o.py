@@ -21,8 +21,8 @@ def p3o(log_prob: Tensor, rollout_log_prob: Tensor, advantage: Tensor, mask: Ten
     they are here. Where the code takes rho = 1 for a batch whose sums overflow, rho is computed in log space here.
     """
     log_ratio = token_log_ratios(log_prob, rollout_log_prob, mask)
-    ratio = log_ratio.detach()
-    rho = ess_ratio(ratio[mask.bool()])
+    log_weight = log_ratio.detach()
+    rho = ess_ratio(log_weight[mask.bool()])
     kl = log_ratio + (-log_ratio).clamp(max=_LARGEST_EXPONENT).exp() - 1
-    loss = -ratio.exp().clamp(max=rho) * advantage * log_prob + (1 - rho) * kl
+    loss = -log_weight.exp().clamp(max=rho) * advantage * log_prob + (1 - rho) * kl
     return torch.where(mask.bool(), loss, 0.0)
