@@ -79,8 +79,12 @@ def test_folders_without_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -
     assert "no such run" in capsys.readouterr().err
 
 
-def test_the_page_has_the_published_runs() -> None:
-    page = (ROOT / "lab/stability/decision.md").read_text()
-    for table in decision.tables(pd.read_csv(ROOT / decision.PUBLISHED / "decision.csv"))[:2]:
+@pytest.mark.parametrize(
+    "name", [name for name in decision.COMPARISONS if (ROOT / decision.PUBLISHED / f"{name}.csv").is_file()]
+)
+def test_the_page_has_the_published_runs(name: str) -> None:
+    page = (ROOT / f"lab/stability/{name}.md").read_text()
+    tables = decision.tables(pd.read_csv(ROOT / decision.PUBLISHED / f"{name}.csv"), decision.COMPARISONS[name])
+    for table in tables[:2] if name == "decision" else tables:
         for row in table.rows:
             assert f"| {' | '.join(row)} |" in page
