@@ -169,6 +169,7 @@ def _make(run: GridRun, folder: Folder) -> None:
     import torch
     from verl.utils.config import omega_conf_to_dataclass
 
+    from lab.simulator import rates
     from lab.simulator.level import BASES, MEAN_WITH_LEVEL, RECORDED_FROM, HalfMeanLoss, Intervened, moved
     from lab.simulator.simulator import Simulator
     from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -176,7 +177,9 @@ def _make(run: GridRun, folder: Folder) -> None:
     torch.set_num_threads(1)
     config = config_of(replace(run, method=BASES.get(run.method, run.method)), folder)
     simulator = Simulator(config, folder.arithmetic)
-    if run.method in BASES:
+    if run.method in rates.BASES:
+        simulator.method = rates.changed(run.method, config)
+    elif run.method in BASES:
         of = folder.file(replace(run, method=RECORDED_FROM))
         recorded = pd.read_parquet(of).set_index("step")["level"].iloc[1:].to_dict() if of.is_file() else {}
         if not recorded and run.method == MEAN_WITH_LEVEL:

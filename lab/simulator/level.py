@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.simulator import rates
 from lab.simulator.batch import Batch
 from lab.simulator.update import LossMethod, VCPOMethod, level
 from vcpo import Estimate, VCPOConfig
@@ -28,8 +29,9 @@ BASES = {
     OPOB_WITHOUT_LEVEL: "vcpo",
     TOPR_HALF: "topr",
     NONE_HALF: "none",
+    **rates.BASES,
 }
-"""By name, the method whose update is changed in nothing but the baseline."""
+"""By name, the method that is changed in one thing: the baseline, or what lab.simulator.rates has."""
 
 Moved = Callable[[Estimate, Batch], Tensor | float]
 """A function of a step and its batch: the number that is added to the baseline of each sequence."""

@@ -102,7 +102,7 @@ def token_rewards(batch: Batch) -> Tensor:
     return rewards.scatter_(1, batch.mask.sum(dim=-1, keepdim=True) - 1, batch.reward.float()[:, None])
 
 
-_REGRESSIONS = ("oapl",)
+_NO_MULTIPLES = ("oapl", "p3o", "r2vpo")
 """Losses that are no multiple of the advantage: their gradient is not 0 where the advantage is."""
 
 Measured = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
@@ -284,7 +284,7 @@ class LossMethod:
 
     def update(self, policy: Policy, batch: Batch, fields: dict[str, Tensor], lag: int) -> Update:
         rows = torch.ones(len(batch), dtype=torch.bool)
-        if self._actor.policy_loss.loss_mode not in _REGRESSIONS:
+        if self._actor.policy_loss.loss_mode not in _NO_MULTIPLES:
             rows = fields["advantages"].any(dim=-1)
         log_prob, trained = log_probs_of(policy, batch, rows), ~fields["left_out"]
         self._actor.global_batch_info.update(

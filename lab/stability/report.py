@@ -169,14 +169,15 @@ def show_and_keep(
         report: published runs to show; None: those that `collect` returns, which are written.
         out: the folder to write them to.
         collect: raises OSError or ValueError where it cannot.
-        tables: of the runs.
+        tables: of the runs; raises ValueError where there are too few.
     """
     try:
         runs = pd.read_csv(report) if report else collect()
+        found = tables(runs)
     except (OSError, ValueError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    show_tables(tables(runs))
+    show_tables(found)
     if not report:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / f"{name}.csv", runs.to_csv(index=False, lineterminator="\n"))

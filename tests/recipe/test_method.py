@@ -265,6 +265,28 @@ def test_the_advantages_of_oapl_are_one_number_per_response() -> None:
     assert torch.equal(advantages, returns)
 
 
+@pytest.mark.parametrize(("name", "limit"), [("dppo_tv", 0.15), ("dppo_kl", 0.05)])
+def test_dppo_masks_by_the_papers_divergence(name: str, limit: float) -> None:
+    """By hand, of tokens whose probability goes from mu to pi: the gradient is -A min(pi / mu, 20), or 0 if masked."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass
+
+    actor = omega_conf_to_dataclass(of_method(f"method={name}").actor_rollout_ref.actor)
+    both = [(0.5, 0.70), (0.5, 0.60), (0.70, 0.5), (0.001, 0.03), (0.02, 0.15), (0.9, 0.99), (0.01, 0.17)]
+    wanted, advantages = [], [1.0, -1.0]
+    for mu, pi in both:
+        kl = mu * np.log(mu / pi) + (1 - mu) * np.log((1 - mu) / (1 - pi))
+        far = abs(pi - mu) > limit if name == "dppo_tv" else kl > limit
+        wanted.append([0.0 if far and (pi > mu) == (a > 0) else -a * min(pi / mu, 20.0) for a in advantages])
+    mu, pi = (torch.tensor([[pair[i]] * 2 for pair in both]).log() for i in (0, 1))
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=pi.numel(), global_batch_size=1, loss_scale_factor=None)
+    pi.requires_grad_()
+    given, mask = torch.tensor(advantages).expand_as(pi), torch.ones_like(pi)
+    get_policy_loss_fn(actor.policy_loss.loss_mode)(mu, pi, given, mask, "token-mean", actor)[0].backward()
+    assert pi.grad is not None and 0 < np.equal(wanted, 0).sum() < len(both)
+    torch.testing.assert_close(pi.grad * pi.numel(), torch.tensor(wanted, dtype=pi.dtype), rtol=1e-4, atol=1e-6)
+
+
 def test_a_default_stands_once() -> None:
     """vcpo_trainer.yaml and config/agent/simpletir.yaml say what the dataclasses say, but for the step's part."""
     plain = OmegaConf.to_container(OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, oapl, off_policy_mask, sat, topr, vespo
+from vcpo.stabilizers import TOKEN_LOSSES, bapo, m2po, oapl, off_policy_mask, p3o, r2vpo, sat, topr, vespo
 from vcpo.stabilizers.bapo import _positive_share
 from vcpo.stabilizers.group_replay import GroupReplay
 from vcpo.stabilizers.oapl import optimal_advantages
@@ -25,6 +25,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "m2po": dict(tau=0.04),
     "oapl": dict(beta=1e-3),
     "off_policy_mask": dict(delta=0.5, clip=0.2),
+    "p3o": {},
+    "r2vpo": dict(multiplier=0.5),
     "sat": dict(quantile=0.9, lower=0.2, upper=0.2),
     "tba": dict(beta=0.05),
     "topr": {},
@@ -143,7 +145,7 @@ def test_off_policy_mask_keeps_ppos_clip() -> None:
     check(losses, log_pi, [[-2 * 1.2, -2 * 0.5], [1.5, 0.0]], [[0.0, -1.0], [1.5, 0.0]])
 
 
-@pytest.mark.parametrize("name", sorted(TOKEN_LOSSES.keys() - {"oapl"}))  # a regression, which has a penalty as well
+@pytest.mark.parametrize("name", sorted(TOKEN_LOSSES.keys() - {"oapl", "p3o", "r2vpo"}))  # these have a penalty as well
 def test_a_group_without_a_signal_has_no_loss(name: str) -> None:
     log_pi, log_mu = off_policy([[1.5, 0.5], [1.5, 1.0]])
     assert not TOKEN_LOSSES[name](log_pi, log_mu, 0 * ADVANTAGE, MASK).any()
@@ -331,3 +333,25 @@ def test_sat_with_a_quantile_of_zero_takes_the_smallest() -> None:
 def test_the_positive_share_of_small_advantages() -> None:
     advantage, ones, mask = torch.tensor([[0.1, -0.3, 5.0]]), torch.ones(1, 3), torch.tensor([[1, 1, 0]])
     assert _positive_share(ones, advantage, mask, 0.8, 1.2) == pytest.approx(0.25), "a masked token has no part"
+
+
+def test_p3o_caps_the_ratios_by_their_ess_and_holds_the_rest_back() -> None:
+    """The ratios 2, 0.5 and 1 of the three tokens: rho = 3.5^2 / 5.25 / 3; with a ratio of e^-15, its bound."""
+    log_pi, log_mu = off_policy([[2.0, 0.5], [1.0, 9.0]])
+    rho = 3.5**2 / 5.25 / 3
+    value, slope = [[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]
+    for row, column, ratio, advantage in ((0, 0, 2.0, 2.0), (0, 1, 0.5, 2.0), (1, 0, 1.0, -1.0)):
+        kl, weight = math.log(ratio) + 1 / ratio - 1, min(ratio, rho)
+        value[row][column] = -weight * advantage * log_pi[row, column].item() + (1 - rho) * kl
+        slope[row][column] = -weight * advantage + (1 - rho) * (1 - 1 / ratio)
+    check(p3o(log_pi, log_mu, ADVANTAGE, MASK), log_pi, value, slope)
+    lost = torch.tensor([[-16.0, -1.0], [-1.0, -1.0]], requires_grad=True)
+    got = p3o(lost, log_mu, 0 * ADVANTAGE, MASK)[0, 0].item()
+    assert got == pytest.approx((1 - 2 / 3) * (-15 + math.exp(10) - 1), rel=1e-5)
+
+
+def test_r2vpo_lowers_the_advantage_by_the_distance_from_1() -> None:
+    log_pi, log_mu = off_policy([[2.0, 0.5], [1.5, 1.0]])
+    value = [[-(2 * 2 - 0.25 * 1), -(0.5 * 2 - 0.25 * 0.25)], [-(-1.5 - 0.25 * 0.25), 0.0]]
+    slope = [[-2 * (2 - 0.5), -0.5 * (2 + 0.25)], [-1.5 * (-1 - 0.25), 0.0]]  # -r (A - 2 multiplier (r - 1))
+    check(r2vpo(log_pi, log_mu, ADVANTAGE, MASK, multiplier=0.25), log_pi, value, slope)

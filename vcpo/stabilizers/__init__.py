@@ -14,6 +14,8 @@ from vcpo.stabilizers.bapo import bapo
 from vcpo.stabilizers.m2po import m2po
 from vcpo.stabilizers.oapl import oapl
 from vcpo.stabilizers.off_policy_mask import off_policy_mask
+from vcpo.stabilizers.p3o import p3o
+from vcpo.stabilizers.r2vpo import r2vpo
 from vcpo.stabilizers.sat import sat
 from vcpo.stabilizers.topr import topr
 from vcpo.stabilizers.vespo import vespo
@@ -23,10 +25,12 @@ TOKEN_LOSSES: dict[str, Callable[..., Tensor]] = {
     "m2po": m2po,
     "oapl": oapl,
     "off_policy_mask": off_policy_mask,
+    "p3o": p3o,
+    "r2vpo": r2vpo,
     "sat": sat,
     "topr": topr,
     "vespo": vespo,
 }
 """The losses by the names that verl knows them by (`actor_rollout_ref.actor.policy_loss.loss_mode`)."""
 
-__all__ = ["TOKEN_LOSSES", "bapo", "m2po", "oapl", "off_policy_mask", "sat", "topr", "vespo"]
+__all__ = ["TOKEN_LOSSES", "bapo", "m2po", "oapl", "off_policy_mask", "p3o", "r2vpo", "sat", "topr", "vespo"]

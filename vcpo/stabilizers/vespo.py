@@ -1,4 +1,4 @@
-"""VESPO, variational sequence-level soft policy optimisation (arXiv 2602.10693)."""
+"""VESPO, variational sequence-level soft policy optimisation (arXiv 2602.10693v3)."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def vespo(
 ) -> Tensor:
     """-sg(w^k e^{lambda (1 - w)}) A log pi: the weight is 1 at w = 1, and falls to 0 as w goes to 0 or grows.
 
-    Source: the paper's pseudocode and default settings.
+    Source: equation (20) and section 4.1 of the paper's third version. The authors' code has the same numbers.
 
     Args:
         positive: (k, lambda) for A >= 0.

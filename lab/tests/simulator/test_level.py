@@ -7,7 +7,7 @@ import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 
-from lab.simulator import main
+from lab.simulator import main, rates
 from lab.simulator.grid import Folder, GridRun, run_all
 from lab.simulator.level import (
     BASES,
@@ -74,3 +74,30 @@ def test_recorded_levels_are_those_of_the_run_with_opob(
         torch.tensor(levels["level", MEAN_WITH_LEVEL][signal].to_numpy()),
         torch.tensor(levels["level", "vcpo"][signal].to_numpy()),
     )
+
+
+def test_the_lags_law_changes_the_step_and_nothing_else(overrides: list[str]) -> None:
+    config = main.compose([*overrides, "method=vcpo_ess"])
+    run = Simulator(config)
+    run.roll_out(version=0)
+    plain = run.method.update(run.policy, run.queue[0], {}, lag=64)
+    law = rates.changed(rates.LAG_LAW, config)
+    for lag, wanted in ((0, 1.0), (8, 1.0), (32, 1.0), (64, 0.5), (128, 0.25)):
+        update = law.update(run.policy, run.queue[0], {}, lag=lag)
+        assert update.lr_multiplier == wanted, "lag times rate is constant above lag 32"
+        assert update.gradient is not None and plain.gradient is not None
+        torch.testing.assert_close(update.gradient, plain.gradient)
+
+
+def test_the_dual_variable_follows_the_variance_of_the_ratios(overrides: list[str]) -> None:
+    run = Simulator(main.compose([*overrides, "method=r2vpo"]))
+    run.method = rates.changed(rates.R2VPO_DUAL, main.compose([*overrides, "method=r2vpo"]))
+    run.roll_out(version=0)
+    batch, multipliers = run.queue[0], [0.0]
+    for log_ratio in (0.0, 1.0, 0.2, 0.0):
+        shifted = replace(batch, rollout_log_prob=batch.rollout_log_prob - log_ratio)
+        update = run.method.update(run.policy, shifted, run.method.prepare(run.policy, shifted), lag=0)
+        assert update.gradient is not None
+        multipliers.append(run.method._actor.stabilizer["multiplier"])
+    # (e - 1)^2 is above ten times the bound, (e^0.2 - 1)^2 is 0.0490
+    assert multipliers == pytest.approx([0.0, 0.0, 1.0, 1.0 + 0.1 * 0.0490 / 0.04 - 0.1, 0.9 + 0.1225 - 0.1], abs=1e-3)

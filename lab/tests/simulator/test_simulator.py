@@ -82,7 +82,10 @@ def test_every_method_runs(overrides: list[str], method: str) -> None:
     [
         [
             f"method={name}"
-            for name in ["none", "tis_token", "tis_seq", "mis", "whitened", "ppo", "topr", "vespo", "m2po", "sat"]
+            for name in (
+                *("none", "tis_token", "tis_seq", "mis", "whitened", "ppo", "topr", "vespo", "m2po", "sat"),
+                *("p3o", "r2vpo", "dppo_tv", "dppo_kl"),
+            )
         ],
         # rewards divided by the population's standard deviation
         ["vcpo.baseline=mean", "vcpo.baseline=mean vcpo.step_size_rule=none"],

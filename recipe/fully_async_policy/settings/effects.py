@@ -28,7 +28,7 @@ _OF_TOOLS = (
     *("format", "max_assistant_turns", "max_user_turns", "max_parallel_calls", "max_tool_response_length"),
     "tool_response_truncate_side",
 )
-_OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "sat", "tba", "topr", "vespo")
+_OWN_LOSSES = ("bapo", "m2po", "oapl", "off_policy_mask", "p3o", "r2vpo", "sat", "tba", "topr", "vespo")
 
 LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     "vanilla": (*_CLIP_BOUNDS, "clip_ratio_c"),
