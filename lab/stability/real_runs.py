@@ -1,10 +1,11 @@
 """Do Ray, vLLM and Megatron contradict the decision? `python -m lab.stability.real_runs [--runs DIR...]`.
 
-Makes no run: lab/stability/decision.md has the commands that make them, and the rule. Prints each method's accuracies,
-and the candidate's differences from the others, paired by seed. --out gets real_runs.csv, a line for each evaluation.
---report shows the published runs.
+Makes no run: lab/stability/decision.md has the commands that make them, and the rules. Prints each method's accuracies,
+and each candidate's differences from the methods before it, paired by seed. --out gets real_runs.csv, a line for each
+evaluation. --report shows the published runs.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,8 @@ from recipe.command_line import OneLineParser, run_command
 from scripts.report.runs import read_run
 from verl_vcpo.report.run_log import ACCURACIES
 
-CANDIDATE = "vcpo_half_mean"
+CANDIDATES = ("vcpo_half_mean", "vcpo_capped")
+"""In the order of the decisions."""
 PUBLISHED = Path("docs/measurements/stability/real_runs.csv")
 RUN = ["task", "lag", "method", "seed"]
 NO_SIGN = "none"
@@ -52,7 +54,7 @@ def evaluations(folder: Path) -> pd.DataFrame:
 
 
 def tables(rows: pd.DataFrame) -> list[Table]:
-    """Return the accuracies of each method, and the candidate's differences from the other methods."""
+    """Return the accuracies of each method, and each candidate's differences from the methods before it."""
     runs = [
         dict(zip(RUN, name, strict=True))
         | {"start": curve["val_accuracy"].iloc[0], "end": curve["val_accuracy"].iloc[-1]}
@@ -61,7 +63,8 @@ def tables(rows: pd.DataFrame) -> list[Table]:
         for name, curve in rows.groupby(RUN, sort=False)
     ]
     every = pd.DataFrame(runs)
-    reached, differences = [], []
+    reached: list[list[str]] = []
+    differences: dict[str, list[list[str]]] = {name: [] for name in CANDIDATES if name in set(every["method"])}
     for (task, lag), of in every.groupby(["task", "lag"], sort=False):
         by_method = {str(method): found.set_index("seed") for method, found in of.groupby("method", sort=False)}
         for method, found in by_method.items():
@@ -69,15 +72,13 @@ def tables(rows: pd.DataFrame) -> list[Table]:
             alarms = "-" if found["alarm"].isna().any() else f"{sum(found['alarm'])} of {len(found)}"
             mean = f"{100 * found['accuracy'].mean():.1f}"
             reached.append([str(task), str(lag), f"`{method}`", *shown, mean, alarms])
-        for method in by_method:
-            if method != CANDIDATE and CANDIDATE in by_method:
-                of_both = ((100 * by_method[name]["accuracy"]).to_dict() for name in (CANDIDATE, method))
-                pair = pairs_by_seed(*of_both)
-                test = paired(*pair)
-                points = [f"{value:+.1f}" for value in (test.mean, test.low, test.high)]
-                differences.append(
-                    [str(task), str(lag), f"`{method}`", *points, f"{test.p:.2g}", f"{visible(*pair):.1f}"]
-                )
+        for candidate, method in ((c, m) for c in differences if c in by_method for m in _before(c, by_method)):
+            of_both = ((100 * by_method[name]["accuracy"]).to_dict() for name in (candidate, method))
+            pair = pairs_by_seed(*of_both)
+            test = paired(*pair)
+            points = [f"{value:+.1f}" for value in (test.mean, test.low, test.high)]
+            row = [str(task), str(lag), f"`{method}`", *points, f"{test.p:.2g}", f"{visible(*pair):.1f}"]
+            differences[candidate].append(row)
     columns = [
         "task",
         "k",
@@ -89,12 +90,20 @@ def tables(rows: pd.DataFrame) -> list[Table]:
     ]
     return [
         Table("Held-out accuracy, %", [*columns, "runs with an alarm"], reached),
-        Table(
-            f"`{CANDIDATE}` less others, after step k",
-            ["task", "k", "less", "points", "from", "to", "p", "seen with a power of 80 %"],
-            differences,
+        *(
+            Table(
+                f"`{candidate}` less others, after step k",
+                ["task", "k", "less", "points", "from", "to", "p", "seen with a power of 80 %"],
+                rows_of,
+            )
+            for candidate, rows_of in differences.items()
         ),
     ]
+
+
+def _before(candidate: str, methods: Iterable[str]) -> list[str]:
+    later = CANDIDATES[CANDIDATES.index(candidate) :]
+    return [method for method in methods if method not in later]
 
 
 def main(argv: list[str] | None = None) -> int:
