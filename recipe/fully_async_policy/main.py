@@ -176,27 +176,28 @@ def composed_of(arguments: argparse.Namespace) -> list[str]:
 @paths_that_fail()
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """The configuration for these overrides. Refuses what names no setting, contradicts the method or has no effect."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     from recipe.fully_async_policy.launch import ray_access
     from recipe.fully_async_policy.settings import names, own_files, reasoning_gym
+    from recipe.fully_async_policy.settings import overrides as command_line
     from recipe.fully_async_policy.settings.data_file import expanded
+    from recipe.fully_async_policy.settings.errors import check_each
     from recipe.fully_async_policy.settings.method import check_overrides, given_settings
+    from recipe.fully_async_policy.settings.values import check_sections, check_types
 
     def of_the_package() -> DictConfig:
         return compose_unchecked([given for given in overrides if own_files.chooses_a_file(given)])
 
     own_files.check_folder(config_dir)
-    try:
-        config = compose_unchecked(overrides, config_dir)
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise names.refused(error, overrides, config_dir, of_the_package) from None
+    config, forced = command_line.composed(overrides, config_dir, compose_unchecked, of_the_package)
     own = own_files.written(overrides, config_dir)
+    given = (*given_settings(overrides), *(one.name for one in own if not one.is_section))
     with own_files.located(overrides, config_dir):
-        names.check_known(config, overrides, config_dir, own, of_the_package)
-        check_overrides(config, overrides, own)
+        check_sections(config)
+        check_each(
+            lambda: names.check_known(config, overrides, config_dir, own, of_the_package, forced),
+            lambda: check_overrides(config, overrides, own),
+            lambda: check_types(config, given),
+        )
         reasoning_gym.name_files(config)
     for files in ("train_files", "val_files"):
         config.data[files] = expanded(config.data[files])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from recipe.fully_async_policy.settings import method, own_files
+from recipe.fully_async_policy.settings import method, other_names, own_files
 from tests.docs import settings_page
 from vcpo.diagnostics import AlarmLevels, Sign
 from verl_vcpo.actor.models import Install, trained_with
@@ -107,6 +107,21 @@ def test_models_of_each_installation() -> None:
     _, cpu, gpu, more = (set(re.findall(r"`(\w+)`", cell)) for cell in row.strip("|").split("|"))
     assert (cpu, gpu) == (set(trained_with(Install.CPU)), set(trained_with(Install.GPU)))
     assert gpu | more == set(trained_with(Install.TRANSFORMER_ENGINE)) and not gpu & more
+
+
+def test_the_published_settings_are_those_of_the_hints() -> None:
+    """Each name has a row, which names what the hint names."""
+    page = (ROOT / "docs/explanation/differences.md").read_text()
+    rows = [line for line in page.partition("## The settings")[2].splitlines() if line.startswith("| `")]
+    for name, hint in other_names.PUBLISHED.items():
+        if any(other.startswith(f"{name}.") for other in other_names.PUBLISHED):  # of the section's other settings
+            continue
+        (row,) = (row for row in rows if re.search(rf"[`.]{re.escape(name)}[`=]", row.split("|")[1]))
+        given = re.findall(r"\b(?:method=\w+|WANDB_\w+|(?:\w+\.)+\w+)", hint.replace("127.0.0.1", ""))
+        there = row.split("|")[2]
+        assert not [setting for setting in given if setting.removeprefix("method=") not in there]
+        assert given or there.strip() in ("always so", "not offered"), name
+        assert given or there.split()[0] in hint, name
 
 
 def test_every_page_is_in_the_navigation() -> None:

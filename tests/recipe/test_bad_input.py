@@ -24,7 +24,6 @@ WRONG = [
     ("trainer.total_trainig_steps=9", "did you mean trainer.total_training_steps?"),
     ("lr=-1", "lr=-1: there is no such setting; did you mean actor_rollout_ref.actor.optim.lr?"),
     ("actor.strategy=fsdp", "did you mean actor_rollout_ref.actor.strategy?"),
-    ("+async.lag=1", "+async.lag=1: the setting is there already; leave the + out"),
     ("trainer.total_steps=9", "did you mean trainer.total_training_steps?"),
     ("async.lag==4", "async.lag==4: give async.lag=4"),
     ("async.lag:4", "async.lag:4: a setting needs a value; give async.lag=4"),
@@ -64,6 +63,16 @@ WRONG = [
     (f"{MODEL}.lora.adapter_path=adapter", "model.lora.adapter_path=adapter: a run makes its own adapters"),
     (f"{MODEL}.lora.alpha=8", f"{MODEL}.lora.alpha=8: has no effect with"),
     (f"{ACTOR}.megatron.vanilla_mbridge=true", "vanilla_mbridge=true: verl gives up the package mbridge"),
+    (f"{ROLLOUT}.quantization=fp8", "quantization=fp8: no run of the lag-k trainer has had another; set it to null"),
+    (f"{ROLLOUT}.data_parallel_size=2", f"data_parallel_size=2: {ROLLOUT}.n_gpus_per_node makes more samplers; set"),
+    ("data.image_key=image", "data.image_key=image: the models that are trained read text alone"),
+    (f"{ACTOR}.qat.enable=true", "qat.enable=true: no run of the lag-k trainer has had another; set it to false"),
+    ("skip.rollout.enable=true", "skip.rollout.enable=true: no run of the lag-k trainer has had another; set it to"),
+    (f"{MODEL}.use_liger=true", "use_liger=true: has no effect with method=half_mean: Megatron's engine does not"),
+    # of one that refers to another section, and names of which a part alone is known
+    ("method=a2c critic.megatron.dtype=x", f"critic.megatron is {MEGATRON}; give {MEGATRON}.dtype"),
+    (f"{ROLLOUT}.mtp.enable=true", f"{ROLLOUT}.mtp is {MODEL}.mtp; give {MODEL}.mtp.enable"),
+    ("grad.enable=true", "grad.enable=true: there is no such setting; --print-config prints all settings"),
     # numbers
     ("async.lag=-1", "async.lag=-1: give a number of policy updates"),
     ("async.lag=two", "async.lag=two: give a number of policy updates"),
@@ -315,7 +324,7 @@ def test_virtual_stages_with_an_odd_number_of_micro_batches(
         {"trainer.total_training_steps": "null", "trainer.total_epochs": "2", "trainer.logger": "console"},
         {f"{REWARD}.path": "null", "data.seed": "null", "trainer.test_freq": "-1"},
         {"data.max_prompt_length": "2", "data.truncation": "left"},
-        {"run_dir": "'/tmp/a=b,~c'"},
+        {"run_dir": "'/tmp/a=b,~c'", "+async.lag": "1", "data.apply_chat_template_kwargs.enable_thinking": "false"},
     ],
 )
 def test_what_is_legal_passes(good: dict[str, str], legal: dict[str, str]) -> None:

@@ -180,6 +180,49 @@ def test_a_setting_after_the_scripts_name_wins(
     validate(config, files=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "train", "test"),
+    [
+        ("gsm8k/vcpo_k=12", "gsm8k/train", "gsm8k/test"),
+        ("math/vcpo_k=10", "math-500/math-train", "math-500/math-500"),
+        ("multiturn/vcpo_k=2", "dapo_filter/train/dapo_filter_with_tool", "aime/aime25_with_tool"),
+    ],
+)
+def test_what_users_of_the_published_repository_bring(name: str, train: str, test: str, tmp_path: Path) -> None:
+    """The files of the authors' data set are found; the variables that their scripts read are obeyed."""
+    script = shutil.copytree(SHELL, tmp_path / SHELL.relative_to(ROOT)) / f"{name}.sh"
+
+    def last(**environment: str) -> dict[str, str]:
+        shutil.rmtree(tmp_path / "stand-ins", ignore_errors=True)
+        (tmp_path / "stand-ins").mkdir()
+        (call,) = arguments(script, tmp_path / "stand-ins", **environment)
+        return {setting: value for setting, _, value in (each.partition("=") for each in call)}
+
+    ours = last()["data.val_files"]
+    assert ours.endswith("/val.parquet")
+    for file in (train, test):
+        (tmp_path / f"data/{file}.parquet").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"data/{file}.parquet").touch()
+    given = last()
+    assert (given["data.train_files"], given["data.val_files"]) == (f"data/{train}.parquet", f"data/{test}.parquet")
+    (tmp_path / ours).parent.mkdir(exist_ok=True)
+    (tmp_path / ours).touch()
+    assert last()["data.val_files"] == ours
+    paths = {"MODEL_PATH": "m", "TRAIN_FILE": "a", "TEST_FILE": "b", "NNODES": "2", "NGPUS_PER_NODE": "16"}
+    given = last(**paths, SANDBOX_PORT="12345")
+    assert [given[f"data.{kind}_files"] for kind in ("train", "val")] == ["a", "b"]
+    assert (given["actor_rollout_ref.model.path"], given["trainer.nnodes"], given[f"{_ROLLOUT}.nnodes"]) == (
+        "m",
+        "2",
+        "2",
+    )
+    assert int(given["trainer.n_gpus_per_node"]) + int(given[f"{_ROLLOUT}.n_gpus_per_node"]) == 16
+    sandbox = "http://127.0.0.1:12345" if name.startswith("multiturn") else None
+    assert given.get("tool_use.sandbox_url") == sandbox
+    with pytest.raises(subprocess.CalledProcessError):
+        last(CPU="1", MODEL_PATH="m")
+
+
 def test_scripts_ask_this_machine_without_a_proxy() -> None:
     lines = [line for script in SHELL.glob("**/*.sh") for line in script.read_text().splitlines() if "curl " in line]
     assert lines and all("--noproxy '*'" in line for line in lines)

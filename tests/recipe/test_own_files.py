@@ -173,7 +173,7 @@ def test_all_slips_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(dry_run(tmp_path, capsys, "+task=mine", "async.lag=-1")) == 4
     (tmp_path / "task/mine.yaml").write_text(GOOD + "".join(f"  slip_{n}: 1\n" for n in range(30)))
     lines = dry_run(tmp_path, capsys, "+task=mine")
-    assert len(lines) == 10 and lines[-1] == "error: and 21 more"
+    assert len(lines) == 30
 
 
 OF_METHOD = HEADER + "method: mine\nvcpo:\n  enable: true\n  baseline: mean\n"

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.settings.agent_loop import TURNS, calls_tools
+from recipe.fully_async_policy.settings.agent_loop import SIMPLETIR, TOOL_FILES, TURNS, calls_tools
 from recipe.fully_async_policy.settings.errors import SettingError, shown
+from recipe.fully_async_policy.settings.other_names import WITH_VCPO
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -102,6 +103,10 @@ _OF_OTHER_ENGINES = (
     *("layer_name_map", "skip_tokenizer_init", "standalone_gpu_memory_utilization", "multi_turn.num_repeat_rollouts"),
     *("multi_turn.use_inference_chat_template", "multi_turn.tokenization_sanity_check_mode"),
 )
+_OF_FSDP = (
+    *(f"{_ACTOR}.use_prefix_grouper", "actor_rollout_ref.model.use_liger", "actor_rollout_ref.model.tiled_mlp"),
+    "actor_rollout_ref.model.enable_activation_offload",
+)
 _SAMPLER, _BUFFER = "trainer.v1.sampler", "the lag-k trainer has a replay buffer of its own"
 _NEVER = {
     f"{_CORRECTION}.loss_type": f"the update reads {_ACTOR}.policy_loss.rollout_correction.loss_type",
@@ -114,6 +119,8 @@ _NEVER = {
     "trainer.v1.separate_async.num_warmup_batches": "async.lag says how many batches are ahead",
     "trainer.v1.colocate_async": "async.lag says how many batches are ahead",
     **{f"{_ROLLOUT}.{name}": "the samplers are vLLM's, and do not read it" for name in _OF_OTHER_ENGINES},
+    f"{_ACTOR}.use_rollout_log_probs": "verl's trainer does not read it",
+    **dict.fromkeys(_OF_FSDP, "Megatron's engine does not read it"),
     "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
 }
 """Settings that the lag-k trainer does not read, and why."""
@@ -138,6 +145,7 @@ RULES: tuple[Rule, ...] = (
     _needs(f"{_ACTOR}.calculate_entropy", "vcpo.enable", False, "the update does not report it"),
     _needs("algorithm.adv_estimator", "vcpo.enable", False, "vcpo.baseline and vcpo.norm_by_std take its place"),
     _needs(f"{_CORRECTION}.bypass_mode", "vcpo.enable", False, "the update reads the samplers' log-probs"),
+    *(_needs(name, "vcpo.enable", False, why) for name, why in WITH_VCPO.items()),
     _needs("distillation", "vcpo.enable", False, "the update has no distillation loss"),
     _needs("vcpo", "vcpo.enable", True, "nothing reads it"),
     Rule(
@@ -160,6 +168,11 @@ RULES: tuple[Rule, ...] = (
         tuple(f"actor_rollout_ref.model.lora.{name}" for name in _ADAPTERS),
         lambda config: config.actor_rollout_ref.model.lora.rank > 0,
         "without actor_rollout_ref.model.lora.rank all weights are trained",
+    ),
+    Rule(
+        tuple(f"{TURNS}.{name}" for name in (*_OF_TOOLS, *TOOL_FILES)),
+        lambda config: config.actor_rollout_ref.rollout.agent.default_agent_loop != SIMPLETIR,
+        "+agent=simpletir has tools of its own; give tool_use.sandbox_url, tool_use.max_turns",
     ),
     Rule(
         tuple(f"{TURNS}.{name}" for name in _OF_TOOLS),

@@ -9,8 +9,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-_MOST = 10
-"""Lines of what is wrong: more are not read at once."""
 _BETWEEN = "\nerror: "
 Found = Iterator[tuple[str, str]]
 """Settings with what is wrong with them: words to follow `setting=value: `."""
@@ -34,11 +32,11 @@ def wrong(config: DictConfig, setting: str, words: str) -> SettingError:
 
 
 def all_that_is_wrong(errors: Iterable[SettingError]) -> SettingError:
-    """One error that says the first ten of them, each once; not what another says with more words."""
+    """One error that says all of them, each once; not what another says with more words."""
     lines = list(dict.fromkeys(line for error in errors for line in error.lines))
-    lines = [line for line in lines if not any(other != line and other.startswith(line) for other in lines)]
-    more = [f"and {len(lines) - _MOST + 1} more"] if len(lines) > _MOST else []
-    return SettingError(_BETWEEN.join([*lines[: _MOST - len(more)], *more]))
+    return SettingError(
+        _BETWEEN.join(line for line in lines if not any(other != line and other.startswith(line) for other in lines))
+    )
 
 
 def check_each(*checks: Callable[[], object]) -> None:

@@ -5,10 +5,8 @@ that the overrides choose.
 """
 
 import dataclasses
-import difflib
 import importlib
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -16,17 +14,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-from yaml import YAMLError
 
 from recipe.fully_async_policy.settings import other_names
+from recipe.fully_async_policy.settings.effects import without_effect
 from recipe.fully_async_policy.settings.errors import (
     SettingError,
     all_that_is_wrong,
-    choices,
     closest,
     first_line,
     shown,
@@ -69,55 +65,22 @@ _WORDS = {
 """Of a type, in pydantic's words or Python's: what a user gives."""
 
 
-def refused(
-    error: Exception, overrides: list[str], folder: Path | None, base: Callable[[], DictConfig]
-) -> SettingError:
-    """What Hydra or OmegaConf says of the overrides, in one line that names the setting and the fix."""
-    if isinstance(error, YAMLError):
-        return SettingError(_no_yaml(error))
-    if isinstance(error, MissingConfigException):
-        missing, of_file = str(error.missing_cfg_file), re.match("In '(.*?)'", str(error))
-        if folder and of_file and (folder / f"{of_file[1]}.yaml").is_file():
-            return SettingError(f"{folder}/{of_file[1]}.yaml: {_no_default(missing, folder)}")
-        return SettingError(_no_choice(missing, sorted(map(str, error.options or ())), folder))
-    if isinstance(error, OverrideParseException):
-        return SettingError(_unreadable(str(error.override)))
-    if found := re.match(r"Ambiguous value for argument '((.*?)=(.*?))'\n", str(error)):
-        given, name, value = found.groups()
-        return SettingError(f"{given}: {_with_comma(name, value, base())}")
-    if found := re.match(r"Could not (override|append).*? '(.*?)'(.*)", str(error)):
-        given = _override(found[2], overrides)
-        if found[1] == "append":
-            fix = "the setting is there already; leave the + out"
-        else:
-            fix = f"write +{given}" if "defaults list" in found[3] else unknown(found[2], base(), given)
-        return SettingError(f"{given}: {fix}")
-    if found := re.match(r"Multiple values for (\w+)\.|(\w+) appears more than once in the final def", str(error)):
-        name = found[1] or found[2]
-        given = _override(name, list(reversed(overrides)))
-        if given == name:
-            return SettingError(f"{name}: two presets choose one, `/{name}: ...` of their defaults; leave one out")
-        return SettingError(f"{given}: {name} is chosen already; leave it out, or give {given.lstrip('+')}")
-    reason = " ".join(str(error.__cause__ or error).split("\n    full_key")[0].split())
-    if "'@" in reason:
-        return SettingError(f"{reason}: Hydra reads a comment with @ as an order; leave the @ out")
-    found = re.search(r"override \+*([\w.]+)=", str(error))
-    given = f"{_override(found[1], overrides)}: " if found else ""
-    return SettingError(f"{given}{reason} (see --print-config for all settings)")
-
-
 def check_known(
     config: DictConfig,
     overrides: list[str],
     folder: Path | None,
     files: list[Written],
     base: Callable[[], DictConfig],
+    forced: bool = False,
 ) -> None:
-    """Refuse settings that the configuration takes and nothing reads, and values of a type that their reader refuses.
+    """Refuse settings that nothing reads, all at once, and values of a type that their reader refuses.
+
+    Of a setting without an effect `check_overrides` says so, whether it is there or not.
 
     Args:
         config: composed from the overrides and the user's own files.
         files: what the user's own files set.
+        forced: the overrides have settings that Hydra does not know.
     """
     given = {one.name: one.name for one in files}  # full name -> as the user wrote it
     added = list(given)  # those that a configuration may not have without the user
@@ -127,8 +90,8 @@ def check_known(
             continue
         names = list(all_names(OmegaConf.create({name: override.value()})))
         given |= dict.fromkeys(names, line)
-        if override.is_add() or override.is_force_add() or _is_below(name, _OLD):
-            added += names
+        if forced or override.is_add() or override.is_force_add() or _is_below(name, _OLD):
+            added += (name for name in names if not without_effect(config, name))
     errors: dict[str, SettingError] = {}
     whole = base() if added else config
     for name in added:
@@ -161,6 +124,11 @@ def _why_nothing_reads(base: DictConfig, name: str, given: str) -> str | None:
             return f"{where} is one value, {shown(section)}, and no section of settings"
         if part not in section:
             return _why_not_in(section, where, part, name, base, given)
+        full = f"{where}.{part}".lstrip(".")
+        if name.startswith(f"{full}.") and OmegaConf.is_interpolation(section, part):
+            raw = OmegaConf.to_container(section, resolve=False)[part]
+            same = re.sub(r"\$\{(oc\.select:)?([\w.]+).*", r"\2", str(raw))
+            return f"{full} is {same}; give {same}{name.removeprefix(full)}"
         try:
             section = section[part]
         except OmegaConfBaseException:  # a value that is to be given, or refers to one
@@ -214,8 +182,6 @@ def _wrong_value(config: DictConfig, name: str) -> str | None:
         value = OmegaConf.select(config, name, throw_on_missing=True)
     except OmegaConfBaseException as error:
         return f": {first_line(error)}"
-    if not isinstance(value, DictConfig) and any(typed.startswith(f"{name}.") for typed in TYPES):
-        return f"={shown(value)}: is a section of settings, and no value; give its settings, {name}.NAME"
     above, _, last = name.rpartition(".")
     section = OmegaConf.select(config, above) if above else None
     if isinstance(value, DictConfig) or not isinstance(section, DictConfig) or above == "vcpo" or name in TYPES:
@@ -238,23 +204,34 @@ def _wrong_value(config: DictConfig, name: str) -> str | None:
 def unknown(name: str, base: DictConfig, given: str = "") -> str:
     """That there is no such setting, and which one of the configuration may be meant. `given`: as the user wrote it."""
     value = given.partition("=")[2] or "VALUE"
-    if elsewhere := other_names.of_another(name, value):
-        return f"there is no such setting; {elsewhere}"
-    names = list(all_names(base))
     above, _, last = name.rpartition(".")
-    wanted = f"{above}.{other_names.WORDS.get(last, last)}".lstrip(".")
-    below = [known for known in names if known == wanted or known.endswith(f".{wanted}")]  # the section is missing
-    lasts: dict[str, list[str]] = {}
-    for known in names:
-        lasts.setdefault(known.rpartition(".")[2], []).append(known)
-    beside = closest(last, [known.rpartition(".")[2] for known in names if known.rpartition(".")[0] == above], 0.75)
-    below += [f"{above}.{beside}".lstrip(".")] if beside else []
-    if not below and above.endswith("rollout") and last in _options_of_vllm():
-        return f"there is no such setting; an option of vLLM is +{above}.engine_kwargs.vllm.{last}={value}"
-    last = closest(wanted.rpartition(".")[2], lasts, 0.8) or ""  # the section is wrong, or the last part misspelt
-    near = next(iter(below), None) or closest(wanted, lasts.get(last, []), 0.0) or closest(wanted, names)
-    fix = f"did you mean {near}?" if near else "--print-config prints all settings"
-    return f"there is no such setting; {fix}"
+    fix = other_names.of_another(name, value)
+    if fix is None and (near := _meant(above, other_names.WORDS.get(last, last), list(all_names(base)))):
+        fix = f"did you mean {near}?"
+    if fix is None and above.endswith("rollout") and last in _options_of_vllm():
+        fix = f"an option of vLLM is +{above}.engine_kwargs.vllm.{last}={value}"
+    return f"there is no such setting; {fix or '--print-config prints all settings'}"
+
+
+def _meant(above: str, last: str, names: list[str]) -> str | None:
+    """The one of all names that most likely is meant; None where a part alone is alike."""
+    wanted = f"{above}.{last}".lstrip(".")
+    if whole := next((name for name in names if f".{name}".endswith(f".{wanted}")), None):  # the section is cut short
+        return whole
+    sections: dict[str, str] = {}  # last part -> the first setting that has it in this section, or in any
+    for name in names:
+        if f".{name.rpartition('.')[0]}".endswith(f".{above}" if above else ""):
+            sections.setdefault(name.rpartition(".")[2], name)
+    if misspelt := closest(last, sections, 0.75 if above else 0.8):
+        return sections[misspelt]
+    below = [name for name in names if name.startswith(f"{above}.") and name.endswith(f".{last}")]
+    if len(below) == 1:
+        return below[0]
+    elsewhere = {".".join(name.split(".")[-2:]): name for name in names if name.endswith(f".{last}")}
+    if len(elsewhere) == 1 and "_" in last:  # of several words: a name for one thing
+        return next(iter(elsewhere.values()))
+    section_misspelt = closest(".".join(wanted.split(".")[-2:]), elsewhere, 0.8)
+    return section_misspelt and elsewhere[section_misspelt]
 
 
 def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
@@ -263,84 +240,3 @@ def all_names(section: DictConfig, above: str = "") -> Iterator[str]:
         yield f"{above}{name}"
         if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(section, name):
             yield from all_names(value, f"{above}{name}.")
-
-
-def _no_yaml(error: YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return f"no YAML: {' '.join(str(error).split())}"
-    problem = str(getattr(error, "problem", None))
-    why = "a tab; YAML indents with spaces" if "'\\t'" in problem else f"no YAML: {problem}; mend the line"
-    return f"{mark.name}:{mark.line + 1}: {why}"
-
-
-def _no_default(missing: str, folder: Path) -> str:
-    """That a file of the user's own has a preset among its defaults which is not there."""
-    group, _, name = missing.rpartition("/")
-    there = [file.stem for known in (folder, CONFIG_DIR) for file in (known / group).glob("*.yaml")]
-    near = closest(name, there)
-    fix = f"did you mean {near}?" if near else f"it would be {folder}/{missing}.yaml"
-    return f"there is no {missing}.yaml among the presets; {fix}"
-
-
-def _no_choice(missing: str, options: list[str], folder: Path | None) -> str:
-    group, _, given = missing.rpartition("/")
-    group = "hardware" if group == "scale" else group
-    own = f"; one of your own is {folder}/{missing}.yaml" if folder else ""
-    if group == "method":
-        return f"method={given}: {_no_method(given, options, own)}"
-    sign = "+" if group in ("task", "agent", "gpus") else ""
-    if group == "gpus" and (size := re.fullmatch(r"(\d+)(gi?)?b?", given.lower())):
-        return f"{sign}{group}={given}: {other_names.card(int(size[1]))}; presets are {', '.join(options)}{own}"
-    return f"{sign}{group}={given}: there is no such {group}; {choices(given, options)}{own}"
-
-
-def _no_method(given: str, methods: list[str], own: str) -> str:
-    name = re.sub(r"[-. ]", "_", given.lower())
-    if name in methods:
-        return f"names are in small letters; give method={name}"
-    if name in other_names.METHODS:
-        return f"there is no method of this name; {other_names.METHODS[name]}"
-    near = difflib.get_close_matches(name, methods, n=3)
-    fix = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"there is no such method; {fix}docs/reference/methods.md has all {len(methods)}{own}"
-
-
-def _with_comma(name: str, value: str, base: DictConfig) -> str:
-    """What is wrong with several values of a setting, or with a decimal comma."""
-    known = OmegaConf.select(base, name, default=_ABSENT)
-    if re.fullmatch(r"[-+]?\d+,\d+(e[-+]?\d+)?", value) and (known is _ABSENT or type(known) in (int, float)):
-        decimal = f"a decimal has a point, {name}={value.replace(',', '.')}"
-        return decimal if known is not _ABSENT else f"{decimal}; and {unknown(name, base, f'{name}={value}')}"
-    return f"a comma separates values; give a list, {name}=[{value}], or {_quoted(name, value)}"
-
-
-_ABSENT = object()
-
-
-def _unreadable(override: str) -> str:
-    name, sign, value = override.partition("=")
-    if plain := other_names.typed(override):
-        if plain.startswith("-"):
-            return f"{override}: begins with a long dash; give --{plain.lstrip('-')}"
-        keep = f", or {_quoted(name, value)}" if sign and not re.search(r"=[-\d.]+$", plain) else ""
-        return f"{override}: has characters of a word processor; give {plain}{keep}"
-    if (name, value) != (name.strip(), value.strip()):
-        return f"{override}: give it without spaces, {name.strip()}={value.strip()}"
-    if not sign:
-        given = override.replace(":", "=", 1) if ":" in override else f"{override}=VALUE"
-        return f"{override}: a setting needs a value; give {given}"
-    if value.startswith("="):
-        return f"{override}: give {name}={value.lstrip('=')}"
-    if value.startswith("~"):
-        return f"{override}: ~ is not replaced here; give {name}={os.path.expanduser(value)}"
-    return f"{override}: has characters that Hydra keeps for itself; {_quoted(name, value)}"
-
-
-def _quoted(name: str, value: str) -> str:
-    return f"quote the value: '{name}=\"{value}\"'"
-
-
-def _override(name: str, overrides: list[str]) -> str:
-    """As the user gave it."""
-    return next((given for given in overrides if given.lstrip("+").partition("=")[0] == name), name)

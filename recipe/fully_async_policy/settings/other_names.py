@@ -31,23 +31,63 @@ WORDS = {
     "max_completion_length": "max_response_length",
 }
 """What other trainers call a setting: last part -> ours."""
-_EVERY_UPDATE = "samplers get new weights after every update; leave it out"
-_ALL_TOKENS = "samplers draw from all tokens of the policy, whose log-probs are trained on; leave it out"
-_SETTINGS = {
+_ALWAYS = "always so here; leave it out"
+_NOT_OFFERED = "not offered here; leave it out"
+PUBLISHED = {
     "async_training.staleness_threshold": "give async.lag={value}",
-    "async_training.trigger_parameter_sync_step": _EVERY_UPDATE,
-    "async_training.require_batches": _EVERY_UPDATE,
-    "async_training.partial_rollout": "responses go on across updates; leave it out",
+    "async_training.trigger_parameter_sync_step": "always 1 here: samplers get every update; leave it out",
+    "async_training.require_batches": "give data.train_batch_size: {value} times ppo_mini_batch_size",
+    "async_training.compute_prox_log_prob": "true is method=decoupled_ppo; leave it out",
+    "async_training.bsz_per_dp_rank": "give actor_rollout_ref.rollout.max_num_seqs: {value} times rollout.n",
+    **dict.fromkeys(
+        (
+            *("async_training.partial_rollout", "async_training.save_queue_state", "use_rollout_log_probs"),
+            *("async_training.skip_recompute_old_log_prob", "grad_baselining.use_is_weights"),
+        ),
+        _ALWAYS,
+    ),
     "async_training": "async.lag, async.on_deadline and async.kv_cache take its place",
     "ess_scaling.enable": "true is method=vcpo, or method=vcpo_ess without the baseline; false is method=vcpo_opob",
+    "ess_scaling.scaling_rule": "give vcpo.step_size_rule={value}",
+    "ess_scaling.base_ess_ratio": "give vcpo.base_ess_ratio={value}",
     "ess_scaling": "method=vcpo scales the step; give vcpo.step_size_rule, vcpo.base_ess_ratio or vcpo.ess_part",
     "grad_baselining.enable": "true is method=vcpo, or method=vcpo_opob without the step; false is method=vcpo_ess",
-    "grad_baselining.scope": "give method=vcpo and vcpo.opob_scope=group, or minibatch",
+    "grad_baselining.scope": "give vcpo.opob_scope={value}",
+    "grad_baselining.norm_by_std": "give vcpo.norm_by_std={value}",
+    **dict.fromkeys(
+        (
+            *("ess_scaling.use_clipped", "grad_baselining.agg_mode", "grad_baselining.use_clipped_is_ratios"),
+            "grad_baselining.normalize_by_length",
+        ),
+        _NOT_OFFERED,
+    ),
     "grad_baselining": "method=vcpo has the baseline; give vcpo.opob_scope or vcpo.opob_weights",
     "update_policy_per_traj": "vcpo.norms.how says how each trajectory's gradient is measured; leave it out",
-    "total_rollout_steps": "give trainer.total_training_steps: updates, {value} prompts / data.train_batch_size",
+    "megatron.grad_offload": "give actor_rollout_ref.actor.megatron.param_offload: gradients go with the weights",
+    "rollout.nnodes": "give actor_rollout_ref.rollout.nnodes={value}",
+    "rollout.n_gpus_per_node": "give actor_rollout_ref.rollout.n_gpus_per_node={value}",
+    "rollout.total_rollout_steps": "give trainer.total_training_steps: {value} prompts / data.train_batch_size",
+    "rollout.total_epochs": "trainer.total_training_steps ends a run; leave it out",
+    "rollout.test_freq": "give trainer.test_freq={value}",
     "wandb_entity": "set WANDB_ENTITY={value} in the environment",
+    "wandb_group": "set WANDB_RUN_GROUP={value} in the environment",
+    "env_vars.SANDBOX_PORT": "give tool_use.sandbox_url=http://127.0.0.1:{value}",
+}
+"""Settings or sections of the published repository, by the end of a name, and what to do here: differences.md."""
+WITH_VCPO = {
+    "algorithm.rollout_correction.rollout_is_threshold": "vcpo.truncation takes its place",
+    "algorithm.rollout_correction.rollout_is": "a whole sequence has one weight",
+    **dict.fromkeys(
+        ("algorithm.rollout_correction.rollout_rs", "algorithm.rollout_correction.rollout_rs_threshold"),
+        "no sequence is rejected",
+    ),
+}
+"""Settings of the published repository, verl's too, that VCPO's update does not read, and why."""
+_ALL_TOKENS = "samplers draw from all tokens of the policy, whose log-probs are trained on; leave it out"
+_SETTINGS = {
+    **PUBLISHED,
     "wandb_project": "give trainer.project_name={value}",
+    "runtime_env.env_vars": "set it in the environment of the command",
     **dict.fromkeys((f"rollout.{name}" for name in ("min_p", "min_tokens", "bad_words", "logit_bias")), _ALL_TOKENS),
     **dict.fromkeys((f"rollout.{name}_penalty" for name in ("presence", "frequency")), _ALL_TOKENS),
     "rollout.stop": "an agent loop of your own can stop at a text; leave it out",

@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
-from recipe.fully_async_policy.settings.effects import LOSS_SETTINGS
+from recipe.fully_async_policy.settings.effects import LOSS_SETTINGS, without_effect
 from recipe.fully_async_policy.settings.errors import (
     SettingError,
     all_that_is_wrong,
@@ -85,6 +85,8 @@ _GREEDY = "the most likely token alone has no log-probs to weight"
 _LEAST = f"vLLM samples at 0.01 or above, and {_GREEDY}; set it to 0.01 or more"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
 _LENT = "lent GPUs have samplers without the limits of async.*; give rollout.n_gpus_per_node more of the GPUs instead"
+_UNTRIED = "no run of the lag-k trainer has had another"
+_TEXT_ALONE = "the models that are trained read text alone"
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PARALLEL = f"{_ACTOR}.megatron"
 
@@ -128,7 +130,8 @@ TYPES: dict[str, Any] = {
     **_each(_SECONDS, "async", "tool_timeout_s trajectory_timeout_s"),
     **_each(_FLAG, "async", "deterministic exact_lag"),
     # the prompts
-    **_each(_COUNT, "data", "train_batch_size max_prompt_length max_response_length"),
+    "data.train_batch_size": _a(int, "give the prompts of an update, a whole number of at least 1", ge=1),
+    **_each(_COUNT, "data", "max_prompt_length max_response_length"),
     **_each(_or_null(_COUNT), "data", "val_batch_size filter_overlong_prompts_workers"),
     **_each(_ALL, "data", "train_max_samples val_max_samples"),
     **_each(_FLAG, "data", "shuffle filter_overlong_prompts"),
@@ -213,6 +216,13 @@ TYPES: dict[str, Any] = {
     "reasoning_gym.levels": _a(int, "give a number of levels; 0 for no curriculum", default=None, ge=0),
     "reasoning_gym.instruction": _a(str, "give text", default=None),
     "reasoning_gym.answer": (_one_of(TAGGED, LAST_NUMBER)[0], Field(default=None)),
+    # what verl has, and no run here has shown to be right
+    **_each(_one_of(False, why=_UNTRIED), _ACTOR, "qat.enable megatron.qat.enable megatron.use_dist_checkpointing"),
+    **_each(_one_of(False, why=_UNTRIED), "skip", "rollout.enable rollout_tq.enable async_rollout.enable"),
+    **_each(_one_of(None, why=_UNTRIED), _ROLLOUT, "quantization quantization_config_file"),
+    f"{_ROLLOUT}.data_parallel_size": _one_of(1, why=f"{_ROLLOUT}.n_gpus_per_node makes more samplers"),
+    f"{_ROLLOUT}.disaggregation.enabled": _one_of(False, why=_UNTRIED),
+    **{f"data.{kind}_key": _one_of(f"{kind}s", None, why=_TEXT_ALONE) for kind in ("image", "video", "audio")},
     # the reward
     "reward.num_workers": _COUNT,
     "reward.reward_model.enable": _one_of(False, why="the lag-k trainer has no devices for a reward model"),
@@ -240,8 +250,19 @@ _Settings = create_model(
 )
 
 
-def check_types(config: DictConfig, section: str = "") -> None:
-    """Refuse values that their settings cannot have, in the order of the table; `section`: of this one alone."""
+def check_sections(config: DictConfig) -> None:
+    """Refuse a value in the place of a section, which the checks of its settings could not read."""
+    for section in dict.fromkeys(name.rpartition(".")[0] for name in TYPES if "." in name):
+        value = OmegaConf.select(config, section, default=_ABSENT)
+        if value is not _ABSENT and not isinstance(value, DictConfig):
+            raise wrong(config, section, f"is a section of settings, and no value; give its settings, {section}.NAME")
+
+
+def check_types(config: DictConfig, beginning: str | tuple[str, ...] = "") -> None:
+    """Refuse values that their settings cannot have, in the order of the table; `beginning`: of names that begin so.
+
+    Not those of a setting without an effect: `check_overrides` refuses it, whatever its value.
+    """
     given = {}
     for name in TYPES:
         try:
@@ -254,7 +275,10 @@ def check_types(config: DictConfig, section: str = "") -> None:
         _Settings.model_validate(given)
     except ValidationError as refused:
         found = [(str(error["loc"][0]), error["msg"]) for error in refused.errors()]
-        errors = [_refused(config, name, words) for name, words in found if name.startswith(section)]
+        read = [
+            (name, words) for name, words in found if name.startswith(beginning) and not without_effect(config, name)
+        ]
+        errors = [_refused(config, name, words) for name, words in read]
         of_engine = [error for error in errors if str(error).startswith("model_engine=")]
         if errors:
             raise all_that_is_wrong(of_engine or errors) from None  # another engine has other settings

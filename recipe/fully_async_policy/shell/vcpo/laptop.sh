@@ -1,6 +1,10 @@
 # shellcheck shell=bash disable=SC2034  # the script that sources it reads the variables
 # CPU=1: a small model, its data and small sizes take the place of the launch script's; everything else is the script's.
+for given in MODEL_PATH TRAIN_FILE TEST_FILE NNODES NGPUS_PER_NODE SANDBOX_PORT; do
+  if [[ -n ${!given:-} ]]; then echo "error: $given=${!given}: CPU=1 has its own; unset it" >&2 && exit 2; fi
+done
 MODEL=models/laptop DATA=data/laptop/$TASK RUN=outputs/laptop/${RUN#outputs/}
+TRAIN=$DATA/train.parquet TEST=$DATA/val.parquet
 LAYOUT=(
   hardware=cpu
   data.max_prompt_length=448 data.max_response_length=48 data.train_batch_size=4

@@ -5,6 +5,8 @@
 #   DRY_RUN=1 bash SCRIPT             prints the configuration and the GPU plan, starts nothing
 #   bash SCRIPT 'trainer.logger=[tensorboard,wandb]'    W&B too, after `wandb login`: docs/guide/read-a-run.md
 #   CPU=1 bash SCRIPT                 2 steps on a laptop, with a small model
+# As the published scripts, it reads MODEL_PATH, TRAIN_FILE, TEST_FILE, NNODES (the trainer's and the samplers', each),
+# NGPUS_PER_NODE (the trainer has those that the samplers leave), SANDBOX_PORT, wandb_entity and wandb_group.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../../.."
 
@@ -13,9 +15,14 @@ launch() {
   local TASK=$1 RUN=$2
   shift 2
   LAYOUT+=(hardware=gpu)
-  # shellcheck source=recipe/fully_async_policy/shell/vcpo/laptop.sh
-  if [[ "${CPU:-}" == 1 ]]; then source recipe/fully_async_policy/shell/vcpo/laptop.sh; fi
+  if [[ "${CPU:-}" == 1 ]]; then
+    # shellcheck source=recipe/fully_async_policy/shell/vcpo/laptop.sh
+    source recipe/fully_async_policy/shell/vcpo/laptop.sh
+  else
+    # shellcheck source=recipe/fully_async_policy/shell/vcpo/published.sh
+    source recipe/fully_async_policy/shell/vcpo/published.sh
+  fi
   exec python -m recipe.fully_async_policy.main +task="$TASK" run_dir="$RUN" \
-    actor_rollout_ref.model.path="$MODEL" data.train_files="$DATA/train.parquet" data.val_files="$DATA/val.parquet" \
+    actor_rollout_ref.model.path="$MODEL" data.train_files="$TRAIN" data.val_files="$TEST" \
     "${LAYOUT[@]}" method=vcpo "$@"
 }
