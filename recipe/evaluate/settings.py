@@ -44,6 +44,7 @@ def of_run(run: Path, samples: int | None, overrides: list[str]) -> DictConfig:
         SettingError: no run, a wrong setting, or a task with tools.
     """
     from recipe.fully_async_policy.settings import names, own_files
+    from recipe.fully_async_policy.settings.overrides import composed
 
     _refuse_model_path(overrides)
     file = run / CONFIG_FILE
@@ -52,12 +53,13 @@ def of_run(run: Path, samples: int | None, overrides: list[str]) -> DictConfig:
     for given in overrides:
         if own_files.chooses_a_file(given):
             raise SettingError(f"{given}: chooses a preset, and the settings are those of {run}; give single settings")
-    try:
+
+    def compose(given: list[str], _: Path | None) -> DictConfig:
         with hydra.initialize_config_dir(str(run.resolve()), version_base="1.3"):
-            config = hydra.compose(file.stem, overrides)
-    except Exception as error:  # of Hydra, OmegaConf or yaml, each with classes of its own
-        raise names.refused(error, overrides, None, lambda: _loaded(file)) from None
-    names.check_known(config, overrides, None, [], lambda: _loaded(file))
+            return hydra.compose(file.stem, given)
+
+    config, forced = composed(overrides, None, compose, lambda: _loaded(file))
+    names.check_known(config, overrides, None, [], lambda: _loaded(file), forced)
     tools = f"{run}: {_WITH_TOOLS}: the run itself evaluates, every trainer.test_freq steps"
     return _sampled(config, samples, tools, as_it_is=True)
 
