@@ -68,7 +68,7 @@ WRONG = [
     ("data.image_key=image", "data.image_key=image: the models that are trained read text alone"),
     (f"{ACTOR}.qat.enable=true", "qat.enable=true: no run of the lag-k trainer has had another; set it to false"),
     ("skip.rollout.enable=true", "skip.rollout.enable=true: no run of the lag-k trainer has had another; set it to"),
-    (f"{MODEL}.use_liger=true", "use_liger=true: has no effect with method=half_mean: Megatron's engine does not"),
+    (f"{MODEL}.use_liger=true", "use_liger=true: has no effect with method=vcpo_capped: Megatron's engines do not"),
     # of one that refers to another section, and names of which a part alone is known
     ("method=a2c critic.megatron.dtype=x", f"critic.megatron is {MEGATRON}; give {MEGATRON}.dtype"),
     (f"{ROLLOUT}.mtp.enable=true", f"{ROLLOUT}.mtp is {MODEL}.mtp; give {MODEL}.mtp.enable"),

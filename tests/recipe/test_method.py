@@ -146,6 +146,7 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
         ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",),
         ("data.shares=[1]", "data.levels=[1]"),
         ("async.on_failure=skip",),
+        ("+agent=simpletir",),
         ("reward.reward_manager.name=dapo",),
     ]
     some += [

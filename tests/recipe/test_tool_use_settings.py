@@ -93,7 +93,7 @@ def tools(good: dict[str, str], tmp_path: Path) -> dict[str, str]:
             "tools.yaml",
             "calls no tools of this file; set it to tool_agent, or leave the",
         ),
-        ("simpletir", FUNCTIONS, "tools.py", f"has no effect: {LOOP}=simpletir calls no tools of this file; set it to"),
+        ("simpletir", FUNCTIONS, "tools.py", "+agent=simpletir has tools of its own; give tool_use.sandbox_url"),
         (
             "single_turn_agent",
             f"{ROLLOUT}.multi_turn.format",

@@ -119,8 +119,8 @@ _NEVER = {
     "trainer.v1.separate_async.num_warmup_batches": "async.lag says how many batches are ahead",
     "trainer.v1.colocate_async": "async.lag says how many batches are ahead",
     **{f"{_ROLLOUT}.{name}": "the samplers are vLLM's, and do not read it" for name in _OF_OTHER_ENGINES},
-    f"{_ACTOR}.use_rollout_log_probs": "verl's trainer does not read it",
-    **dict.fromkeys(_OF_FSDP, "Megatron's engine does not read it"),
+    f"{_ACTOR}.use_rollout_log_probs": "verl's trainers do not read it",
+    **dict.fromkeys(_OF_FSDP, "Megatron's engines do not read it"),
     "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
 }
 """Settings that the lag-k trainer does not read, and why."""
