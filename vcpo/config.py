@@ -94,9 +94,10 @@ class VCPOConfig:
     step_size_rule: StepSizeRule = StepSizeRule.SQRT
     """The rule by which the learning rate follows the ESS ratio rho."""
 
-    ess_part: EssPart = EssPart.LAG
+    ess_part: EssPart = EssPart.WHOLE
     """The part of the weights whose ESS ratio the learning rate follows. `whole` is the paper's step, which long
-    responses shorten. Until the parts are known, and where arithmetic hardly counts, both are the same."""
+    responses shorten; a run, which measures the parts, has `lag`. Until the parts are known, and where arithmetic
+    hardly counts, both are the same."""
 
     base_ess_ratio: float = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""

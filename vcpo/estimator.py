@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy, weighted_mean, without_optimal
+from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy, without_optimal
 from vcpo.config import Baseline, EssPart, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
@@ -205,7 +205,7 @@ def _off_policy(
     baseline = optimal_off_policy(reward, log_a, squared_norm, group)
     advantage = without_optimal(reward, baseline, log_a, squared_norm, group)
     if config.baseline is Baseline.OPOB_CAPPED:
-        mean = weighted_mean(reward, 2 * log_scale, group)  # [B]: OPOB, were all weights and norms equal
+        mean = group_mean(reward, group)  # [B]
         above = baseline > mean
         baseline, advantage = torch.where(above, mean, baseline), torch.where(above, reward - mean, advantage)
     return baseline, advantage

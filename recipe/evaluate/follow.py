@@ -86,14 +86,18 @@ def _wait_for_start(run: Path) -> None:
 @contextlib.contextmanager
 def _alone(run: Path) -> Iterator[None]:
     """Keep other followers of the run out for the block."""
-    (run / EVALUATIONS_FOLDER).mkdir(exist_ok=True)
+    lock = FileLock(run / EVALUATIONS_FOLDER / LOCK, timeout=0)
     try:
-        with FileLock(run / EVALUATIONS_FOLDER / LOCK, timeout=0):
-            yield
+        (run / EVALUATIONS_FOLDER).mkdir(exist_ok=True)
+        lock.acquire()
     except Timeout:
         raise SettingError(f"--follow {run}: another `vcpo evaluate --follow` writes there; wait for its end") from None
     except OSError as error:
         raise SettingError(f"--follow {run}: cannot be written ({first_line(error)}); mend that") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _Model(NamedTuple):
@@ -101,9 +105,12 @@ class _Model(NamedTuple):
     path: Path
 
     @property
-    def written(self) -> int:
-        """Changes where the model is written again."""
-        return (self.path / "config.json").stat().st_mtime_ns
+    def written(self) -> int | None:
+        """Changes where the model is written again; None where it is gone."""
+        try:
+            return (self.path / "config.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
 
 
 class _Follower:
@@ -117,13 +124,14 @@ class _Follower:
     """
 
     def __init__(self, run: Path, samples: int | None, overrides: list[str], more: list[str]) -> None:
+        self._samples, self._overrides = samples, overrides
         config = of_run(run, samples, overrides)
         if not (config.save_weights or config.save_model):
             raise SettingError(f"--follow {run}: with save_weights=false and save_model=false it writes no model")
         self._run, self._more, self._id = run, more, run_in(run)
         self._first, self._writes_weights = Path(config.actor_rollout_ref.model.path), config.save_weights
+        self._saves_model = config.save_model
         self._settings = deciding(config)
-        self._as_the_run = not more or self._settings == deciding(of_run(run, None, []))
         self._done = {result.step: result for result in results.read(run)}
         self._failed: dict[int, int] = {}  # step -> `written` of the model
         self._screen = console.Screen(sys.stdout)
@@ -158,20 +166,26 @@ class _Follower:
         if run_in(self._run) != self._id:
             raise SettingError(f"--follow {self._run}: was moved, or another run has begun there; follow that anew")
         written = (self._run / WEIGHTS_FOLDER).glob("step_*/config.json")
-        steps = {int(p.parent.name.removeprefix("step_")): p.parent for p in written}
-        if not going and (self._run / SUMMARY_FILE).is_file():  # a run that goes on may have an earlier end's model
+        named = {p.parent.name.removeprefix("step_"): p.parent for p in written}
+        steps = {int(step): path for step, path in named.items() if step.isdigit()}
+        if (
+            not going and self._saves_model and (self._run / SUMMARY_FILE).is_file()
+        ):  # a run that goes on may have an earlier end's model
             steps.setdefault(last_step(self._run), self._run / MODEL_FOLDER)
         for step, path in sorted({0: self._first, **steps}.items()):
             if (path / "config.json").is_file():
                 yield _Model(step, path)
 
     def _is_due(self, model: _Model) -> bool:
-        done = self._done.get(model.step)
-        return model.written not in (done and done.model_written, self._failed.get(model.step))
+        done, written = self._done.get(model.step), model.written
+        return written is not None and written not in (done and done.model_written, self._failed.get(model.step))
 
     def _evaluate(self, model: _Model) -> None:
         """Evaluate a model in a process of its own. Raises SettingError where that would fail for every model."""
         written = model.written
+        if written is None:
+            return
+        self._settings = deciding(of_run(self._run, self._samples, self._overrides))  # a resumed run may have others
         self._screen.begin(f"Evaluating step {model.step}")
         try:
             with whole_folder(results.folder(self._run, model.step)) as place:
@@ -181,7 +195,12 @@ class _Follower:
             self._screen.finish()
             self._screen.line(f"step {model.step}: failed, {failed}. Details: {self._log}")
             return
+        except _Changed:
+            self._screen.finish()
+            self._screen.line(f"step {model.step}: the run was resumed meanwhile; its model is looked for again")
+            return
         self._done[model.step] = result
+        self._failed.pop(model.step, None)
         self._screen.finish()
         sources = [f"{name} {share:.1%}" for name, share in result.accuracies.items()]
         of_each = f" ({', '.join(sources)})" if len(sources) > 1 else ""
@@ -192,6 +211,8 @@ class _Follower:
         answers = place / results.ANSWERS
         how = ["--settings-of", str(self._run), "--json", str(answers), *self._more]
         code, last_words = _run([sys.executable, "-m", "recipe.evaluate", str(model.path), *how], self._log)
+        if model.written != written or deciding(of_run(self._run, self._samples, self._overrides)) != self._settings:
+            raise _Changed
         if code == _REFUSED:
             raise SettingError(last_words.removeprefix("error: "))
         if code:
@@ -202,7 +223,7 @@ class _Follower:
                 step=model.step,
                 accuracies=accuracies,
                 answers=count,
-                as_the_run=self._as_the_run,
+                as_the_run=not self._more or self._settings == deciding(of_run(self._run, None, [])),
                 settings=self._settings,
                 model=str(model.path),
                 model_written=written,
@@ -233,6 +254,10 @@ class _Follower:
         return 1 if self._failed else 0
 
 
+class _Changed(Exception):
+    """The run's settings, or the model, are others than when its evaluation began."""
+
+
 class _Failed(Exception):
     """The evaluation of one model failed. The message is one line."""
 
@@ -248,7 +273,7 @@ def _run(arguments: list[str], log: Path) -> tuple[int, str]:
         except BaseException:
             _end(process)
             raise
-    said = log.read_text(errors="replace")[begin:].strip().splitlines()
+    said = log.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
     return code, said[-1] if said else ""
 
 

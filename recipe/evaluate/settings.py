@@ -20,7 +20,9 @@ _DECIDE = (
     *("data.apply_chat_template_kwargs", "actor_rollout_ref.model.custom_chat_template"),
     *(f"{_VALIDATION}.{name}" for name in ("n", "temperature", "top_p", "top_k")),
     *(f"actor_rollout_ref.rollout.{name}" for name in ("dtype", "seed", "max_model_len")),
-    *("reward.custom_reward_function.path", "reward.custom_reward_function.name"),
+    *(f"actor_rollout_ref.model.{name}" for name in ("tokenizer_path", "override_config")),
+    *("data.seed", "data.shuffle", "data.validation_shuffle"),  # they draw the first data.val_max_samples
+    *("reward.custom_reward_function", "reward.reward_manager", "reward.reward_kwargs"),
 )
 """Settings by which the results of one model differ."""
 _WITH_TOOLS = "answers of several turns, with tools, come from the whole stack"
@@ -62,6 +64,12 @@ def of_run(run: Path, samples: int | None, overrides: list[str]) -> DictConfig:
     names.check_known(config, overrides, None, [], lambda: _loaded(file), forced)
     tools = f"{run}: {_WITH_TOOLS}: the run itself evaluates, every trainer.test_freq steps"
     return _sampled(config, samples, tools, as_it_is=True)
+
+
+def on_cpu(run: Path | None) -> bool:
+    """Return True for a run on a CPU, whose models a machine with GPUs evaluates on its CPU, too."""
+    file = run and run / CONFIG_FILE
+    return bool(file and file.is_file() and OmegaConf.select(_loaded(file), "trainer.device") == "cpu")
 
 
 def deciding(config: DictConfig) -> dict[str, Any]:

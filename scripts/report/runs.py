@@ -35,6 +35,10 @@ class RunError(ValueError):
     """A folder that is no run. The message is one line."""
 
 
+_NOT_OF_A_RUN = (
+    *(OSError, json.JSONDecodeError, KeyError, yaml.YAMLError, OmegaConfBaseException),
+    *(AttributeError, TypeError),
+)
 _SIMULATOR = "lab.simulator"
 
 
@@ -165,7 +169,15 @@ def read_run(folder: Path) -> ReportedRun:
         if not lines:
             raise RunError(f"{folder}: {METRICS_FILE} has no step yet")
         return _run(folder, config, lines, took_s, finished=summary.is_file())
-    except (json.JSONDecodeError, KeyError, yaml.YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
+    except (
+        OSError,
+        json.JSONDecodeError,
+        KeyError,
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        AttributeError,
+        TypeError,
+    ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(f"{folder}: not the files of a run ({type(error).__name__}: {reason})") from None
 
@@ -186,7 +198,7 @@ def _run(folder: Path, config: DictConfig, lines: list[dict[str, Any]], took_s: 
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes
     val_files = config.data.val_files
     task = Path(val_files if isinstance(val_files, str) else val_files[0]).parent.name
-    evaluations = results.read(folder)
+    evaluations = [result for result in results.read(folder) if result.step <= lines[-1]["step"]]
     sources = _by_source(lines, [result for result in evaluations if result.as_the_run])
     return ReportedRun(
         folder=folder,

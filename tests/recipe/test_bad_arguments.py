@@ -19,11 +19,11 @@ WRONG = [
     # an argument that is none, in every family of commands
     ("recipe.fully_async_policy.main", ["--dryrun"], "unrecognized arguments: --dryrun (see --help)"),
     ("recipe.fully_async_policy.main", ["--async.lag=8"], "a setting has no dashes: async.lag=8"),
-    ("recipe.evaluate.__main__", ["MODEL"], "the following arguments are required: --task"),
+    ("recipe.evaluate.__main__", ["MODEL"], "give MODEL and --task NAME, or --follow RUN"),
     ("recipe.export", ["global_step_1"], "the following arguments are required: OUT"),
     ("recipe.warm_start.train", ["steps=9"], "unrecognized arguments: steps=9"),
     ("scripts.report.__main__", [], "the following arguments are required: RUN"),
-    ("scripts.check_data", ["rows.parquet"], "the following arguments are required: --task"),
+    ("scripts.check_data", ["rows.parquet"], "give MODEL and --task NAME, or --follow RUN"),
     ("tests.reliability.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
     # arguments without effect
     ("recipe.fully_async_policy.main", ["--forecast", "RUN"], "of the plan that --dry-run prints: add --dry-run"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -188,6 +189,29 @@ def test_a_run_that_goes_on_is_waited_for(
     assert evaluate.main(["--follow", str(run)]) == 0
     assert evaluated[2:] == ["model"] and results.read(run)[-1].step == 6
     assert "Waiting for the next model (the run is at step 6)" in capsys.readouterr().out
+
+
+def test_settings_that_change_meanwhile_are_those_of_no_result(
+    run: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was resumed with others, or a model was removed."""
+    before = follow._run
+
+    def resumed(arguments: list[str], log: Path) -> tuple[int, str]:
+        ended = before(arguments, log)
+        if evaluated == ["first"]:
+            config = OmegaConf.load(run / "config.yaml")
+            config.data.val_max_samples = 7
+            OmegaConf.save(config, run / "config.yaml")
+        if evaluated[-1] == "step_2":
+            shutil.rmtree(run / "weights/step_2")
+            return 2, "error: step_2: no such folder"
+        return ended
+
+    monkeypatch.setattr(follow, "_run", resumed)
+    assert evaluate.main(["--follow", str(run)]) == 1, "step 4 fails at first"
+    assert evaluated == ["first", "first", "step_2", "step_4"]
+    assert [(of.step, of.settings["data.val_max_samples"]) for of in results.read(run)] == [(0, 7)]
 
 
 def test_a_follower_ends_with_what_it_has_started(

@@ -66,7 +66,7 @@ def plan(tmp_path: Path, composed: DictConfig) -> Plan:
         # 28 heads cannot be shared by 8
         ("Qwen2.5-7B", FOUR | {"gpu_memory_gib": 39.4}, ["optimizer_offload=true"]),
         ("Qwen2.5-7B", {}, ["trainer.n_gpus_per_node=2"]),
-        ("Qwen3-8B", FOUR | {f"{ACTOR}.ppo_max_token_len_per_gpu": 32768}, ["ppo_max_token_len_per_gpu=16384"]),
+        ("Qwen3-8B", FOUR | {f"{ACTOR}.ppo_max_token_len_per_gpu": 32768}, ["ppo_max_token_len_per_gpu=8192"]),
         ("Qwen3-8B", FOUR | {f"{ROLLOUT}.gpu_memory_utilization": 0.1}, ["gpu_memory_utilization=0.25"]),
         ("Qwen3-8B", FOUR | {f"{ROLLOUT}.gpu_memory_utilization": 0.99}, ["gpu_memory_utilization=0.9"]),
     ],

@@ -15,6 +15,7 @@ from recipe.fully_async_policy.settings import method, own_files
 from recipe.fully_async_policy.settings.effects import ESTIMATOR_SETTINGS, LOSS_SETTINGS, RULES, without_effect
 from recipe.fully_async_policy.settings.validate import SettingError
 from recipe.tasks.tool_use.settings import ToolUseSettings
+from vcpo.config import EssPart
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 # One of each kind; the simulator's tests compose all of them.
@@ -34,9 +35,9 @@ def of_method(*overrides: str) -> DictConfig:
 
 
 def test_vcpo_is_the_papers_method_and_the_default_caps_its_baseline(good: dict[str, str]) -> None:
-    """`VCPOConfig()`, the `vcpo` block of the configuration and method=vcpo are one thing."""
+    """`VCPOConfig()`, the `vcpo` block and method=vcpo are one thing, but that a run measures the parts of weights."""
     plain = OmegaConf.load(own_files.CONFIG_DIR / "vcpo_trainer.yaml").vcpo
-    assert composed(good, "method=vcpo").vcpo == plain and VCPOSettings.of(plain) == VCPOSettings()
+    assert composed(good, "method=vcpo").vcpo == plain and VCPOSettings.of(plain) == VCPOSettings(ess_part=EssPart.LAG)
     default = composed(good)
     assert default.method == "vcpo_capped" and default.vcpo == {**plain, "baseline": "opob_capped"}
 
@@ -107,6 +108,8 @@ IGNORED_BY_VCPO = (
     "algorithm.rollout_correction.rollout_is=token",
     "critic.enable=true",
     "vcpo.baseline=mean vcpo.norms.how=per_trajectory",
+    "tool_use.max_turns=9",
+    "reasoning_gym.seed=3",
     "trainer.v1.sampler.max_off_policy_threshold=2",
     "+trainer.remove_previous_ckpt_in_save=true",
 )
@@ -147,6 +150,7 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
         ("data.shares=[1]", "data.levels=[1]"),
         ("async.on_failure=skip",),
         ("+agent=simpletir",),
+        ("reasoning_gym.tasks={chain_sum:1}",),
         ("reward.reward_manager.name=dapo",),
     ]
     some += [

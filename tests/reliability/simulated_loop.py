@@ -167,6 +167,12 @@ class Silent:
     def __getattr__(self, name: str) -> "Silent":
         return self
 
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
 
 class SamplersThatLive:
     """A stand-in for `SamplerKeeper`: no sampler dies, and waiting lets simulated time pass."""

@@ -259,7 +259,7 @@ def test_settings_that_are_not_given_are_the_published_method() -> None:
     assert asdict(VCPOConfig()) == dict(
         truncation=8.0,
         step_size_rule="sqrt",
-        ess_part="lag",
+        ess_part="whole",
         base_ess_ratio=1.0,
         baseline="opob",
         opob_scope="group",

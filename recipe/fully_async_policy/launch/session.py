@@ -38,13 +38,14 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
     from recipe.fully_async_policy.launch.ray_access import session_folder
     from verl_vcpo.common import console, held_folders, start_up
     from verl_vcpo.common.run_folder import run_folder
+    from verl_vcpo.common.whole_file import write_whole
     from verl_vcpo.report.run_log import CONFIG_FILE, SUMMARY_FILE
 
     run_dir = held_folders.checked(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
     shutil.rmtree(run_dir / RAY_LOGS, ignore_errors=True)
-    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+    write_whole(run_dir / CONFIG_FILE, OmegaConf.to_yaml(config))  # `vcpo evaluate --follow` reads it meanwhile
     wandb = start_up.environment({"WANDB_DIR": os.environ.get("WANDB_DIR", str(run_dir))})
     # Paths of this process alone: not for Ray's processes, whose environment is that of Ray's start. TensorBoard's
     # thread opens its file again for each write.

@@ -15,6 +15,7 @@ from recipe.fully_async_policy.settings.agent_loop import SIMPLETIR, TOOL_FILES,
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from recipe.fully_async_policy.settings.other_names import WITH_VCPO
 from recipe.tasks.rows import SINGLE_TURN
+from vcpo import Baseline
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.on_failure import OnFailure
@@ -64,6 +65,11 @@ def vcpo_of(config: DictConfig) -> VCPOSettings:
         return VCPOSettings.of(config.vcpo)
     except ValueError as error:
         raise SettingError(str(error)) from None
+
+
+def _uses_opob(config: DictConfig) -> bool:
+    """Whether the update subtracts OPOB; of settings that may be wrong, too."""
+    return bool(config.vcpo.enable) and config.vcpo.baseline in (Baseline.OPOB, Baseline.OPOB_CAPPED)
 
 
 class Rule(NamedTuple):
@@ -155,7 +161,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         (_CORRECTION,),
-        lambda config: not config.vcpo.enable and not config.algorithm.rollout_correction.bypass_mode,
+        lambda config: not config.vcpo.enable and not OmegaConf.select(config, f"{_CORRECTION}.bypass_mode"),
         f"the trainer corrects in decoupled mode only (method=decoupled_ppo); in bypass mode the update reads "
         f"{_ACTOR}.policy_loss.rollout_correction",
     ),
@@ -214,8 +220,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("vcpo.norms",),
-        lambda config: vcpo_of(config).needs_gradient_norms,
-        "gradient norms are measured for vcpo.baseline=opob only",
+        _uses_opob,
+        "gradient norms are measured for vcpo.baseline=opob and opob_capped only",
+    ),
+    Rule(
+        ("vcpo.opob_scope", "vcpo.opob_weights"),
+        _uses_opob,
+        "the baseline is not OPOB; method=vcpo_capped and method=vcpo have it",
+    ),
+    Rule(
+        ("tool_use",),
+        lambda config: config.actor_rollout_ref.rollout.agent.default_agent_loop == SIMPLETIR,
+        "only +agent=simpletir reads it",
+    ),
+    Rule(
+        ("reasoning_gym",),
+        lambda config: bool(OmegaConf.select(config, "reasoning_gym.tasks")),
+        "only a task of reasoning-gym reads it (+task=reasoning_gym, +task=sums)",
     ),
     Rule(
         ("save_weights", "trainer.max_actor_ckpt_to_keep"),

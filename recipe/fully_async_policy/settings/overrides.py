@@ -64,7 +64,7 @@ def _forced(overrides: list[str], folder: Path | None, base: Callable[[], DictCo
         name = override.key_or_group
         if override.is_sweep_override():
             value = given.partition("=")[2]
-            errors.append(SettingError(f"{given}: {_with_comma(name, value, base())}"))
+            errors.append(SettingError(f"{given}: {_with_comma(name, value, _known(base))}"))
         elif name in _NOT_CHOSEN and name not in groups and isinstance(override.value(), str):
             errors.append(SettingError(f"{given}: write +{given}"))
         elif override.is_delete() or _chooses(override, folder) or name.startswith("hydra."):
@@ -74,6 +74,14 @@ def _forced(overrides: list[str], folder: Path | None, base: Callable[[], DictCo
     if errors:
         raise all_that_is_wrong(errors)
     return forced
+
+
+def _known(base: Callable[[], DictConfig]) -> DictConfig:
+    """The package's own configuration; an empty one where the presets that are chosen make none."""
+    try:
+        return base()
+    except (HydraException, OmegaConfBaseException):
+        return OmegaConf.create()
 
 
 def _chooses(override: Override, folder: Path | None) -> bool:

@@ -134,8 +134,8 @@ class BaselineWatch:
 
     def look_at(self, line: dict[str, Any]) -> str | None:
         """Take in a line of `metrics.jsonl`. Returns a line of advice, once in a run, or None."""
-        if line.get("baseline") is None or line.get("reward") is None:
-            return None
+        if line.get("baseline") is None or line.get("reward") is None or line.get("actor/vcpo/dropped_sequences"):
+            return None  # `reward` is the mean over dropped trajectories, too, and `baseline` is not
         self._above.append(line["baseline"] - line["reward"])
         if self._said or len(self._above) < self.STEPS:
             return None
@@ -167,5 +167,5 @@ class CollapseWarner:
         if not signs:
             return [], None
         cure = "lower actor_rollout_ref.actor.optim.lr or async.lag"
-        cure += "" if self._scales else ", or set method=vcpo"
+        cure += "" if self._scales else ", or set method=vcpo_capped"
         return [str(sign) for sign in signs], f"collapse ahead: {'; '.join(_SIGNS[sign] for sign in signs)}: {cure}"

@@ -15,6 +15,8 @@ launch() {
   local TASK=$1 RUN=$2
   shift 2
   LAYOUT+=(hardware=gpu)
+  if [[ -n ${wandb_entity:-} ]]; then export WANDB_ENTITY=$wandb_entity; fi
+  if [[ -n ${wandb_group:-} ]]; then export WANDB_RUN_GROUP=$wandb_group; fi
   if [[ "${CPU:-}" == 1 ]]; then
     # shellcheck source=recipe/fully_async_policy/shell/vcpo/laptop.sh
     source recipe/fully_async_policy/shell/vcpo/laptop.sh

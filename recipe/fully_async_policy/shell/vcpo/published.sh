@@ -12,13 +12,15 @@ if [[ ! -f $TEST && -f ${theirs[0]} && -f ${theirs[1]} ]]; then TRAIN=${theirs[0
 MODEL=${MODEL_PATH:-$MODEL} TRAIN=${TRAIN_FILE:-$TRAIN} TEST=${TEST_FILE:-$TEST}
 if [[ -n ${NNODES:-} ]]; then LAYOUT+=(trainer.nnodes="$NNODES" actor_rollout_ref.rollout.nnodes="$NNODES"); fi
 if [[ -n ${NGPUS_PER_NODE:-} ]]; then
-  for setting in "${LAYOUT[@]}"; do
+  for setting in "${LAYOUT[@]}" "$@"; do
     if [[ $setting == actor_rollout_ref.rollout.n_gpus_per_node=* ]]; then samplers=${setting#*=}; fi
   done
+  if [[ ! $NGPUS_PER_NODE =~ ^[0-9]+$ || $NGPUS_PER_NODE -le $samplers ]]; then
+    echo "error: NGPUS_PER_NODE=$NGPUS_PER_NODE: the samplers take $samplers, and the trainer needs one at the least" >&2
+    exit 2
+  fi
   LAYOUT+=(trainer.n_gpus_per_node="$((NGPUS_PER_NODE - samplers))")
 fi
 if [[ $TASK == tool_use && -n ${SANDBOX_PORT:-} ]]; then
   LAYOUT+=("tool_use.sandbox_url=http://127.0.0.1:$SANDBOX_PORT")
 fi
-if [[ -n ${wandb_entity:-} ]]; then export WANDB_ENTITY=$wandb_entity; fi
-if [[ -n ${wandb_group:-} ]]; then export WANDB_RUN_GROUP=$wandb_group; fi
