@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch.session import ray_session
 from tests.e2e.conftest import prepared
@@ -52,7 +54,9 @@ def register_trainer_mode() -> None:
 
 def train(overrides: list[str]) -> None:
     run_id, _ = prepared(overrides)
-    config = main.compose([*overrides, *SYNC, *NAIVE])  # not checked: the lag-k trainer refuses these settings
+    config = main.compose(overrides)
+    OmegaConf.set_struct(config, False)
+    config.merge_with_dotlist([*SYNC, *NAIVE])  # afterwards: the lag-k trainer refuses these settings
     register_trainer_mode()
     from verl_vcpo.loop.main import LagKTaskRunner
 

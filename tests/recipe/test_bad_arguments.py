@@ -23,7 +23,7 @@ WRONG = [
     ("recipe.export", ["global_step_1"], "the following arguments are required: OUT"),
     ("recipe.warm_start.train", ["steps=9"], "unrecognized arguments: steps=9"),
     ("scripts.report.__main__", [], "the following arguments are required: RUN"),
-    ("scripts.check_data", ["rows.parquet"], "give MODEL and --task NAME, or --follow RUN"),
+    ("scripts.check_data", ["rows.parquet"], "the following arguments are required: --task"),
     ("tests.reliability.schedules", ["--frist", "1"], "unrecognized arguments: --frist 1"),
     # arguments without effect
     ("recipe.fully_async_policy.main", ["--forecast", "RUN"], "of the plan that --dry-run prints: add --dry-run"),
