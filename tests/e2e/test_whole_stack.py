@@ -372,14 +372,17 @@ def test_vllm_serves_the_model_that_the_run_left(stack: Stack) -> None:
     assert (wanted - torch.tensor(completion["logprobs"]["token_logprobs"])).abs().max() < 1e-3
 
 
-def test_the_model_can_be_evaluated(stack: Stack, tmp_path: Path) -> None:
-    model, of_run = str(stack.run_dir / MODEL_FOLDER), ["--settings-of", str(stack.run_dir)]
-    command = ["recipe.evaluate", model, *of_run, "--samples", "2"]
+def test_the_model_can_be_evaluated(stack: Stack, assets: Path, tmp_path: Path) -> None:
+    command = ["recipe.evaluate", str(stack.run_dir / MODEL_FOLDER), "--task", "countdown", "--samples", "2"]
+    settings = [
+        f"data.val_files={assets}/data/val.parquet",
+        "reward.custom_reward_function.path=pkg://tests.kit.digits_reward",
+    ]
     result = tmp_path / "result.json"
     listeners: list[Listener] = []
     with open(tmp_path / "said", "w+") as said:
         done = psutil.Popen(
-            [sys.executable, "-m", *command, "--json", str(result)], stdout=said, stderr=subprocess.STDOUT
+            [sys.executable, "-m", *command, "--json", str(result), *settings], stdout=said, stderr=subprocess.STDOUT
         )
         while done.poll() is None:
             listeners += listening([done])

@@ -235,7 +235,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("reasoning_gym",),
-        lambda config: bool(OmegaConf.select(config, "reasoning_gym.tasks")),
+        lambda config: "tasks" in (config.get("reasoning_gym") or ()),
         "only a task of reasoning-gym reads it (+task=reasoning_gym, +task=sums)",
     ),
     Rule(
