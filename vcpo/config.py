@@ -41,6 +41,10 @@ class Baseline(StrEnum):
     """OPOB, but never above the mean reward of the sequences over which OPOB is computed."""
 
 
+OPOB_BASELINES = (Baseline.OPOB, Baseline.OPOB_CAPPED)
+"""The baselines that are OPOB, with or without a cap."""
+
+
 class OpobWeights(StrEnum):
     """The weights that OPOB squares."""
 
@@ -147,7 +151,7 @@ class VCPOConfig:
     @property
     def uses_opob(self) -> bool:
         """True where the baseline is OPOB, with or without a cap."""
-        return self.baseline in (Baseline.OPOB, Baseline.OPOB_CAPPED)
+        return self.baseline in OPOB_BASELINES
 
     @property
     def needs_gradient_norms(self) -> bool:

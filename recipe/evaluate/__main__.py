@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe.command_line import OneLineParser, run_command
 from recipe.evaluate.estimates import Answer, Interval, interval, pass_at, powers_of_two
-from recipe.evaluate.settings import deciding, of_run, of_task
-from recipe.evaluate.settings import on_cpu as _on_cpu
+from recipe.evaluate.settings import deciding, of_run, of_task, on_cpu
 from recipe.export import ExportError, weights_of
 from recipe.fully_async_policy import main as trainer
 from recipe.fully_async_policy.launch.next_steps import one_line
@@ -68,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     from recipe.fully_async_policy.settings.errors import SettingError
 
     try:
-        trainer.prepare_environment([*args.overrides, *(["hardware=cpu"] if _on_cpu(args.settings_of) else [])])
+        trainer.prepare_environment([*args.overrides, *(["hardware=cpu"] if on_cpu(args.settings_of) else [])])
         os.environ.update({name: os.environ.get(name, value) for name, value in LOOPBACK.items()})  # vLLM's gloo, NCCL
         from recipe.fully_async_policy.settings.own_files import located
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -124,14 +124,14 @@ class _Follower:
     """
 
     def __init__(self, run: Path, samples: int | None, overrides: list[str], more: list[str]) -> None:
-        self._samples, self._overrides = samples, overrides
         config = of_run(run, samples, overrides)
         if not (config.save_weights or config.save_model):
             raise SettingError(f"--follow {run}: with save_weights=false and save_model=false it writes no model")
         self._run, self._more, self._id = run, more, run_in(run)
+        self._samples, self._overrides = samples, overrides
         self._first, self._writes_weights = Path(config.actor_rollout_ref.model.path), config.save_weights
         self._saves_model = config.save_model
-        self._settings = deciding(config)
+        self._settings = self._decide()
         self._done = {result.step: result for result in results.read(run)}
         self._failed: dict[int, int] = {}  # step -> `written` of the model
         self._screen = console.Screen(sys.stdout)
@@ -168,9 +168,8 @@ class _Follower:
         written = (self._run / WEIGHTS_FOLDER).glob("step_*/config.json")
         named = {p.parent.name.removeprefix("step_"): p.parent for p in written}
         steps = {int(step): path for step, path in named.items() if step.isdigit()}
-        if (
-            not going and self._saves_model and (self._run / SUMMARY_FILE).is_file()
-        ):  # a run that goes on may have an earlier end's model
+        ended = not going and (self._run / SUMMARY_FILE).is_file()
+        if ended and self._saves_model:  # before a resumed run has ended, its model is that of an earlier end
             steps.setdefault(last_step(self._run), self._run / MODEL_FOLDER)
         for step, path in sorted({0: self._first, **steps}.items()):
             if (path / "config.json").is_file():
@@ -185,7 +184,7 @@ class _Follower:
         written = model.written
         if written is None:
             return
-        self._settings = deciding(of_run(self._run, self._samples, self._overrides))  # a resumed run may have others
+        self._settings = self._decide()  # a resumed run may have others
         self._screen.begin(f"Evaluating step {model.step}")
         try:
             with whole_folder(results.folder(self._run, model.step)) as place:
@@ -211,7 +210,7 @@ class _Follower:
         answers = place / results.ANSWERS
         how = ["--settings-of", str(self._run), "--json", str(answers), *self._more]
         code, last_words = _run([sys.executable, "-m", "recipe.evaluate", str(model.path), *how], self._log)
-        if model.written != written or deciding(of_run(self._run, self._samples, self._overrides)) != self._settings:
+        if model.written != written or self._decide() != self._settings:
             raise _Changed
         if code == _REFUSED:
             raise SettingError(last_words.removeprefix("error: "))
@@ -230,6 +229,10 @@ class _Follower:
             ),
             place,
         )
+
+    def _decide(self) -> dict[str, Any]:
+        """Return the settings by which results differ, as the run and the command have them now."""
+        return deciding(of_run(self._run, self._samples, self._overrides))
 
     def _tell_of_other_settings(self, result: results.Evaluation) -> None:
         others = {name: value for name, value in self._settings.items() if result.settings.get(name) != value}

@@ -36,9 +36,15 @@ class RunError(ValueError):
 
 
 _NOT_OF_A_RUN = (
-    *(OSError, json.JSONDecodeError, KeyError, yaml.YAMLError, OmegaConfBaseException),
-    *(AttributeError, TypeError),
+    OSError,
+    json.JSONDecodeError,
+    KeyError,
+    yaml.YAMLError,
+    OmegaConfBaseException,
+    AttributeError,
+    TypeError,
 )
+"""The errors of reading files that are not, or not yet, those of a run."""
 _SIMULATOR = "lab.simulator"
 
 

@@ -118,7 +118,9 @@ def _check_length(of_run: Path, session: Path | None) -> None:
 
 def _check_space(folder: Path) -> None:
     """Raises SettingError where Ray's start would wait in vain for files that do not fit on the folder's disk."""
-    space = shutil.disk_usage(next(above for above in (folder, *folder.parents) if above.exists()))
+    from recipe.fully_async_policy.settings.disk_space import disk_of  # not above: disk_space imports ray_access
+
+    space = shutil.disk_usage(disk_of(folder))
     if space.total and space.free < _SPACE:  # a file system that does not count has a total of 0
         raise SettingError(
             f"{folder}: {space.free / 1e6:.0f} MB are free for the run's sockets and Ray's logs, {_SPACE / 1e6:.0f} "

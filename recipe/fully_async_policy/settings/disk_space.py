@@ -38,8 +38,8 @@ def check_disk_space(config: DictConfig) -> None:
         "run_dir": (config.run_dir, models * weights),
     }
     for setting, (path, size) in written.items():
-        disk = _disk_of(path)
-        need = sum(other for folder, other in written.values() if _disk_of(folder).stat().st_dev == disk.stat().st_dev)
+        disk = disk_of(path)
+        need = sum(other for folder, other in written.values() if disk_of(folder).stat().st_dev == disk.stat().st_dev)
         space = shutil.disk_usage(disk)
         if size and space.total and need > space.free:  # a file system that does not count has a total of 0
             words = f"the run writes {need / _GB:.3g} GB there at the least, and {space.free / _GB:.3g} GB are free"
@@ -56,7 +56,7 @@ def _checkpoints(config: DictConfig) -> int:
     return math.ceil(trainer.total_training_steps / trainer.save_freq)
 
 
-def _disk_of(folder: str) -> Path:
+def disk_of(folder: str | Path) -> Path:
     """The first folder above that is there."""
     path = Path(folder).absolute()
     return next(above for above in (path, *path.parents) if above.exists())

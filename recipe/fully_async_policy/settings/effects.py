@@ -15,7 +15,7 @@ from recipe.fully_async_policy.settings.agent_loop import SIMPLETIR, TOOL_FILES,
 from recipe.fully_async_policy.settings.errors import SettingError, shown
 from recipe.fully_async_policy.settings.other_names import WITH_VCPO
 from recipe.tasks.rows import SINGLE_TURN
-from vcpo import Baseline
+from vcpo.config import OPOB_BASELINES
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.on_failure import OnFailure
@@ -69,7 +69,7 @@ def vcpo_of(config: DictConfig) -> VCPOSettings:
 
 def _uses_opob(config: DictConfig) -> bool:
     """Whether the update subtracts OPOB; of settings that may be wrong, too."""
-    return bool(config.vcpo.enable) and config.vcpo.baseline in (Baseline.OPOB, Baseline.OPOB_CAPPED)
+    return bool(config.vcpo.enable) and config.vcpo.baseline in OPOB_BASELINES
 
 
 class Rule(NamedTuple):

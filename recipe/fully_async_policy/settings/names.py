@@ -75,7 +75,7 @@ def check_known(
 ) -> None:
     """Refuse settings that nothing reads, all at once, and values of a type that their reader refuses.
 
-    Of a setting without an effect `check_overrides` says so, whether it is there or not.
+    Settings without an effect are left to `check_overrides`, also those that Hydra does not know.
 
     Args:
         config: composed from the overrides and the user's own files.
