@@ -32,6 +32,7 @@ _EVALUATION = "Measuring the held-out accuracy"
 _BEGINS, _ENDS = f"{_EVALUATION} ...", f"{_EVALUATION}: "
 """What the trainer prints when the evaluation before training begins and ends."""
 _POLL_S = 0.5
+_MEMORY_S = 3.0  # the kernel walks all pages of a process for its share of them
 _WARM_UP = 3
 """The first steps, which are not counted: step 1 waits for the batches of the lag."""
 _LIMIT_S = 1800.0
@@ -53,15 +54,18 @@ class Cost:
     step_s: float
     resident_gb: float
     """The largest sum over processes; pages that processes share count for each."""
+    proportional_gb: float
+    """The same, with a shared page counted once: what the machine has to have."""
     processes: int
 
 
 class _Processor:
-    """The processor time of a run's processes, also of those that have ended."""
+    """The processor time of a run's processes, also of those that have ended; the memory of those that are alive."""
 
     def __init__(self, launcher: psutil.Process) -> None:
         self._launcher, self._run_id, self._of_process = launcher, "", dict[psutil.Process, float]()
-        self.resident = self.count = 0
+        self.resident = self.proportional = self.count = 0
+        self._memory_at = 0.0
 
     def look(self) -> float:
         """Return the seconds until now."""
@@ -69,14 +73,24 @@ class _Processor:
         with contextlib.suppress(RuntimeError):  # the launcher has not begun the run yet
             self._run_id = self._run_id or run_id_of(self._launcher)
             alive |= {*processes_of(self._run_id)}  # Ray's own are nobody's children
-        resident = 0
         for process in alive:
             with contextlib.suppress(psutil.Error):  # a process that has ended since
                 times = process.cpu_times()
                 self._of_process[process] = times.user + times.system
-                resident += process.memory_info().rss
-        self.resident, self.count = max(self.resident, resident), max(self.count, len(alive))
+        self.count = max(self.count, len(alive))
+        if time.monotonic() - self._memory_at > _MEMORY_S:
+            self._look_at_memory(alive)
+            self._memory_at = time.monotonic()
         return sum(self._of_process.values())
+
+    def _look_at_memory(self, alive: set[psutil.Process]) -> None:
+        resident = proportional = 0
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                memory = process.memory_full_info()
+                resident += memory.rss
+                proportional += memory.pss
+        self.resident, self.proportional = max(self.resident, resident), max(self.proportional, proportional)
 
 
 def measure(checkout: Path, run_dir: Path, settings: list[str]) -> Cost:
@@ -100,6 +114,7 @@ def measure(checkout: Path, run_dir: Path, settings: list[str]) -> Cost:
         step_cpu_s=(last.cpu_s - first.cpu_s) / steps,
         step_s=(last.at - first.at) / steps,
         resident_gb=processor.resident / 1e9,
+        proportional_gb=processor.proportional / 1e9,
         processes=processor.count,
     )
 

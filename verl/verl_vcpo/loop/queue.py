@@ -1,0 +1,59 @@
+"""The start and the end of TransferQueue (extends transfer_queue/interface.py)."""
+
+import asyncio
+import threading
+from concurrent.futures import Future, wait
+
+import transfer_queue as tq
+from omegaconf import DictConfig
+
+from verl_vcpo.samplers.keeper import START_S
+
+_END_S = 5.0
+
+
+class Queue:
+    """TransferQueue, which starts in a thread: its two processes import packages one after the other.
+
+    The samplers need as long as all else together, so their start waits for nothing. The agent loops' workers would
+    start a queue of their own if there was none: whoever starts them calls `wait` first.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self._started: Future[None] = Future()
+        threading.Thread(target=self._start, args=(config,), name="start of TransferQueue", daemon=True).start()
+
+    def _start(self, config: DictConfig) -> None:
+        try:
+            tq.init(config)
+        except BaseException as error:
+            self._started.set_exception(error)
+        else:
+            self._started.set_result(None)
+
+    def wait(self) -> None:
+        """Wait until the queue is there. Raises the error of its start, and TimeoutError."""
+        self._started.result(START_S)
+
+    def end(self) -> None:
+        """End the queue, and before that this process's open requests to it; a queue that still starts ends with Ray.
+
+        A request to a process that has died stays open. Python would report the request, with tracebacks, when this
+        process ends: after the run's last words.
+        """
+        wait([self._started], timeout=_END_S)
+        if self._started.done() and not self._started.exception():
+            end_queue()
+
+
+def end_queue() -> None:
+    """Cancel this process's open requests to TransferQueue, then end TransferQueue."""
+
+    async def cancel() -> None:
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    wait([asyncio.run_coroutine_threadsafe(cancel(), tq.get_client()._loop)], timeout=_END_S)
+    tq.close()
