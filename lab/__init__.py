@@ -5,9 +5,7 @@
     baselines/   which constant baseline has the least variance
     cost/        what a step with gradient norms costs (steps), and its layers (layers)
     regimes/     which method keeps up where responses are long and sampler and trainer differ in arithmetic
-    truncated/   do responses that grow into their limit end a run, and what helps
     long_responses   does the step follow the lag where sampler and trainer differ in arithmetic?
-    noisy_weights    which weights are right there?
 
 A question that is answered and that nobody asks again leaves. Its page keeps the numbers, and names a commit that has
 the program.

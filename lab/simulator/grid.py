@@ -167,28 +167,15 @@ def make_all(runs: Sequence[tuple[GridRun, Folder]], workers: int) -> None:
 
 def _make(run: GridRun, folder: Folder) -> None:
     import torch
-    from verl.utils.config import omega_conf_to_dataclass
 
     from lab.simulator import rates
-    from lab.simulator.level import BASES, MEAN_WITH_LEVEL, RECORDED_FROM, HalfMeanLoss, Intervened, moved
     from lab.simulator.simulator import Simulator
-    from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
     torch.set_num_threads(1)
-    config = config_of(replace(run, method=BASES.get(run.method, run.method)), folder)
+    config = config_of(replace(run, method=rates.BASES.get(run.method, run.method)), folder)
     simulator = Simulator(config, folder.arithmetic)
     if run.method in rates.BASES:
         simulator.method = rates.changed(run.method, config)
-    elif run.method in BASES:
-        of = folder.file(replace(run, method=RECORDED_FROM))
-        recorded = pd.read_parquet(of).set_index("step")["level"].iloc[1:].to_dict() if of.is_file() else {}
-        if not recorded and run.method == MEAN_WITH_LEVEL:
-            raise ValueError(f"{run.name}: needs the levels of {of}; make the runs of method {RECORDED_FROM} first")
-        actor = config.actor_rollout_ref.actor
-        if config.vcpo.enable:
-            simulator.method = Intervened(VCPOSettings.of(config.vcpo), actor, moved(run.method, recorded))
-        else:
-            simulator.method = HalfMeanLoss(omega_conf_to_dataclass(actor), config.algorithm)
     folder.write(run, pd.DataFrame(simulator.run()))
 
 

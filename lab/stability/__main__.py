@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.simulator.grid import Folder, GridRun, config_of, make_all
-from lab.simulator.level import BASES
+from lab.simulator.rates import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
 from lab.stability.report import make_report, numbers, of_tasks, show_tables

@@ -8,17 +8,17 @@ NAME.csv, a line for each run of a candidate. --report shows the published runs.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from lab.stability.candidates import RATES, collected, run_row
+from lab.simulator.analysis import outcome
 from lab.stability.cells import RUN
 from lab.stability.contrasts import visible
 from lab.stability.inference import holm, paired
-from lab.stability.interventions import TASKS
 from lab.stability.published import PUBLISHED as PUBLISHED_RUNS
 from lab.stability.published import read_curves
 from lab.stability.report import show_and_keep
@@ -29,7 +29,8 @@ from recipe.command_line import OneLineParser, run_command
 PAIR = {8: "vcpo_minibatch", 32: "vcpo_minibatch", 64: "topr", 128: "topr"}
 """By lag, the method that the guide recommended."""
 THE_PAIR = "the pair"
-SEEDS = (1, 2, 3, 4)
+TASKS = ("countdown_lag", "countdown4_lag", "sort_digits_lag")
+RATES, SEEDS, STEPS = (1e-4, 3e-4), (1, 2, 3, 4), 300
 PUBLISHED = Path("docs/measurements/stability")
 
 
@@ -42,6 +43,32 @@ class Comparison:
     others: tuple[str, ...]
     """The rule is about the first: Holm's correction is over the candidates' differences to it."""
     runs_of_others: Callable[[], pd.DataFrame]
+
+
+def collected(folders: Sequence[Path], methods: Collection[str]) -> pd.DataFrame:
+    """Return a row for each run of these methods in the folders of lab.stability, one folder for each of `TASKS`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    rows = []
+    for task, folder in zip(TASKS, folders, strict=True):
+        for file in sorted((folder / "runs").glob("*.parquet")):
+            curve = pd.read_parquet(file)
+            run = curve.iloc[0]
+            if run["method"] in methods and run["lag"] in PAIR and run["lr"] in RATES and run["seed"] in SEEDS:
+                rows.append(run_row(task, curve))
+    if not rows:
+        raise ValueError(f"{', '.join(map(str, folders))}: no such run; the page beside this program has the commands")
+    return pd.DataFrame(rows).astype({"collapsed": "Int64"})
+
+
+def run_row(task: str, curve: pd.DataFrame) -> dict[str, Any]:
+    """Return what the comparisons read of a run, from its steps; `collapsed` is the step of its collapse, or None."""
+    method, lag, lr, seed = curve.iloc[0][["method", "lag", "lr", "seed"]]
+    found = outcome(curve, STEPS, int(lag))
+    run = {"task": task, "lag": int(lag), "method": method, "lr": lr, "seed": int(seed)}
+    return run | {"accuracy": round(found.accuracy, 5), "collapsed": found.collapse_step}
 
 
 def published(methods: Collection[str]) -> pd.DataFrame:
@@ -187,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         of.name,
         report,
         arguments.out or Path("outputs") / of.name,
-        lambda: collected(folders, of.candidates, tuple(PAIR), SEEDS),
+        lambda: collected(folders, of.candidates),
         lambda runs: tables(runs, of),
     )
 

@@ -1,1 +1,0 @@
-"""Do truncated responses carry a collapse, and does `async.truncated` cure it? `__main__` is the command."""
