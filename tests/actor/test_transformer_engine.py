@@ -19,7 +19,7 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 _FILES = sorted((ROOT / "tests" / "actor" / "te").glob("test_*.py"), reverse=True)
 TESTS = [*map(str, _FILES)]
-"""Layers and models before engines, which take minutes: a mistake of `tests.mutants` is seen within seconds."""
+"""Layers and models before engines, which take minutes: a mistake is seen within seconds."""
 NIGHTLY = "tests/actor/test_families.py"
 
 
