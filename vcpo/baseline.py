@@ -26,10 +26,31 @@ def half_mean(reward: Tensor, group: Tensor) -> Tensor:
 
     The level of a baseline decides what stale data do: below the mean an update raises right answers more than it
     lowers wrong ones (AsymRE, arXiv 2506.20520). Measured from the lowest reward, the level stays below the mean for
-    rewards of any sign; where the lowest reward is 0 the result is half of the mean.
+    rewards of any sign; where the lowest reward is 0 the result is half of the mean. A group of more than two rewards
+    has only `share_below_mean` of the way from its mean.
     """
-    lowest = reward.new_full((int(group.max()) + 1,), torch.inf).scatter_reduce(0, group, reward, "amin")[group]
-    return (lowest + group_mean(reward, group)) / 2
+    mean = group_mean(reward, group)
+    return torch.lerp(mean, (lowest_of_group(reward, group) + mean) / 2, share_below_mean(reward, group))
+
+
+def lowest_of_group(value: Tensor, group: Tensor) -> Tensor:
+    """Return [B], the lowest `value` [B] of each sequence's group."""
+    return value.new_full((int(group.max()) + 1,), torch.inf).scatter_reduce(0, group, value, "amin")[group]
+
+
+def share_below_mean(reward: Tensor, group: Tensor) -> Tensor:
+    """Return [B] in [0, 1]: how far below the mean a group's baseline may be, relative to a group of two rewards.
+
+    A low baseline adds the same amount to all advantages of a group: it would raise wrong answers whose reward is near
+    the mean, because one reward of the group is far below. The share is the smallest distance of a reward to the mean,
+    relative to the largest distance on the same side: 1 where a group has two rewards, 0 where a reward is the mean.
+    So a reward below the mean loses no larger part of its advantage than the lowest one, and a reward above the mean
+    gains no larger part than the highest one.
+    """
+    distance = reward - group_mean(reward, group)
+    largest = [-lowest_of_group(-side, group) for side in (distance, -distance)]
+    relative = distance.abs() / torch.where(distance >= 0, *largest)
+    return lowest_of_group(relative.nan_to_num(nan=1.0), group)  # 0 / 0: all rewards are equal
 
 
 def group_std(value: Tensor, group: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy, without_optimal
+from vcpo.baseline import (
+    group_mean,
+    group_std,
+    half_mean,
+    lowest_of_group,
+    optimal_off_policy,
+    share_below_mean,
+    without_optimal,
+)
 from vcpo.config import Baseline, EssPart, OpobScope, OpobWeights, VCPOConfig
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import truncated_log_weights
@@ -205,7 +213,8 @@ def _off_policy(
     baseline = optimal_off_policy(reward, log_a, squared_norm, group)
     advantage = without_optimal(reward, baseline, log_a, squared_norm, group)
     if config.baseline is Baseline.OPOB_CAPPED:
-        mean = group_mean(reward, group)  # [B]
-        above = baseline > mean
-        baseline, advantage = torch.where(above, mean, baseline), torch.where(above, reward - mean, advantage)
+        mean, share = group_mean(reward, group), share_below_mean(reward, group)  # [B]
+        lowest = torch.lerp(mean, lowest_of_group(reward, group), share)
+        for bound, beyond in ((mean, baseline > mean), (lowest, (baseline < lowest) & (share < 1))):
+            baseline, advantage = torch.where(beyond, bound, baseline), torch.where(beyond, reward - bound, advantage)
     return baseline, advantage

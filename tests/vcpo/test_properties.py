@@ -14,6 +14,7 @@ from vcpo.baseline import group_mean, half_mean, optimal_off_policy
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import sequence_log_weights, truncated_log_weights
+from verl_vcpo.common.truncated import soft_length_penalty
 
 FINITE = st.floats(-30, 30)
 EXTREME = st.one_of(FINITE, st.sampled_from([1e4, -1e4, 88.8, -745.0, math.inf, -math.inf, math.nan]))
@@ -104,23 +105,51 @@ def test_half_of_the_mean_is_below_the_mean_whatever_rewards_are_called(
     torch.testing.assert_close(half_mean(factor * reward + shift, group), factor * half + shift, rtol=1e-9, atol=1e-9)
 
 
+REWARDS = {
+    "two values": st.sampled_from([0.0, 1.0]),
+    "async.truncated=penalty": st.builds(
+        lambda right, length: right + soft_length_penalty(length, 100, 50, 1.0), st.integers(0, 1), st.integers(1, 100)
+    ),
+    "outliers": st.sampled_from([0.0, 1.0, -100.0, 100.0]),
+    "shaped": st.floats(-2, 2),
+}
+
+
 @pytest.mark.parametrize("norm_by_std", [True, False])
 @pytest.mark.parametrize("scope", OpobScope)
-@given(batch=batches())
-def test_a_cap_is_opob_below_the_mean_and_the_mean_above(
-    batch: dict[str, torch.Tensor], scope: OpobScope, norm_by_std: bool
+@pytest.mark.parametrize("kind", REWARDS)
+@given(batch=batches(), drawn=st.data())
+def test_a_low_baseline_lifts_no_wrong_answer(
+    drawn: st.DataObject, batch: dict[str, torch.Tensor], kind: str, scope: OpobScope, norm_by_std: bool
 ) -> None:
+    """Groups of two rewards have the plain formulas to the bit; in others nothing below the mean gains by the level."""
+    size = len(batch["group"])
+    rewards = drawn.draw(st.lists(REWARDS[kind], min_size=size, max_size=size))
+    batch["reward"] = torch.tensor(rewards, dtype=torch.float64) + batch["group"]  # each group has its own lowest
     plain, capped = (
         estimate(VCPOConfig(baseline=baseline, opob_scope=scope, norm_by_std=norm_by_std), **batch)
         for baseline in ("opob", "opob_capped")
     )
     group = batch["group"] if scope is OpobScope.GROUP else torch.zeros_like(batch["group"])
-    mean = group_mean(batch["reward"], group)
-    torch.testing.assert_close(capped.baseline, torch.minimum(plain.baseline, mean))
-    kept = plain.baseline <= mean
-    assert torch.equal(capped.coefficient[kept], plain.coefficient[kept])
-    advantage = capped.weight * (batch["reward"] - capped.baseline)
-    assert (capped.coefficient * advantage >= 0).all()
+    half, mean = half_mean(batch["reward"], group), group_mean(batch["reward"], group)
+    assert (capped.coefficient * capped.weight * (batch["reward"] - capped.baseline) >= 0).all()
+    for one in group.unique():
+        mine = group == one
+        reward, middle = batch["reward"][mine], mean[mine][0].item()
+        values = reward.unique()
+        lowest, highest = values[0].item(), values[-1].item()
+        if len(values) <= 2:
+            assert torch.equal(half[mine], (reward.min() + mean[mine]) / 2)
+            assert torch.equal(capped.baseline[mine], torch.minimum(plain.baseline, mean)[mine])
+            kept = mine & (plain.baseline <= mean)
+            assert torch.equal(capped.coefficient[kept], plain.coefficient[kept])
+            continue
+        for baseline, most in ((half[mine], 0.5), (capped.baseline[mine], 1.0)):
+            low, high = reward < middle, reward >= middle
+            assert (baseline <= middle + 1e-9).all()
+            assert (reward - baseline <= (1 - most) * (reward - middle) + 1e-9)[low].all()
+            gain = 1 + most * (middle - lowest) / (highest - middle)
+            assert (reward - baseline <= gain * (reward - middle) + 1e-9)[high].all()
 
 
 @given(batch=batches(norm=st.floats(1e-3, 1e3)), factor=st.floats(-100, 100))
