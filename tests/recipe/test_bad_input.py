@@ -62,6 +62,7 @@ WRONG = [
     (f"{MODEL}.lora.rank=4 {MODEL}.lora.target_modules=linear_qkv", "target_modules=linear_qkv: give a list of names"),
     (f"{MODEL}.lora.adapter_path=adapter", "model.lora.adapter_path=adapter: a run makes its own adapters"),
     (f"{MODEL}.lora.alpha=8", f"{MODEL}.lora.alpha=8: has no effect with"),
+    (f"{ACTOR}.megatron.dtype=float16", "gradient norms with it; did you mean bfloat16?"),
     (f"{ACTOR}.megatron.vanilla_mbridge=true", "vanilla_mbridge=true: verl gives up the package mbridge"),
     (f"{ROLLOUT}.quantization=fp8", "quantization=fp8: no run of the lag-k trainer has had another; set it to null"),
     (f"{ROLLOUT}.data_parallel_size=2", f"data_parallel_size=2: {ROLLOUT}.n_gpus_per_node makes more samplers; set"),

@@ -66,6 +66,24 @@ def test_linear(
     torch.testing.assert_close(torch.stack(buffers), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("batched", "products"), [(False, 0), (True, 0), (True, 1)])
+def test_sums_in_bfloat16_keep_what_sequences_do_not_share(
+    batched: bool, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches products and squares that are rounded to bfloat16: the sum is 0.02 of its parts."""
+    if products:
+        monkeypatch.setattr(sums, "_OPERATIONS", 1e-6)
+    segments = Segments.of_lengths([6] * 4)
+    x, dy = ((rows[:6].repeat(4, 1) + 0.02 * rows).bfloat16() for rows in tokens([6] * 4, 16, 300))
+    each = torch.einsum("nto,nti->noi", *(rows.double().view(4, 6, -1) for rows in (dy, x)))
+    into, norms = torch.zeros(300, 16), torch.zeros(4)
+    WeightedSums(segments, [[1.0, -1.0, -1.0, 1.0]]).add(x, dy, [into], norms, batched=batched)
+    expected = each[0] - each[1] - each[2] + each[3]
+    assert (into - expected).norm() < 1e-5 * expected.norm() < 1e-6 * each.norm()
+    gram = batched and not products
+    torch.testing.assert_close(norms.double(), each.square().sum((1, 2)), rtol=5e-3 if gram else 1e-6, atol=0)
+
+
 @pytest.mark.parametrize("memory", [1, 18, 130])
 def test_a_weight_is_taken_in_blocks_of_rows(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 rows in blocks of 3, 3 and 2 of one sequence; in 130 bytes in blocks of 4 rows of two sequences."""
@@ -256,9 +274,9 @@ def test_equal_coefficients_share_a_product_and_long_sequences_have_their_own() 
 
 
 def test_a_product_of_its_own_pays_from_a_length_on() -> None:
-    """2 n^2 (64 + 32) operations are more than 1,600 (64 * 32 + 6,000,000) from n = 7,073 on."""
-    weighted = WeightedSums(Segments.of_lengths([7072, 7073], "meta"), [])
-    x, dy, norms = (torch.empty(*size, device="meta") for size in ((7072 + 7073, 64), (7072 + 7073, 32), (2,)))
+    """2 n^2 (64 + 32) operations are more than 2,250 (64 * 32 + 6,000,000) from n = 8,387 on."""
+    weighted = WeightedSums(Segments.of_lengths([8386, 8387], "meta"), [])
+    x, dy, norms = (torch.empty(*size, device="meta") for size in ((8386 + 8387, 64), (8386 + 8387, 32), (2,)))
     weighted.add(x, dy, [], norms)
     assert list(weighted._shared) == [(1,)]
 

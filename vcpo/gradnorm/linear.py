@@ -23,7 +23,7 @@ from vcpo.gradnorm.segments import Segments
 # The bytes of the buffer that holds some rows of several sequences' dW_i until they are squared and added. The buffer
 # has to stay in the cache: sizes from 1 to 16 MiB were measured.
 _CPU_BYTES = 8 << 20
-_NUMBER = 4  # bytes: narrower products are widened to float32 before they are added
+_NUMBER = 4  # bytes: products are formed in float32
 # BLAS repacks the right operand at every call, so a block has at least 256 rows; adding several blocks at a time
 # touches the (large) output buffer once instead of several times.
 _FEWEST_ROWS, _SUMMED_AT_ONCE = 256, 4
@@ -45,6 +45,17 @@ def _with_triton() -> Any:
         return importlib.import_module("vcpo.gradnorm.gram_kernel")
     except ImportError:  # no Triton
         return None
+
+
+def product(dy: Tensor, x: Tensor) -> Tensor:
+    """Return dy^T x, [out, in] float32, of rows dy [T, out] and x [T, in] in any format.
+
+    Two sums of products cancel where sequences share a gradient. In bfloat16 a product has 2e-3 of rounding, of which
+    the difference of two sums keeps a multiple.
+    """
+    if dy.dtype == torch.float32 or not dy.is_cuda:
+        return dy.T.float() @ x.float()
+    return torch.mm(dy.T, x, out_dtype=torch.float32)
 
 
 def add_gram_norms(x: Tensor, dy: Tensor, segments: Segments, some: tuple[int, ...], norms: Tensor) -> None:
@@ -104,6 +115,7 @@ def add_weighted_per_sequence(
         [n] float32 ||dW_i||^2.
     """
     norms = torch.zeros(len(segments), device=x.device)
+    x, dy = x.float(), dy.float()  # as `product` forms them
     for first, end, rows, block in _blocks(x, dy, segments):
         norms[first:end] += _row_squares(block, x.shape[1])
         for weights, buffer, (low, high) in zip(coefficient, into, spans, strict=True):
@@ -136,18 +148,18 @@ def _blocks(x: Tensor, dy: Tensor, segments: Segments) -> Iterator[tuple[int, in
 
 
 def _row_squares(block: Tensor, inputs: int) -> Tensor:
-    """Return [k] float32 squared norms of k gradients [k, rows * in], of some rows of the weight.
+    """Return [k] squared norms of k gradients [k, rows * in] float32, of some rows of the weight.
 
     torch adds up a norm's squares one after the other on a CPU: over a whole weight the error is 6e-5, over one row of
     the weight at a time 1e-7.
     """
     rows = block.view(len(block), -1, inputs)
-    return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float32).square_().sum(1)
+    return torch.linalg.vector_norm(rows, dim=2).square_().sum(1)
 
 
 def _add_sum(block: Tensor, weights: Tensor, into: Tensor) -> None:
-    """Add weights [k] @ block [k, rows * in] to a buffer [rows, in], in the weights' format: large sums may cancel."""
-    block, into = block.to(torch.promote_types(block.dtype, weights.dtype)), into.view(1, -1)
+    """Add weights [k] @ block [k, rows * in] to a buffer [rows, in]."""
+    block, into = block.to(weights.dtype), into.view(1, -1)
     if into.dtype == block.dtype:
         into.addmm_(weights[None], block)
     else:

@@ -18,13 +18,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, batches
+from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, batches, product
 from vcpo.gradnorm.segments import Segments
 
 # A GPU makes so many operations in the time in which a sequence's own product moves a number of the weight (bfloat16 at
-# three quarters of 450 TFLOP/s, 14 bytes at 3 TB/s, an H100's rates), and moves so many numbers in the time that the
+# three quarters of 450 TFLOP/s, 20 bytes at 3 TB/s, an H100's rates), and moves so many numbers in the time that the
 # host takes to launch the product. The choice follows from shapes alone: every run of a seed adds in the same order.
-_OPERATIONS, _LAUNCHED = 1600, 6_000_000
+_OPERATIONS, _LAUNCHED = 2250, 6_000_000
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class WeightedSums:
         add_gram_norms(x, dy, self.segments, shared.sequences, norms)
         for i in long:
             rows = slice(*self.segments.bounds[i : i + 2])
-            product = dy[rows].T @ x[rows]
-            norm = torch.linalg.vector_norm(product, dtype=torch.float32)
+            own = product(dy[rows], x[rows])
+            norm = torch.linalg.vector_norm(own)
             norms[i].addcmul_(norm, norm)
-            _add(product, self._of_sequence[i], into)
+            _add(own, self._of_sequence[i], into)
         if shared.products and shared.order is not None:
             x, dy = x[shared.order], dy[shared.order]
         for rows, of_buffers in shared.products:
-            _add(dy[rows].T @ x[rows], of_buffers, into)
+            _add(product(dy[rows], x[rows]), of_buffers, into)
 
     def _long(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the sequences whose norm costs more in the Gram form than their own product moves in memory.
@@ -124,7 +124,7 @@ class WeightedSums:
         return [(min(some), max(some) + 1) if some else (len(self.segments), 0) for some in used]
 
 
-def _add(product: Tensor, of_buffers: tuple[float, ...], into: Sequence[Tensor]) -> None:
+def _add(of_rows: Tensor, of_buffers: tuple[float, ...], into: Sequence[Tensor]) -> None:
     for number, buffer in zip(of_buffers, into, strict=True):
         if number:
-            buffer.add_(product, alpha=number)
+            buffer.add_(of_rows, alpha=number)

@@ -85,6 +85,7 @@ _GREEDY = "the most likely token alone has no log-probs to weight"
 _LEAST = f"vLLM samples at 0.01 or above, and {_GREEDY}; set it to 0.01 or more"
 _UNFINISHED = "the folder would be taken for whole while its files are still being written"
 _LENT = "lent GPUs have samplers without the limits of async.*; give rollout.n_gpus_per_node more of the GPUs instead"
+_SCALED = "Megatron would scale the loss of float16, and gradient norms with it"
 _UNTRIED = "no run of the lag-k trainer has had another"
 _TEXT_ALONE = "the models that are trained read text alone"
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -156,7 +157,7 @@ TYPES: dict[str, Any] = {
     **_each(_or_null(_COUNT), _PARALLEL, "virtual_pipeline_model_parallel_size expert_tensor_parallel_size"),
     f"{_PARALLEL}.vanilla_mbridge": _one_of(False, why="verl gives up the package mbridge, which is not installed"),
     f"{_PARALLEL}.router_replay.mode": _one_of("disabled", "R3", why="R2 needs a pass that a lag-k run leaves out"),
-    f"{_PARALLEL}.dtype": _one_of("float32", "bfloat16", "float16"),
+    f"{_PARALLEL}.dtype": _one_of("float32", "bfloat16", why=_SCALED),
     f"{_MODEL}.path": _a(str, "give the folder of a Hugging Face model", min_length=1),
     f"{_MODEL}.trust_remote_code": _FLAG,
     **_each(_a(None, "a run makes its own adapters", default=None), _MODEL, "lora_adapter_path lora.adapter_path"),

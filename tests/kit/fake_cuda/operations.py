@@ -42,6 +42,7 @@ def install() -> None:
     names = {name.removeprefix("aten::") for name in registered if name.startswith("aten::")}
     redirect().install(sorted(names - _TORCHS | {"copy_"}))
     library = torch.library.Library("aten", "IMPL")
+    library.impl("mm.dtype", lambda left, right, dtype: left.to(dtype) @ right.to(dtype), "CPU")
     library.impl("_fused_rms_norm", _rms_norm, "CPU")
     library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
     library.impl("_flash_attention_forward", flash_attention.forward, "CPU")
