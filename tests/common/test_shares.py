@@ -141,6 +141,12 @@ def test_other_shares_hold_from_the_resumption_on(data: DictConfig) -> None:
         iter(InShares((1, 1, 1), [1, 1, 1], seed=1)).load_state_dict(before.state_dict())
 
 
+def test_three_tasks_have_their_shares() -> None:
+    rows = iter(InShares((100, 100, 100), [5, 3, 2], seed=None))
+    drawn_of = [next(rows) // 100 for _ in range(100)]
+    assert [drawn_of.count(task) for task in range(3)] == [50, 30, 20]
+
+
 def test_rows_are_those_of_verls_dataset(data: DictConfig) -> None:
     """Of files that verl can join too; and where rows are drawn of all, the same."""
     data.train_files = [data.train_files[0]] * 2

@@ -1,15 +1,11 @@
-"""The kernel of the Gram form: on a GPU, or over Triton's interpreter, in a process that computes on the CPU."""
+"""The kernel of the Gram form on a GPU; tests/vcpo/test_gram_kernel.py has it over Triton's interpreter."""
 
-import os
-import subprocess
-import sys
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from tests.kit import ROOT
-from tests.kit.fake_cuda.__main__ import STAND_INS, VARIABLE
+from tests.kit.fake_cuda.__main__ import STAND_INS
 from vcpo.gradnorm import Segments
 
 LENGTHS = [40, 3, 0, 165, 20]
@@ -31,25 +27,6 @@ def largest_error(device: str, dtype: torch.dtype, lengths: list[int]) -> float:
     wanted = 1 + torch.stack([(b.T @ a).square().sum() for a, b in parts])
     wanted[1] = 1
     return float((found.cpu() / wanted.cpu() - 1).abs().max())
-
-
-@pytest.mark.skipif(not STAND_INS, reason="a GPU computes the same")
-@pytest.mark.parametrize("lengths", [LENGTHS, [700] * 6], ids=["small tiles", "large tiles"])
-def test_over_tritons_interpreter(lengths: list[int]) -> None:
-    """Catches rows of another sequence in a tile, a pair of tiles that counts once, and a part of a tile too many."""
-    without = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", VARIABLE)}
-    script = "import torch; from tests.gpu_rehearsal import test_gram_kernel as t; "
-    script += f"print(t.largest_error('cpu', torch.float16, {lengths}))"  # the interpreter has no products of bfloat16
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env={**without, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    assert float(run.stdout.split()[-1]) < 1e-5
 
 
 @pytest.mark.skipif(STAND_INS, reason="a GPU is needed")

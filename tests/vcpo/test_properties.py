@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vcpo import Baseline, OpobScope, OpobWeights, StepSizeRule, VCPOConfig, estimate
-from vcpo.baseline import group_mean, half_mean, optimal_off_policy
+from vcpo.baseline import group_mean, group_std, half_mean, optimal_off_policy
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.importance import sequence_log_weights, truncated_log_weights
@@ -113,6 +113,22 @@ REWARDS = {
     "outliers": st.sampled_from([0.0, 1.0, -100.0, 100.0]),
     "shaped": st.floats(-2, 2),
 }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "baseline", "advantage", "with_mean"),
+    [
+        ([1, -1, *[0] * 6], 0.0, 0.0, 0.0),
+        ([1, -1, -1, *[0] * 5], -0.17, 0.29, 0.21),
+        ([1, 1, 0.5, 0.5, *[0] * 4], 0.34, -0.81, -0.90),
+        ([-1, *[0] * 7], -0.56, 1.70, 0.38),
+    ],
+)
+def test_the_table_of_the_guide(rewards: list[float], baseline: float, advantage: float, with_mean: float) -> None:
+    reward, group = torch.tensor(rewards, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
+    half, deviation = half_mean(reward, group)[0], group_std(reward, group)[0]
+    assert half == pytest.approx(baseline, abs=0.005) and -half / deviation == pytest.approx(advantage, abs=0.005)
+    assert -reward.mean() / deviation == pytest.approx(with_mean, abs=0.005)
 
 
 @pytest.mark.parametrize("norm_by_std", [True, False])

@@ -22,8 +22,9 @@ def bapo(
 
     Source: the paper's description and the authors' repository (WooooDyy/BAPO): ranges, rho_0 = 0.5, and the order (the
     lower bound rises first, then the upper one). In the repository rho is positive / negative contributions; here, as
-    in the paper's text, rho is the share of positive contributions, so 0.5 is balance. The step sizes are our choice;
-    the authors' were not available.
+    in the paper's text, rho is the share of positive contributions, so 0.5 is balance. Three more differences: in
+    the repository the lower bound moves by 0.05, a dual clip bounds the ratio by 3 where A < 0, and contributions are
+    summed over all ranks.
 
     Args:
         positive_share: rho_0.
