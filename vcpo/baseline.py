@@ -48,8 +48,8 @@ def share_below_mean(reward: Tensor, group: Tensor) -> Tensor:
     gains no larger part than the highest one.
     """
     distance = reward - group_mean(reward, group)
-    largest = [-lowest_of_group(-side, group) for side in (distance, -distance)]
-    relative = distance.abs() / torch.where(distance >= 0, *largest)
+    highest, lowest = -lowest_of_group(-distance, group), -lowest_of_group(distance, group)
+    relative = distance.abs() / torch.where(distance >= 0, highest, lowest)
     return lowest_of_group(relative.nan_to_num(nan=1.0), group)  # 0 / 0: all rewards are equal
 
 
