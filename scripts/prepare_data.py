@@ -15,7 +15,7 @@ from types import ModuleType
 import pandas as pd
 
 from recipe.command_line import OneLineParser, run_command
-from recipe.tasks import gsm8k, hendrycks_math, human_eval, own_rows, reasoning_gym, sort_digits
+from recipe.tasks import calculate, gsm8k, hendrycks_math, human_eval, own_rows, reasoning_gym, sort_digits
 from recipe.tasks.countdown import problems as countdown
 from recipe.tasks.rows import Prepared
 from recipe.tasks.tool_use import problems as tool_use
@@ -23,6 +23,7 @@ from verl_vcpo.common.whole_file import whole_file
 
 # Each has HELP, add_arguments(parser) and build(options) -> Prepared, which raises ValueError for bad settings or data.
 TASKS: dict[str, ModuleType] = {
+    "calculate": calculate,
     "countdown": countdown,
     "gsm8k": gsm8k,
     "human_eval": human_eval,

@@ -10,6 +10,7 @@ Reward = Callable[..., dict[str, float]]
 
 # Our own rows' keys, those of raw DAPO, and those of the ready-made set lukhuang/vcpo.
 REWARDS: dict[str, Reward] = {
+    "calculate": math_reward.compute_score,
     "countdown": countdown.compute_score,
     "gsm8k": gsm8k.compute_score,
     "openai/gsm8k": gsm8k.compute_score,

@@ -52,6 +52,11 @@ def byte_tokenizer(phrases: Sequence[str]) -> Qwen2Tokenizer:
     return _tokenizer([], phrases)
 
 
+def phrase_tokenizer(phrases: Sequence[str]) -> Qwen2Tokenizer:
+    """Return a ChatML tokenizer of VOCAB_SIZE tokens: one per phrase and for each role's name, and a token per byte."""
+    return _tokenizer(["user", "assistant"], phrases)
+
+
 def _tokenizer(corpus: Sequence[str], phrases: Sequence[str]) -> Qwen2Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer

@@ -34,6 +34,7 @@ from recipe.warm_start.model import build_model, respond
 from recipe.warm_start.progress import Progress
 from recipe.warm_start.rows import AnsweredRows, Chat, load_answered_rows
 from recipe.warm_start.tokenizer import prompt_text, response_text, train_tokenizer
+from recipe.warm_start.tool_traces import Part, ToolTraces, load_tool_traces
 from verl_vcpo.common.whole_file import try_folder, whole_folder
 
 RECORD = "warm_start.json"
@@ -47,8 +48,8 @@ CHECKED_ROWS = 128
 _WARM_UP_STEPS = 30
 """The steps of the warm-up with a goal, when the number of steps is not known before."""
 
-Example = tuple[str | Chat, str]
-"""A pair of the user's only message, or a chat, and the response."""
+Example = tuple[str | Chat, str | list[Part]]
+"""A pair of the user's only message, or a chat, and the response, or a trace of a tool's use."""
 
 
 class Settings(BaseModel):
@@ -120,19 +121,21 @@ class HeldOut:
         return compute_score("countdown", response, self.truths[row])["acc"]
 
 
-Lesson = HeldOut | AnsweredRows
+Lesson = HeldOut | AnsweredRows | ToolTraces
 """The taught rows, and the held-out rows that the model is tested on."""
 
 
-def load_held_out(data: Path) -> HeldOut:
+def load_held_out(data: Path) -> HeldOut | ToolTraces:
     """Read the data of scripts.prepare_data. Raises ValueError if it is missing or of another task."""
     if not (data / "meta.json").is_file():
         raise ValueError(
             f"data={data} has no meta.json: first run `python -m scripts.prepare_data countdown --out {data}`"
         )
     meta = json.loads((data / "meta.json").read_text(encoding="utf-8"))
+    if meta["task"] == "calculate":
+        return load_tool_traces(data)
     if meta["task"] != "countdown":
-        raise ValueError(f"data={data} holds task {meta['task']!r}: the warm start needs countdown")
+        raise ValueError(f"data={data} holds task {meta['task']!r}: give --answers, or data of countdown or calculate")
     rows = pd.read_parquet(data / "val.parquet")
     truths = [
         {"target": int(model["ground_truth"]["target"]), "numbers": [int(n) for n in model["ground_truth"]["numbers"]]}
@@ -160,15 +163,24 @@ def make_batch(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Example]) -> 
     Padding follows all real tokens, so with causal attention no mask is needed.
     """
     prompts = tokenizer([prompt_text(tokenizer, message) for message, _ in pairs])["input_ids"]
-    responses = tokenizer([response + tokenizer.eos_token for _, response in pairs])["input_ids"]
-    longest = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
+    responses = [_labelled(tokenizer, response) for _, response in pairs]
+    longest = max(len(prompt) + len(response) for prompt, (response, _) in zip(prompts, responses, strict=True))
     tokens = torch.full((len(pairs), longest), tokenizer.pad_token_id)
     labels = torch.full((len(pairs), longest), IGNORED)
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+    for row, (prompt, (response, taught)) in enumerate(zip(prompts, responses, strict=True)):
         start, end = len(prompt), len(prompt) + len(response)
         tokens[row, :end] = torch.tensor(prompt + response)
-        labels[row, start:end] = torch.tensor(response)
+        labels[row, start:end] = torch.tensor(taught)
     return tokens, labels
+
+
+def _labelled(tokenizer: PreTrainedTokenizerBase, response: str | list[Part]) -> tuple[list[int], list[int]]:
+    """Return the tokens of a response with its end, and their labels. The parts of a trace are encoded one by one."""
+    parts = [Part(response)] if isinstance(response, str) else response
+    encoded = tokenizer([*(part.text for part in parts), tokenizer.eos_token])["input_ids"]
+    taught = [*(part.taught for part in parts), True]
+    labels = (ids if keep else [IGNORED] * len(ids) for ids, keep in zip(encoded, taught, strict=True))
+    return [token for ids in encoded for token in ids], [label for ids in labels for label in ids]
 
 
 def fit(

@@ -11,11 +11,13 @@ from verl_vcpo.report.trajectory_metrics import (
 
 
 def test_tools() -> None:
-    count = {"calls": 2, "void_trajectories": 1}
+    count = {"turns": 3, "calls": 2, "void_trajectories": 1}
     assert tool_counts([count, None, count | {"calls": 4}]) == {
+        "tool_use/turns": 6,
         "tool_use/calls": 6,
         "tool_use/void_trajectories": 2,
         "tool_use/calls/mean": 3.0,
+        "tool_use/void_turns/share": 1 / 3,
     }
     assert tool_counts([None]) == {}
 

@@ -150,6 +150,7 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
         ("data.shares=[1]", "data.levels=[1]"),
         ("async.on_failure=skip",),
         ("+agent=simpletir",),
+        ("+agent=simpletir", "tool_use.latency_median_s=1"),
         ("reward.reward_manager.name=dapo",),
     ]
     some += [

@@ -234,6 +234,11 @@ RULES: tuple[Rule, ...] = (
         "only +agent=simpletir reads it",
     ),
     Rule(
+        ("tool_use.latency_sigma",),
+        lambda config: OmegaConf.select(config, "tool_use.latency_median_s") != 0,
+        "with tool_use.latency_median_s=0 no call waits",
+    ),
+    Rule(
         ("reasoning_gym",),
         lambda config: "tasks" in (config.get("reasoning_gym") or ()),
         "only a task of reasoning-gym reads it (+task=reasoning_gym, +task=sums)",

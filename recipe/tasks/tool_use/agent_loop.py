@@ -10,6 +10,7 @@ A weight update in the middle of a turn is hidden by the samplers' client, and o
 turn is sampled by the new weights.
 """
 
+import asyncio
 import copy
 import functools
 import itertools
@@ -25,11 +26,11 @@ from verl.workers.rollout.replica import TokenOutput
 
 from code_sandbox.client import SandboxClient
 from code_sandbox.protocol import CommandStatus
+from recipe.tasks.tool_use import latency
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from recipe.tasks.tool_use.turns import CLOSING_FENCE, Turn, Void, observation, read_turn
+from recipe.tasks.tool_use.turns import CLOSING_FENCE, OBSERVATION, Turn, Void, observation, read_turn
 from verl_vcpo.common.truncated import TRUNCATED
 
-_OBSERVATION = "\nCode execution result: {}\n"
 _LEFT_OUT = "\n...\n"
 # Closing fences of other blocks (text, JSON, ...) that a turn is interrupted at. Each costs a request with the whole
 # prompt; a model that repeats fences would make one for every few tokens. From then on the turn is written to its end,
@@ -42,6 +43,8 @@ class _Trajectory:
     """What was sampled and observed so far. T response tokens."""
 
     prompt: list[int]
+    sample: int
+    """The place among the prompt's trajectories."""
     tokens: list[int] = field(default_factory=list)
     """[T]"""
     mask: list[int] = field(default_factory=list)
@@ -108,7 +111,8 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         Raises:
             SandboxUnavailable: the sandbox did not run a program; the prompt is sampled again.
         """
-        trajectory = _Trajectory(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
+        prompt = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
+        trajectory = _Trajectory(prompt, int(kwargs.get("session_id", 0)))
         deadline = time.monotonic() + self.settings.max_time_s
         request_id = uuid4().hex  # one for all turns: they go to the server that has the prefix in its cache
         while True:
@@ -177,7 +181,10 @@ class SimpleTIRAgentLoop(AgentLoopBase):
 
     async def _run_program(self, code: str, trajectory: _Trajectory) -> list[int]:
         """The tokens of what the program printed."""
+        settings, turn = self.settings, trajectory.turns
+        wait = settings.latency_median_s, settings.latency_sigma, trajectory.prompt, trajectory.sample, turn
         with simple_timer("tool_calls", trajectory.metrics):
+            await asyncio.sleep(latency.seconds(*wait))
             result = await self.sandbox.run(code, self.settings.call_timeout_s)
         trajectory.calls += 1
         trajectory.failed_calls += bool(result.return_code)
@@ -190,7 +197,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
         if len(body) > most:
             ending = self._shortened(self._encoded(f"\n{end}" if output and end else end), most // 2)
             body = self._shortened(self._encoded(output), most - len(ending)) + ending
-        head, tail = map(self._encoded, _OBSERVATION.split("{}"))
+        head, tail = map(self._encoded, OBSERVATION.split("{}"))
         return head + body + tail
 
     def _shortened(self, tokens: list[int], most: int) -> list[int]:
@@ -215,6 +222,7 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             extra_fields["min_global_steps"] = min(map(min, known))
             extra_fields["max_global_steps"] = max(map(max, known))
         extra_fields["tool_use"] = {
+            "turns": trajectory.turns,
             "calls": trajectory.calls,
             "failed_calls": trajectory.failed_calls,
             "timed_out_calls": trajectory.timed_out_calls,

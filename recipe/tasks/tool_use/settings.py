@@ -18,6 +18,12 @@ class ToolUseSettings:
     """No turn, and no part of one, starts later than this after the trajectory did."""
     call_timeout_s: float = 10.0
     """Of one program."""
+    latency_median_s: float = 0.0
+    """Half of the calls wait longer than this before their program runs: a log-normal distribution, equal in every run.
+    A call that waits has no place in the sandbox. 0: none waits."""
+    latency_sigma: float = 1.0
+    """The standard deviation of the wait's logarithm. With 1, one call in ten waits 3.6 times the median, and one in a
+    hundred 10 times."""
     max_observation_tokens: int = 256
     """Of a longer output, beginning and end are kept; half of it is for what a failed program's errors need."""
     drop_void_turns: bool = True

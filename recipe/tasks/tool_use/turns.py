@@ -24,6 +24,8 @@ _SIGNAL = 128  # an exit code above: of a program that a signal ended
 _ANSWER_LIMIT_S = 2.0
 CLOSING_FENCE = "\n```\n"
 """The sampler stops here. Not relied on: an update may come in the middle of it."""
+OBSERVATION = "\nCode execution result: {}\n"
+"""What is appended to a program."""
 
 
 class Void(StrEnum):

@@ -71,12 +71,17 @@ def of_truncated(marks: Sequence[bool], rewards: Sequence[float | None]) -> dict
 
 
 def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Sums of the counts over trajectories (None: one without tools), and the mean number of calls of a trajectory."""
+    """Sums of the counts over trajectories (None: one without tools), calls per trajectory, the share of void turns.
+
+    A void turn ends its trajectory, so a trajectory has at most one.
+    """
     used = [count for count in counts if count]
     if not used:
         return {}
     metrics = {f"{TOOLS}/{name}": sum(count[name] for count in used) for name in used[0]}
-    return metrics | {f"{TOOLS}/calls/mean": metrics[f"{TOOLS}/calls"] / len(used)}
+    void, turns = metrics[f"{TOOLS}/void_trajectories"], metrics[f"{TOOLS}/turns"]
+    means = {f"{TOOLS}/calls/mean": metrics[f"{TOOLS}/calls"] / len(used), f"{TOOLS}/void_turns/share": void / turns}
+    return metrics | means
 
 
 def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:
