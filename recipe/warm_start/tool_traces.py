@@ -43,7 +43,6 @@ class ToolTraces:
     programs: list[str]
     """Of each prompt, the program that prints the answer."""
     most_tokens: int = RESPONSE_TOKENS
-    measured: str = "First programs that are right before RL"
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -6,6 +6,9 @@ Countdown: fresh random problems, none of them a validation problem. A response 
 --correct-fraction and otherwise a random expression over the given numbers, so the model learns the format well and
 the arithmetic only in part.
 
+calculate: fresh random questions, each with a trace of the agent loop `simpletir`, which is right with that
+probability. No sandbox is needed, so first programs are tested, not answers.
+
 Any other task: `--data FILE --answers COLUMN`, rows in verl's schema with a column that holds the answer as the model
 is to write it. --until ends the lesson at an accuracy, with --steps as the most; without it, --steps and
 --correct-fraction decide how well the model learns. A wrong response is the answer of another row.
@@ -300,13 +303,13 @@ def run(lesson: Lesson, out: Path, settings: Settings) -> None:
         seconds = round(time.perf_counter() - started, 1)
         record = {"settings": fingerprint, "problems": len(lesson.prompts), **results, "seconds": seconds}
         save(out, model, tokenizer, record)
-    report(record, settings)
+    report(record, settings, "First programs that are right" if isinstance(lesson, ToolTraces) else "Accuracy")
 
 
-def report(record: dict[str, Any], settings: Settings) -> None:
-    """Print the accuracy, and on stderr a warning if the accuracy is 0 or below the goal."""
+def report(record: dict[str, Any], settings: Settings, measured: str = "Accuracy") -> None:
+    """Print the accuracy, or what was `measured`, and on stderr a warning if it is 0 or below the goal."""
     greedy, drawn = record["accuracy"], record.get("sampled_accuracy")
-    said = f"Accuracy before RL: {greedy:.1%} greedy (always the likeliest token)"
+    said = f"{measured} before RL: {greedy:.1%} greedy (always the likeliest token)"
     if drawn is not None:
         said += f", {drawn:.1%} drawn (each token by its probability, as RL samples)"
     print(f"{said}; {record['problems']} held-out problems")

@@ -159,3 +159,11 @@ def test_a_bad_setting_is_one_line_and_status_2(data, tmp_path, capsys, options:
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert named in err
+
+
+def test_a_policy_that_calls_a_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare_data.main(["calculate", "--out", str(tmp_path / "data"), "--train", "8", "--val", "4"]) == 0
+    assert make(tmp_path / "data", tmp_path / "model", "--layers", "2", "--heads", "2") == 0
+    assert "First programs that are right before RL: " in capsys.readouterr().out
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer("```python\n\n```\n\\boxed{}")["input_ids"]) == 4, "also when it is read again"
