@@ -17,7 +17,11 @@ def said(steps: int, *, lag: float = 8, shares_cores: bool = False, **line: floa
     [
         ({"trainer_idle_share": 0.6}, "give the samplers more devices"),
         ({"sampler_idle_share": 0.6}, "give the trainer more devices"),
-        ({"trainer_idle_share": 0.5, "vcpo/async/deadline_wait_s": 4.0}, "stragglers held the trainer up 40%"),
+        ({"trainer_idle_share": 0.5, "vcpo/async/deadline_wait_s": 4.0}, "the last 10 steps: raise async.lag, shorten"),
+        (
+            {"vcpo/async/deadline_wait_s": 4.0, "tool_use/calls": 4, "tool_use/call_s": 12.0},
+            "stragglers held the trainer up 40% of the time over the last 10 steps, and a tool's call took 3.0 s",
+        ),
     ],
 )
 def test_it_names_the_side_and_what_to_change(line: dict[str, float], words: str) -> None:

@@ -45,6 +45,11 @@ class Advisor:
     def _mean(self, name: str) -> float:
         return sum(line[name] for line in self._lines) / len(self._lines)
 
+    def _call_s(self) -> float:
+        """Return the mean seconds of a tool's call, with its wait in the tool's queue; 0 without calls."""
+        calls = sum(line.get("tool_use/calls", 0) for line in self._lines)
+        return sum(line.get("tool_use/call_s", 0.0) for line in self._lines) / calls if calls else 0.0
+
     def _truncation(self) -> tuple[str, str]:
         """Return (the finding, the change to make) where the share of truncated responses has risen."""
         if any(SHARE not in line for line in self._lines):
@@ -67,9 +72,13 @@ class Advisor:
             cure = "async.lag=1 or more lets both work at the same time"
             return (waited, cure) if trainer > _IDLE else ("", "")
         if held_back > _HELD_BACK:
-            return f"stragglers held the trainer up {held_back:.0%} of the time {last}", (
-                "raise async.lag, shorten data.max_response_length, or set async.on_deadline=reissue"
-            )
+            found = f"stragglers held the trainer up {held_back:.0%} of the time {last}"
+            call_s = self._call_s()
+            if call_s > _HELD_BACK * self._mean("step_s"):
+                return f"{found}, and a tool's call took {call_s:.1f} s", (
+                    "raise async.lag, or give the tool more places (python -m code_sandbox --concurrency) or cores"
+                )
+            return found, "raise async.lag, shorten data.max_response_length, or set async.on_deadline=reissue"
         if self._shares_cores:
             return "", ""
         if trainer > _IDLE and trainer > samplers:
