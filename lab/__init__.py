@@ -5,6 +5,7 @@
     baselines/   which constant baseline has the least variance
     cost/        what a step with gradient norms costs (steps), and its layers (layers)
     regimes/     which method keeps up where responses are long and sampler and trainer differ in arithmetic
+    paper_tables/    the paper's tables with the real stack: is VCPO as accurate as synchronous training, in less time?
     long_responses   does the step follow the lag where sampler and trainer differ in arithmetic?
 
 A question that is answered and that nobody asks again leaves. Its page keeps the numbers, and names a commit that has
