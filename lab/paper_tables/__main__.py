@@ -21,7 +21,7 @@ import pandas as pd
 
 from lab.paper_tables import report, rows
 from lab.paper_tables.runs import is_finished, make
-from lab.paper_tables.tasks import SEEDS, TASKS, Run, planned
+from lab.paper_tables.tasks import TASKS, Run, planned
 from lab.stability.report import show_tables
 from recipe.command_line import OneLineParser, run_command, whole_number
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m lab.paper_tables", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=TASKS, default=[*TASKS], metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--quick", action="store_true", help="one seed, shorter runs, without those of `none`")
-    parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", default=SEEDS, help="%(default)s")
+    parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help="default: each task's own")
     parser.add_argument(
         "--out", type=Path, help="default: outputs/paper-tables, with --quick outputs/paper-tables-quick"
     )
@@ -74,7 +74,7 @@ def _rows(arguments: argparse.Namespace, out: Path) -> tuple[pd.DataFrame, list[
         for place in arguments.runs:
             made += [rows.row_of(place)] if place.is_dir() else rows.rows_of_file(place)
     else:
-        runs = _unknown(planned(arguments.only, arguments.quick, tuple(arguments.seeds)), known, arguments.so_far)
+        runs = _unknown(planned(arguments.only, arguments.quick, arguments.seeds), known, arguments.so_far)
         failures = [] if arguments.so_far else make(runs, out)
         made = [rows.row_of(out / run.name, run.task.name) for run in runs if is_finished(run, out)]
     if not (found := [*known, *made]):

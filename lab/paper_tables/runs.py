@@ -12,7 +12,7 @@ from tqdm import tqdm
 from lab.paper_tables.rows import settings_of
 from lab.paper_tables.tasks import Run
 from recipe.fully_async_policy.launch.processes import sigterm_is_ctrl_c
-from verl_vcpo.report.run_log import COMMAND_FILE, SUMMARY_FILE, last_step
+from verl_vcpo.report.run_log import COMMAND_FILE, METRICS_FILE, SUMMARY_FILE, last_step
 
 PROGRAM = (sys.executable, "-m", "recipe.fully_async_policy.main")
 _POLL_S = 1.0
@@ -50,7 +50,7 @@ def make(runs: Sequence[Run], out: Path) -> list[str]:
             if run.task.sandbox and not of_sandbox:
                 from tests.kit.sandbox_server import served
 
-                of_sandbox = [f"tool_use.sandbox_url={stack.enter_context(served())[0]}"]
+                of_sandbox = [f"tool_use.sandbox_url={stack.enter_context(served('--warm', '0'))[0]}"]
             more = of_sandbox if run.task.sandbox else []
             if failure := _make(run, out, more, f"{number} of {len(missing)}"):
                 print(failure, file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def _make(run: Run, out: Path, more: list[str], which: str) -> str | None:
         try:
             while process.poll() is None:
                 time.sleep(_POLL_S)
-                metrics = folder / "metrics.jsonl"  # an earlier run's is moved aside when the run has begun
+                metrics = folder / METRICS_FILE  # an earlier run's is moved aside when the run has begun
                 if metrics.is_file() and metrics.stat().st_mtime >= begun:
                     bar.update(last_step(folder) - bar.n)
         finally:
