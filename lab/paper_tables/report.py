@@ -84,7 +84,7 @@ def _task(task: str, cases: Cases) -> Table:
     ours, paper = TASKS.get(task), PAPER.get(TASKS[task].paper if task in TASKS else task, {})
     curves = {case: mean_curve([curve_of(text) for text in of["curve"]]) for case, of in cases.items()}
     synchronous = next((curve for case, curve in curves.items() if case[0] == SYNCHRONOUS), None)
-    before = _percent(pd.concat([of["accuracy_before"] for of in cases.values()]))
+    before = _percent(pd.Series([pd.concat([of["accuracy_before"] for of in cases.values()]).mean()]))
     lines = [[BEFORE, *_published(paper, BEFORE), before, *"0---"]]
     for case, of in sorted(cases.items(), key=lambda item: (item[0][0] != SYNCHRONOUS, item[0][1])):
         beside = SYNCHRONOUS if case[0] == SYNCHRONOUS else VCPO if case[0].startswith("vcpo") else ""

@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_folder(
-    folder: Path, lag: int, seconds: list[float], accuracies: dict[int, float], seed: int = 1, **more: object
+    folder: Path,
+    lag: int,
+    seconds: list[float],
+    accuracies: dict[int, float],
+    seed: int = 1,
+    device: str = "cpu",
+    **more: object,
 ) -> Path:
     """Write the files of a finished run of Countdown: steps of so many seconds, evaluations by step."""
     folder.mkdir(parents=True)
@@ -26,7 +32,7 @@ def run_folder(
         "vcpo": {"enable": True, "opob_scope": "group"}
         | {"step_size_rule": "sqrt" if lag else "none", "baseline": "opob_capped" if lag else "mean"},
         "data": {"seed": seed, "val_files": "data/countdown/val.parquet"},
-        "trainer": {"device": "cpu", "nnodes": 1, "n_gpus_per_node": 1, "total_training_steps": len(seconds)},
+        "trainer": {"device": device, "nnodes": 1, "n_gpus_per_node": 1, "total_training_steps": len(seconds)},
         "actor_rollout_ref": {"rollout": {"nnodes": 1, "n_gpus_per_node": 1}},
     }
     lines: list[dict[str, object]] = [{"step": 0, "wall_clock_s": 9.0, "reward": None, "val_accuracy": accuracies[0]}]
@@ -84,7 +90,7 @@ def test_the_tables(tmp_path: Path) -> None:
     assert found["speed_up"].tolist()[:3] == [1.0, 1.0, 4.0] and pd.isna(found["speed_up"][3])
     ours, differences, meanwhile = report.tables(found)
     assert ours.rows == [
-        ["before RL", "before RL", "1.6", "0", "-", "-", "20.0 (20.0, 20.0, 20.0, 20.0)", "0", "-", "-", "-"],
+        ["before RL", "before RL", "1.6", "0", "-", "-", "20.0", "0", "-", "-", "-"],
         ["synchronous", "synchronous", "38.4", "400", "143.2", "1.00", "40.0 (40.0, 40.0)", "4", "0.080", "-", "-"],
         [
             *("vcpo_capped, lag 10", "VCPO, lag 10", "41.9", "400", "89.6", "1.60"),
@@ -136,13 +142,15 @@ def test_what_is_finished_stays_and_what_failed_is_told(
     assert "--known: countdown/synchronous-lag0-seed1 is a run of other settings" in capsys.readouterr().err
 
 
-def test_the_stored_runs_of_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Catches a report that needs a run's own folder, or says of a stored run what was not stored."""
+def test_runs_of_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches hours of one GPU in the place of all, and a report that says of a stored run what was not stored."""
     (file,) = (ROOT / "docs/measurements/gpu").glob("*-runs.jsonl")
-    assert command.main(["--runs", str(file), "--out", str(tmp_path)]) == 0
-    of = rows.read(tmp_path / "paper_tables.csv").set_index("task").loc["Countdown"]
-    assert (of["method"], of["steps"], of["device"], of["finished"]) == ("not recorded", 47, "NVIDIA H200", False)
-    assert of["hours"] == pytest.approx(47 * 2.73 / 3600, rel=0.05) and round(of["accuracy_after"], 3) == 0.330
-    assert pd.isna(of["seed"]) and pd.isna(of["speed_up"])
+    folder = run_folder(tmp_path / "run", 10, [36.0] * 4, {0: 0.1, 4: 0.3}, device="cuda")
+    assert command.main(["--runs", str(folder), str(file), "--out", str(tmp_path)]) == 0
+    ours, stored = rows.read(tmp_path / "paper_tables.csv").set_index("task").loc["Countdown"].to_dict("records")
+    assert (ours["method"], ours["hours"], ours["device"]) == ("vcpo_capped", 0.08, "GPU")
+    assert [stored[of] for of in ("method", "steps", "device")] == ["not recorded", 47, "NVIDIA H200"]
+    assert stored["hours"] == pytest.approx(47 * 2.73 / 3600, rel=0.05) and round(stored["accuracy_after"], 3) == 0.330
+    assert pd.isna(stored["seed"]) and pd.isna(stored["speed_up"]) and not stored["finished"]
     assert command.main(["--runs", str(ROOT / "docs/measurements/runs/screen.parquet"), "--out", str(tmp_path)]) == 2
     assert "screen.parquet: no stored runs" in capsys.readouterr().err
