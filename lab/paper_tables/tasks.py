@@ -11,6 +11,8 @@ from lab.stability import preset
 SYNCHRONOUS, VCPO, NONE = "synchronous", "vcpo_capped", "none"
 """The methods that are run: the paper's reference, the default, and stale rollouts without a correction."""
 BEFORE = "before RL"
+LEARNING_RATE = 2e-4
+"""Of all methods, lags and tasks: the quickstart's, and that of the presets sums and calculate. No method is tuned."""
 
 
 class Published(NamedTuple):
@@ -56,7 +58,7 @@ class Task:
     paper: str
     """The paper's task, a key of `PAPER`."""
     settings: tuple[str, ...]
-    """Settings of the trainer that all runs share; the learning rate is one of them, or the preset's."""
+    """Settings of the trainer that all runs share."""
     cases: tuple[Case, ...]
     """The first two are those of `--quick`: synchronous, and VCPO at the lag that stands beside the paper's."""
     steps: int
@@ -79,6 +81,29 @@ def _prepare_sums(model: Path = Path("models/smollm2-135m")) -> None:
         raise ValueError(f"sums: needs {model} and reasoning-gym; `bash scripts/smollm2.sh` gets both")
 
 
+_CALCULATE = preset.BenchTask(
+    preset="calculate",
+    data=Path("data/calculate"),
+    model=Path("models/calculate"),
+    rows=("calculate",),
+    lesson=("--layers", "2", "--heads", "2", "--steps", "600", "--samples", "2"),
+)
+
+
+def _tools(name: str, latency_s: float) -> Task:
+    return Task(
+        name=name,
+        paper="AIME 2025",
+        settings=("+task=calculate", f"tool_use.latency_median_s={latency_s:g}", "data.val_max_samples=256"),
+        cases=_cases(2, 8),
+        steps=40,
+        quick_steps=20,
+        test_freq=10,
+        prepare=lambda: preset.prepare(_CALCULATE, new_policy=True),
+        sandbox=True,
+    )
+
+
 _THREE_TERMS = "min_terms: 3, max_terms: 3, min_digits: 1, max_digits: 1"
 """Of SmolLM2's most likely answers 11 % are right, of drawn ones 3 % (256 problems): RL has more to do than sharpen."""
 TASKS = {
@@ -87,10 +112,7 @@ TASKS = {
         Task(
             name="countdown",
             paper="Countdown",
-            settings=(
-                *("+task=countdown_lag", "async.exact_lag=false", "data.train_batch_size=16"),
-                "actor_rollout_ref.actor.optim.lr=2e-4",
-            ),
+            settings=("+task=countdown_lag", "async.exact_lag=false", "data.train_batch_size=16"),
             cases=_cases(10),
             steps=120,
             quick_steps=40,
@@ -112,6 +134,8 @@ TASKS = {
             test_freq=6,
             prepare=_prepare_sums,
         ),
+        _tools("tools", latency_s=1.0),
+        _tools("tools_at_once", latency_s=0.0),
     )
 }
 """By name, in the order of the paper's tables."""
@@ -140,6 +164,7 @@ class Run(NamedTuple):
             *self.task.settings,
             *self.case.settings,
             *(["tool_use.drop_void_turns=false"] if self.task.sandbox and self.case.method == NONE else []),
+            f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE:g}",
             f"data.seed={self.seed}",
             f"trainer.total_training_steps={self.steps}",
             f"trainer.test_freq={self.task.test_freq}",
