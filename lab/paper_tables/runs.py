@@ -76,9 +76,14 @@ def _make(run: Run, out: Path, more: list[str], which: str) -> str | None:
                 metrics = folder / METRICS_FILE  # an earlier run's is moved aside when the run has begun
                 if metrics.is_file() and metrics.stat().st_mtime >= begun:
                     bar.update(last_step(folder) - bar.n)
+                bar.set_postfix_str("" if bar.n else _last_words(log)[:60])
         finally:
             process.terminate()  # without effect on one that has ended; a run ends all that it has started
     if process.returncode == 0 and is_finished(run, out):
         return None
-    last = next((line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()), "no word")
-    return f"failed: {run.name} (exit code {process.returncode}): {last.strip()[:300]} [all it said: {log}]"
+    return f"failed: {run.name} (exit code {process.returncode}): {_last_words(log)[:300]} [all it said: {log}]"
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no word yet")
