@@ -118,6 +118,10 @@ def _percent(values: "pd.Series[float]") -> str:
     return f"{100 * values.mean():.1f}{more}" if each else "-"
 
 
+def _shown(value: float, how: str) -> str:
+    return "-" if math.isnan(value) else format(value, how)
+
+
 def _differences(found: Mapping[str, Cases]) -> Table:
     lines = []
     for task, cases in found.items():
@@ -127,8 +131,8 @@ def _differences(found: Mapping[str, Cases]) -> Table:
             wanted = less[0] == SYNCHRONOUS or (case[0] == VCPO and less == (NONE, case[1]))
             if wanted and sample[0]:
                 test = paired(*sample)
-                points = [f"{value:+.1f}" for value in (test.mean, test.low, test.high)]
-                tests = [p_value(test.p), f"{visible(*sample):.1f}"]
+                points = [_shown(value, "+.1f") for value in (test.mean, test.low, test.high)]
+                tests = [p_value(test.p), _shown(visible(*sample), ".1f")]
                 lines.append([task, _named(case), _named(less), str(len(sample[0])), *points, *tests])
     columns = ["task", "method", "less", "seeds", "points", "from", "to", "p", "seen with a power of 80 %"]
     return Table("Accuracy at the end, paired by seed", columns, lines)
@@ -139,7 +143,7 @@ def _meanwhile(found: Mapping[str, Cases]) -> Table:
     for task, cases in found.items():
         for case, of in cases.items():
             means = [(3600 * of["hours"] / of["steps"]).mean(), *(of[name].astype(float).mean() for name in MEASURED)]
-            lines.append([task, _named(case), *("-" if math.isnan(value) else f"{value:.2f}" for value in means)])
+            lines.append([task, _named(case), *(_shown(value, ".2f") for value in means)])
     columns = ["task", "method", "seconds a step", "void turns", "calls a response", "ESS ratio"]
     return Table("Meanwhile, shares and means", [*columns, "trainer idle", "samplers idle"], lines)
 

@@ -1,11 +1,11 @@
 """A row for each run: what it reached, and what that cost.
 
 **Hours** are those of training: the seconds of the steps (`step_s`, from the wait for rollouts to the end of the
-weight update), without checkpoints; held-out evaluations and the start are outside of steps. While the trainer
-evaluates, samplers go on with up to k batches of rollouts, which an asynchronous run would get for nothing. So the k
-steps after an evaluation count, together, no less than as many at the median of the other steps after step k. On GPUs
-the hours are multiplied by the number of GPUs, training and sampling, as in the paper; on a CPU they are those of the
-machine.
+weight update), without checkpoints. The start, held-out evaluations and the writing of records are outside of steps.
+While the trainer evaluates, samplers go on with up to k batches of rollouts, which an asynchronous run would get for
+nothing. So the k steps after an evaluation count, together, no less than as many at the median of the other steps
+after step k. On GPUs the hours are multiplied by the number of GPUs, training and sampling, as in the paper; on a CPU
+they are those of the machine.
 
 A run's **curve** has the hours and the accuracy at each evaluation; step 0 is before training, at 0 hours.
 """

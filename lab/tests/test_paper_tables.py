@@ -99,6 +99,7 @@ def test_the_tables(tmp_path: Path) -> None:
     ]
     assert differences.rows[0][:5] == ["countdown", "vcpo_capped, lag 10", "synchronous", "2", "+5.0"]
     assert [row[2] for row in meanwhile.rows] == ["72.00", "36.00"]
+    assert [row[4:] for row in report.tables(found[found["seed"] == 1])[1].rows] == [["+20.0", *"----"]]
     rows.write(found, tmp_path / "paper_tables.csv")
     assert report.tables(rows.read(tmp_path / "paper_tables.csv"))[0] == ours
     assert report.draw(found, tmp_path / "paper_tables.png").is_file()
