@@ -105,7 +105,8 @@ def _tools(name: str, latency_s: float) -> Task:
 
 
 _THREE_TERMS = "min_terms: 3, max_terms: 3, min_digits: 1, max_digits: 1"
-"""Of SmolLM2's most likely answers 11 % are right, of drawn ones 3 % (256 problems): RL has more to do than sharpen."""
+"""Of SmolLM2's most likely answers 11 % are right, of drawn ones 3 %. With two terms, as in the preset, the most likely
+answers are right for 56 %, and much of what training gains would be sharpening."""
 TASKS = {
     task.name: task
     for task in (
