@@ -258,7 +258,7 @@ def test_the_tables_shortcut_is_hydras(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "expected"),
     [
         ([], "data.train_files: not given; begin with +task=NAME"),
-        (["+task=countdwn"], "+task=countdwn: there is no such task; did you mean countdown? choose one of countdown"),
+        (["+task=countdwn"], "+task=countdwn: there is no such task; did you mean countdown? choose one of calculate"),
         (["task=countdown"], "task=countdown: write +task=countdown"),
     ],
 )
