@@ -23,7 +23,8 @@ class EssPart(StrEnum):
     WHOLE = "whole"
     """The weights as they are: what the lag has made of them, and what arithmetic has."""
     LAG = "lag"
-    """The part that the lag has made (`vcpo.mismatch`): long responses do not shorten the step."""
+    """The part that the lag has made (`vcpo.mismatch`), as far as arithmetic is known: long responses alone do not
+    shorten the step."""
 
 
 class Baseline(StrEnum):
@@ -100,8 +101,8 @@ class VCPOConfig:
 
     ess_part: EssPart = EssPart.WHOLE
     """The part of the weights whose ESS ratio the learning rate follows. `whole` is the paper's step, which long
-    responses shorten; a run, which measures the parts, has `lag`. Until the parts are known, and where arithmetic
-    hardly counts, both are the same."""
+    responses shorten; a run, which measures the parts, has `lag`. Until the parts are known both are the same, and
+    where arithmetic hardly counts they hardly differ."""
 
     base_ess_ratio: float = 1.0
     """rho_base, the ESS ratio that earns the full learning rate: 1.0 single-turn, 0.55 multi-turn."""

@@ -1,14 +1,23 @@
 """The two parts of importance weights: what the lag makes of them, and what arithmetic makes of them.
 
 Sampler and trainer compute the same policy in different arithmetic. The log-weight of a fresh sequence is therefore a
-sum of as many small differences as the sequence has tokens, and the ESS ratio falls with length without any lag. Two
-numbers per token tell the parts apart: v, the mean square of a token's log-ratio on fresh data, and u, what stale data
-has above v. The ESS ratio of the lag part alone follows from u and the lengths of the sequences.
+sum of as many small differences as the sequence has tokens, and the ESS ratio falls with length without any lag. v, the
+mean square of a token's log-ratio on fresh data, tells how much of the spread is arithmetic.
+
+The ESS ratio of the lag part is the smaller one of two numbers. Both take a lower bound of v, because too large a v
+takes lag for arithmetic, and lengthens the step:
+
+- the measured ESS ratio divided by that of arithmetic alone: the parts are independent, so their ratios multiply. Near
+  its floor, 1/B, the measured ratio says nothing, and the quotient is large;
+- the expected ESS ratio of weights whose logarithm is normal, of the variance per token that is above v; a token whose
+  log-ratio is too large for arithmetic, a jump, counts as it is.
+
+With v = 0, for which an unknown v is taken, the quotient is the measured ESS ratio itself.
 
 No paper has this rule. `python -m lab.long_responses` compares it with the truth on data whose parts are known.
 """
 
-import itertools
+import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -20,59 +29,117 @@ from torch import Tensor
 from vcpo.ess import ess_ratio
 from vcpo.importance import log_ratios
 
-_LARGEST_LOG_RATIO = 1.0
-"""The log-ratio at which one token counts as much as it can: that of a token which the policy has left has no bound,
-and says no more about the spread of the weights."""
-_DRAWS = 12
-_PRECISE = 0.02
-"""The relative standard error from which on v is taken from fresh tokens alone, without those of other lags."""
-_SURE, _SURE_FRESH = 2.0, 3.0
-"""The standard errors above which sequences say more than their tokens. Fresh sequences need more: a lag-k run may have
-one batch of them, and its error stays for the whole run."""
-NEGLIGIBLE = 0.99
-"""The ESS ratio of arithmetic alone from which on there is nothing to take apart."""
+_NO_JUMP, _JUMP = 0.5, 1.0
+"""The log-ratios between which a token turns from a difference in arithmetic or a small lag into a jump."""
+_NORMALS, _LEAST_DRAWS = 2**16, 12
+"""The normal numbers of an expected ESS ratio, and the least batches: small batches need more of them."""
+_SURE = 1.0
+"""The standard errors above which sequences say more than their tokens."""
+_OF_PARTS = 0.25
+"""The part of v by which fresh tokens at the end of stale responses may differ from whole responses."""
+_FALLS, _RISES = 0.0075, 0.04
+"""The part of v by which its bounds move apart in a step without new data. A fall of v that nobody sees lengthens the
+step: a fifth in 27 steps is covered. A rise shortens the step, and only decides which of two sources is outdated."""
 
 Span = tuple[int, int, float]
 """Tokens of one sequence that one policy version sampled: (lag, number of tokens, sum of squared log-ratios)."""
+Again = tuple[bool, int, float, float]
+"""Tokens of one sequence whose log-probs a sampler computed again with the trainer's weights: (whether they are fresh,
+number of tokens, sum of squared log-ratios to the log-probs as sampled, and to those computed again)."""
+
+
+def _jumping(log_ratio: Tensor) -> Tensor:
+    """The part of each log-ratio that is a jump: none up to 0.5, all from 1 on, and continuous between the two."""
+    return log_ratio * ((log_ratio.abs() - _NO_JUMP) / (_JUMP - _NO_JUMP)).clamp(0, 1)
 
 
 def squared_log_ratios(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """Return d^2 of each token, d = log pi - log mu cut at 1 to both sides: [B, T] float64, 0 outside the mask.
+    """Return d^2 of each token, d the part of log pi - log mu that is no jump: [B, T] float64, 0 outside the mask.
 
     Arguments: see `vcpo.importance.sequence_log_weights`.
     """
     log_ratio = log_ratios(log_prob, rollout_log_prob, mask)
-    return log_ratio.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).square()
+    return (log_ratio - _jumping(log_ratio)).square()
 
 
-def expected_ess_ratio(variance: float, tokens: Tensor) -> float:
-    """Return the ESS ratio that weights exp(sqrt(u L_i) z_i - u L_i / 2) have on average, with normal z.
+def jumps(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of each sequence's jumps, [B] float64: tokens which the policy has left, or come to like.
+
+    Arguments: see `vcpo.importance.sequence_log_weights`.
+    """
+    return _jumping(log_ratios(log_prob, rollout_log_prob, mask)).sum(dim=-1)
+
+
+def expected_ess_ratio(variance: float, tokens: Tensor, jump: Tensor | float = 0.0) -> float:
+    """Return the ESS ratio that weights exp(J_i + sqrt(u L_i) z_i - u L_i / 2) have on average, with normal z.
 
     The draws are the same at every call, so every rank and every resumed run gets the same number.
 
     Args:
-        variance: u, of the logarithm of a weight per token.
+        variance: u, of the logarithm of a weight per token; a negative one is taken for 0.
         tokens: [B] L_i.
+        jump: [B] J_i.
     """
-    if variance <= 0 or tokens.numel() == 0:
+    if tokens.numel() == 0:
         return 1.0
-    z = torch.randn(_DRAWS, tokens.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    of_sequence = variance * tokens.double()
-    return sum(ess_ratio(row) for row in of_sequence.sqrt() * z - of_sequence / 2) / _DRAWS
+    draws = max(_LEAST_DRAWS, _NORMALS // tokens.numel())
+    z = _normals(draws, tokens.numel())
+    of_sequence = max(0.0, variance) * tokens.double()
+    log_weight = jump + of_sequence.sqrt() * z - of_sequence / 2  # [draws, B]
+    weight = (log_weight - log_weight.amax(dim=1, keepdim=True)).exp()
+    ratio = weight.sum(dim=1).square() / weight.square().sum(dim=1) / tokens.numel()  # [draws]
+    return min(1.0, ratio.mean().item())
 
 
-class OfLag(NamedTuple):
-    """Sums over the tokens of one lag."""
+@functools.lru_cache(maxsize=4)
+def _normals(draws: int, batch: int) -> Tensor:
+    return torch.randn(draws, batch, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    tokens: int = 0
-    squares: float = 0.0
-    spread: float = 0.0
+
+class OfTokens(NamedTuple):
+    """Sums over fresh tokens."""
+
+    tokens: int
+    squares: float
+    spread: float
     """Sum over sequences of (sum of squares - tokens * mean square)^2: a standard error without independent tokens."""
+    of_parts: int
+    """The tokens of responses that have others, too."""
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, float]], of_parts: int) -> "OfTokens":
+        """Return the sums over sequences, of each: number of fresh tokens, sum of their squares."""
+        tokens, squares = sum(n for n, _ in parts), math.fsum(s for _, s in parts)
+        # One sequence shows no spread: its whole square is taken for it.
+        spread = math.fsum((s - n * squares / tokens) ** 2 for n, s in parts) if len(parts) > 1 else squares**2
+        return cls(tokens, squares, spread, of_parts)
+
+
+class OfAgain(NamedTuple):
+    """Sums over sequences with tokens that were computed again: s of their squares as sampled, a of those again."""
+
+    sequences: int
+    tokens: int
+    s: float
+    a: float
+    ss: float
+    sa: float
+    aa: float
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, float, float]]) -> "OfAgain":
+        """Return the sums over sequences, of each: number of tokens, squares as sampled, squares computed again."""
+        rows = [(1, n, s, a, s * s, s * a, a * a) for n, s, a in parts]
+        return cls(*(sum(column) for column in zip(*rows, strict=True)))
 
     @property
-    def relative_error(self) -> float:
-        """The standard error of the mean square, relative to it; infinite where that is 0."""
-        return math.sqrt(self.spread) / self.squares if self.squares else math.inf
+    def share(self) -> tuple[float, float]:
+        """Sum of a / sum of s, and its standard error relative to it; infinite where sequences show no spread."""
+        if self.sequences < 2 or not self.s or not self.a:
+            return 0.0, math.inf
+        share = self.a / self.s
+        spread = max(0.0, self.aa - 2 * share * self.sa + share**2 * self.ss)
+        return share, math.sqrt(spread * self.sequences / (self.sequences - 1)) / self.a
 
 
 class OfSequences(NamedTuple):
@@ -83,7 +150,7 @@ class OfSequences(NamedTuple):
     squares: float
     """Sum of the tokens' squared log-ratios: what the next field is where tokens are independent."""
     of_weights: float
-    """Sum of (log w_i - L_i * mean log-ratio of a token)^2."""
+    """Sum of (log w_i - L_i * mean log-ratio of a token)^2, without jumps."""
     spread: float
     """Sum over sequences of the squared deviation of `of_weights - squares` from its mean."""
 
@@ -99,219 +166,195 @@ class OfSequences(NamedTuple):
         return cls(count, total.item(), squares.sum().item(), of_weight.sum().item(), spread.item())
 
 
+class Source(NamedTuple):
+    """A measurement of v for one mini-batch."""
+
+    v: float
+    error: float
+    """Its standard error."""
+    age: float
+    """The steps since its data were new."""
+
+    @property
+    def low(self) -> float:
+        """The lower bound of v."""
+        return self.v - math.hypot(self.error, _FALLS * self.age * self.v)
+
+    @property
+    def high(self) -> float:
+        """The upper bound of v."""
+        return self.v + math.hypot(self.error, _RISES * self.age * self.v)
+
+
 class WeightParts(NamedTuple):
     """The parts of a mini-batch's weights."""
 
-    lag: float | None
-    """The ESS ratio of the lag part; None where arithmetic hardly counts, and the measured ratio is that of the lag."""
+    lag: float
+    """The ESS ratio of the lag part, by the lower bound of v: the smaller one of the two that the module names."""
     arithmetic: float
     """The ESS ratio that the same sequences would have if they were fresh."""
     rms: float
     """sqrt(v), of a token's log-ratio on fresh data."""
     rms_error: float
-    """The standard error of `rms`."""
+    """`rms` less the root of the lower bound of v."""
 
 
 class Mismatch:
     """A measurement of v while training, and of the lag part of each mini-batch.
 
-    v comes from the newest tokens that the trainer's own version of the policy sampled; `TOKENS` of them, however many
-    batches have them. Where these are too few, and tokens of three lags or more are there, v is what the mean square
-    falls to at lag 0. Until a newer batch tells v, the old value stays.
+    v has two sources:
 
-    Batches with few fresh tokens have another source: tokens whose log-probs a sampler computed again with the
-    trainer's weights. That is done in one pass, by other kernels than sampling. Therefore the mean square is multiplied
-    by the ratio of both mean squares on a batch of fresh tokens, and takes the place of the first source only where
-    both differ by more than two standard errors.
+    - tokens that the trainer's own version of the policy sampled; the newest `TOKENS` of them;
+    - tokens whose log-probs a sampler computed again with the trainer's weights. They tell how much of the squares of
+      the same tokens, as sampled, is arithmetic, and this share is taken for all stale tokens. So v may depend on the
+      position and on the sampler; the lag's share of the squares may not. Computing again has other kernels than
+      sampling: the same comparison on fresh tokens is divided out, and without one this source says nothing.
+
+    `bounded` makes one lower bound of both.
     """
 
-    TOKENS, SEQUENCES, BATCHES = 2**20, 2**14, 256
-    AGAIN = 2**17
-    """Tokens whose log-probs were computed again, from which v is taken."""
+    TOKENS, SEQUENCES, BATCHES = 2**17, 2**14, 256
+    AGAIN = 2**16
+    """Tokens that were computed again, from which a share is taken."""
 
     def __init__(self) -> None:
-        self._by_lag: deque[dict[int, OfLag]] = deque(maxlen=self.BATCHES)
-        self._again: deque[OfLag] = deque(maxlen=self.BATCHES)
-        self._of_sampling: tuple[float, float] | None = None
-        """The mean square of tokens as they were sampled, relative to that of tokens computed again, and the relative
-        error of this ratio; None as long as no batch of fresh tokens was computed again."""
-        self._fresh: deque[OfSequences] = deque(maxlen=self.BATCHES)
-        self._newest: deque[OfSequences] = deque(maxlen=self.BATCHES)
+        self._step = 0
+        self._fresh: deque[tuple[int, OfTokens]] = deque(maxlen=self.BATCHES)
+        self._fresh_again: deque[tuple[int, OfAgain]] = deque(maxlen=self.BATCHES)
+        self._stale_again: deque[tuple[int, OfAgain]] = deque(maxlen=self.BATCHES)
+        self._newest: deque[tuple[int, OfSequences]] = deque(maxlen=self.BATCHES)
 
     def update(
         self,
         log_weight: Tensor,
+        jump: Tensor,
         tokens: Tensor,
         squares: Tensor,
         spans: Sequence[Sequence[Span]] | None,
-        again: Sequence[tuple[int, float]] = (),
+        again: Sequence[Again] = (),
     ) -> WeightParts | None:
         """Take in a mini-batch. Returns its parts; None while v is unknown, or 0, or without a usable sequence.
 
         Args:
             log_weight: [B] log w_i; sequences where it is NaN or infinite do not count.
+            jump: [B] sums of `jumps`.
             tokens: [B] numbers of response tokens.
             squares: [B] sums of `squared_log_ratios`.
             spans: of each sequence, the tokens whose version is known; None in a mini-batch after the first of its
                 batch, whose policy none of the samplers has had.
-            again: of some sequences, the number of tokens whose log-probs a sampler computed again with the trainer's
-                weights, and the sum of `squared_log_ratios` with these.
+            again: of some sequences, the tokens that a sampler computed again.
         """
         usable = log_weight.isfinite() & (tokens > 0)
-        columns = log_weight[usable].double(), tokens[usable].double(), squares[usable].double()
+        columns = (
+            log_weight[usable].double(),
+            jump[usable].double(),
+            tokens[usable].double(),
+            squares[usable].double(),
+        )
+        of_fresh = 0.0
         if spans is not None:
-            self._take_spans([spans[i] for i in usable.nonzero().flatten().tolist()], again, *columns)
+            self._step += 1
+            rows = usable.nonzero().flatten().tolist()
+            fresh = [(n, s, n < int(tokens[i])) for i in rows for lag, n, s in spans[i] if lag == 0 and n]
+            of_fresh = sum(s for _, s, _ in fresh)
+            if fresh:
+                of_parts = sum(n for n, _, is_part in fresh if is_part)
+                self._append(self._fresh, OfTokens.of([(n, s) for n, s, _ in fresh], of_parts), self.TOKENS)
+            for window, is_fresh in ((self._fresh_again, True), (self._stale_again, False)):
+                if parts := [each[1:] for each in again if each[0] == is_fresh]:
+                    self._append(window, OfAgain.of(parts), self.AGAIN)
         if not usable.any():
             return None
-        self._newest.append(OfSequences.of(*columns))
-        _shorten(self._newest, [each.sequences for each in self._newest], self.SEQUENCES)
-        return self._parts(columns[1])
+        return self._parts(*columns, of_fresh)
 
-    def _take_again(self, again: Sequence[tuple[int, float]], fresh: OfLag | None) -> None:
-        """Take in tokens computed again; where the batch has as many fresh ones, these are the better source."""
-        sums = _of_lags([[(0, *of_sequence)] for of_sequence in again]).get(0)
-        if fresh is not None and fresh.tokens >= (sums.tokens if sums else 1):
-            self._again.clear()
-            if sums and sums.squares > 0:
-                ratio = (fresh.squares / fresh.tokens) / (sums.squares / sums.tokens)
-                error = math.hypot(fresh.relative_error, sums.relative_error)
-                if self._of_sampling is None or error < self._of_sampling[1]:
-                    self._of_sampling = ratio, error
-        elif sums:
-            self._again.append(sums)
-            _shorten(self._again, [each.tokens for each in self._again], self.AGAIN)
+    def _append(self, window: deque[tuple[int, Any]], sums: Any, enough: int) -> None:
+        """Append to a window, and drop its oldest entries as long as `enough` is left without them."""
+        window.append((self._step, sums))
+        left = sum(_size(each) for _, each in window)
+        while len(window) > 1 and (left := left - _size(window[0][1])) >= enough:
+            window.popleft()
 
-    def _take_spans(
-        self,
-        spans: list[Sequence[Span]],
-        again: Sequence[tuple[int, float]],
-        log_weight: Tensor,
-        tokens: Tensor,
-        squares: Tensor,
-    ) -> None:
-        of_lags = _of_lags(spans)
-        self._take_again(again, of_lags.get(0))
-        if 0 in of_lags or len(of_lags) > 2:
-            self._by_lag.append(of_lags)
-            sizes = [(each.get(0, OfLag()).tokens if len(each) < 3 else _tokens(each)) for each in self._by_lag]
-            _shorten(self._by_lag, sizes, self.TOKENS)
-        fresh = (sum(n for lag, n, _ in of_sequence if lag == 0) for of_sequence in spans)
-        whole = torch.tensor(list(fresh), dtype=torch.float64) == tokens
-        if whole.any():
-            self._fresh.append(OfSequences.of(log_weight[whole], tokens[whole], squares[whole]))
-            _shorten(self._fresh, [each.sequences for each in self._fresh], self.SEQUENCES)
-
-    def _parts(self, tokens: Tensor) -> WeightParts | None:
-        v, error = self.mean_square()
+    def _parts(
+        self, log_weight: Tensor, jump: Tensor, tokens: Tensor, squares: Tensor, of_fresh: float
+    ) -> WeightParts | None:
+        self._append(self._newest, OfSequences.of(log_weight - jump, tokens, squares), self.SEQUENCES)
+        total = tokens.sum().item()
+        v, low = bounded(self._sources(total, squares.sum().item(), of_fresh))
         if not v > 0:
             return None
-        newest, of_fresh = self._newest[-1], _shared(self._fresh, _SURE_FRESH)
-        arithmetic = expected_ess_ratio(v + of_fresh, tokens)
-        lag = None
-        if arithmetic < NEGLIGIBLE:
-            u = newest.squares / newest.tokens - v + _shared(self._newest, _SURE) - of_fresh
-            lag = expected_ess_ratio(u, tokens)
-        return WeightParts(lag, arithmetic, math.sqrt(v), error / (2 * math.sqrt(v)))
+        lag_variance = squares.sum().item() / total - low + _shared(_sums(self._newest))
+        quotient = ess_ratio(log_weight) / expected_ess_ratio(low, tokens)
+        lag = min(quotient, expected_ess_ratio(lag_variance, tokens, jump))
+        return WeightParts(lag, expected_ess_ratio(v, tokens), math.sqrt(v), math.sqrt(v) - math.sqrt(low))
 
-    def mean_square(self) -> tuple[float, float]:
-        """Return (v, its standard error); NaN where v is unknown."""
-        v, error = self._of_versions()
-        if not self._again or (self._of_sampling is None and v > 0):
-            return v, error
-        again = OfLag(*(sum(column) for column in zip(*self._again, strict=True)))
-        ratio, of_ratio = self._of_sampling or (1.0, 0.0)
-        newer = ratio * again.squares / again.tokens
-        of_newer = newer * math.hypot(of_ratio, again.relative_error) if newer else 0.0
-        return (v, error) if abs(newer - v) <= 2 * math.hypot(error, of_newer) else (newer, of_newer)
-
-    def _of_versions(self) -> tuple[float, float]:
-        """Return (v, its standard error) by tokens whose version is known; NaN where that is too little."""
-        of_lags = _pooled(self._by_lag)
-        unknown = (math.nan, math.nan)
-        fresh = of_lags.get(0)
-        v, error = unknown if fresh is None else (fresh.squares / fresh.tokens, math.sqrt(fresh.spread) / fresh.tokens)
-        if error <= _PRECISE * v or len(of_lags) < 3:
-            return v, error
-        return _intercept(of_lags)
+    def _sources(self, tokens: float, squares: float, of_fresh: float) -> list[Source]:
+        """Return what tells v of a mini-batch, from its tokens, its squares, and those of its fresh tokens."""
+        sources = []
+        if self._fresh:
+            fresh = OfTokens(*_sums(self._fresh))
+            age = sum(each.tokens * (self._step - step) for step, each in self._fresh) / fresh.tokens
+            v, of_parts = fresh.squares / fresh.tokens, fresh.of_parts / fresh.tokens
+            error = math.hypot(math.sqrt(fresh.spread) / fresh.tokens, _OF_PARTS * of_parts * v)
+            sources.append(Source(v, error, age))
+        if self._stale_again and self._fresh_again:
+            (stale, error), (fresh_share, of_fresh_share) = (
+                OfAgain(*_sums(window)).share for window in (self._stale_again, self._fresh_again)
+            )
+            error = math.hypot(error, of_fresh_share)
+            if math.isfinite(error):
+                share = (squares - of_fresh) / tokens * stale / fresh_share
+                sources.append(Source(of_fresh / tokens + share, share * error, self._step - self._stale_again[-1][0]))
+        return sources
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON: a resumed run may have no fresh data to measure again."""
-        by_lag = [[[lag, *sums] for lag, sums in each.items()] for each in self._by_lag]
-        windows: dict[str, deque[Any]] = {"fresh": self._fresh, "newest": self._newest, "again": self._again}
-        named = {name: [list(sums) for sums in window] for name, window in windows.items()}
-        return {"by_lag": by_lag, **named, "of_sampling": self._of_sampling}
+        windows = {name: [[step, *sums] for step, sums in window] for name, (window, _) in self._windows().items()}
+        return {"step": self._step, **windows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from what `state_dict` returned; of an older one, which has no step, the fresh tokens count."""
         self.__init__()  # type: ignore[misc]
-        self._by_lag.extend({lag: OfLag(*sums) for lag, *sums in each} for each in state["by_lag"])
-        self._fresh.extend(OfSequences(*each) for each in state["fresh"])
-        self._newest.extend(OfSequences(*each) for each in state["newest"])
-        self._again.extend(OfLag(*sums) for sums in state.get("again", ()))  # older checkpoints have neither
-        ratio = state.get("of_sampling")
-        self._of_sampling = (ratio[0], ratio[1]) if ratio else None
+        if "step" not in state:
+            older = [[0, *sums, sums[0]] for lags in state["by_lag"] for lag, *sums in lags if lag == 0]
+            state = {"step": 0, "fresh": older, "newest": [[0, *sums] for sums in state["newest"]]}
+        self._step = state["step"]
+        for name, (window, kind) in self._windows().items():
+            window.extend((step, kind(*sums)) for step, *sums in state.get(name, ()))
+
+    def _windows(self) -> dict[str, tuple[deque[tuple[int, Any]], Any]]:
+        return {
+            "fresh": (self._fresh, OfTokens),
+            "fresh_again": (self._fresh_again, OfAgain),
+            "stale_again": (self._stale_again, OfAgain),
+            "newest": (self._newest, OfSequences),
+        }
 
 
-def _shorten(window: deque[Any], sizes: list[int], enough: int) -> None:
-    """Drop the oldest entries as long as `enough` is left without them."""
-    left = sum(sizes)
-    for size in sizes[:-1]:
-        left -= size
-        if left < enough:
-            return
-        window.popleft()
+def bounded(sources: Sequence[Source]) -> tuple[float, float]:
+    """Return (v of the source with the smallest error, a lower bound of v); NaN and 0 without a source.
 
-
-def _tokens(of_lags: dict[int, OfLag]) -> int:
-    return sum(each.tokens for each in of_lags.values())
-
-
-def _of_lags(spans: list[Sequence[Span]]) -> dict[int, OfLag]:
-    by_lag: dict[int, list[tuple[int, float]]] = {}
-    for lag, tokens, squares in itertools.chain.from_iterable(spans):
-        if tokens:
-            by_lag.setdefault(lag, []).append((tokens, squares))
-    out = {}
-    for lag, parts in sorted(by_lag.items()):
-        tokens, squares = sum(n for n, _ in parts), math.fsum(s for _, s in parts)
-        # One sequence shows no spread: its whole square is taken for it.
-        spread = math.fsum((s - n * squares / tokens) ** 2 for n, s in parts) if len(parts) > 1 else squares**2
-        out[lag] = OfLag(tokens, squares, spread)
-    return out
-
-
-def _pooled(window: Iterable[dict[int, OfLag]]) -> dict[int, OfLag]:
-    pooled: dict[int, OfLag] = {}
-    for of_lags in window:
-        for lag, sums in of_lags.items():
-            pooled[lag] = OfLag(*map(sum, zip(pooled.get(lag, OfLag()), sums, strict=True)))  # type: ignore[arg-type]
-    return pooled
-
-
-def _shared(window: Iterable[OfSequences], errors: float) -> float:
-    """Return the variance per token that tokens of a sequence share; 0 up to so many standard `errors` of it."""
-    _, tokens, squares, of_weights, spread = map(sum, zip(*window, strict=True)) if window else (0,) * 5
-    more = (of_weights - squares) / tokens if tokens else 0.0
-    return more * max(0.0, 1 - errors**2 * spread / (more * tokens) ** 2) if more else 0.0
-
-
-def _intercept(of_lags: dict[int, OfLag]) -> tuple[float, float]:
-    """Return (v, its standard error) of the best v + b lag + c lag^2 whose b and c are not negative: a lag adds.
-
-    Drift adds up as lag where updates are independent, and as lag^2 where they all go one way.
+    The bound is the highest of the sources' lower bounds where all sources agree. A source whose upper bound is below
+    that contradicts it: then the bound falls from the one's upper to its lower bound, as far as they are apart.
     """
-    lag = torch.tensor(list(of_lags), dtype=torch.float64)
-    sums = list(of_lags.values())
-    tokens, squares, spread = (torch.tensor(each, dtype=torch.float64) for each in zip(*sums, strict=True))
-    mean, best = squares / tokens, (math.inf, math.nan, math.nan)
-    per_token = spread.sum() / tokens.sum()
-    for powers in ((0,), (0, 1), (0, 2), (0, 1, 2)):
-        x = torch.stack([lag**p for p in powers], dim=-1)  # [lags, powers]
-        inverse = torch.linalg.inv(x.T @ (tokens[:, None] * x))
-        fitted = inverse @ x.T @ squares
-        if (fitted[1:] < 0).any():
-            continue
-        loss = (tokens * (mean - x @ fitted).square()).sum().item()
-        error = math.sqrt((inverse[0, 0] * per_token).item())
-        best = min(best, (loss, fitted[0].item(), error))
-    return best[1:]
+    if not sources:
+        return math.nan, 0.0
+    smallest = min(sources, key=lambda source: source.high)
+    low = max(source.low for source in sources)
+    low = max(smallest.low, min(low, 2 * smallest.high - low))
+    v = min(sources, key=lambda source: source.v - source.low).v
+    return v, max(0.0, min(v, low))
+
+
+def _size(sums: OfTokens | OfAgain | OfSequences) -> int:
+    return sums.sequences if isinstance(sums, OfSequences) else sums.tokens
+
+
+def _sums(window: Iterable[tuple[int, Any]]) -> list[Any]:
+    return [sum(column) for column in zip(*(sums for _, sums in window), strict=True)]
+
+
+def _shared(newest: Sequence[Any]) -> float:
+    """Return the variance per token that tokens of a sequence share; 0 up to its standard error."""
+    _, tokens, squares, of_weights, spread = newest
+    more = of_weights - squares
+    return more / tokens * max(0.0, 1 - _SURE**2 * spread / more**2) if more > 0 else 0.0

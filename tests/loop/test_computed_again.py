@@ -58,9 +58,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(extra_fields=fields)
 
     def fetch(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
-        assert set(select_fields) == {"prompts", "responses"}
+        assert set(select_fields) == {"prompts", "responses", "extra_fields"}
         lengths = [int(key.split("_")[1]) for key in keys]
         return {
+            "extra_fields": [{"sampler": int(key[2:].split("_")[0])} if key[0] == "s" else {} for key in keys],
             "prompts": torch.nested.as_nested_tensor([torch.arange(PROMPT) for _ in keys], layout=torch.jagged),
             "responses": torch.nested.as_nested_tensor([torch.arange(n) + 7 for n in lengths], layout=torch.jagged),
         }
@@ -79,7 +80,7 @@ def config(**more: Any) -> Any:
 
 def asked(*servers: Server, arithmetic: float | None = None, **more: Any) -> dict[str, list[float]] | None:
     """Return what is in the batch after a question about six samples of a prompt, and a session of two trajectories."""
-    replicas = [SimpleNamespace(_server_handle=server) for server in servers]
+    replicas = [SimpleNamespace(_server_handle=server, replica_rank=i) for i, server in enumerate(servers)]
     batch = KVBatchMeta(keys=[*(f"a_{i}_0" for i in range(6)), "b_2_0", "b_2_1", "pad"], tags=[{}] * 8 + [PADDING])
     again = ComputedAgain(SimpleNamespace(rollout_replicas=replicas), config(**more))
     again.ask(batch, range(9), STEP, arithmetic)
@@ -96,6 +97,17 @@ def test_the_response_tokens_of_some_sequences() -> None:
     assert found == {f"a_{n}": [-0.7, -0.8, -0.9][:n] for n in (1, 2, 3, 4, 5)}
     assert [len(tokens) for tokens, _ in first.asked] == [5, 6] and [len(t) for t, _ in second.asked] == [4, 6, 6]
     assert first.asked[0][1] == {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+
+
+def test_a_response_goes_to_the_sampler_it_comes_from() -> None:
+    """Keys s_N have the sample N of sampler N; rank 7 is gone, so any other sampler is asked."""
+    servers = [Server(), Server()]
+    ranks = zip(servers, (1, 3), strict=True)
+    replicas = [SimpleNamespace(_server_handle=server, replica_rank=rank) for server, rank in ranks]
+    batch = KVBatchMeta(keys=["s_3_0", "s_1_0", "s_7_0"], tags=[{}] * 3)
+    ComputedAgain(SimpleNamespace(rollout_replicas=replicas), config()).ask(batch, range(3), STEP, None)
+    asked = [[len(tokens) - PROMPT for tokens, _ in server.asked] for server in servers]
+    assert asked == [[1, 3], [3]]
 
 
 @pytest.mark.parametrize("fate", ["dies", "aborts", "late"])
@@ -134,7 +146,7 @@ def test_it_asks_only_where_the_answer_can_matter(settings: dict[str, Any], asks
 
 def questions(server: Server, steps: range, arithmetic: float | None = 0.5, key: str = "a_2_0") -> ComputedAgain:
     """Ask in each of these steps."""
-    replica = SimpleNamespace(_server_handle=server)
+    replica = SimpleNamespace(_server_handle=server, replica_rank=0)
     again = ComputedAgain(SimpleNamespace(rollout_replicas=[replica]), config())
     for step in steps:
         again.ask(KVBatchMeta(keys=[key], tags=[{}]), [0], step, arithmetic)
@@ -172,7 +184,7 @@ def test_a_prompt_that_fills_the_limit_is_told_once(capfd: pytest.CaptureFixture
 
 def test_the_sequences_are_spread_over_the_rows() -> None:
     server = Server()
-    replica = SimpleNamespace(_server_handle=server)
+    replica = SimpleNamespace(_server_handle=server, replica_rank=0)
     keys = [f"{uid}_{1 + row % 5}_0" for row, uid in enumerate("abcdefghijklmnopqrstuvwxyz")]
     batch = KVBatchMeta(keys=keys, tags=[{}] * 26)
     ComputedAgain(SimpleNamespace(rollout_replicas=[replica]), config()).ask(batch, range(26), STEP, 0.5)

@@ -279,9 +279,13 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         return gather_mini_batch(data, rank, log_prob if source else None, squared_norm), None
 
     def _parts(self, batch: MiniBatch, batch_begins: bool) -> WeightParts | None:
-        """Return what lag and arithmetic make of the weights; later mini-batches have a policy that no sampler has."""
-        spans = batch.spans if batch_begins else None
-        return self.mismatch.update(batch.log_weight, batch.tokens, batch.squares, spans, batch.again)
+        """Return what lag and arithmetic make of the weights that rho is of: masked sequences count in neither.
+
+        Mini-batches after the first one have a policy that no sampler has.
+        """
+        log_weight = batch.log_weight.masked_fill(batch.masked, math.nan)
+        spans, again = (batch.spans, batch.again) if batch_begins else (None, ())
+        return self.mismatch.update(log_weight, batch.jump, batch.tokens, batch.squares, spans, again)
 
     def _estimate(self, config: VCPOConfig, batch: MiniBatch, parts: WeightParts | None) -> Estimate:
         return estimate(
@@ -328,11 +332,11 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())
         if parts:
             metrics |= {
-                "vcpo/ess/lag": max(step.ess_ratio, parts.lag or 0.0),
+                "vcpo/ess/lag": max(step.ess_ratio, parts.lag),
                 "vcpo/ess/arithmetic": parts.arithmetic,
                 "vcpo/mismatch/rms": parts.rms,
                 "vcpo/mismatch/rms_error": parts.rms_error,
-                "vcpo/mismatch/tokens_again": sum(tokens for tokens, _ in batch.again),
+                "vcpo/mismatch/tokens_again": sum(tokens for _, tokens, *_ in batch.again),
             }
         # verl requires lists, and takes the mean over ranks, which all report the same global value.
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})

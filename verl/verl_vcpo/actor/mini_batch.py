@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 
 from vcpo.diagnostics import kl_k3
 from vcpo.importance import sequence_log_weights
-from vcpo.mismatch import Span, squared_log_ratios
+from vcpo.mismatch import Again, Span, jumps, squared_log_ratios
 from verl_vcpo.actor.sequence_weights import sessions
 from verl_vcpo.common.token_versions import token_versions
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
@@ -51,12 +51,14 @@ class MiniBatch:
     """The rows that this data-parallel rank trains on."""
     squares: Tensor
     """[B] float64 sums of `vcpo.mismatch.squared_log_ratios`."""
+    jump: Tensor
+    """[B] float64 sums of `vcpo.mismatch.jumps`."""
     spans: list[list[Span]]
     """For each sequence, the tokens whose policy version is known."""
     lag: Tensor
     """[B] float64 updates since the oldest token; NaN where the version is unknown."""
-    again: list[tuple[int, float]]
-    """Tokens whose log-probs were computed again, and the sums of their squared log-ratios, of some sequences."""
+    again: list[Again]
+    """The tokens of some sequences whose log-probs were computed again."""
 
     @property
     def spoils(self) -> Tensor:
@@ -262,7 +264,7 @@ def gather_mini_batch(
 
     uids = [uid for part in ranks for uid in part["uid"]]
     padding = torch.tensor([_is_padding(uid) for uid in uids])
-    names = ("log_weight", "reward", "kl", "tokens", "length", "squares", "lag")
+    names = ("log_weight", "reward", "kl", "tokens", "length", "squares", "jump", "lag")
     columns = {name: _column(ranks, name, torch.float64) for name in names}
     dropped = _taken_out(columns["tokens"], columns["length"]) & ~padding
     truncated = _column(ranks, "truncated", torch.bool)
@@ -280,6 +282,7 @@ def gather_mini_batch(
         squared_norm=squared_norm,
         mine=slice(start, start + sizes[data_parallel_rank]),
         squares=columns["squares"],
+        jump=columns["jump"],
         spans=[spans for part in ranks for spans in part["spans"]],
         lag=columns["lag"],
         again=[each for part in ranks for each in part["again"]],
@@ -301,28 +304,46 @@ def _rows(data: TensorDict, log_prob: Tensor) -> dict[str, list[Any]]:
         "length": data["response_mask"].offsets().diff().tolist(),
         "truncated": _truncated(data),
         "squares": squares.sum(dim=-1).tolist(),
+        "jump": jumps(log_prob, fields["rollout_log_probs"], mask).tolist(),
         "spans": _spans(data, squares, mask),
         "lag": _lags(data),
-        "again": _again(data, log_prob, mask),
+        "again": _again(data, log_prob, squares, mask),
     }
 
 
-def _again(data: TensorDict, log_prob: Tensor, mask: Tensor) -> list[tuple[int, float]]:
-    """Return tokens and sums of squared log-ratios of the sequences whose log-probs were computed again.
+def _again(data: TensorDict, log_prob: Tensor, squares: Tensor, mask: Tensor) -> list[Again]:
+    """Return the tokens of the sequences whose log-probs were computed again: the fresh ones apart from the others.
 
     Args:
         data: b sequences.
         log_prob: [b, T] under the policy that the update begins with.
+        squares: [b, T] squared log-ratios to the log-probs as sampled.
         mask: [b, T] true on the tokens that the policy has sampled.
     """
     known = json.loads(tu.get_non_tensor_data(data, key=COMPUTED_AGAIN, default="{}"))
     found = []
     for row, (uid, number) in enumerate(sessions(data) if known else ()):  # agent loops have made the sequences
         of_sampler = torch.tensor(known.get(f"{uid}_{number}", ()), dtype=torch.float64)
-        ours, sampled = log_prob[row, : len(of_sampler)], mask[row, : len(of_sampler)]
-        if sampled.any():
-            found.append((int(sampled.sum()), squared_log_ratios(ours, of_sampler, sampled).sum().item()))
+        asked = slice(0, len(of_sampler))
+        again = squared_log_ratios(log_prob[row, asked], of_sampler, mask[row, asked])
+        lags = _lags_of_tokens(data, row, mask[row])[asked]
+        for is_fresh, chosen in ((True, lags == 0), (False, lags != 0)):
+            chosen &= mask[row, asked]
+            if chosen.any():
+                sums = squares[row, asked][chosen].sum().item(), again[chosen].sum().item()
+                found.append((is_fresh, int(chosen.sum()), *sums))
     return found
+
+
+def _lags_of_tokens(data: TensorDict, row: int, mask: Tensor) -> Tensor:
+    """Return [T] the lag of each sampled token of a sequence; -1 where it is unknown."""
+    lags = torch.full(mask.shape, -1)
+    version, fields = _versions(data)
+    if version is not None:
+        runs = token_versions(fields[row], int(mask.sum()))
+        of_runs = torch.tensor([-1 if run is None else version - run for run, _ in runs])
+        lags[mask] = of_runs.repeat_interleave(torch.tensor([tokens for _, tokens in runs]))
+    return lags
 
 
 def _versions(data: TensorDict) -> tuple[int | None, list[dict[str, Any]]]:

@@ -7,6 +7,9 @@ FIELD = "token_versions"
 """The extra field of a response that several requests have sampled: [version or None, number of tokens] for each run of
 tokens; None where several versions sampled the run."""
 
+SAMPLER = "sampler"
+"""The extra field with the rank of the sampler that a response comes from, or its first tokens."""
+
 
 def token_versions(fields: Mapping[str, Any], tokens: int) -> list[list[Any]]:
     """Return the runs of a response of `tokens` tokens, from the extra fields of its output.

@@ -17,10 +17,10 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
-from vcpo.mismatch import NEGLIGIBLE
 from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
 from verl_vcpo.common import console
 from verl_vcpo.common.stored_tags import session_of
+from verl_vcpo.common.token_versions import SAMPLER
 from verl_vcpo.loop.questions import asked_tokens
 from verl_vcpo.samplers.agent_loop import one_line
 from verl_vcpo.samplers.client import is_server_failure
@@ -29,6 +29,8 @@ _SEQUENCES = 16
 """The most sequences that a step asks about."""
 _WAIT_S, _FIRST_WAIT_S = 10.0, 60.0
 """The first answer is worth a longer wait: often the first batch alone has fresh tokens, to compare it with."""
+_NEGLIGIBLE = 0.99
+"""The ESS ratio of arithmetic alone from which on the step is the same to half a percent, whatever v is."""
 _PAUSE = 20
 """The steps from one question to the next after a late answer, and where arithmetic does not matter."""
 
@@ -64,7 +66,7 @@ class ComputedAgain:
             step: samplers have the version `step - 1`.
             arithmetic: the ESS ratio of arithmetic alone in the last update; None if it is not known.
         """
-        negligible = arithmetic is not None and arithmetic >= NEGLIGIBLE
+        negligible = arithmetic is not None and arithmetic >= _NEGLIGIBLE
         if not self._asks or step < self._asks_from or (negligible and step % _PAUSE):
             return
         calls = self._calls(batch, rows)
@@ -85,7 +87,11 @@ class ComputedAgain:
         batch.extra_info[COMPUTED_AGAIN] = json.dumps(known)
 
     def _calls(self, batch: KVBatchMeta, rows: Sequence[int]) -> dict[Any, _Question]:
-        """Send the questions to the samplers in turn. Return them by the object that gets the answer."""
+        """Send each question to the sampler that the response comes from, whose arithmetic may be its own.
+
+        Returns:
+            The questions, by the object that gets the answer.
+        """
         trajectories = Counter(map(session_of, batch.keys))
         keys = [batch.keys[row] for row in rows if not batch.tags[row].get("is_padding")]
         keys = [key for key in keys if trajectories[session_of(key)] == 1]
@@ -93,16 +99,18 @@ class ComputedAgain:
         keys = [keys[i * len(keys) // number] for i in range(number)]
         if not keys:
             return {}
-        fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["prompts", "responses"])
-        servers = [replica._server_handle for replica in self._servers.rollout_replicas]
+        names = ["prompts", "responses", "extra_fields"]
+        fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+        servers = {replica.replica_rank: replica._server_handle for replica in self._servers.rollout_replicas}
+        in_turn = list(servers.values())
         calls = {}
-        for i, (key, prompt, response) in enumerate(
-            zip(keys, fields["prompts"].unbind(), fields["responses"].unbind(), strict=True)
-        ):
+        rows_of = zip(keys, fields["prompts"].unbind(), fields["responses"].unbind(), strict=True)
+        for i, (key, prompt, response) in enumerate(rows_of):
             tokens = [*prompt.tolist(), *response.tolist()][: self._longest]
             if len(tokens) <= len(prompt):
                 continue
-            asked = _Question(servers[i % len(servers)], uuid.uuid4().hex, session_of(key), len(prompt))
+            server = servers.get(fields["extra_fields"][i].get(SAMPLER)) or in_turn[i % len(in_turn)]
+            asked = _Question(server, uuid.uuid4().hex, session_of(key), len(prompt))
             only = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
             calls[asked.server.generate.remote(prompt_ids=tokens, sampling_params=only, request_id=asked.id)] = asked
         return calls

@@ -106,18 +106,23 @@ def ess_ratio_of_lag(line: dict[str, Any]) -> float | None:
 
 
 class ArithmeticWatch:
-    """A look at a run's first step: is the ESS ratio low for the length of the responses alone?"""
+    """Two looks at arithmetic, each with one line: is the ESS ratio low for the length of the responses alone, by the
+    first step that knows? And is what arithmetic makes of the weights not known any more, while that matters?"""
 
-    _LOW = 0.5
+    _LOW, _MATTERS = 0.5, 0.9
+    _UNKNOWN = 0.5
+    """The error of the RMS, relative to it, from which on the step is nearly that of the whole weights."""
 
     def __init__(self) -> None:
-        self._looked = False
+        self._looked = self._said_unknown = False
 
     def look_at(self, line: dict[str, Any]) -> str | None:
-        """Take in one step. Returns a warning at the first step that knows the parts of the weights, or None."""
+        """Take in one step. Returns a warning, or None."""
         ratio = line.get("actor/vcpo/ess/arithmetic")
-        if self._looked or ratio is None:
+        if ratio is None:
             return None
+        if self._looked:
+            return self._look_at_error(line) if ratio < self._MATTERS else None
         self._looked = True
         if ratio >= self._LOW:
             return None
@@ -126,6 +131,17 @@ class ArithmeticWatch:
             f"responses of this length have an ESS ratio of {ratio:.2f}: with vcpo.ess_part=lag, the default, the "
             "step follows the lag alone; weights of sequences stay noise until data.max_response_length is "
             "shorter, or both sides compute log-probs more exactly"
+        )
+
+    def _look_at_error(self, line: dict[str, Any]) -> str | None:
+        rms, error = (line.get(f"actor/vcpo/mismatch/{name}", 0.0) for name in ("rms", "rms_error"))
+        if self._said_unknown or not error or error < self._UNKNOWN * rms:
+            return None
+        self._said_unknown = True
+        return (
+            f"arithmetic makes {rms:.2g} of a token's log-prob, of which {error:.2g} is not certain: for many steps no "
+            "token was fresh, and no sampler has computed log-probs again. With vcpo.ess_part=lag, the default, the "
+            "step is now nearly that of vcpo.ess_part=whole"
         )
 
 

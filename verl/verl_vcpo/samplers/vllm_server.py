@@ -18,6 +18,7 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from verl_vcpo.common.token_versions import SAMPLER
 from verl_vcpo.samplers import engine_error
 from verl_vcpo.samplers.admission import most_calls
 from verl_vcpo.samplers.engine_processes import EngineProcesses, engine_processes
@@ -161,14 +162,14 @@ class LagKvLLMHttpServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        """Put the policy version of the response's start into `min_global_steps` of verl's output."""
+        """Put the policy version of the response's start, and the sampler's rank, into verl's output."""
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
             self._on_their_way.discard(request_id)
             self._without_token.discard(request_id)
             version = self._admitted_with.pop(request_id, self.global_steps)
-        output.extra_fields["min_global_steps"] = version
+        output.extra_fields |= {"min_global_steps": version, SAMPLER: self.replica_rank}
         return output
 
 
