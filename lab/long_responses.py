@@ -1,195 +1,208 @@
-"""Does the step follow the lag where responses are long? `python -m lab.long_responses [--json]`, a few minutes.
+"""Is the step long enough, and never too long, where responses are long? `python -m lab.long_responses`, two minutes.
 
-Log-probs are made of two parts that are known: arithmetic, a difference of a given RMS at every token, and a lag part
-of a given ESS ratio. The estimator of `vcpo.mismatch` gets their sum, token by token, and its factor of the learning
-rate is compared with the right one: the square root of the ESS ratio that the lag part alone has at the same lengths,
-as a mean over draws.
+Log-weights are made of two parts that are known: arithmetic, a difference at every token, and a lag part. The estimator
+of `vcpo.mismatch` gets their sum, and its factor of the learning rate (told) is compared with the right one: the root
+of the ESS ratio that the lag part alone has at the same lengths. Told over right should be at most 1.1 and at least
+0.7: a step that is too short costs time, and one that is too long costs the control.
+
+`worlds.py` has the cases. Tokens of a response with the same variance are drawn as their sum and their sum of squares,
+which is exact for normal ones and thousands of times as fast.
 """
 
 import json
 import math
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 
 import torch
 from torch import Generator, Tensor
 
+from lab.worlds import PROMPT, World, worlds
 from recipe.command_line import OneLineParser, run_command, whole_number
 from vcpo import Mismatch, VCPOConfig, estimate
 from vcpo.ess import ess_ratio
-from vcpo.mismatch import Span, squared_log_ratios
+from vcpo.mismatch import Again, Span
 
 RMS = 0.031  # of Qwen3-4B: a bfloat16 sampler beside a bfloat16 trainer
-LENGTHS = (32, 512, 2048, 6332, 16384)
 RATIOS = (1.0, 0.8, 0.5, 0.3)
-LAG = 8
-DRAWS = 200  # of the lag part alone
-SETTLED = 4  # batches that are not compared: the windows begin empty
-
-
-class Case(StrEnum):
-    """What the tokens of a batch are like."""
-
-    INDEPENDENT = "independent"
-    """Both parts are independent from token to token, and normal. v is known from the first batch, which is fresh."""
-    HEAVY = "heavy tails"
-    """2 % of the tokens have 90 % of the square of the arithmetic part."""
-    SHARED = "shared lag"
-    """The lag part of a response is the same at all of its tokens."""
-    SPANS = "no fresh token"
-    """No batch is fresh: each response was sampled by eight versions in turn, whose drift grows with their lag."""
+MOST, LEAST = 1.1, 0.7
+"""The bounds of told / right."""
+DRAWS = 32  # of the lag part alone
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case at one length and lag: means over batches."""
+    """One case: means over the last steps of several runs."""
 
     case: str
     tokens: int
-    ratio: float
-    """ESS ratio of the lag part, in an infinite batch."""
     right: float
     """The right factor of the learning rate."""
     whole: float
     """The factor of `ess_part=whole`."""
-    lag: float
+    told: float
     """The factor of `ess_part=lag`."""
-    lag_error: float
-    """Root mean square of its difference from the right one."""
-    rms: float
-    """As measured."""
+    spread: float
+    """Standard deviation of the told factor between runs and steps."""
+
+    @property
+    def ratio(self) -> float:
+        return self.told / self.right
+
+    @property
+    def holds(self) -> bool:
+        return LEAST <= self.ratio <= MOST
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """B sequences, as an engine has them after its forward pass, and the lag part that nobody measures."""
+    """B sequences, as an engine has them after its forward pass, and the law of the lag part, which nobody measures."""
 
     log_weight: Tensor
+    """[B], NaN for masked sequences."""
+    jump: Tensor
     tokens: Tensor
     squares: Tensor
     spans: list[list[Span]]
-    of_lag: Tensor
-    """[B] log-weights of the lag part alone."""
+    again: list[Again]
+    variance: Tensor
+    """[B] of the lag part."""
 
 
-def draw(case: Case, mean: int, ratio: float, batch: int, generator: Generator, fresh: bool = False) -> Drawn:
-    """Draw a batch whose lengths are log-normal, with coefficient of variation 0.66; N tokens in all."""
-    u = 0.0 if fresh else -math.log(ratio) / mean
-    length = (torch.randn(batch, generator=generator) * 0.6 - 0.18).exp().mul(mean).clamp(16, 6 * mean).long()
-    row = torch.arange(batch).repeat_interleave(length)  # [N]
-    lags = torch.full_like(row, 0 if fresh else LAG)
-    if case is Case.SPANS:
-        at = torch.arange(len(row)) - (length.cumsum(0) - length)[row]
-        lags = LAG - at * LAG // length[row]
-    of_lag = _lag_part(case, u, mean, lags, row, length, generator)
-    log_prob = _arithmetic(case, len(row), generator) + of_lag
-    square = squared_log_ratios(log_prob, torch.zeros(len(row)), torch.ones(len(row)))
-    shape = (batch, LAG + 1)
-    number, squares = (
-        torch.zeros(batch * (LAG + 1), dtype=torch.float64).index_add_(0, row * (LAG + 1) + lags, values).view(shape)
-        for values in (torch.ones_like(square), square)
-    )
+def _sums(variance: Tensor, count: Tensor, generator: Generator) -> Tensor:
+    """Sums of `count` normal numbers of this variance whose weights have the mean 1."""
+    total = variance * count
+    return torch.randn(count.shape, generator=generator, dtype=torch.float64) * total.sqrt() - total / 2
+
+
+def _chi_squared(degrees: Tensor, generator: Generator) -> Tensor:
+    """Wilson and Hilferty's cube from 8 degrees of freedom, sums of squares below."""
+    z = torch.randn((*degrees.shape, 8), generator=generator, dtype=torch.float64)
+    few = (z.square() * (torch.arange(8) < degrees[..., None])).sum(dim=-1)
+    part = 2 / (9 * degrees.clamp(min=1))
+    return torch.where(degrees < 8, few, degrees * (1 - part + part.sqrt() * z[..., 0]).clamp(min=0) ** 3)
+
+
+def draw(world: World, step: int, generator: Generator) -> Drawn:
+    """Draw the batch of a step. A cell [B, C] is a run of tokens with one version and one variance."""
+    length = world.lengths(step, generator)
+    cells = world.cells(step, length)
+    count, u = cells.count.double(), world.of_lag(length, cells)
+    v, of_lag = cells.arithmetic, _sums(u, count, generator)
+    if world.shared_lag:
+        total = (u * count).sum(dim=1, keepdim=True)
+        of_lag = _sums(total, torch.ones_like(total), generator) * count / length[:, None]
+        u = torch.zeros_like(u)
+    of_arithmetic = _sums(v, count, generator)
+    spread = (v + u) * _chi_squared(count - 1, generator)
+    if world.heavy:  # 2 % of the tokens have 90 % of the square
+        tails = torch.binomial(count, torch.full_like(count, 0.02), generator=generator)
+        rest = count - tails
+        of_arithmetic = _sums(45 * v, tails, generator) + _sums(v * 0.1 / 0.98, rest, generator)
+        spread = 45 * v * _chi_squared(tails, generator) + (v * 0.1 / 0.98 + u) * _chi_squared(rest - 1, generator)
+    if world.shared_arithmetic:
+        both = world.shared_arithmetic
+        shared = torch.randn(len(length), 1, generator=generator, dtype=torch.float64)
+        shared = shared * (both * (v * count).sum(dim=1, keepdim=True)).sqrt() * count / length[:, None]
+        of_arithmetic = math.sqrt(1 - both) * of_arithmetic + shared
+        spread = spread * (1 - both * v / (v + u))
+    sums = of_lag + of_arithmetic
+    squares = torch.where(count > 0, spread + sums.square() / count.clamp(min=1), 0.0)
+    jump, probability = world.jump
+    jumps = torch.zeros(len(length), dtype=torch.float64)
+    if jump and step:
+        jumps = jump * (torch.rand(len(length), generator=generator) < probability).double()
     spans = [
-        [(lag, int(n), s) for lag, (n, s) in enumerate(zip(*both, strict=True)) if n]
-        for both in zip(number.tolist(), squares.tolist(), strict=True)
+        [(lag, n, s) for lag, n, s in zip(*row, strict=True) if n]
+        for row in zip(cells.lag.tolist(), cells.count.tolist(), squares.tolist(), strict=True)
     ]
-    log_weight, of_lag = (
-        torch.zeros(batch, dtype=torch.float64).index_add_(0, row, values.double()) for values in (log_prob, of_lag)
-    )
-    return Drawn(log_weight, length, squares.sum(dim=1), spans, of_lag)
+    again = _again(world, step, cells.asked & (count > 0), cells.lag, count, v, squares, generator)
+    log_weight = (sums.sum(dim=1) + jumps).masked_fill(world.masked(length), torch.nan)
+    total = squares.sum(dim=1)
+    if world.jump_tokens > 1:
+        jumps, total = torch.zeros_like(jumps), total + jumps.square() / world.jump_tokens
+    return Drawn(log_weight, jumps, length, total, spans, again, world.variance(length, cells))
 
 
-def _arithmetic(case: Case, tokens: int, generator: Generator) -> Tensor:
-    """[N] with the mean of weights 1, as for a sampler that draws from what it records."""
-    variance = torch.full((tokens,), RMS**2)
-    if case is Case.HEAVY:
-        variance *= torch.where(torch.rand(tokens, generator=generator) < 0.02, 0.9 / 0.02, 0.1 / 0.98)
-    return torch.randn(tokens, generator=generator) * variance.sqrt() - variance / 2
+def _again(
+    world: World, step: int, asked: Tensor, lag: Tensor, count: Tensor, v: Tensor, squares: Tensor, generator: Generator
+) -> list[Again]:
+    """Tokens of some sequences that samplers compute again, by a pass of `PROMPT`'s error.
+
+    What is computed again has the variance of the step, not of the version that sampled.
+    """
+    if not world.asks(step):
+        return []
+    now = PROMPT * world.now(step, v) * _chi_squared(count, generator)
+    rows = torch.linspace(0, len(count) - 1, world.asked).long().tolist()
+    return [
+        (lag[i, c].item() == 0, int(count[i, c]), squares[i, c].item(), now[i, c].item())
+        for i in rows
+        for c in asked[i].nonzero().flatten().tolist()
+    ]
 
 
-def _lag_part(
-    case: Case, u: float, mean: int, lags: Tensor, row: Tensor, length: Tensor, generator: Generator
-) -> Tensor:
-    """[N]; `u` is the variance per token of the logarithm of a sequence's weight."""
-    if case is Case.SHARED:
-        whole = torch.randn(len(length), generator=generator) * math.sqrt(u * mean) - u * mean / 2
-        return (whole / length)[row]
-    variance = u * lags / lags.double().mean().clamp(min=1)
-    return (torch.randn(len(row), generator=generator) * variance.sqrt() - variance / 2).float()
+def right_factor(world: World, drawn: Drawn, step: int, generator: Generator) -> float:
+    """The factor of a batch whose weights are the lag part alone."""
+    kept = drawn.log_weight.isfinite()
+    variance = drawn.variance[kept]
+    part = torch.randn(DRAWS, len(variance), generator=generator, dtype=torch.float64) * variance.sqrt() - variance / 2
+    jump, probability = world.jump
+    part += jump * (torch.rand(part.shape, generator=generator) < probability)
+    return math.sqrt(sum(map(ess_ratio, part)) / DRAWS)
 
 
-def right_factor(case: Case, mean: int, ratio: float, tokens: Tensor, generator: Generator) -> float:
-    """The factor of a batch whose weights are the lag part alone; `tokens` [B]."""
-    of_sequence = -math.log(ratio) * (torch.ones(len(tokens)) if case is Case.SHARED else tokens / mean)
-    drawn = torch.randn(DRAWS, len(tokens), generator=generator) * of_sequence.sqrt() - of_sequence / 2
-    return math.sqrt(sum(map(ess_ratio, drawn)) / DRAWS)
+def told(drawn: Drawn, part: str, lag: float | None) -> float:
+    """The factor of the learning rate."""
+    config = VCPOConfig(baseline="mean", ess_part=part)  # type: ignore[arg-type]  # it takes strings as well
+    rewards, group = torch.arange(len(drawn.tokens)) % 2, torch.arange(len(drawn.tokens)) // 8
+    return estimate(config, drawn.log_weight, rewards, group, lag_ess_ratio=lag).step_size_multiplier
 
 
-def measure(case: Case, mean: int, ratio: float, batch: int, batches: int) -> Row:
-    """Follow a run of stale batches after a fresh one, which `SPANS` does not have."""
-    generator = torch.Generator().manual_seed(mean)
-    mismatch, found = Mismatch(), []
-    rewards, group = torch.arange(batch) % 2, torch.arange(batch) // 8
-    for number in range(batches + 1):
-        drawn = draw(case, mean, ratio, batch, generator, fresh=number == 0 and case is not Case.SPANS)
-        parts = mismatch.update(drawn.log_weight, drawn.tokens, drawn.squares, drawn.spans)
-        if number <= SETTLED:
-            continue
-        of_whole, of_lag = (
-            estimate(
-                VCPOConfig(baseline="mean", ess_part=part),  # type: ignore[arg-type]  # it takes strings as well
-                drawn.log_weight,
-                rewards,
-                group,
-                lag_ess_ratio=parts.lag if parts else None,
-            ).step_size_multiplier
-            for part in ("whole", "lag")
-        )
-        alone = right_factor(case, mean, ratio, drawn.tokens, generator)
-        found.append((alone, of_whole, of_lag, parts.rms if parts else math.nan))
-    right, whole, lag, rms = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
-    error = (lag - right).square().mean().sqrt()
-    means = right.mean().item(), whole.mean().item(), lag.mean().item()
-    return Row(str(case), mean, ratio, *means, error.item(), rms.nanmean().item())
+def measure(world: World, runs: int) -> Row:
+    """Follow runs of the world; their last steps are compared."""
+    found = []
+    for seed in range(runs):
+        generator, mismatch = torch.Generator().manual_seed(seed), Mismatch()
+        for step in range(world.steps + 1):
+            drawn = draw(world, step, generator)
+            parts = mismatch.update(drawn.log_weight, drawn.jump, drawn.tokens, drawn.squares, drawn.spans, drawn.again)
+            if step > world.steps - world.compared:
+                lag = parts.lag if parts else None
+                factors = told(drawn, "whole", None), told(drawn, "lag", lag)
+                found.append((right_factor(world, drawn, step, generator), *factors))
+    right, whole, of_lag = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
+    means = right.mean().item(), whole.mean().item(), of_lag.mean().item()
+    return Row(world.name, world.tokens, *means, of_lag.std().item())
 
 
-def print_tables(rows: list[Row]) -> None:
-    """A table per case."""
+def print_table(rows: list[Row]) -> None:
+    """Right, told and both bounds."""
     from rich.console import Console
     from rich.table import Table
 
-    for case in dict.fromkeys(row.case for row in rows):
-        table = Table(title=f"{case}: factor on the learning rate")
-        for column in ("tokens", "ESS of the lag", "right", "whole", "lag", "rms error", "RMS measured"):
-            table.add_column(column, justify="right")
-        for row in rows:
-            if row.case == case:
-                factors = (f"{value:.2f}" for value in (row.right, row.whole, row.lag, row.lag_error))
-                table.add_row(f"{row.tokens:,}", f"{row.ratio:g}", *factors, f"{row.rms:.4f}")
-        Console().print(table)
+    table = Table(title=f"factor of the learning rate; told / right from {LEAST} to {MOST}")
+    for column in ("case", "tokens", "right", "whole", "told", "± a step", "told / right", "holds"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for row in rows:
+        factors = (f"{value:.2f}" for value in (row.right, row.whole, row.told, row.spread, row.ratio))
+        table.add_row(row.case, f"{row.tokens:,}", *factors, "yes" if row.holds else "NO")
+    Console(width=140).print(table)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the tables. Returns the exit code, 0."""
+    """Print the table. Returns the exit code, 0."""
     parser = OneLineParser(prog="python -m lab.long_responses", description=__doc__)
-    parser.add_argument("--tokens", type=whole_number(1), nargs="+", default=LENGTHS, help="mean lengths")
-    parser.add_argument("--batch", type=whole_number(1), default=256, help="sequences in a batch")
-    parser.add_argument(
-        "--batches", type=whole_number(SETTLED + 1), default=12, help="in a run; the first are not compared"
-    )
+    parser.add_argument("--runs", type=whole_number(1), default=8, help="runs of each case")
+    parser.add_argument("--batch", type=whole_number(2), default=256, help="sequences in a batch")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
-    rows = [
-        measure(case, mean, ratio, arguments.batch, arguments.batches)
-        for case in Case
-        for mean in arguments.tokens
-        for ratio in RATIOS
-    ]
+    rows = [measure(world, arguments.runs) for world in worlds(arguments.batch) if arguments.only in world.name]
     if arguments.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json.dumps([{**asdict(row), "ratio": row.ratio, "holds": row.holds} for row in rows]))
     else:
-        print_tables(rows)
+        print_table(rows)
     return 0
 
 

@@ -27,7 +27,12 @@ class Arithmetic:
         return self.tokens * self.rms**2
 
     def draw(self, responses: int, generator: Generator) -> Tensor:
-        """[B, 3] of each response's tokens beside the drawn ones: number, sum of log-ratios, sum of their squares."""
+        """[B, 4] of each response's tokens beside the drawn ones.
+
+        Number, sum of log-ratios, sum of their squares, and the sum of squares if a sampler computes them again.
+        """
         each = torch.randn(responses, self.tokens, generator=generator) * self.rms - self.rms**2 / 2
+        again = torch.randn(responses, self.tokens, generator=generator) * self.rms
         number = torch.full((responses,), float(self.tokens))
-        return torch.stack([number, each.sum(dim=1), each.square().sum(dim=1)], dim=1).double()
+        sums = each.sum(dim=1), each.square().sum(dim=1), again.square().sum(dim=1)
+        return torch.stack([number, *sums], dim=1).double()

@@ -92,7 +92,7 @@ class Batch:
         return _moved(self.rollout_log_prob, self.mask, self.arithmetic[:, 1])
 
     def sampled_by(self, arithmetic: Tensor) -> "Batch":
-        """The batch as a sampler of another arithmetic has recorded it; [B, 3] as of `Arithmetic.draw`."""
+        """The batch as a sampler of another arithmetic has recorded it; [B, 4] as of `Arithmetic.draw`."""
         recorded = _moved(self.rollout_log_prob, self.mask, -arithmetic[:, 1])
         return replace(self, rollout_log_prob=recorded, arithmetic=arithmetic)
 

@@ -174,7 +174,7 @@ class Simulator:
 
         parts = [(update.parts, update.ess_ratio) for update, _ in updates if update.parts]
         split = [update.of_truncated for update, _ in updates]
-        of_lag = {"actor/vcpo/ess/lag": mean([max(ratio, part.lag or 0.0) for part, ratio in parts])} if parts else {}
+        of_lag = {"actor/vcpo/ess/lag": mean([max(ratio, part.lag) for part, ratio in parts])} if parts else {}
         return {
             **of_lag,
             "reward": batch.reward.mean().item(),

@@ -23,7 +23,7 @@ from vcpo.baseline import group_mean, group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
-from vcpo.mismatch import WeightParts, squared_log_ratios
+from vcpo.mismatch import Again, WeightParts, jumps, squared_log_ratios
 from verl_vcpo.common.truncated import Truncated, parts_of_update
 
 
@@ -54,6 +54,8 @@ class Update:
     """What lag and arithmetic make of the weights, with VCPO."""
 
 
+_ASKED = 16
+"""Responses whose log-probs samplers compute again in a step."""
 _WORTH_A_PASS = 0.7
 """Where no more than this share of the sequences needs a gradient, the rest is read in a pass without gradients."""
 
@@ -135,7 +137,7 @@ class VCPOMethod:
         log_weight = sequence_log_weights(log_prob, batch.rollout_log_prob, batch.mask)
         dropped = batch.truncated & (self._treatment is Truncated.DROP)
         masked = batch.truncated & (self._treatment is Truncated.MASK)
-        parts = self._parts(batch, log_prob, log_weight, lag)
+        parts = self._parts(batch, log_prob, log_weight.masked_fill(dropped | masked, math.nan), lag)
         step = self._estimate(batch, log_weight.masked_fill(dropped, math.nan), norm, masked, parts)
         usable = step.usable.any()
         return Update(
@@ -169,14 +171,18 @@ class VCPOMethod:
 
     def _parts(self, batch: Batch, log_prob: Tensor, log_weight: Tensor, lag: int) -> WeightParts | None:
         """The parts of a batch that one version has drawn, `lag` updates ago."""
+        again: list[Again] = []
         tokens, squares = (
             batch.mask.sum(dim=-1),
             squared_log_ratios(log_prob, batch.exact_log_prob, batch.mask).sum(-1),
         )
         if batch.arithmetic is not None:
             tokens, squares = tokens + batch.arithmetic[:, 0], squares + batch.arithmetic[:, 2]
+            of_pass = zip(tokens.tolist(), squares.tolist(), batch.arithmetic[:, 3].tolist(), strict=True)
+            again = [(lag == 0, int(n), s, a) for n, s, a in of_pass][:_ASKED]
         spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
-        return self._mismatch.update(log_weight, tokens, squares, spans)
+        jump = jumps(log_prob, batch.exact_log_prob, batch.mask)
+        return self._mismatch.update(log_weight, jump, tokens, squares, spans, again)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
         log_prob = log_probs_of(policy, batch, self._have_signal(batch))
