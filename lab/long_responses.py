@@ -16,14 +16,12 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Generator, Tensor
 
-from lab.worlds import PROMPT, World, worlds
+from lab.worlds import PROMPT, Cells, World, worlds
 from recipe.command_line import OneLineParser, run_command, whole_number
 from vcpo import Mismatch, VCPOConfig, estimate
 from vcpo.ess import ess_ratio
 from vcpo.mismatch import Again, Span
 
-RMS = 0.031  # of Qwen3-4B: a bfloat16 sampler beside a bfloat16 trainer
-RATIOS = (1.0, 0.8, 0.5, 0.3)
 MOST, LEAST = 1.1, 0.7
 """The bounds of told / right."""
 DRAWS = 32  # of the lag part alone
@@ -115,7 +113,7 @@ def draw(world: World, step: int, generator: Generator) -> Drawn:
         [(lag, n, s) for lag, n, s in zip(*row, strict=True) if n]
         for row in zip(cells.lag.tolist(), cells.count.tolist(), squares.tolist(), strict=True)
     ]
-    again = _again(world, step, cells.asked & (count > 0), cells.lag, count, v, squares, generator)
+    again = _again(world, cells, squares, generator)
     log_weight = (sums.sum(dim=1) + jumps).masked_fill(world.masked(length), torch.nan)
     total = squares.sum(dim=1)
     if world.jump_tokens > 1:
@@ -123,19 +121,18 @@ def draw(world: World, step: int, generator: Generator) -> Drawn:
     return Drawn(log_weight, jumps, length, total, spans, again, world.variance(length, cells))
 
 
-def _again(
-    world: World, step: int, asked: Tensor, lag: Tensor, count: Tensor, v: Tensor, squares: Tensor, generator: Generator
-) -> list[Again]:
+def _again(world: World, cells: Cells, squares: Tensor, generator: Generator) -> list[Again]:
     """Tokens of some sequences that samplers compute again, by a pass of `PROMPT`'s error.
 
     What is computed again has the variance of the step, not of the version that sampled.
     """
-    if not world.asks(step):
+    if not world.asks(cells.step):
         return []
-    now = PROMPT * world.now(step, v) * _chi_squared(count, generator)
+    count, lag, asked = cells.count, cells.lag, cells.asked & (cells.count > 0)
+    now = PROMPT * world.now(cells) * _chi_squared(count.double(), generator)
     rows = torch.linspace(0, len(count) - 1, world.asked).long().tolist()
     return [
-        (lag[i, c].item() == 0, int(count[i, c]), squares[i, c].item(), now[i, c].item())
+        (i, lag[i, c].item() == 0, int(count[i, c]), squares[i, c].item(), now[i, c].item())
         for i in rows
         for c in asked[i].nonzero().flatten().tolist()
     ]

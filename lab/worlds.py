@@ -123,9 +123,9 @@ class World:
     def _factor(self, cells: Cells) -> Tensor:
         return torch.as_tensor(self.of_arithmetic(cells), dtype=torch.float64)
 
-    def now(self, step: int, v: Tensor) -> Tensor:
-        """The variance of a pass with the weights of this step."""
-        return v
+    def now(self, cells: Cells) -> Tensor:
+        """[B, C] the variance of a pass with the weights of this step, whose tokens have the lag 0."""
+        return self.v * self._factor(replace(cells, lag=torch.zeros_like(cells.lag))).expand(cells.count.shape)
 
     def of_lag(self, length: Tensor, cells: Cells) -> Tensor:
         """[B, C] the variance of the lag part of a token; mean length and mean lag have the ESS ratio asked for."""

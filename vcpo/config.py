@@ -35,11 +35,13 @@ class Baseline(StrEnum):
     MEAN = "mean"
     """The mean reward of the prompt group: GRPO."""
     HALF_MEAN = "half_mean"
-    """Halfway from the lowest reward of the prompt group to its mean: half of the mean where wrong answers have 0."""
+    """Halfway from the lowest reward of the prompt group to its mean: half of the mean where wrong answers have 0. With
+    more than two different rewards in a group it is nearer to the mean."""
     OPOB = "opob"
     """The optimal off-policy baseline: minimises the variance of the update."""
     OPOB_CAPPED = "opob_capped"
-    """OPOB, but never above the mean reward of the sequences over which OPOB is computed."""
+    """OPOB, but never above the mean reward of the sequences over which OPOB is computed. With more than two
+    different rewards it is not far below that mean, either."""
 
 
 OPOB_BASELINES = (Baseline.OPOB, Baseline.OPOB_CAPPED)

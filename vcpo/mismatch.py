@@ -21,6 +21,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -43,9 +44,10 @@ step: a fifth in 27 steps is covered. A rise shortens the step, and only decides
 
 Span = tuple[int, int, float]
 """Tokens of one sequence that one policy version sampled: (lag, number of tokens, sum of squared log-ratios)."""
-Again = tuple[bool, int, float, float]
-"""Tokens of one sequence whose log-probs a sampler computed again with the trainer's weights: (whether they are fresh,
-number of tokens, sum of squared log-ratios to the log-probs as sampled, and to those computed again)."""
+Again = tuple[int, bool, int, float, float]
+"""Tokens of one sequence whose log-probs a sampler computed again with the trainer's weights: (the sequence's place in
+its mini-batch, whether they are fresh, number of tokens, sum of squared log-ratios to the log-probs as sampled, and to
+those computed again)."""
 
 
 def _jumping(log_ratio: Tensor) -> Tensor:
@@ -215,14 +217,18 @@ class Mismatch:
 
     TOKENS, SEQUENCES, BATCHES = 2**17, 2**14, 256
     AGAIN = 2**16
-    """Tokens that were computed again, from which a share is taken."""
+    """Fresh tokens that were computed again, from which the comparison of both passes is taken."""
+    ANSWERS = 4
+    """Steps whose answers about stale tokens count: the lag's share of the squares moves with the policy."""
 
     def __init__(self) -> None:
         self._step = 0
         self._fresh: deque[tuple[int, OfTokens]] = deque(maxlen=self.BATCHES)
         self._fresh_again: deque[tuple[int, OfAgain]] = deque(maxlen=self.BATCHES)
-        self._stale_again: deque[tuple[int, OfAgain]] = deque(maxlen=self.BATCHES)
+        self._stale_again: deque[tuple[int, OfAgain]] = deque(maxlen=self.ANSWERS)
         self._newest: deque[tuple[int, OfSequences]] = deque(maxlen=self.BATCHES)
+        self._first = (0.0, 0.0, 0.0)
+        """Of the batch's first mini-batch: tokens, squares, and squares of fresh tokens."""
 
     def update(
         self,
@@ -242,7 +248,8 @@ class Mismatch:
             squares: [B] sums of `squared_log_ratios`.
             spans: of each sequence, the tokens whose version is known; None in a mini-batch after the first of its
                 batch, whose policy none of the samplers has had.
-            again: of some sequences, the tokens that a sampler computed again.
+            again: of some sequences, the tokens that a sampler computed again. Of sequences that do not count, and with
+                sums that are not finite, they say nothing.
         """
         usable = log_weight.isfinite() & (tokens > 0)
         columns = (
@@ -251,7 +258,6 @@ class Mismatch:
             tokens[usable].double(),
             squares[usable].double(),
         )
-        of_fresh = 0.0
         if spans is not None:
             self._step += 1
             rows = usable.nonzero().flatten().tolist()
@@ -261,11 +267,11 @@ class Mismatch:
                 of_parts = sum(n for n, _, is_part in fresh if is_part)
                 self._append(self._fresh, OfTokens.of([(n, s) for n, s, _ in fresh], of_parts), self.TOKENS)
             for window, is_fresh in ((self._fresh_again, True), (self._stale_again, False)):
-                if parts := [each[1:] for each in again if each[0] == is_fresh]:
+                if parts := [(n, s, a) for i, of, n, s, a in again if of == is_fresh and usable[i] and isfinite(s + a)]:
                     self._append(window, OfAgain.of(parts), self.AGAIN)
-        if not usable.any():
-            return None
-        return self._parts(*columns, of_fresh)
+            if rows:
+                self._first = columns[2].sum().item(), columns[3].sum().item(), of_fresh
+        return self._parts(*columns) if usable.any() else None
 
     def _append(self, window: deque[tuple[int, Any]], sums: Any, enough: int) -> None:
         """Append to a window, and drop its oldest entries as long as `enough` is left without them."""
@@ -274,37 +280,42 @@ class Mismatch:
         while len(window) > 1 and (left := left - _size(window[0][1])) >= enough:
             window.popleft()
 
-    def _parts(
-        self, log_weight: Tensor, jump: Tensor, tokens: Tensor, squares: Tensor, of_fresh: float
-    ) -> WeightParts | None:
+    def _parts(self, log_weight: Tensor, jump: Tensor, tokens: Tensor, squares: Tensor) -> WeightParts | None:
         self._append(self._newest, OfSequences.of(log_weight - jump, tokens, squares), self.SEQUENCES)
-        total = tokens.sum().item()
-        v, low = bounded(self._sources(total, squares.sum().item(), of_fresh))
+        v, low = bounded(self._sources(*self._first))
         if not v > 0:
             return None
-        lag_variance = squares.sum().item() / total - low + _shared(_sums(self._newest))
+        lag_variance = (squares.sum() / tokens.sum()).item() - low + _shared(_sums(self._newest))
         quotient = ess_ratio(log_weight) / expected_ess_ratio(low, tokens)
         lag = min(quotient, expected_ess_ratio(lag_variance, tokens, jump))
         return WeightParts(lag, expected_ess_ratio(v, tokens), math.sqrt(v), math.sqrt(v) - math.sqrt(low))
 
     def _sources(self, tokens: float, squares: float, of_fresh: float) -> list[Source]:
-        """Return what tells v of a mini-batch, from its tokens, its squares, and those of its fresh tokens."""
+        """Return what tells v of a batch, from its first mini-batch's tokens, squares, and squares of fresh tokens.
+
+        The share of arithmetic in the squares is that of the policy which the batch begins with: in later mini-batches
+        the squares also have what the updates since then make of them.
+        """
         sources = []
         if self._fresh:
             fresh = OfTokens(*_sums(self._fresh))
-            age = sum(each.tokens * (self._step - step) for step, each in self._fresh) / fresh.tokens
             v, of_parts = fresh.squares / fresh.tokens, fresh.of_parts / fresh.tokens
             error = math.hypot(math.sqrt(fresh.spread) / fresh.tokens, _OF_PARTS * of_parts * v)
-            sources.append(Source(v, error, age))
-        if self._stale_again and self._fresh_again:
+            sources.append(Source(v, error, self._age(self._fresh)))
+        if self._stale_again and self._fresh_again and tokens:
             (stale, error), (fresh_share, of_fresh_share) = (
                 OfAgain(*_sums(window)).share for window in (self._stale_again, self._fresh_again)
             )
             error = math.hypot(error, of_fresh_share)
-            if math.isfinite(error):
+            if isfinite(error):
                 share = (squares - of_fresh) / tokens * stale / fresh_share
-                sources.append(Source(of_fresh / tokens + share, share * error, self._step - self._stale_again[-1][0]))
+                sources.append(Source(of_fresh / tokens + share, share * error, self._age(self._stale_again)))
         return sources
+
+    def _age(self, window: Iterable[tuple[int, Any]]) -> float:
+        """Return the steps since the tokens of a window were new, a mean over these."""
+        ages, tokens = zip(*(((self._step - step) * sums.tokens, sums.tokens) for step, sums in window), strict=True)
+        return sum(ages) / sum(tokens)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON: a resumed run may have no fresh data to measure again."""
@@ -342,7 +353,7 @@ def bounded(sources: Sequence[Source]) -> tuple[float, float]:
     low = max(source.low for source in sources)
     low = max(smallest.low, min(low, 2 * smallest.high - low))
     v = min(sources, key=lambda source: source.v - source.low).v
-    return v, max(0.0, min(v, low))
+    return max(v, low), max(0.0, low)
 
 
 def _size(sums: OfTokens | OfAgain | OfSequences) -> int:

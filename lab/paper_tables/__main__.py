@@ -1,8 +1,9 @@
 """The paper's tables with the real stack on a laptop: `python -m lab.paper_tables [--quick] [--only TASK...]`.
 
 Trains each task synchronously, with VCPO at a lag, and without a correction at that lag; prints accuracy, steps, hours
-and speed-up beside the paper's rows. All runs take hours; --quick, one seed of shorter runs, about 20 minutes. Finished
-runs are kept in --out: the same command goes on where it was stopped, and makes again what failed. --out gets
+and speed-up beside the paper's rows. All runs take hours; --quick makes one seed of shorter runs. Finished runs are
+kept in --out: the same command goes on where it was stopped, and makes again what failed. A kept run is of the code
+that made it: give another --out after a change. --out gets
 
 paper_tables.csv    a line for each run
 paper_tables.png    accuracy over hours
@@ -40,7 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--so-far", action="store_true", help="show the finished runs; make none")
     parser.add_argument(
-        "--known", nargs="+", type=Path, default=(), metavar="FILE", help="paper_tables.csv with runs not to make again"
+        "--known",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FILE",
+        help="paper_tables.csv with runs not to make again; of the same machine, because hours are compared",
     )
     parser.add_argument(
         "--runs", nargs="+", type=Path, metavar="FOLDER", help="show these run folders, or files of stored runs"
@@ -65,16 +71,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _rows(arguments: argparse.Namespace, out: Path) -> tuple[pd.DataFrame, list[str]]:
     """Return all rows there are at the end, and the lines of failed runs."""
-    left_out = TASKS.keys() - set(arguments.only)
     known = [row for file in arguments.known for row in rows.read(file).to_dict("records")]
-    known = [row for row in known if row["task"] not in left_out]
     made: list[dict[str, Any]] = []
     failures: list[str] = []
     if arguments.runs is not None:
         for place in arguments.runs:
             made += [rows.row_of(place)] if place.is_dir() else rows.rows_of_file(place)
     else:
-        runs = _unknown(planned(arguments.only, arguments.quick, arguments.seeds), known, arguments.so_far)
+        plan = planned(arguments.only, arguments.quick, arguments.seeds)
+        known = _of_the_plan(known, plan)
+        runs = _unknown(plan, known, arguments.so_far)
         failures = [] if arguments.so_far else make(runs, out)
         made = [rows.row_of(out / run.name, run.task.name) for run in runs if is_finished(run, out)]
     if not (found := [*known, *made]):
@@ -82,7 +88,23 @@ def _rows(arguments: argparse.Namespace, out: Path) -> tuple[pd.DataFrame, list[
     every = pd.DataFrame(found).astype({"seed": "Int64"})
     if (twice := every[rows.RUN].dropna()[lambda of: of.duplicated()].astype(str)).size:
         raise ValueError(f"{', '.join(twice.iloc[0])}: this task, method, lag and seed are there twice; name one run")
+    for task, steps in every.groupby("task")["steps"] if arguments.runs is None else ():
+        if steps.nunique() > 1:
+            lengths = " and ".join(map(str, sorted(set(steps))))
+            raise ValueError(f"{task}: runs of {lengths} steps cannot be one table; leave out a file of --known")
     return report.with_speed_ups(every), failures
+
+
+def _of_the_plan(known: Sequence[dict[str, Any]], plan: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the known runs that are of the plan, and say how many are not."""
+    names = {(run.task.name, *run.case, run.seed) for run in plan}
+    kept = [row for row in known if tuple(row[name] for name in rows.RUN) in names]
+    if left_out := len(known) - len(kept):
+        print(
+            f"--known: {left_out} of {len(known)} runs left out: not of these --only, --quick and --seeds",
+            file=sys.stderr,
+        )
+    return kept
 
 
 def _unknown(runs: Sequence[Run], known: Sequence[dict[str, Any]], so_far: bool) -> list[Run]:

@@ -4,7 +4,8 @@
 held-out accuracy is that at which the synchronous run ended. Both times are the first ones, on straight lines between
 evaluations. A run that never gets there has no speed-up: the cell is empty, the table says so, and nothing is
 extrapolated. There is none either where the synchronous run ended no higher than it began. The table has the speed-up
-of the mean curves, which a lucky evaluation of one run moves less, and how many runs got there.
+of the mean curves, which a lucky evaluation of one run moves less: of the seeds that both methods have on one device,
+and how many of them got there. A task whose runs are of several devices has a table for each.
 """
 
 import itertools
@@ -24,7 +25,7 @@ from lab.stability.tables import Table, p_value
 
 CASE = ["method", "lag"]
 Cases = Mapping[tuple[str, float], pd.DataFrame]
-"""Of one task, by method and lag: a row for each seed."""
+"""Of one table, by method and lag: a row for each seed."""
 _COLOURS = {SYNCHRONOUS: "0.3", VCPO: "C1", NONE: "C0"}
 
 
@@ -71,19 +72,27 @@ def with_speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables(rows: pd.DataFrame) -> list[Table]:
-    """Return a table for each task, the differences in accuracy, and what the runs did meanwhile."""
-    found = {str(task): dict(list(at.groupby(CASE))) for task, at in rows.groupby("task", sort=False)}
-    return [*(_task(task, cases) for task, cases in found.items()), _differences(found), _meanwhile(found)]
+    """Return a table for each task and device, the differences in accuracy, and what the runs did meanwhile."""
+    found = {name: dict(list(at.groupby(CASE))) for name, at in _by_table(rows).items()}
+    return [*(_task(name, cases) for name, cases in found.items()), _differences(found), _meanwhile(found)]
+
+
+def _by_table(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """By task; where a task's runs are of several devices, by both: hours of two devices are not compared."""
+    several = rows.groupby("task")["device"].nunique() > 1
+    pairs = rows.groupby(["task", "device"], sort=False)
+    return {f"{task}, {device}" if several[task] else str(task): at for (task, device), at in pairs}
 
 
 def _named(case: tuple[str, float]) -> str:
     return case[0] if case[0] == SYNCHRONOUS else f"{case[0]}, lag {case[1]:g}"
 
 
-def _task(task: str, cases: Cases) -> Table:
+def _task(name: str, cases: Cases) -> Table:
+    task = next(iter(cases.values()))["task"].iloc[0]
     ours, paper = TASKS.get(task), PAPER.get(TASKS[task].paper if task in TASKS else task, {})
-    curves = {case: mean_curve([curve_of(text) for text in of["curve"]]) for case, of in cases.items()}
-    synchronous = next((curve for case, curve in curves.items() if case[0] == SYNCHRONOUS), None)
+    curves = {case: of.dropna(subset="seed").set_index("seed")["curve"].map(curve_of) for case, of in cases.items()}
+    synchronous = next((of for case, of in curves.items() if case[0] == SYNCHRONOUS), None)
     before = _percent(pd.Series([pd.concat([of["accuracy_before"] for of in cases.values()]).mean()]))
     lines = [[BEFORE, *_published(paper, BEFORE), before, *"0---"]]
     for case, of in sorted(cases.items(), key=lambda item: (item[0][0] != SYNCHRONOUS, item[0][1])):
@@ -92,14 +101,27 @@ def _task(task: str, cases: Cases) -> Table:
             beside = ""
         steps = f"{of['steps'].mean():g}{'' if of['finished'].all() else ', unfinished'}"
         shown = [_percent(of["accuracy_after"]), steps, f"{of['hours'].mean():.3f}", "-", "-"]
-        if synchronous and case[0] != SYNCHRONOUS:
-            faster = speed_up(curves[case], synchronous)
-            shown[3] = "not reached" if faster is None else f"{faster:.2f}"
-            shown[4] = f"{of['speed_up'].notna().sum()} of {len(of)}"
+        if synchronous is not None and case[0] != SYNCHRONOUS:
+            shown[3:] = _faster(curves[case].to_dict(), synchronous.to_dict())
         lines.append([_named(case), *_published(paper, beside), *shown])
     columns = ["here", "paper's row", "accuracy", "steps", "GPU h", "speed-up"]
-    columns += ["accuracy here, %", "steps here", "hours here", "speed-up here", "runs that got there"]
-    return Table(f"{task}, beside the paper's {ours.paper}" if ours else task, columns, lines)
+    columns += ["accuracy here, %", "steps here", "hours here", "speed-up here", "seeds of both that got there"]
+    return Table(f"{name}, beside the paper's {ours.paper}" if ours and ours.paper else name, columns, lines)
+
+
+def _faster(curves: Mapping[int, list[Point]], synchronous: Mapping[int, list[Point]]) -> list[str]:
+    """The speed-up of the mean curves over the seeds that both have, and how many of these have one of their own."""
+    pairs = [(curves[seed], synchronous[seed]) for seed in sorted(curves.keys() & synchronous.keys())]
+    ours, theirs = mean_curve([pair[0] for pair in pairs]), mean_curve([pair[1] for pair in pairs])
+    if not ours or not theirs:
+        return ["-", "-"]
+    seeds = f"{sum(speed_up(*pair) is not None for pair in pairs)} of {len(pairs)}"
+    if theirs[-1].accuracy <= theirs[0].accuracy:
+        return ["nothing learned", seeds]
+    if hours_to(ours, theirs[-1].accuracy) is None:
+        return ["not reached", seeds]
+    faster = speed_up(ours, theirs)
+    return ["-" if faster is None else f"{faster:.2f}", seeds]
 
 
 def _published(paper: Mapping[str, Published], row: str) -> list[str]:
@@ -144,17 +166,18 @@ def _meanwhile(found: Mapping[str, Cases]) -> Table:
         for case, of in cases.items():
             means = [(3600 * of["hours"] / of["steps"]).mean(), *(of[name].astype(float).mean() for name in MEASURED)]
             lines.append([task, _named(case), *(_shown(value, ".2f") for value in means)])
-    columns = ["task", "method", "seconds a step", "void turns", "calls a response", "ESS ratio"]
-    return Table("Meanwhile, shares and means", [*columns, "trainer idle", "samplers idle"], lines)
+    of_tools = ["void turns, last tenth of the steps", "calls a response, last tenth of the steps"]
+    columns = ["task", "method", "seconds a step", *of_tools, "ESS ratio", "trainer idle", "samplers idle"]
+    return Table("Meanwhile, shares and means", columns, lines)
 
 
 def draw(rows: pd.DataFrame, file: Path) -> Path:
-    """Draw accuracy over hours, a panel for each task: all runs thin, the mean of each method and lag thick."""
-    tasks = [str(task) for task in dict.fromkeys(rows["task"])]
-    figure, axes = new_figure(1, len(tasks), figsize=(5.5 * len(tasks), 4.2))
-    for axis, task in zip(axes[0], tasks, strict=True):
-        _panel(axis, rows[rows["task"] == task])
-        axis.set_title(task, loc="left")
+    """Draw accuracy over hours, a panel for each table: all runs thin, the mean of each method and lag thick."""
+    panels = _by_table(rows)
+    figure, axes = new_figure(1, len(panels), figsize=(5.5 * len(panels), 4.2))
+    for axis, (name, of) in zip(axes[0], panels.items(), strict=True):
+        _panel(axis, of)
+        axis.set_title(name, loc="left")
     axes[0, 0].set_ylabel("held-out accuracy, %")
     return save(figure, file)
 

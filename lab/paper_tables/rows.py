@@ -3,8 +3,8 @@
 **Hours** are those of training: the seconds of the steps (`step_s`, from the wait for rollouts to the end of the
 weight update), without checkpoints. The start, held-out evaluations and the writing of records are outside of steps.
 While the trainer evaluates, samplers go on with up to k batches of rollouts, which an asynchronous run would get for
-nothing. So the k steps after an evaluation count, together, no less than as many at the median of the other steps
-after step k. On GPUs the hours are multiplied by the number of GPUs, training and sampling, as in the paper; on a CPU
+nothing. So the k steps after an evaluation count, together, no less than as many at the mean of the other steps after
+step k. On GPUs the hours are multiplied by the number of GPUs, training and sampling, as in the paper; on a CPU
 they are those of the machine.
 
 A run's **curve** has the hours and the accuracy at each evaluation; step 0 is before training, at 0 hours.
@@ -56,8 +56,10 @@ def training_seconds(lines: Sequence[Line], lag: float) -> dict[int, float]:
         lag: the bound k.
 
     Raises:
-        ValueError: a step between 1 and the last one has no seconds, so the sum would be too small.
+        ValueError: there are no steps, or one between 1 and the last has no seconds, so the sum would be too small.
     """
+    if not lines:
+        raise ValueError("no steps")
     seconds = {line["step"]: line["step_s"] - (line.get(SAVE_S) or 0.0) for line in lines if line.get("step_s")}
     if lacking := set(range(1, max(line["step"] for line in lines) + 1)) - seconds.keys():
         raise ValueError(f"the seconds of {len(lacking)} steps are missing, the first of them {min(lacking)}")
@@ -65,7 +67,7 @@ def training_seconds(lines: Sequence[Line], lag: float) -> dict[int, float]:
     helped = [[step for step in range(at + 1, at + math.ceil(lag) + 1) if step in seconds] for at in evaluated]
     not_others = {*range(1, math.ceil(lag) + 1), *itertools.chain(*helped)}
     others = [value for step, value in seconds.items() if step not in not_others]
-    usual = statistics.median(others) if others else 0.0
+    usual = statistics.fmean(others) if others else 0.0
     for part in helped:
         if part and (took := sum(seconds[step] for step in part)) < usual * len(part):
             seconds |= {step: seconds[step] * usual * len(part) / took for step in part}

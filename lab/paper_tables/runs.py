@@ -79,6 +79,7 @@ def _make(run: Run, out: Path, more: list[str], which: str) -> str | None:
                 bar.set_postfix_str("" if bar.n else _last_words(log)[:60])
         finally:
             process.terminate()  # without effect on one that has ended; a run ends all that it has started
+            process.wait()  # the sandbox is needed until then, and a restart would meet the run's processes
     if process.returncode == 0 and is_finished(run, out):
         return None
     return f"failed: {run.name} (exit code {process.returncode}): {_last_words(log)[:300]} [all it said: {log}]"

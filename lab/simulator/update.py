@@ -179,7 +179,7 @@ class VCPOMethod:
         if batch.arithmetic is not None:
             tokens, squares = tokens + batch.arithmetic[:, 0], squares + batch.arithmetic[:, 2]
             of_pass = zip(tokens.tolist(), squares.tolist(), batch.arithmetic[:, 3].tolist(), strict=True)
-            again = [(lag == 0, int(n), s, a) for n, s, a in of_pass][:_ASKED]
+            again = [(i, lag == 0, int(n), s, a) for i, (n, s, a) in enumerate(of_pass)][:_ASKED]
         spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
         jump = jumps(log_prob, batch.exact_log_prob, batch.mask)
         return self._mismatch.update(log_weight, jump, tokens, squares, spans, again)

@@ -50,10 +50,10 @@ def test_hours_are_those_of_training(tmp_path: Path) -> None:
     """Catches hours with evaluations or checkpoints in them, and rollouts of an evaluation that cost nothing."""
     more = {"timing_s/save_checkpoint": 6.0, "tool_use/void_turns/share": 0.25, "tool_use/calls/mean": 1.5}
     accuracies = {0: 0.2, 4: 0.3, 8: 0.4}
-    seconds = [30.0, 20.0, 20.0, 20.0, 2.0, 2.0, 20.0, 26.0]
+    seconds = [30.0, 20.0, 10.0, 40.0, 2.0, 2.0, 10.0, 26.0]  # the mean of the other steps is 20, their median 15
     row = rows.row_of(run_folder(tmp_path / "vcpo", 2, seconds, accuracies, **more), "countdown")
     assert [row[name] for name in rows.RUN] == ["countdown", "vcpo_capped", 2, 1]
-    took = [Point(0, 0.0, 0.2), Point(4, 90 / 3600, 0.3), Point(8, (90 + 4 * 20) / 3600, 0.4)]
+    took = [Point(0, 0.0, 0.2), Point(4, 100 / 3600, 0.3), Point(8, (100 + 2 * 20 + 30) / 3600, 0.4)]
     assert rows.curve_of(row["curve"]) == [pytest.approx(point, abs=1e-5) for point in took]
     assert (row["accuracy_before"], row["accuracy_after"], row["steps"]) == (0.2, 0.4, 8)
     assert (row["void_turns"], row["calls_per_response"], row["ess_ratio"]) == (0.25, 1.5, 0.5)
@@ -100,6 +100,15 @@ def test_the_tables(tmp_path: Path) -> None:
     assert differences.rows[0][:5] == ["countdown", "vcpo_capped, lag 10", "synchronous", "2", "+5.0"]
     assert [row[2] for row in meanwhile.rows] == ["72.00", "36.00"]
     assert [row[4:] for row in report.tables(found[found["seed"] == 1])[1].rows] == [["+20.0", *"----"]]
+    alone = report.tables(found.drop(index=1))[0]  # the synchronous run of seed 2 is not there
+    assert alone.rows[2][-2:] == ["4.00", "1 of 1"]
+    of_cpu, of_gpu, *_ = report.tables(found.assign(device=["CPU", "GPU"] * 2))
+    assert (of_cpu.title, of_cpu.rows[2][-2:]) == ("countdown, CPU, beside the paper's Countdown", ["4.00", "1 of 1"])
+    assert of_gpu.rows[2][-2:] == ["not reached", "0 of 1"]
+    nothing = report.tables(found.assign(curve="0 0 0.2;4 0.08 0.2"))[0]
+    assert nothing.rows[2][-2:] == ["nothing learned", "0 of 2"]
+    begun_there = report.tables(found.assign(curve=["0 0 0.2;4 0.08 0.4"] * 2 + ["0 0 0.4;4 0.08 0.5"] * 2))[0]
+    assert begun_there.rows[2][-2] == "-"
     rows.write(found, tmp_path / "paper_tables.csv")
     assert report.tables(rows.read(tmp_path / "paper_tables.csv"))[0] == ours
     assert report.draw(found, tmp_path / "paper_tables.png").is_file()
@@ -137,6 +146,11 @@ def test_what_is_finished_stays_and_what_failed_is_told(
     assert [row["speed_up"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])] == [1.0, 1.0]
     known = ["--known", str(tmp_path / "out/paper_tables.csv")]
     assert command.main([*arguments[:-1], str(tmp_path / "else"), *known]) == 0 and len(prepared) == 2
+    other = rows.read(tmp_path / "out/paper_tables.csv").assign(steps=[4, 5])
+    rows.write(pd.concat([other, other.tail(1).assign(seed=9)]), tmp_path / "other.csv")
+    assert command.main([*arguments[:-1], str(tmp_path / "else"), "--so-far", "--known", f"{tmp_path}/other.csv"]) == 2
+    said = capsys.readouterr().err
+    assert "--known: 1 of 3 runs left out" in said and "countdown: runs of 4 and 5 steps" in said
     assert command.main(["--only", "countdown", "--out", str(tmp_path / "out")]) == 2
     assert "synchronous-lag0-seed1: a run of other settings" in capsys.readouterr().err
     assert command.main(["--only", "countdown", "--out", str(tmp_path / "else"), *known]) == 2

@@ -243,15 +243,15 @@ def test_log_probs_that_were_computed_again_are_compared_with_the_policys() -> N
     policy = policy.detach()
     known = {"a_0": (policy[0, :2] - 0.25).tolist(), "b_1": (policy[3, :3] + 0.5).tolist(), "c_0": [1.0]}
     tu.assign_non_tensor(data, **{COMPUTED_AGAIN: json.dumps(known)})
-    wanted = [(1, 0.25**2), (3, 3 * 0.5**2)]
+    wanted = [(0, 1, 0.25**2), (3, 3, 3 * 0.5**2)]
     again = gather_mini_batch(data, 0, policy, None).again
-    assert [(is_fresh, n, a) for is_fresh, n, _, a in again] == [(False, n, pytest.approx(each)) for n, each in wanted]
+    assert [(row, n, a) for row, _, n, _, a in again] == [(row, n, pytest.approx(each)) for row, n, each in wanted]
     versions = [{FIELD: each} for each in ([[3, 1], [5, 1]], [[5, 1]], [], [[2, 2], [5, 1], [2, 1]])]
     data = batch(session_id=[0, 0, 1, 1], extra_fields=versions)
     tu.assign_non_tensor(data, policy_version=5, **{COMPUTED_AGAIN: json.dumps(known)})
     again = gather_mini_batch(data, 0, policy, None).again
-    assert [each[:2] for each in again] == [(False, 1), (True, 1), (False, 2)], "fresh tokens apart from the others"
-    assert again[0][2:] == (pytest.approx(0.18**2, rel=1e-4), pytest.approx(0.25**2))
+    assert [each[1:3] for each in again] == [(False, 1), (True, 1), (False, 2)], "fresh tokens apart from the others"
+    assert again[0][3:] == (pytest.approx(0.18**2, rel=1e-4), pytest.approx(0.25**2))
 
 
 @pytest.fixture

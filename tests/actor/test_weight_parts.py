@@ -77,8 +77,9 @@ def test_masked_responses_count_neither_in_rho_nor_in_its_lag_part() -> None:
         if masked:
             log_weight, tokens, squares = log_weight + 5 * ends, tokens + 8000 * ends, squares + 80 * ends
         rows = slice(0, 64 if masked else 32)
+        again = [(i, i % 2 == 0, 50, 0.4, 0.2 if i < 32 else 0.02) for i in range(64)]
         columns = {"log_weight": log_weight, "tokens": tokens, "squares": squares, "jump": torch.zeros(64)}
-        batch = SimpleNamespace(**{name: x[rows] for name, x in columns.items()}, spans=spans[rows], again=[])
+        batch = SimpleNamespace(**{name: x[rows] for name, x in columns.items()}, spans=spans[rows], again=again[rows])
         batch.masked = ends[rows]
         return VCPOMegatronEngine._parts(SimpleNamespace(mismatch=Mismatch()), batch, True)  # type: ignore[arg-type]
 

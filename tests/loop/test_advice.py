@@ -20,7 +20,8 @@ def said(steps: int, *, lag: float = 8, shares_cores: bool = False, **line: floa
         ({"trainer_idle_share": 0.5, "vcpo/async/deadline_wait_s": 4.0}, "the last 10 steps: raise async.lag, shorten"),
         (
             {"vcpo/async/deadline_wait_s": 4.0, "tool_use/calls": 4, "tool_use/call_s": 12.0},
-            "stragglers held the trainer up 40% of the time over the last 10 steps, and a tool's call took 3.0 s",
+            "stragglers held the trainer up 40% of the time over the last 10 steps, and a tool's call took 3.0 s: "
+            "raise async.lag, or, unless calls wait for tool_use.latency_median_s, give",
         ),
     ],
 )
@@ -77,11 +78,13 @@ def test_the_first_step_that_knows_says_whether_arithmetic_alone_is_too_much() -
     assert watch.look_at(parts(0.2)) is None and ArithmeticWatch().look_at(parts(0.6)) is None
 
 
-def test_it_is_said_once_that_arithmetic_is_not_known_any_more() -> None:
-    watch = ArithmeticWatch()
-    texts = [watch.look_at({**parts(0.8), "actor/vcpo/mismatch/rms_error": 0.001 * step}) for step in range(1, 31)]
+@pytest.mark.parametrize(("of_lr", "follows_lag", "told"), [(0.5, True, [16]), (1.0, True, []), (0.5, False, [])])
+def test_it_is_said_once_that_arithmetic_is_too_little_known(of_lr: float, follows_lag: bool, told: list[int]) -> None:
+    watch, line = ArithmeticWatch(follows_lag), {**parts(0.8), "lr_multiplier": of_lr}
+    texts = [watch.look_at(line | {"actor/vcpo/mismatch/rms_error": 0.001 * step}) for step in range(1, 31)]
     said = {step: text for step, text in enumerate(texts, 1) if text}
-    assert list(said) == [16] and "nearly that of vcpo.ess_part=whole" in said[16]
+    assert list(said) == told
+    assert all("nearly that of vcpo.ess_part=whole" in text and "fresh" not in text for text in said.values())
 
 
 @pytest.mark.parametrize(

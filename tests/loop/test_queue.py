@@ -46,6 +46,7 @@ def test_the_error_of_a_start_comes_where_the_queue_is_first_used_and_only_a_sta
     may_start = threading.Event()
     monkeypatch.setattr(loop_queue, "_END_S", 0.1)
     monkeypatch.setattr(loop_queue, "end_queue", lambda: ended.append("queue"))
+    monkeypatch.setattr(tq, "close", lambda: ended.append("what was made"))
 
     def fails(config: DictConfig) -> None:
         raise ValueError("no memory for the storage")
@@ -55,11 +56,15 @@ def test_the_error_of_a_start_comes_where_the_queue_is_first_used_and_only_a_sta
     with pytest.raises(ValueError, match="no memory"):
         failed.wait()
     failed.end()
+    assert ended == ["what was made"]
+    monkeypatch.setattr(loop_queue, "_START_S", 0.1)
     monkeypatch.setattr(tq, "init", lambda config: may_start.wait())
     slow = Queue(DictConfig({}))  # returns before the queue is there
+    with pytest.raises(RuntimeError, match="TransferQueue was not up"):
+        slow.wait()
     slow.end()
-    assert not ended, "a queue without a client was asked to end"
+    assert ended == ["what was made"], "a queue without a client was asked to end"
     may_start.set()
     slow.wait()
     slow.end()
-    assert ended == ["queue"]
+    assert ended == ["what was made", "queue"]

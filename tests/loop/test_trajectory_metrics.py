@@ -20,6 +20,8 @@ def test_tools() -> None:
         "tool_use/void_turns/share": 1 / 3,
     }
     assert tool_counts([None]) == {}
+    assert tool_counts([{"calls": 1}, {"turns": 2, "calls": 2}])["tool_use/turns"] == 2
+    assert tool_counts([{"calls": 3}]) == {"tool_use/calls": 3, "tool_use/calls/mean": 3.0}
 
 
 def test_rewards_over_their_limit() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -279,3 +280,8 @@ def test_a_continued_response_has_each_tokens_experts_once() -> None:
         whole = _joined(whole, later)
     assert whole.routed_experts.flatten().tolist() == [1, 1, 1, 1, 2, 2, 2]
     assert _joined(part(2, None), part(1, [2] * 5)).routed_experts.flatten().tolist() == [2] * 5
+
+
+def test_a_response_comes_from_the_sampler_of_its_first_token() -> None:
+    parts = [TokenOutput(token_ids=[7] * tokens, extra_fields={"sampler": tokens}) for tokens in (0, 1, 2)]
+    assert functools.reduce(_joined, parts).extra_fields["sampler"] == 1

@@ -17,7 +17,7 @@ from recipe.tasks.tool_use import latency
 from recipe.warm_start import tool_traces
 from recipe.warm_start.tokenizer import TURN_END, phrase_tokenizer, prompt_text
 from recipe.warm_start.tool_traces import Part, load_tool_traces, right_trace, wrong_trace
-from recipe.warm_start.train import IGNORED, make_batch
+from recipe.warm_start.train import IGNORED, load_held_out, make_batch
 from scripts import prepare_data
 from tests.kit.sandbox_server import served
 from tests.tasks.test_tool_use import CODE, Runner, ScriptedPolicy
@@ -69,6 +69,8 @@ def test_the_preset_fits_all_traces_and_holds_out_what_it_tests_on(
     monkeypatch.setenv("VCPO_HARDWARE", "cpu")
     config = main.compose(["+task=calculate"])
     check_types(config)
+    with pytest.raises(ValueError, match="countdown or calculate"):
+        load_held_out(tmp_path)
     assert prepare_data.main(["calculate", "--out", str(tmp_path), "--train", "9000", "--val", "1000"]) == 0
     lesson = load_tool_traces(tmp_path)
     taught = lesson.examples(0.5, random.Random(0))

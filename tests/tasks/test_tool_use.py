@@ -68,7 +68,7 @@ class ScriptedPolicy(ResumingLLMClient):
             token_ids=tokens,
             log_probs=[-0.5] * len(tokens),
             stop_reason=stop[0] if stop else "completed",
-            extra_fields={"min_global_steps": version, "max_global_steps": version, "global_steps": version},
+            extra_fields=dict.fromkeys(("min_global_steps", "max_global_steps", "global_steps", "sampler"), version),
         )
 
 
@@ -126,7 +126,7 @@ def test_a_program_is_run_and_its_output_is_read(runner: Runner) -> None:
 def test_the_versions_are_those_of_all_turns(runner: Runner) -> None:
     output = runner.run((CODE, 5), (CODE, 7), (ANSWER, 6))
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (5, 7)
-    assert output.extra_fields["tool_use"]["calls_across_updates"] == 1
+    assert output.extra_fields["tool_use"]["calls_across_updates"] == 1 and output.extra_fields["sampler"] == 5
     output = runner.run((CODE, 7), (ANSWER, 4))
     assert output.extra_fields["min_global_steps"] == 4, "not the first turn's"
 
@@ -224,6 +224,10 @@ def test_limits(tokenizer: Any, sandbox_url: str) -> None:
     assert output.response_mask[-1] == 1 and output.extra_fields["truncated"]
     output = Runner(tokenizer, sandbox_url, max_time_s=1e-9).run((CODE, 1))
     assert output.extra_fields["tool_use"]["calls"] == 0 and output.extra_fields["truncated"]
+    for program, wait in ((CODE, 1.0), ("```python\nimport time; time.sleep(1)\n```\n", 0.0)):
+        runner = Runner(tokenizer, sandbox_url, max_time_s=0.5, latency_median_s=wait, latency_sigma=0.0)
+        output = runner.run((program, 1))
+        assert output.extra_fields["tool_use"]["calls"] == (wait == 0) and output.extra_fields["truncated"]
     length = len(tokenizer.encode(CODE)) + 3
     output = Runner(tokenizer, sandbox_url, response_length=length).run((CODE, 1))
     assert len(output.response_ids) <= length and all(output.response_mask), "the observation does not fit"
@@ -348,11 +352,12 @@ def test_an_answer_inside_code_is_none() -> None:
     [
         *(("sandbox_url", "localhost:8080"), ("max_turns", 0), ("max_turns", True), ("call_timeout_s", 0)),
         *(("drop_void_turns", "no"), ("answer_pattern", "("), ("max_observation_tokens", 3)),
+        ("latency_sigma", 1000.0),
     ],
 )
 def test_wrong_settings(setting: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VCPO_HARDWARE", "cpu")
-    config = main.compose(["+task=tool_use"])
+    config = main.compose(["+task=tool_use", "tool_use.latency_median_s=1"])
     config.tool_use[setting] = value
     with pytest.raises(SettingError) as refused:
         check_types(config)

@@ -201,7 +201,7 @@ TYPES: dict[str, Any] = {
     "tool_use.max_time_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
     "tool_use.call_timeout_s": _a(float, "give a number of seconds above 0", default=None, gt=0),
     "tool_use.latency_median_s": _a(float, "give a number of seconds, 0 or more", default=None, ge=0),
-    "tool_use.latency_sigma": _a(float, "give a number, 0 or more", default=None, ge=0),
+    "tool_use.latency_sigma": _a(float, "give a number, 0 or more, at most 10", default=None, ge=0, le=10),
     "tool_use.drop_void_turns": _a(bool, "give true or false", default=None),
     "tool_use.answer_pattern": (Annotated[str, AfterValidator(_a_pattern)], Field(default=None)),
     # reasoning-gym: only +task=reasoning_gym has these

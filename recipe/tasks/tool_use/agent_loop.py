@@ -29,6 +29,7 @@ from code_sandbox.protocol import CommandStatus
 from recipe.tasks.tool_use import latency
 from recipe.tasks.tool_use.settings import ToolUseSettings
 from recipe.tasks.tool_use.turns import CLOSING_FENCE, OBSERVATION, Turn, Void, observation, read_turn
+from verl_vcpo.common.token_versions import SAMPLER
 from verl_vcpo.common.truncated import TRUNCATED
 
 _LEFT_OUT = "\n...\n"
@@ -53,6 +54,8 @@ class _Trajectory:
     """[T] of the policy that sampled the token; 0 for an observed one."""
     versions: list[list[int]] = field(default_factory=list)
     """Per turn, policy versions that sampled it; the oldest and the newest are among them."""
+    sampler: int | None = None
+    """The rank of the sampler of the first tokens."""
     routed_experts: Any = None
     turns: int = 0
     calls: int = 0
@@ -81,6 +84,8 @@ class _Trajectory:
         if output.token_ids:
             told = (output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps"))
             self.versions[-1] += [version for version in told if version is not None]
+            if self.sampler is None:
+                self.sampler = output.extra_fields.get(SAMPLER)
         if output.routed_experts is not None:
             self.routed_experts = output.routed_experts
         preempted = output.num_preempted
@@ -121,8 +126,9 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             at_limit = trajectory.turns >= self.settings.max_turns or time.monotonic() >= deadline
             if turn.code is None or turn.answers or at_limit:
                 break
-            observed = await self._run_program(turn.code, trajectory)
-            if len(trajectory.tokens) + len(observed) >= self.response_length:
+            observed = await self._run_program(turn.code, trajectory, deadline)
+            fits = len(trajectory.tokens) + len(observed) < self.response_length
+            if not fits or time.monotonic() >= deadline:
                 break
             trajectory.add_observation(observed)
         trajectory.truncated = turn.code is not None and not turn.answers
@@ -179,12 +185,14 @@ class SimpleTIRAgentLoop(AgentLoopBase):
                 low = middle + 1
         return low
 
-    async def _run_program(self, code: str, trajectory: _Trajectory) -> list[int]:
-        """The tokens of what the program printed."""
+    async def _run_program(self, code: str, trajectory: _Trajectory, deadline: float) -> list[int]:
+        """The tokens of what the program printed; none where its wait met the deadline, and it is not run."""
         settings, turn = self.settings, trajectory.turns
         wait = settings.latency_median_s, settings.latency_sigma, trajectory.prompt, trajectory.sample, turn
         with simple_timer("tool_calls", trajectory.metrics):
-            await asyncio.sleep(latency.seconds(*wait))
+            await asyncio.sleep(min(latency.seconds(*wait), deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                return []
             result = await self.sandbox.run(code, self.settings.call_timeout_s)
         trajectory.calls += 1
         trajectory.failed_calls += bool(result.return_code)
@@ -232,6 +240,8 @@ class SimpleTIRAgentLoop(AgentLoopBase):
             "dropped_trajectories": int(dropped),
             "call_s": trajectory.metrics.get("tool_calls", 0.0),
         }
+        if trajectory.sampler is not None:
+            extra_fields[SAMPLER] = trajectory.sampler
         routed = trajectory.routed_experts
         return AgentLoopOutput(
             prompt_ids=trajectory.prompt,

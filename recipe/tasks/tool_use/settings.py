@@ -20,7 +20,8 @@ class ToolUseSettings:
     """Of one program."""
     latency_median_s: float = 0.0
     """Half of the calls wait longer than this before their program runs: a log-normal distribution, equal in every run.
-    A call that waits has no place in the sandbox. 0: none waits."""
+    A call that waits has no place in the sandbox. A wait beyond `max_time_s` ends the trajectory then. 0: none
+    waits."""
     latency_sigma: float = 1.0
     """The standard deviation of the wait's logarithm. With 1, one call in ten waits 3.6 times the median, and one in a
     hundred 10 times."""

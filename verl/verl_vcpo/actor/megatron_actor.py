@@ -336,7 +336,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
                 "vcpo/ess/arithmetic": parts.arithmetic,
                 "vcpo/mismatch/rms": parts.rms,
                 "vcpo/mismatch/rms_error": parts.rms_error,
-                "vcpo/mismatch/tokens_again": sum(tokens for _, tokens, *_ in batch.again),
+                "vcpo/mismatch/tokens_again": sum(tokens for _, _, tokens, *_ in batch.again),
             }
         # verl requires lists, and takes the mean over ranks, which all report the same global value.
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})

@@ -268,7 +268,8 @@ def gather_mini_batch(
     columns = {name: _column(ranks, name, torch.float64) for name in names}
     dropped = _taken_out(columns["tokens"], columns["length"]) & ~padding
     truncated = _column(ranks, "truncated", torch.bool)
-    start = sum(sizes[:data_parallel_rank])
+    begins = [sum(sizes[:rank]) for rank in range(len(sizes))]
+    start = begins[data_parallel_rank]
     return MiniBatch(
         log_weight=columns["log_weight"].masked_fill(padding | dropped, torch.nan),
         reward=columns["reward"],
@@ -285,7 +286,7 @@ def gather_mini_batch(
         jump=columns["jump"],
         spans=[spans for part in ranks for spans in part["spans"]],
         lag=columns["lag"],
-        again=[each for part in ranks for each in part["again"]],
+        again=[(before + row, *of) for before, part in zip(begins, ranks, strict=True) for row, *of in part["again"]],
     )
 
 
@@ -331,7 +332,7 @@ def _again(data: TensorDict, log_prob: Tensor, squares: Tensor, mask: Tensor) ->
             chosen &= mask[row, asked]
             if chosen.any():
                 sums = squares[row, asked][chosen].sum().item(), again[chosen].sum().item()
-                found.append((is_fresh, int(chosen.sum()), *sums))
+                found.append((row, is_fresh, int(chosen.sum()), *sums))
     return found
 
 

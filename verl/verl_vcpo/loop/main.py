@@ -13,6 +13,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 import verl_vcpo.loop.trainer  # noqa: F401  # registers the trainer
 from verl_vcpo.loop.actor_watch import ActorWatch
+from verl_vcpo.loop.long_work import telling
 from verl_vcpo.loop.queue import Queue
 from verl_vcpo.report.overview import finish
 from verl_vcpo.user_code.reward import bound_custom_reward, without_workers
@@ -66,7 +67,8 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         load_checkpoint = self.trainer._load_checkpoint
 
         def load_into_the_queue() -> None:
-            queue.wait()
+            with telling("Starting TransferQueue"):
+                queue.wait()
             load_checkpoint()
 
         self.trainer._load_checkpoint = load_into_the_queue

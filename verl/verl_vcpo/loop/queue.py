@@ -1,14 +1,14 @@
 """The start and the end of TransferQueue (extends transfer_queue/interface.py)."""
 
 import asyncio
+import copy
 import threading
 from concurrent.futures import Future, wait
 
 import transfer_queue as tq
 from omegaconf import DictConfig
 
-from verl_vcpo.samplers.keeper import START_S
-
+_START_S = 300.0
 _END_S = 5.0
 
 
@@ -21,6 +21,8 @@ class Queue:
 
     def __init__(self, config: DictConfig) -> None:
         self._started: Future[None] = Future()
+        # A copy: verl writes to its configuration for moments, while this one is read in another thread.
+        config = copy.deepcopy(config)
         threading.Thread(target=self._start, args=(config,), name="start of TransferQueue", daemon=True).start()
 
     def _start(self, config: DictConfig) -> None:
@@ -32,8 +34,14 @@ class Queue:
             self._started.set_result(None)
 
     def wait(self) -> None:
-        """Wait until the queue is there. Raises the error of its start, and TimeoutError."""
-        self._started.result(START_S)
+        """Wait until the queue is there. Raises the error of its start, and RuntimeError after five minutes."""
+        wait([self._started], timeout=_START_S)
+        if not self._started.done():
+            raise RuntimeError(
+                f"TransferQueue was not up {_START_S:.0f} s after the trainer was: its processes' logs say why; mend "
+                "that, and start the run again"
+            )
+        self._started.result()
 
     def end(self) -> None:
         """End the queue, and before that this process's open requests to it; a queue that still starts ends with Ray.
@@ -42,7 +50,11 @@ class Queue:
         process ends: after the run's last words.
         """
         wait([self._started], timeout=_END_S)
-        if self._started.done() and not self._started.exception():
+        if not self._started.done():
+            return
+        if self._started.exception():
+            tq.close()  # what the start had made before it failed
+        else:
             end_queue()
 
 

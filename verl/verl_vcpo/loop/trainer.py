@@ -86,10 +86,10 @@ class LagKTrainer(HeldOutTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         actor = config.actor_rollout_ref.actor
-        scales = VCPOSettings.of(config.vcpo).scales_step_size
+        vcpo = VCPOSettings.of(config.vcpo)
         advisor = Advisor(config["async"].lag, shares_cores=config.trainer.device == "cpu")
         answered = how_answered(config.actor_rollout_ref.rollout.val_kwargs)
-        self.run_log = RunLog(config.run_dir, scales, advisor, answered)
+        self.run_log = RunLog(config.run_dir, vcpo.scales_step_size, advisor, answered, vcpo.ess_part == "lag")
         self.sample_log = SampleLog(config.run_dir, config.samples_every)
         self.tba_replay = TBAReplay(config.data.seed) if actor.policy_loss.loss_mode == "tba" else None
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. So the driver fetches the

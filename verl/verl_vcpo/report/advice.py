@@ -76,7 +76,8 @@ class Advisor:
             call_s = self._call_s()
             if call_s > _HELD_BACK * self._mean("step_s"):
                 return f"{found}, and a tool's call took {call_s:.1f} s", (
-                    "raise async.lag, or give the tool more places (python -m code_sandbox --concurrency) or cores"
+                    "raise async.lag, or, unless calls wait for tool_use.latency_median_s, give the tool more places "
+                    "(python -m code_sandbox --concurrency) or cores"
                 )
             return found, "raise async.lag, shorten data.max_response_length, or set async.on_deadline=reissue"
         if self._shares_cores:
@@ -107,13 +108,18 @@ def ess_ratio_of_lag(line: dict[str, Any]) -> float | None:
 
 class ArithmeticWatch:
     """Two looks at arithmetic, each with one line: is the ESS ratio low for the length of the responses alone, by the
-    first step that knows? And is what arithmetic makes of the weights not known any more, while that matters?"""
+    first step that knows? And is what arithmetic makes of the weights too little known, while the step needs it?
+
+    Args:
+        follows_lag: whether a step size that is scaled follows the lag's part of the weights (`vcpo.ess_part=lag`).
+    """
 
     _LOW, _MATTERS = 0.5, 0.9
     _UNKNOWN = 0.5
     """The error of the RMS, relative to it, from which on the step is nearly that of the whole weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, follows_lag: bool = True) -> None:
+        self._follows_lag = follows_lag
         self._looked = self._said_unknown = False
 
     def look_at(self, line: dict[str, Any]) -> str | None:
@@ -137,11 +143,12 @@ class ArithmeticWatch:
         rms, error = (line.get(f"actor/vcpo/mismatch/{name}", 0.0) for name in ("rms", "rms_error"))
         if self._said_unknown or not error or error < self._UNKNOWN * rms:
             return None
+        if not self._follows_lag or line["lr_multiplier"] >= 1:  # no step is shortened where none is scaled
+            return None
         self._said_unknown = True
         return (
-            f"arithmetic makes {rms:.2g} of a token's log-prob, of which {error:.2g} is not certain: for many steps no "
-            "token was fresh, and no sampler has computed log-probs again. With vcpo.ess_part=lag, the default, the "
-            "step is now nearly that of vcpo.ess_part=whole"
+            f"arithmetic makes {rms:.2g} of a token's log-prob, of which {error:.2g} is not certain: too little is "
+            "known of it, and the step, which follows the lag, is now nearly that of vcpo.ess_part=whole"
         )
 
 

@@ -98,10 +98,16 @@ class RunLog:
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
         advisor: the source of advice on the console; None: no advice.
         answered: how held-out prompts are answered (`how_answered`), which the console says beside the accuracy.
+        follows_lag: as of `ArithmeticWatch`.
     """
 
     def __init__(
-        self, run_dir: str | Path, scales_step_size: bool = True, advisor: Advisor | None = None, answered: str = ""
+        self,
+        run_dir: str | Path,
+        scales_step_size: bool = True,
+        advisor: Advisor | None = None,
+        answered: str = "",
+        follows_lag: bool = True,
     ) -> None:
         self._path = Path(run_dir) / METRICS_FILE
         self._start = time.perf_counter()
@@ -109,7 +115,7 @@ class RunLog:
         self._table = StepTable(answered)
         self._warner = CollapseWarner(scales_step_size)
         self._signal = SignalWatch()
-        self._arithmetic = ArithmeticWatch()
+        self._arithmetic = ArithmeticWatch(follows_lag)
         self._baseline = BaselineWatch()
 
     def resume(self, step: int, checkpoint: str | Path | None = None) -> None:

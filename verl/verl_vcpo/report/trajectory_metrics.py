@@ -1,5 +1,6 @@
 """Metrics of a batch's trajectories besides their tokens: use of tools, rewards over a limit, truncated responses."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,15 +74,18 @@ def of_truncated(marks: Sequence[bool], rewards: Sequence[float | None]) -> dict
 def tool_counts(counts: list[Mapping[str, Any] | None]) -> dict[str, float]:
     """Sums of the counts over trajectories (None: one without tools), calls per trajectory, the share of void turns.
 
-    A void turn ends its trajectory, so a trajectory has at most one.
+    A count that a trajectory does not have is 0: agent loops need not tell all. A void turn ends its trajectory, so a
+    trajectory has at most one.
     """
     used = [count for count in counts if count]
     if not used:
         return {}
-    metrics = {f"{TOOLS}/{name}": sum(count[name] for count in used) for name in used[0]}
-    void, turns = metrics[f"{TOOLS}/void_trajectories"], metrics[f"{TOOLS}/turns"]
-    means = {f"{TOOLS}/calls/mean": metrics[f"{TOOLS}/calls"] / len(used), f"{TOOLS}/void_turns/share": void / turns}
-    return metrics | means
+    sums = {name: sum(count.get(name, 0) for count in used) for name in dict.fromkeys(itertools.chain(*used))}
+    metrics = {f"{TOOLS}/{name}": total for name, total in sums.items()}
+    metrics[f"{TOOLS}/calls/mean"] = sums.get("calls", 0) / len(used)
+    if sums.get("turns", 0) > 0:
+        metrics[f"{TOOLS}/void_turns/share"] = sums.get("void_trajectories", 0) / sums["turns"]
+    return metrics
 
 
 def over_limit(infos: list[Mapping[str, Any] | None]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_vcpo.common.token_versions import FIELD, token_versions
+from verl_vcpo.common.token_versions import FIELD, SAMPLER, token_versions
 from verl_vcpo.samplers.admission import AdmissionGate, admitted_per_worker, is_training_request, request_order
 from verl_vcpo.samplers.router import NO_SERVERS, GatheredCalls
 from verl_vcpo.samplers.sampling_params import check_training_request
@@ -207,7 +207,7 @@ def _joined(whole: TokenOutput, part: TokenOutput) -> TokenOutput:
     fields = dict(whole.extra_fields)
     if part.token_ids:  # a policy version that sampled no token is not a version of the response
         if not whole.token_ids:
-            fields["min_global_steps"] = part.extra_fields.get("min_global_steps")
+            fields |= {name: part.extra_fields.get(name) for name in ("min_global_steps", SAMPLER)}
         for name in ("global_steps", "max_global_steps"):
             fields[name] = part.extra_fields.get(name)
         of_parts = [token_versions(each.extra_fields, len(each.token_ids)) for each in (whole, part) if each.token_ids]
