@@ -30,7 +30,9 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
     group = torch.arange(B) // size
     zeros, tokens = torch.zeros(B, dtype=torch.float64), 1.0 + torch.arange(B).double() % 3
     none = [zeros.bool()] * 4  # padding, dropped, truncated, masked
-    batch = MiniBatch(logs, values[1], group, zeros, tokens, *none, 1 + values[2], slice(0, B), zeros, [], zeros, [])
+    batch = MiniBatch(
+        logs, values[1], group, zeros, tokens, *none, 1 + values[2], slice(0, B), zeros, zeros, [], zeros, []
+    )
     step = estimate(config, logs, values[1], group, squared_norm=batch.squared_norm, length=tokens)
     common, scale = zeros + 0.25, 0.1 + values[3]
     cancellation, underflow = predicted(config, batch, step, common, scale, baselines=3)
@@ -69,7 +71,18 @@ def test_what_has_no_prediction() -> None:
         squared = None if norm is None else two + norm
         rewards = torch.tensor(reward, dtype=torch.float64)
         batch = MiniBatch(
-            two + log_weight, rewards, two.long(), two, two, *[two.bool()] * 4, squared, slice(0, 2), two, [], two, []
+            two + log_weight,
+            rewards,
+            two.long(),
+            two,
+            two,
+            *[two.bool()] * 4,
+            squared,
+            slice(0, 2),
+            *[two] * 2,
+            [],
+            two,
+            [],
         )
         step = estimate(config, two + log_weight, rewards, two.long(), squared_norm=two + (norm or 0.0))
         return predicted(config, batch, step, two + 0.5, two + scale, baselines=1)

@@ -154,7 +154,7 @@ def test_the_keys_of_the_ready_made_set(data_source: str) -> None:
 
 
 def test_an_unknown_data_source_is_an_error() -> None:
-    with pytest.raises(ValueError, match="data_source='gsm9k' has no reward: use one of countdown, gsm8k"):
+    with pytest.raises(ValueError, match="data_source='gsm9k' has no reward: use one of calculate, countdown, gsm8k"):
         reward.compute_score("gsm9k", "#### 18", "18")
 
 
