@@ -34,7 +34,7 @@ class GridRun:
     """One cell of a grid."""
 
     method: str
-    """A file of config/method or of the folder's `config_dir`, or `LAG_PART`, or an intervention."""
+    """A file of config/method or of the folder's `config_dir`, or `LAG_PART`, or one of `lab.simulator.rates.BASES`."""
     lag: int
     seed: int
     lr: float

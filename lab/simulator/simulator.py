@@ -181,7 +181,6 @@ class Simulator:
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),
             "baseline": mean([update.baseline for update, _ in updates]),
-            "level": mean([update.level for update, _ in updates]),
             "log_weight_std": mean([update.log_weight.std(correction=0).item() for update, _ in updates]),
             "log_weight_max": max(update.log_weight.max().item() for update, _ in updates),
             "largest_share": max(update.log_weight.softmax(dim=0).max().item() for update, _ in updates),

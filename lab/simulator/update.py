@@ -19,7 +19,7 @@ from lab.simulator.norms import block_gradients, squared_norms, weighted_gradien
 from lab.simulator.policy import Policy, Taps
 from lab.simulator.tree import TokenTree
 from vcpo import Estimate, Mismatch, VCPOConfig, estimate
-from vcpo.baseline import group_mean, group_std
+from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
@@ -41,8 +41,6 @@ class Update:
     ess_ratio: float
     baseline: float
     """Mean over the batch; NaN where the method has none per sequence."""
-    level: float = field(default=math.nan, kw_only=True)
-    """The baseline less the mean reward of the group, a mean over the sequences whose group has a signal."""
     kl: float
     """k3 estimate of KL(rollout || policy) per token, nats."""
     squared_norm: Tensor | None = None
@@ -112,13 +110,6 @@ Measured = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 sum_i c_i g_i of [B] coefficients c."""
 
 
-def level(step: Estimate, batch: Batch) -> float:
-    """The baseline less the mean reward of the group, a mean over the sequences with a signal; 0 without one."""
-    group = batch.group.unique(return_inverse=True)[1]
-    rows = step.usable & (group_std(batch.reward, group) > 0)
-    return (step.baseline - group_mean(batch.reward, group))[rows].mean().item() if rows.any() else 0.0
-
-
 class VCPOMethod:
     """As the patched Megatron actor does it: measure, estimate, step."""
 
@@ -147,7 +138,6 @@ class VCPOMethod:
             log_weight=log_weight,
             ess_ratio=step.ess_ratio,
             baseline=step.baseline[step.usable].mean().item() if usable else math.nan,
-            level=level(step, batch),
             kl=kl(log_prob, batch),
             squared_norm=norm,
             estimate=step,
