@@ -12,7 +12,7 @@ takes lag for arithmetic, and lengthens the step:
 - the expected ESS ratio of weights whose logarithm is normal, of the variance per token that is above v; a token whose
   log-ratio is too large for arithmetic, a jump, counts as it is.
 
-With v = 0, for which an unknown v is taken, the quotient is the measured ESS ratio itself.
+Where v is hardly known its lower bound is 0, and the quotient is the measured ESS ratio itself.
 
 No paper has this rule. `python -m lab.long_responses` compares it with the truth on data whose parts are known.
 """
@@ -21,7 +21,6 @@ import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +105,7 @@ class OfTokens(NamedTuple):
     spread: float
     """Sum over sequences of (sum of squares - tokens * mean square)^2: a standard error without independent tokens."""
     of_parts: int
-    """The tokens of responses that have others, too."""
+    """The fresh tokens of responses that have stale tokens, too."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, float]], of_parts: int) -> "OfTokens":
@@ -266,8 +265,9 @@ class Mismatch:
             if fresh:
                 of_parts = sum(n for n, _, is_part in fresh if is_part)
                 self._append(self._fresh, OfTokens.of([(n, s) for n, s, _ in fresh], of_parts), self.TOKENS)
+            known = [(of, (n, s, a)) for row, of, n, s, a in again if usable[row] and math.isfinite(s + a)]
             for window, is_fresh in ((self._fresh_again, True), (self._stale_again, False)):
-                if parts := [(n, s, a) for i, of, n, s, a in again if of == is_fresh and usable[i] and isfinite(s + a)]:
+                if parts := [sums for of, sums in known if of == is_fresh]:
                     self._append(window, OfAgain.of(parts), self.AGAIN)
             if rows:
                 self._first = columns[2].sum().item(), columns[3].sum().item(), of_fresh
@@ -307,7 +307,7 @@ class Mismatch:
                 OfAgain(*_sums(window)).share for window in (self._stale_again, self._fresh_again)
             )
             error = math.hypot(error, of_fresh_share)
-            if isfinite(error):
+            if math.isfinite(error):
                 share = (squares - of_fresh) / tokens * stale / fresh_share
                 sources.append(Source(of_fresh / tokens + share, share * error, self._age(self._stale_again)))
         return sources

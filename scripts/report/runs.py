@@ -175,15 +175,7 @@ def read_run(folder: Path) -> ReportedRun:
         if not lines:
             raise RunError(f"{folder}: {METRICS_FILE} has no step yet")
         return _run(folder, config, lines, took_s, finished=summary.is_file())
-    except (
-        OSError,
-        json.JSONDecodeError,
-        KeyError,
-        yaml.YAMLError,
-        OmegaConfBaseException,
-        AttributeError,
-        TypeError,
-    ) as error:
+    except _NOT_OF_A_RUN as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(f"{folder}: not the files of a run ({type(error).__name__}: {reason})") from None
 

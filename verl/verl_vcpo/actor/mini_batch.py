@@ -324,7 +324,9 @@ def _again(data: TensorDict, log_prob: Tensor, squares: Tensor, mask: Tensor) ->
     known = json.loads(tu.get_non_tensor_data(data, key=COMPUTED_AGAIN, default="{}"))
     found = []
     for row, (uid, number) in enumerate(sessions(data) if known else ()):  # agent loops have made the sequences
-        of_sampler = torch.tensor(known.get(f"{uid}_{number}", ()), dtype=torch.float64)
+        if (answer := known.get(f"{uid}_{number}")) is None:
+            continue
+        of_sampler = torch.tensor(answer, dtype=torch.float64)
         asked = slice(0, len(of_sampler))
         again = squared_log_ratios(log_prob[row, asked], of_sampler, mask[row, asked])
         lags = _lags_of_tokens(data, row, mask[row])[asked]

@@ -8,7 +8,7 @@ FIELD = "token_versions"
 tokens; None where several versions sampled the run."""
 
 SAMPLER = "sampler"
-"""The extra field with the rank of the sampler that a response comes from, or its first tokens."""
+"""The extra field with the rank of the sampler that sampled a response, or the response's first tokens."""
 
 
 def token_versions(fields: Mapping[str, Any], tokens: int) -> list[list[Any]]:

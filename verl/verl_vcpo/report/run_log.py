@@ -98,7 +98,7 @@ class RunLog:
         scales_step_size: whether the step size follows the ESS ratio; otherwise the collapse warning recommends that.
         advisor: the source of advice on the console; None: no advice.
         answered: how held-out prompts are answered (`how_answered`), which the console says beside the accuracy.
-        follows_lag: as of `ArithmeticWatch`.
+        follows_lag: whether a scaled step size follows the lag's part of the weights (`vcpo.ess_part=lag`).
     """
 
     def __init__(
