@@ -13,6 +13,7 @@ regimes.png      accuracy in each regime
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import pandas as pd
 
 from lab.regimes.chart import chart, draw
 from lab.simulator.analysis import outcome
-from lab.simulator.arithmetic import Arithmetic
+from lab.simulator.arithmetic import KINDS, Arithmetic
 from lab.simulator.grid import LAG_PART, Folder, GridRun, make_all
 from lab.stability.preset import TASKS, prepare
 from lab.stability.report import show_tables
@@ -32,6 +33,8 @@ from verl_vcpo.common.whole_file import write_whole
 TASK, LR, STEPS = "sort_digits", 1e-4, 200
 METHODS = ("none", "tis_seq", "vcpo", LAG_PART)
 LAGS, SEEDS, RMS, TOKENS = (0, 8, 32), (1, 2, 3, 4), (0.03,), (32, 512, 2048, 8192)
+UNLIKE = tuple(Arithmetic(0.03, 2048, kind) for kind in KINDS[1:])
+"""What `vcpo.ess_part=lag` does not assume; run at the lags above 0."""
 SMALL = 0.08
 """The variance of log-weights up to which arithmetic is left out: the ESS ratio of fresh responses is 0.92 or more."""
 FILE, PUBLISHED = "regimes", Path("docs/measurements")
@@ -55,6 +58,7 @@ def make(folders: dict[Arithmetic | None, Folder], lags: Sequence[int], seeds: S
         for seed in seeds
         for each, folder in folders.items()
         for lag in lags
+        if lag or each not in UNLIKE
         for method in methods_of(each)
     ]
     make_all(runs, workers)
@@ -73,6 +77,7 @@ def collected(folders: dict[Arithmetic | None, Folder]) -> pd.DataFrame:
                 {
                     "rms": each.rms if each else 0.0,
                     "tokens": each.tokens if each else 0,
+                    "kind": each.kind if each else "normal",
                     "lag": int(run["lag"]),
                     "method": run["method"],
                     "seed": int(run["seed"]),
@@ -81,11 +86,12 @@ def collected(folders: dict[Arithmetic | None, Folder]) -> pd.DataFrame:
                     "collapsed": found.collapse_step,
                     "ess_ratio": round(steps["ess_ratio"].mean(), 4),
                     "lr_multiplier": round(steps["lr_multiplier"].mean(), 4),
+                    "right": round(steps["right_multiplier"].mean(), 4) if "right_multiplier" in steps else math.nan,
                 }
             )
     if not rows:
         raise ValueError("--so-far: no run is finished; leave it out")
-    order = ["rms", "tokens", "lag", "method", "seed"]
+    order = ["rms", "tokens", "kind", "lag", "method", "seed"]
     return pd.DataFrame(rows).astype({"collapsed": "Int64"}).sort_values(order, ignore_index=True)
 
 
@@ -109,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.report:
             runs = pd.read_csv(arguments.report).astype({"collapsed": "Int64"})
         else:
-            runs = _made(arguments.out, regimes(arguments.rms, arguments.tokens), arguments)
+            runs = _made(arguments.out, [*regimes(arguments.rms, arguments.tokens), *UNLIKE], arguments)
     except (OSError, ValueError) as error:
         print(f"regimes: {error}", file=sys.stderr)
         return 2
@@ -126,7 +132,7 @@ def _made(out: Path, wanted: list[Arithmetic | None], arguments: argparse.Namesp
     overrides = (f"trainer.total_training_steps={STEPS}",)
     folders = {}
     for each in wanted:
-        name = f"rms{each.rms:g}-tokens{each.tokens}" if each else "exact"
+        name = f"rms{each.rms:g}-tokens{each.tokens}-{each.kind}" if each else "exact"
         folders[each] = Folder(out / name, task.preset, overrides, each)
         folders[each].open(task.model)
     if not arguments.so_far:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.simulator.arithmetic import Arithmetic
+from lab.simulator.arithmetic import KINDS, Arithmetic
 from lab.simulator.grid import LAG_PART
 from lab.stability.contrasts import visible
 from lab.stability.figures import new_figure, save
@@ -28,10 +28,15 @@ class Regime:
     lag: int
     rms: float
     tokens: int
+    kind: str
     of: dict[str, dict[int, float]]
     """Accuracy after step k, by method and seed."""
     collapsed: dict[str, int]
     """Runs that collapsed, by method."""
+    told: float = math.nan
+    """The mean factor of the learning rate, by the lag's part."""
+    right: float = math.nan
+    """What that factor would be if arithmetic were exact."""
 
     @property
     def fresh_ess_ratio(self) -> str:
@@ -50,24 +55,32 @@ class Regime:
 
 
 def regimes(runs: pd.DataFrame) -> list[Regime]:
-    """By lag, then from exact arithmetic on.
+    """By lag, from exact arithmetic on; the kinds that are not normal last.
 
     A method without weights has the runs of exact arithmetic everywhere. There, VCPO by the lag's part has VCPO's.
     """
-    of_cell = dict(iter(runs.groupby(["lag", "rms", "tokens", "method"])))
+    of_cell = dict(iter(runs.groupby(["lag", "rms", "tokens", "kind", "method"])))
     found = []
-    places = {place[:3] for place in of_cell}
-    for lag, rms, tokens in sorted(places, key=lambda place: (place[0], Arithmetic(*place[1:]).variance)):
+    places = {place[:4] for place in of_cell}
+    for lag, rms, tokens, kind in sorted(places, key=_order):
         of, collapsed = dict[str, dict[int, float]](), dict[str, int]()
         for method in METHODS:
             exact = method == "none" or rms == 0
             made = "vcpo" if method == LAG_PART and exact else method
-            rows = of_cell.get((lag, *((0.0, 0) if exact else (rms, tokens)), made))
+            rows = of_cell.get((lag, *((0.0, 0, KINDS[0]) if exact else (rms, tokens, kind)), made))
             if rows is not None:
                 of[method] = dict(zip(rows["seed"], rows["accuracy"], strict=True))
                 collapsed[method] = int(rows["collapsed"].notna().sum())
-        found.append(Regime(lag, rms, tokens, of, collapsed))
+        of_lag = of_cell.get((lag, rms, tokens, kind, LAG_PART), runs[:0])
+        factors = of_lag["lr_multiplier"].mean(), of_lag["right"].mean()
+        found.append(Regime(lag, rms, tokens, kind, of, collapsed, *factors))
     return found
+
+
+def _order(place: tuple[int, float, int, str]) -> tuple[int, int, float]:
+    """By lag; exact arithmetic first, then by the spread of the weights, and the other kinds last."""
+    lag, rms, tokens, kind = place
+    return lag, KINDS.index(kind), Arithmetic(rms, tokens).variance
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ def judged(found: Sequence[Regime]) -> list[Judged]:
 
 
 def chart(runs: pd.DataFrame) -> list[Table]:
-    """Accuracy in each regime and who keeps up, and the power of the tests."""
+    """Accuracy in each regime and who keeps up, the factors of the learning rate, and the power of the tests."""
     found = regimes(runs)
     tests = judged(found)
     lines = []
@@ -109,10 +122,24 @@ def chart(runs: pd.DataFrame) -> list[Table]:
         up = ", ".join(METHODS[method] for method in METHODS if method in of and of[method].keeps_up)
         lines.append([str(regime.lag), _place(regime), regime.fresh_ess_ratio, *cells, up])
     columns = ["lag", "RMS at tokens", "ESS ratio, fresh", *METHODS.values(), "keep up"]
+    factors = [
+        [
+            str(regime.lag),
+            _place(regime),
+            *(f"{x:.2f}" for x in (regime.right, regime.told, regime.told / regime.right)),
+        ]
+        for regime in found
+        if not math.isnan(regime.right)
+    ]
     seen = sorted(test.visible for test in tests if not math.isnan(test.visible))
     power = [f"{100 * value:.1f}" for value in (seen[0], statistics.median(seen), seen[-1])] if seen else ["-"] * 3
     return [
         Table("Accuracy after step k, %, and the runs that collapsed", columns, lines),
+        Table(
+            "Factor of the learning rate by the lag's part, and the right one: means over steps and seeds",
+            ["lag", "RMS at tokens", "right", "told", "told / right"],
+            factors,
+        ),
         Table(
             "Paired tests against the best method of a regime",
             ["tests", "seeds", "points seen with a power of 80 %: least", "in the middle", "most"],
@@ -141,7 +168,9 @@ def draw(runs: pd.DataFrame, file: Path) -> Path:
             means, reach = [statistics.mean(of) for of in values], [interval(of) for of in values]
             places = [i + 0.08 * (number - 1.5) for i in there]
             axis.errorbar(places, means, reach, label=label, marker="o", linewidth=1.5, elinewidth=0.8)
-        axis.set_xticks(range(len(at)), [f"{_place(regime)}\nESS {regime.fresh_ess_ratio}" for regime in at])
+        axis.set_xticks(
+            range(len(at)), [f"{_place(regime)}\nESS {regime.fresh_ess_ratio}".replace(", ", "\n") for regime in at]
+        )
         axis.set_title(f"lag {lag}", loc="left")
     figure.supxlabel("per-token RMS at tokens of a response; ESS ratio of fresh ones")
     axes[0, 0].set_ylabel("held-out accuracy after step k, %")
@@ -150,4 +179,5 @@ def draw(runs: pd.DataFrame, file: Path) -> Path:
 
 
 def _place(regime: Regime) -> str:
-    return f"{regime.rms:g} at {regime.tokens:,}" if regime.rms else "exact"
+    kind = f", {regime.kind}" if regime.kind != KINDS[0] else ""
+    return f"{regime.rms:g} at {regime.tokens:,}{kind}" if regime.rms else "exact"

@@ -38,7 +38,7 @@ class Batch:
     truncated: Tensor
     """[B] true where the longest response's length ended the sequence, not the end token."""
     arithmetic: Tensor | None = None
-    """[B, 3] of `Arithmetic.draw`; the log-prob recorded for the last token of a response has its sum in it."""
+    """[B, 5] of `Arithmetic.draw`; the log-prob recorded for the last token of a response has its sum in it."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -92,7 +92,7 @@ class Batch:
         return _moved(self.rollout_log_prob, self.mask, self.arithmetic[:, 1])
 
     def sampled_by(self, arithmetic: Tensor) -> "Batch":
-        """The batch as a sampler of another arithmetic has recorded it; [B, 4] as of `Arithmetic.draw`."""
+        """The batch as a sampler of another arithmetic has recorded it; [B, 5] as of `Arithmetic.draw`."""
         recorded = _moved(self.rollout_log_prob, self.mask, -arithmetic[:, 1])
         return replace(self, rollout_log_prob=recorded, arithmetic=arithmetic)
 

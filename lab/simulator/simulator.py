@@ -89,7 +89,9 @@ class Simulator:
             for row, length in enumerate(batch.mask.sum(dim=1).tolist()):
                 batch.reward[row] += soft_length_penalty(length, *penalty)
         if self._arithmetic:
-            batch = batch.sampled_by(self._arithmetic.draw(len(batch), self._rounding))
+            stale = self._lag > 0 and (version > 0 or bool(self.queue))  # but for the first batch
+            drawn = self._arithmetic.draw(len(batch), self._rounding, version / self._steps, stale)
+            batch = batch.sampled_by(drawn)
         self.queue.append(batch)
 
     def accuracies(self) -> dict[str, float]:
@@ -175,8 +177,10 @@ class Simulator:
         parts = [(update.parts, update.ess_ratio) for update, _ in updates if update.parts]
         split = [update.of_truncated for update, _ in updates]
         of_lag = {"actor/vcpo/ess/lag": mean([max(ratio, part.lag) for part, ratio in parts])} if parts else {}
+        right = [update.right_multiplier for update, _ in updates if update.right_multiplier is not None]
         return {
             **of_lag,
+            **({"right_multiplier": mean(right)} if right else {}),
             "reward": batch.reward.mean().item(),
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),

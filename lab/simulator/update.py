@@ -50,6 +50,8 @@ class Update:
     """Of truncated and of finished responses, under the names of metrics.jsonl."""
     parts: WeightParts | None = None
     """What lag and arithmetic make of the weights, with VCPO."""
+    right_multiplier: float | None = None
+    """What `lr_multiplier` would be if arithmetic were exact, with VCPO beside a sampler of another arithmetic."""
 
 
 _ASKED = 16
@@ -143,7 +145,14 @@ class VCPOMethod:
             estimate=step,
             of_truncated=parts_of_update(step, batch.truncated, norm),
             parts=parts,
+            right_multiplier=self._right(batch, log_prob, dropped | masked),
         )
+
+    def _right(self, batch: Batch, log_prob: Tensor, left_out: Tensor) -> float | None:
+        if batch.arithmetic is None:
+            return None
+        of_lag = sequence_log_weights(log_prob, batch.exact_log_prob, batch.mask) + batch.arithmetic[:, 4]
+        return math.sqrt(ess_ratio(of_lag[~left_out]))
 
     def _estimate(
         self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor, parts: WeightParts | None
@@ -162,16 +171,17 @@ class VCPOMethod:
     def _parts(self, batch: Batch, log_prob: Tensor, log_weight: Tensor, lag: int) -> WeightParts | None:
         """The parts of a batch that one version has drawn, `lag` updates ago."""
         again: list[Again] = []
+        jump = jumps(log_prob, batch.exact_log_prob, batch.mask)
         tokens, squares = (
             batch.mask.sum(dim=-1),
             squared_log_ratios(log_prob, batch.exact_log_prob, batch.mask).sum(-1),
         )
         if batch.arithmetic is not None:
-            tokens, squares = tokens + batch.arithmetic[:, 0], squares + batch.arithmetic[:, 2]
-            of_pass = zip(tokens.tolist(), squares.tolist(), batch.arithmetic[:, 3].tolist(), strict=True)
+            number, _, of_numbers, of_again, of_jumps = batch.arithmetic.unbind(dim=1)
+            tokens, squares, jump = tokens + number, squares + of_numbers, jump + of_jumps
+            of_pass = zip(tokens.tolist(), squares.tolist(), of_again.tolist(), strict=True)
             again = [(i, lag == 0, int(n), s, a) for i, (n, s, a) in enumerate(of_pass)][:_ASKED]
         spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
-        jump = jumps(log_prob, batch.exact_log_prob, batch.mask)
         return self._mismatch.update(log_weight, jump, tokens, squares, spans, again)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:

@@ -12,6 +12,7 @@ from lab.simulator.grid import LAG_PART
 
 ROOT = Path(__file__).parents[2]
 LONG = Arithmetic(0.03, 2048)
+TAILS = Arithmetic(0.03, 2048, "tails")
 
 
 def made(accuracies: dict[tuple[Arithmetic | None, str], float]) -> pd.DataFrame:
@@ -19,11 +20,14 @@ def made(accuracies: dict[tuple[Arithmetic | None, str], float]) -> pd.DataFrame
         {
             "rms": of.rms if of else 0.0,
             "tokens": of.tokens if of else 0,
+            "kind": of.kind if of else "normal",
             "lag": 8,
             "method": method,
             "seed": seed,
             "accuracy": accuracy + 0.01 * seed + 0.001 * (seed * len(method) % 3),
             "collapsed": 40 if accuracy < 0.1 else None,
+            "lr_multiplier": 0.72 if method == LAG_PART else 0.5,
+            "right": 0.8 if of else None,
         }
         for (of, method), accuracy in accuracies.items()
         for seed in (1, 2, 3, 4)
@@ -39,12 +43,14 @@ RUNS = made(
         (LONG, "tis_seq"): 0.40,
         (LONG, "vcpo"): 0.50,
         (LONG, LAG_PART): 0.70,
+        (TAILS, LAG_PART): 0.70,
     }
 )
 
 
 def test_who_keeps_up() -> None:
-    exact, long = regimes(RUNS)
+    exact, long, tails = regimes(RUNS)
+    assert tails.kind == "tails" and tails.of["none"] == exact.of["none"]
     assert (exact.rms, long.rms, long.tokens) == (0, 0.03, 2048)
     assert exact.of[LAG_PART] == exact.of["vcpo"] and long.of["none"] == exact.of["none"]
     up = {(test.regime.rms, test.method): test.keeps_up for test in judged([exact, long])}
@@ -53,8 +59,9 @@ def test_who_keeps_up() -> None:
 
 
 def test_the_tables() -> None:
-    table, power = chart(RUNS)
-    (exact, long) = table.rows
+    table, factors, power = chart(RUNS)
+    exact, long, tails = table.rows
+    assert tails[1] == factors.rows[1][1] == "0.03 at 2,048, tails" and factors.rows[0][2:] == ["0.80", "0.72", "0.90"]
     assert exact[:3] == ["8", "exact", "1"] and long[1:3] == ["0.03 at 2,048", "0.16"]
     assert exact[3] == "7.6, 4 of 4 collapsed" and long[-1] == "lag part"
     assert power.rows[0][1] == "4" and float(power.rows[0][2]) < 3

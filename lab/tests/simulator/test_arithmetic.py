@@ -20,11 +20,26 @@ def rows(overrides: list[str], arithmetic: Arithmetic | None, *more: str) -> lis
 
 
 def test_the_weights_of_fresh_responses_have_the_mean_1() -> None:
-    tokens, log_ratio, squares, again = LONG.draw(4096, torch.Generator().manual_seed(0)).unbind(dim=1)
+    tokens, log_ratio, squares, again, _ = LONG.draw(4096, torch.Generator().manual_seed(0)).unbind(dim=1)
     assert (tokens == 2048).all() and squares.sum() / tokens.sum() == pytest.approx(0.03**2, rel=0.01)
     assert again.sum() / tokens.sum() == pytest.approx(0.03**2, rel=0.01)
     assert log_ratio.std() == pytest.approx(math.sqrt(LONG.variance), rel=0.05)
     assert log_ratio.exp().mean() == pytest.approx(1, abs=0.15)
+
+
+def test_kinds_that_are_not_normal() -> None:
+    drawn = {
+        kind: Arithmetic(0.01, 2048, kind).draw(4096, torch.Generator().manual_seed(0), done=1.0, stale=True)
+        for kind in ("tails", "falls", "jumps")
+    }
+    expected = {"tails": 1e-4, "falls": 0.5e-4, "jumps": 1e-4}
+    for kind, of in drawn.items():
+        assert of[:, 2].sum() / of[:, 0].sum() == pytest.approx(expected[kind], rel=0.02)
+        assert of[:, 1].exp().mean() == pytest.approx(1, abs=0.1), "the mean weight"
+    assert drawn["tails"][:, 2].var() > 10 * drawn["jumps"][:, 2].var(), "few tokens have most of the square"
+    assert (drawn["jumps"][:, 4] > 0).double().mean() == pytest.approx(0.05, abs=0.01)
+    fresh = Arithmetic(0.01, 2048, "jumps").draw(4096, torch.Generator().manual_seed(0))
+    assert not fresh[:, 4].any(), "only the lag moves a token that far"
 
 
 def test_answers_do_not_change_and_their_weights_do(overrides: list[str]) -> None:
@@ -50,6 +65,7 @@ def test_a_method_without_weights_does_not_see_it(overrides: list[str]) -> None:
 def test_the_lag_part_of_fresh_responses_is_1(overrides: list[str]) -> None:
     whole, of_lag = (rows(overrides, LONG, "async.lag=0", f"vcpo.ess_part={part}")[1:] for part in ("whole", "lag"))
     assert all(row["lr_multiplier"] < 0.9 for row in whole)
+    assert all(row["right_multiplier"] > 0.99 for row in of_lag)
     factors = [row["lr_multiplier"] for row in of_lag]
     assert sum(factors) / len(factors) > 0.8, "small batches of 2,048 tokens: the measured ratio is near its floor"
 
@@ -60,7 +76,7 @@ def test_a_folder_has_one_arithmetic(tmp_path: Path) -> None:
     (tmp_path / "model" / "warm_start.json").write_text('{"settings": {}}')
     exact, long = (Folder(tmp_path / "out", "countdown_lag", (), given) for given in (None, LONG))
     long.open(tmp_path / "model")
-    assert json.loads((tmp_path / "out/settings.json").read_text())["arithmetic"] == {"rms": 0.03, "tokens": 2048}
+    assert json.loads((tmp_path / "out/settings.json").read_text())["arithmetic"]["tokens"] == 2048
     with pytest.raises(ValueError, match="other settings"):
         exact.open(tmp_path / "model")
 
