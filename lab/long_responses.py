@@ -148,11 +148,11 @@ def right_factor(world: World, drawn: Drawn, step: int, generator: Generator) ->
     return math.sqrt(sum(map(ess_ratio, part)) / DRAWS)
 
 
-def told(drawn: Drawn, part: str, lag: float | None) -> float:
-    """The factor of the learning rate."""
+def told(log_weight: Tensor, part: str, lag: float | None) -> float:
+    """The factor of the learning rate by [B] log-weights, and the ESS ratio of their lag part where it is known."""
     config = VCPOConfig(baseline="mean", ess_part=part)  # type: ignore[arg-type]  # it takes strings as well
-    rewards, group = torch.arange(len(drawn.tokens)) % 2, torch.arange(len(drawn.tokens)) // 8
-    return estimate(config, drawn.log_weight, rewards, group, lag_ess_ratio=lag).step_size_multiplier
+    rewards, group = torch.arange(len(log_weight)) % 2, torch.arange(len(log_weight)) // 8
+    return estimate(config, log_weight, rewards, group, lag_ess_ratio=lag).step_size_multiplier
 
 
 def measure(world: World, runs: int) -> Row:
@@ -165,7 +165,7 @@ def measure(world: World, runs: int) -> Row:
             parts = mismatch.update(drawn.log_weight, drawn.jump, drawn.tokens, drawn.squares, drawn.spans, drawn.again)
             if step > world.steps - world.compared:
                 lag = parts.lag if parts else None
-                factors = told(drawn, "whole", None), told(drawn, "lag", lag)
+                factors = (told(drawn.log_weight, part, lag) for part in ("whole", "lag"))
                 found.append((right_factor(world, drawn, step, generator), *factors))
     right, whole, of_lag = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
     means = right.mean().item(), whole.mean().item(), of_lag.mean().item()
