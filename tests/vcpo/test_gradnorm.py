@@ -20,7 +20,6 @@ from vcpo.gradnorm import (
     squared_norms,
     sums,
     tied_rows,
-    vectors,
 )
 
 LENGTHS = [[1], [3, 1, 7], [5, 0, 2, 2, 9], [40, 41, 2, 90]]
@@ -151,7 +150,7 @@ def test_rows_of_equal_numbers_add_up(device: str, monkeypatch: pytest.MonkeyPat
             assert device == "cpu", "a GPU adds in another order in each run"
             return super().index_add_(*args, **kwargs)
 
-    monkeypatch.setattr(vectors, "batches", lambda into: device == "gpu")
+    monkeypatch.setattr("vcpo.gradnorm.segments.batches", lambda into: device == "gpu")
     into = torch.ones(3, 2).as_subclass(Into)
     add_rows(into, torch.tensor([2, 0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
     assert into.tolist() == [[4.0, 5.0], [1.0, 1.0], [7.0, 9.0]]

@@ -6,9 +6,9 @@ tokens belong to which sequence), `linear` and `sums` (norms and sums of the gra
 (the same norms in one kernel, on a GPU), `vectors` (biases, norm weights, embeddings, and tied embeddings).
 """
 
-from vcpo.gradnorm.segments import Segments
+from vcpo.gradnorm.segments import Segments, add_rows
 from vcpo.gradnorm.sums import WeightedSums, squared_norms
-from vcpo.gradnorm.vectors import add_rows, embedding_squared_norms, sequence_sums, tied_rows
+from vcpo.gradnorm.vectors import embedding_squared_norms, sequence_sums, tied_rows
 
 __all__ = [
     "Segments",

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vcpo.gradnorm.segments import Segments
-from vcpo.gradnorm.vectors import add_rows
+from vcpo.gradnorm.segments import Segments, add_rows
 
 # Of each tile's size the columns of a step, warps and stages: the fastest of eight on an H200, at the layers of
 # Qwen2.5-1.5B and 7B (lab.cost.layers has the shapes).

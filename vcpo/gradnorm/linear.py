@@ -29,11 +29,6 @@ _NUMBER = 4  # bytes: products are formed in float32
 _FEWEST_ROWS, _SUMMED_AT_ONCE = 256, 4
 
 
-def batches(x: Tensor) -> bool:
-    """Return True on all devices but a CPU: few large, padded products take less time than one for each sequence."""
-    return x.device.type != "cpu"
-
-
 def kernel(*rows: Tensor) -> Any:
     """Return the module `gram_kernel` if it can take the rows: of two bytes per number, on a GPU; else None."""
     return _with_triton() if all(part.is_cuda and part.element_size() == 2 for part in rows) else None

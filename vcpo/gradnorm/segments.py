@@ -124,6 +124,23 @@ class Segments:
         return torch.where(padding, 0, steps + torch.tensor([self.bounds[i] for i in sequences])[:, None]), padding
 
 
+def batches(x: Tensor) -> bool:
+    """Return True on all devices but a CPU: few large, padded products take less time than one for each sequence."""
+    return x.device.type != "cpu"
+
+
+def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Add rows [T, ...] to into[index], index [T], in an order that is the same in every run.
+
+    index_add_ is atomic on a GPU: the order in which equal indices add up, and with it the rounding, would differ from
+    run to run. index_put_ sorts them there.
+    """
+    if batches(into):
+        into.index_put_((index,), rows, accumulate=True)
+    else:
+        into.index_add_(0, index, rows)
+
+
 def _split(lengths: list[int]) -> list[int]:
     """Return the ends of the buckets of sequences of these lengths, longest first."""
 

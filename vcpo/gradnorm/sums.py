@@ -18,8 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, batches, product
-from vcpo.gradnorm.segments import Segments
+from vcpo.gradnorm.linear import add_gram_norms, add_weighted_per_sequence, product
+from vcpo.gradnorm.segments import Segments, batches
 
 # A GPU makes so many operations in the time in which a sequence's own product moves a number of the weight (bfloat16 at
 # three quarters of 450 TFLOP/s, 20 bytes at 3 TB/s, an H100's rates), and moves so many numbers in the time that the

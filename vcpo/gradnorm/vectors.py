@@ -7,20 +7,7 @@ caller sums these vectors over the ranks *before* squaring.
 import torch
 from torch import Tensor
 
-from vcpo.gradnorm.linear import batches
-from vcpo.gradnorm.segments import Segments
-
-
-def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Add rows [T, ...] to into[index], index [T], in an order that is the same in every run.
-
-    index_add_ is atomic on a GPU: the order in which equal indices add up, and with it the rounding, would differ from
-    run to run. index_put_ sorts them there.
-    """
-    if batches(into):
-        into.index_put_((index,), rows, accumulate=True)
-    else:
-        into.index_add_(0, index, rows)
+from vcpo.gradnorm.segments import Segments, add_rows
 
 
 def sequence_sums(value: Tensor, sequence: Tensor, sequences: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from vcpo.gradnorm import Segments, sequence_sums
-from vcpo.gradnorm.linear import batches
+from vcpo.gradnorm.segments import batches
 
 
 @dataclass(frozen=True)
