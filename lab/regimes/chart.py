@@ -96,7 +96,7 @@ class Judged:
 
     @property
     def keeps_up(self) -> bool:
-        """At most `BEHIND` behind, and not told from the best after Holm's correction."""
+        """At most `BEHIND` behind, and not significantly different from the best after Holm's correction."""
         return self.behind.mean <= BEHIND and not self.corrected < 1 - LEVEL
 
 

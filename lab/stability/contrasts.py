@@ -16,7 +16,7 @@ REFERENCES = ("vcpo_ess", "vcpo")
 """What methods are compared with: the first one that was run."""
 PAIRS = (("vcpo_minibatch", "vcpo"), ("topr", "vcpo_minibatch"))
 """Methods that are compared with each other, too."""
-SAME = "cannot be told apart"
+SAME = "not significantly different"
 BEST, RATES, COLLAPSED = "accuracy at the best rate", "accuracy over the rates with new seeds", "collapsed runs"
 
 

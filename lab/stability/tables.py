@@ -110,7 +110,7 @@ def overview(chosen: Mapping[str, Sequence[Cell]], cells: Mapping[str, Sequence[
         lines.append([f"`{method}`", *line, collapsed])
     columns = [f"{short(task)}, {at_lags(group)}" for task, group in places]
     return Table(
-        "Points ahead, at the method's best rates (in brackets: cannot be told apart)",
+        "Points ahead, at the method's best rates (in brackets: not significantly different)",
         ["method", *columns, "collapsed, all rates"],
         lines,
     )

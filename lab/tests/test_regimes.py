@@ -86,7 +86,7 @@ def test_the_report_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_page_has_the_published_runs() -> None:
-    page = (ROOT / "docs/measurements/README.md").read_text()
+    page = (ROOT / "docs/measurements/long-responses.md").read_text()
     runs = pd.read_csv(ROOT / command.PUBLISHED / "regimes.csv").astype({"collapsed": "Int64"})
     for row in chart(runs)[0].rows:
         assert f"| {row[1]} | {' | '.join(row[3:-1])} |" in page

@@ -11,8 +11,8 @@ from tests.report.published import published_seeds
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MEASURED, STABILITY = DOCS / "measurements" / "README.md", DOCS / "measurements" / "stability.md"
-THE_PAPER = "## The paper's results"  # not our numbers
+INDEX, STABILITY, THE_PAPER = (DOCS / "measurements" / f"{name}.md" for name in ("README", "stability", "paper"))
+SUBJECTS = sorted({*(DOCS / "measurements").glob("*.md")} - {INDEX, STABILITY, THE_PAPER})
 # Pages whose tables are compared with what they come from: the test that does it.
 COMPARED = {
     "docs/measurements/stability.md": "lab/tests/stability/test_stability_page.py",
@@ -59,21 +59,31 @@ def shown(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_a_table_of_numbers_names_command_and_date(page: Path) -> None:
-    if shown(page) in COMPARED:
+    if shown(page) in COMPARED or page == THE_PAPER:  # not our numbers
         return
     lacking = []
-    for section in (section for section in sections(page) if not section.startswith(THE_PAPER)):
+    for section in sections(page):
         for table in filter(is_of_numbers, tables(section)):
             wanted = {"a command": COMMAND, "a date": DATE}
             lacking += [f"{what}: {table.splitlines()[0]}" for what, form in wanted.items() if not form.search(section)]
     assert not lacking, "\n".join(lacking)
 
 
+def test_the_index_is_short_and_links_every_page_and_file_is_linked() -> None:
+    """The page of stability has a limit of its own."""
+    folder = INDEX.parent
+    text = {page: page.read_text() for page in (INDEX, THE_PAPER, *SUBJECTS)}
+    assert len(text[INDEX].split()) <= 900 and sum(len(of.split()) for of in text.values()) <= 5500
+    assert not [page.name for page in folder.glob("*.md") if page != INDEX and f"({page.name}" not in text[INDEX]]
+    files = (file.relative_to(folder) for kind in ("*.csv", "*.png", "gpu/*") for file in folder.glob(kind))
+    assert not [str(file) for file in files if not any(f"({file})" in of for of in text.values())]
+
+
 def test_tables_of_numbers_are_found() -> None:
     assert all((ROOT / test).is_file() for test in COMPARED.values())
     found = {shown(page) for page in PAGES for table in tables(page.read_text()) if is_of_numbers(table)}
-    assert {"README.md", shown(MEASURED), *COMPARED} <= found
-    assert sum(is_of_numbers(table) for table in tables(MEASURED.read_text())) > 10
+    assert {"README.md", *COMPARED, *map(shown, SUBJECTS)} <= found
+    assert sum(is_of_numbers(table) for page in SUBJECTS for table in tables(page.read_text())) > 10
 
 
 def test_the_readme_s_ranges_are_of_the_published_runs() -> None:
@@ -100,7 +110,7 @@ def test_the_readme_s_ranges_are_of_the_published_runs() -> None:
 
 def test_the_paper_s_speed_ups_follow_from_its_table() -> None:
     """Also the range on the README."""
-    results, ratios, *_ = tables(section_of(MEASURED, THE_PAPER.lstrip("# ")))
+    results, ratios, *_ = tables(THE_PAPER.read_text())
     task, cost, wanted = "", {}, []
     for name, method, _, steps, hours, *_ in rows(results):
         task = name or task

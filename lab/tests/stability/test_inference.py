@@ -69,7 +69,7 @@ def test_power() -> None:
     freedom, shift = 4, 2 * math.sqrt(5)
     limit = stats.t.ppf(0.975, freedom)
     assert power(2.0, 1.0, 5) == pytest.approx(stats.nct.sf(limit, freedom, shift), abs=1e-6)
-    assert power(0.0, 1.0, 5) == pytest.approx(0.05), "equal methods are told apart as often as the level says"
+    assert power(0.0, 1.0, 5) == pytest.approx(0.05), "equal methods differ significantly as often as the level says"
     assert power(visible_difference(1.5, 5), 1.5, 5) == pytest.approx(0.8)
     assert visible_difference(1.0, 10) < 1.0 < visible_difference(1.0, 9)
     assert visible_difference(1.0, 5, level=0.05 / 26) > visible_difference(1.0, 5), "corrected for 26 tests"
