@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class GridRun:
     """One cell of a grid."""
 
     method: str
-    """A file of config/method or of the folder's `config_dir`, or `LAG_PART`, or one of `lab.simulator.rates.BASES`."""
+    """A file of config/method or of the folder's `config_dir`, or `LAG_PART`."""
     lag: int
     seed: int
     lr: float
@@ -168,15 +168,10 @@ def make_all(runs: Sequence[tuple[GridRun, Folder]], workers: int) -> None:
 def _make(run: GridRun, folder: Folder) -> None:
     import torch
 
-    from lab.simulator import rates
     from lab.simulator.simulator import Simulator
 
     torch.set_num_threads(1)
-    config = config_of(replace(run, method=rates.BASES.get(run.method, run.method)), folder)
-    simulator = Simulator(config, folder.arithmetic)
-    if run.method in rates.BASES:
-        simulator.method = rates.changed(run.method, config)
-    folder.write(run, pd.DataFrame(simulator.run()))
+    folder.write(run, pd.DataFrame(Simulator(config_of(run, folder), folder.arithmetic).run()))
 
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:

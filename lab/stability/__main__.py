@@ -14,7 +14,6 @@ from pathlib import Path
 import pandas as pd
 
 from lab.simulator.grid import Folder, GridRun, config_of, make_all
-from lab.simulator.rates import BASES
 from lab.stability.preset import METHODS, TASKS, prepare
 from lab.stability.published import adopt, publish
 from lab.stability.report import make_report, numbers, of_tasks, show_tables
@@ -93,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out = Path(
             "outputs/stability" if arguments.task == "countdown" else f"outputs/stability-{arguments.task}"
         )
-    for option, given, ours in (("task", [arguments.task], TASKS), ("method", methods, (*METHODS, *BASES))):
+    for option, given, ours in (("task", [arguments.task], TASKS), ("method", methods, METHODS)):
         known = [*ours, *_own(option, arguments.config_dir)]
         if unknown := set(given) - {*known}:
             own = "" if arguments.config_dir else "; --config-dir has your own"

@@ -14,7 +14,7 @@ alarm*.csv       the alarm's signs, how well ESS ratio and KL rank runs, and wha
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -153,35 +153,6 @@ def show_tables(tables: Iterable[Table]) -> None:
         for row in table.rows:
             printed.add_row(*map(escape, row))
         console.print(printed)
-
-
-def show_and_keep(
-    name: str,
-    report: Path | None,
-    out: Path,
-    collect: Callable[[], pd.DataFrame],
-    tables: Callable[[pd.DataFrame], Sequence[Table]],
-) -> int:
-    """Show the tables of a comparison. Return the exit code: 2 where a folder or a file cannot be used.
-
-    Args:
-        name: the command, in an error; and the spreadsheet of the runs.
-        report: published runs to show; None: those that `collect` returns, which are written.
-        out: the folder to write them to.
-        collect: raises OSError or ValueError where it cannot.
-        tables: of the runs; raises ValueError where there are too few.
-    """
-    try:
-        runs = pd.read_csv(report) if report else collect()
-        found = tables(runs)
-    except (OSError, ValueError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    show_tables(found)
-    if not report:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / f"{name}.csv", runs.to_csv(index=False, lineterminator="\n"))
-    return 0
 
 
 def write(reports: Mapping[str, Report], folder: Path) -> list[Path]:

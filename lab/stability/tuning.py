@@ -4,14 +4,10 @@ import math
 import statistics
 from collections.abc import Iterable
 
-import pandas as pd
-
 from lab.stability.cells import Cell, pooled_deviation
 
 Accuracies = dict[str, dict[float, list[float]]]
 """Per method and learning rate, the accuracy of each run."""
-CELL = ["task", "lag", "method"]
-"""The columns that name runs at several rates."""
 
 
 def choose(of: Accuracies) -> dict[str, float]:
@@ -48,20 +44,3 @@ def chosen_cells(cells: Iterable[Cell]) -> list[Cell]:
         rates = choose(accuracies)
         found += [cell for cell in at if cell.lr == rates[cell.method]]
     return found
-
-
-def at_better_rate(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of each `CELL` at the rate with the highest mean accuracy.
-
-    Rates are compared over the seeds that were run with all rates of the cell.
-
-    Args:
-        runs: a row for each run, with the columns of `CELL`, lr, seed and accuracy.
-    """
-    parts = []
-    for _, of in runs.groupby(CELL, sort=False):
-        by_rate = of.pivot(index="seed", columns="lr", values="accuracy").dropna()
-        if len(by_rate):
-            rate = by_rate.mean().idxmax()
-            parts.append(of[(of["lr"] == rate) & of["seed"].isin(by_rate.index)])
-    return pd.concat(parts)
