@@ -7,14 +7,14 @@ ordinary traceback, and one process less imports the packages.
 import traceback
 from collections.abc import Callable
 
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 import verl_vcpo.loop.trainer  # noqa: F401  # registers the trainer
 from verl_vcpo.loop.actor_watch import ActorWatch
-from verl_vcpo.loop.long_work import telling
-from verl_vcpo.loop.queue import Queue
+from verl_vcpo.loop.end_of_queue import end_queue
 from verl_vcpo.report.overview import finish
 from verl_vcpo.user_code.reward import bound_custom_reward, without_workers
 
@@ -32,13 +32,12 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         without_workers(config)
         bound_custom_reward(config)
         self.config = config
-        queue = Queue(config.transfer_queue)
+        tq.init(config.transfer_queue)
         succeeded, watch = False, ActorWatch()
         try:
             self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             # The lag-k trainer calls it when the agent loops can start; verl's own trainers do not.
             self.trainer.start_agent_loops = self.init_agent_loop_manager
-            self._wait_before_first_use(queue)
             self.trainer.init()
             if self.agent_loop_manager is None:
                 self.init_agent_loop_manager()
@@ -60,15 +59,4 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
                     raise
                 traceback.print_exc()  # the error of the run itself is the one to tell
             finally:
-                queue.end()
-
-    def _wait_before_first_use(self, queue: Queue) -> None:
-        """Have the trainer wait for the queue where it first uses it: for what a checkpoint has of it."""
-        load_checkpoint = self.trainer._load_checkpoint
-
-        def load_into_the_queue() -> None:
-            with telling("Starting TransferQueue"):
-                queue.wait()
-            load_checkpoint()
-
-        self.trainer._load_checkpoint = load_into_the_queue
+                end_queue()
