@@ -159,7 +159,7 @@ def draw(runs: pd.DataFrame, file: Path) -> Path:
     """A panel per lag: each method's mean accuracy and its 95 % interval, from exact arithmetic on."""
     found = regimes(runs)
     lags = sorted({regime.lag for regime in found})
-    figure, axes = new_figure(1, len(lags), sharey=True, figsize=(4.6 * len(lags), 4.4))
+    figure, axes = new_figure(1, len(lags), sharey=True, figsize=(5.2 * len(lags), 4.8))
     for axis, lag in zip(axes[0], lags, strict=True):
         at = [regime for regime in found if regime.lag == lag]
         for number, (method, label) in enumerate(METHODS.items()):
@@ -167,10 +167,9 @@ def draw(runs: pd.DataFrame, file: Path) -> Path:
             values = [[100 * value for value in at[i].of[method].values()] for i in there]
             means, reach = [statistics.mean(of) for of in values], [interval(of) for of in values]
             places = [i + 0.08 * (number - 1.5) for i in there]
-            axis.errorbar(places, means, reach, label=label, marker="o", linewidth=1.5, elinewidth=0.8)
-        axis.set_xticks(
-            range(len(at)), [f"{_place(regime)}\nESS {regime.fresh_ess_ratio}".replace(", ", "\n") for regime in at]
-        )
+            axis.errorbar(places, means, reach, label=label, marker="o", linewidth=0, elinewidth=1.2)
+        names = [f"{_place(regime)}\nESS {regime.fresh_ess_ratio}" for regime in at]
+        axis.set_xticks(range(len(at)), [name.replace(" at ", "\nat ").replace(", ", "\n") for name in names])
         axis.set_title(f"lag {lag}", loc="left")
     figure.supxlabel("per-token RMS at tokens of a response; ESS ratio of fresh ones")
     axes[0, 0].set_ylabel("held-out accuracy after step k, %")
