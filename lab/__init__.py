@@ -4,7 +4,6 @@
     stability/   which method is stable at which lag: runs, tables, figures
     baselines/   which constant baseline has the least variance
     cost/        what a step with gradient norms costs (steps), and its layers (layers)
-    regimes/     which method keeps up where responses are long and sampler and trainer differ in arithmetic
     paper_tables/    the paper's tables with the real stack: is VCPO as accurate as synchronous training, in less time?
     long_responses   does the step follow the lag where sampler and trainer differ in arithmetic?
 

@@ -1,6 +1,6 @@
 """One batch of trajectories, as the trainer receives it."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -37,8 +37,6 @@ class Batch:
     """[B] the policy version that drew the sequence."""
     truncated: Tensor
     """[B] true where the longest response's length ended the sequence, not the end token."""
-    arithmetic: Tensor | None = None
-    """[B, 5] of `Arithmetic.draw`; the log-prob recorded for the last token of a response has its sum in it."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -84,29 +82,11 @@ class Batch:
         gone |= (left == 1) & (all_of_it > 1)
         return gone, [f"row {i}" if out else str(g) for i, (g, out) in enumerate(zip(group, gone, strict=True))]
 
-    @cached_property
-    def exact_log_prob(self) -> Tensor:
-        """[B, T] of the drawn tokens, by the trainer's arithmetic."""
-        if self.arithmetic is None:
-            return self.rollout_log_prob
-        return _moved(self.rollout_log_prob, self.mask, self.arithmetic[:, 1])
-
-    def sampled_by(self, arithmetic: Tensor) -> "Batch":
-        """The batch as a sampler of another arithmetic has recorded it; [B, 5] as of `Arithmetic.draw`."""
-        recorded = _moved(self.rollout_log_prob, self.mask, -arithmetic[:, 1])
-        return replace(self, rollout_log_prob=recorded, arithmetic=arithmetic)
-
     def rows(self, rows: slice | Tensor) -> "Batch":
         """Some of the sequences."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         some: dict[str, Any] = {name: value if value is None else value[rows] for name, value in values.items()}
         return Batch(**some)
-
-
-def _moved(log_prob: Tensor, mask: Tensor, by: Tensor) -> Tensor:
-    """[B, T] the log-probs with [B] added at the last token of each response."""
-    last = mask.sum(dim=1, keepdim=True) - 1
-    return log_prob.scatter_add(1, last, by[:, None].to(log_prob))
 
 
 def roll_out(

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,11 @@ import pandas as pd
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from lab.simulator.arithmetic import Arithmetic
 from verl_vcpo.common.whole_file import whole_file, write_whole
 
 SETTINGS_FILE, RUNS = "settings.json", "runs"
 WEIGHTS, PRESETS = "first_policy", "presets"
 """The keys of fingerprints among a folder's settings: of the weights, and of each file of `config_dir`."""
-LAG_PART = "vcpo_lag_part"
-"""VCPO whose step follows the lag's part of the weights alone, `vcpo.ess_part=lag`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class GridRun:
     """One cell of a grid."""
 
     method: str
-    """A file of config/method or of the folder's `config_dir`, or `LAG_PART`."""
+    """A file of config/method or of the folder's `config_dir`."""
     lag: int
     seed: int
     lr: float
@@ -50,14 +47,12 @@ class Folder:
 
     task: the preset, a file of config/task.
     overrides: settings of all runs, on top of the preset.
-    arithmetic: of the sampler, where it is not the trainer's.
     config_dir: presets of the user's own, tasks and methods.
     """
 
     path: Path
     task: str
     overrides: tuple[str, ...] = ()
-    arithmetic: Arithmetic | None = None
     config_dir: Path | None = None
 
     def open(self, model: Path) -> None:
@@ -70,8 +65,6 @@ class Folder:
         warm_start = model / "warm_start.json"
         record = json.loads(warm_start.read_text())["settings"] if warm_start.is_file() else None
         settings = {"task": self.task, "overrides": list(self.overrides), "model": record, WEIGHTS: fingerprint(model)}
-        if self.arithmetic:
-            settings["arithmetic"] = asdict(self.arithmetic)
         presets = _digests(self.config_dir) if self.config_dir else {}
         file = self.path / SETTINGS_FILE
         if file.is_file():
@@ -171,14 +164,13 @@ def _make(run: GridRun, folder: Folder) -> None:
     from lab.simulator.simulator import Simulator
 
     torch.set_num_threads(1)
-    folder.write(run, pd.DataFrame(Simulator(config_of(run, folder), folder.arithmetic).run()))
+    folder.write(run, pd.DataFrame(Simulator(config_of(run, folder)).run()))
 
 
 def config_of(run: GridRun, folder: Folder) -> DictConfig:
     """The whole configuration of a run."""
-    method = "vcpo" if run.method == LAG_PART else run.method
-    more = {LAG_PART: ("vcpo.ess_part=lag",), "vcpo": ("vcpo.ess_part=whole",)}.get(run.method, ())
-    config = _config(folder.task, method, (*folder.overrides, *more), folder.config_dir).copy()
+    of_method = ("vcpo.ess_part=whole",) if run.method == "vcpo" else ()  # as when its published runs were made
+    config = _config(folder.task, run.method, (*folder.overrides, *of_method), folder.config_dir).copy()
     config["async"].lag, config.data.seed = run.lag, run.seed
     config.actor_rollout_ref.actor.optim.lr = run.lr
     return config

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from lab.simulator.analysis import LAST, LAST_SAMPLES
-from lab.simulator.arithmetic import Arithmetic
 from lab.simulator.batch import Batch, roll_out
 from lab.simulator.memory import keep_freed_memory
 from lab.simulator.optimizer import Optimizer
@@ -36,20 +35,18 @@ class Simulator:
 
     Args:
         config: the real stack's whole configuration; `data.seed` decides prompts and samples.
-        arithmetic: of a sampler that computes otherwise than the trainer.
 
     Raises:
         ValueError: rows, reward or model cannot be used.
     """
 
-    def __init__(self, config: DictConfig, arithmetic: Arithmetic | None = None) -> None:
+    def __init__(self, config: DictConfig) -> None:
         keep_freed_memory()
-        self._config, self._arithmetic = config, arithmetic
+        self._config = config
         self._lag, self._steps = int(config["async"].lag), int(config.trainer.total_training_steps)
         self.task = Task(config.data, reward_of(config), config.actor_rollout_ref.model.path)
         self.policy = Policy.load(config.actor_rollout_ref.model.path)
         self.generator = torch.Generator().manual_seed(config.data.seed)
-        self._rounding = torch.Generator().manual_seed(config.data.seed)  # prompts and samples are those without
         self._val_generator = torch.Generator().manual_seed(config.data.seed)  # looking at a run does not change it
         self._method_draws = torch.Generator().manual_seed(config.data.seed).get_state()
         self.method = build_method(config)
@@ -88,10 +85,6 @@ class Simulator:
             penalty = longest, settings.overlong_buffer_len, settings.overlong_penalty_factor
             for row, length in enumerate(batch.mask.sum(dim=1).tolist()):
                 batch.reward[row] += soft_length_penalty(length, *penalty)
-        if self._arithmetic:
-            stale = self._lag > 0 and (version > 0 or bool(self.queue))  # but for the first batch
-            drawn = self._arithmetic.draw(len(batch), self._rounding, version / self._steps, stale)
-            batch = batch.sampled_by(drawn)
         self.queue.append(batch)
 
     def accuracies(self) -> dict[str, float]:
@@ -177,10 +170,8 @@ class Simulator:
         parts = [(update.parts, update.ess_ratio) for update, _ in updates if update.parts]
         split = [update.of_truncated for update, _ in updates]
         of_lag = {"actor/vcpo/ess/lag": mean([max(ratio, part.lag) for part, ratio in parts])} if parts else {}
-        right = [update.right_multiplier for update, _ in updates if update.right_multiplier is not None]
         return {
             **of_lag,
-            **({"right_multiplier": mean(right)} if right else {}),
             "reward": batch.reward.mean().item(),
             "ess_ratio": mean([update.ess_ratio for update, _ in updates]),
             "lr_multiplier": mean([update.lr_multiplier for update, _ in updates]),

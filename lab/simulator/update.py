@@ -23,7 +23,7 @@ from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.importance import sequence_log_weights
-from vcpo.mismatch import Again, WeightParts, jumps, squared_log_ratios
+from vcpo.mismatch import WeightParts, jumps, squared_log_ratios
 from verl_vcpo.common.truncated import Truncated, parts_of_update
 
 
@@ -50,12 +50,8 @@ class Update:
     """Of truncated and of finished responses, under the names of metrics.jsonl."""
     parts: WeightParts | None = None
     """What lag and arithmetic make of the weights, with VCPO."""
-    right_multiplier: float | None = None
-    """What `lr_multiplier` would be if arithmetic were exact, with VCPO beside a sampler of another arithmetic."""
 
 
-_ASKED = 16
-"""Responses whose log-probs samplers compute again in a step."""
 _WORTH_A_PASS = 0.7
 """Where no more than this share of the sequences needs a gradient, the rest is read in a pass without gradients."""
 
@@ -95,7 +91,7 @@ def _gradient(loss: Tensor, policy: Policy) -> Tensor:
 
 def kl(log_prob: Tensor, batch: Batch) -> float:
     """k3 estimate of KL(rollout || policy) per token, nats."""
-    return (kl_k3(log_prob, batch.exact_log_prob, batch.mask).sum() / batch.mask.sum()).item()
+    return (kl_k3(log_prob, batch.rollout_log_prob, batch.mask).sum() / batch.mask.sum()).item()
 
 
 def token_rewards(batch: Batch) -> Tensor:
@@ -145,14 +141,7 @@ class VCPOMethod:
             estimate=step,
             of_truncated=parts_of_update(step, batch.truncated, norm),
             parts=parts,
-            right_multiplier=self._right(batch, log_prob, dropped | masked),
         )
-
-    def _right(self, batch: Batch, log_prob: Tensor, left_out: Tensor) -> float | None:
-        if batch.arithmetic is None:
-            return None
-        of_lag = sequence_log_weights(log_prob, batch.exact_log_prob, batch.mask) + batch.arithmetic[:, 4]
-        return math.sqrt(ess_ratio(of_lag[~left_out]))
 
     def _estimate(
         self, batch: Batch, log_weight: Tensor, norm: Tensor | None, masked: Tensor, parts: WeightParts | None
@@ -170,19 +159,10 @@ class VCPOMethod:
 
     def _parts(self, batch: Batch, log_prob: Tensor, log_weight: Tensor, lag: int) -> WeightParts | None:
         """The parts of a batch that one version has drawn, `lag` updates ago."""
-        again: list[Again] = []
-        jump = jumps(log_prob, batch.exact_log_prob, batch.mask)
-        tokens, squares = (
-            batch.mask.sum(dim=-1),
-            squared_log_ratios(log_prob, batch.exact_log_prob, batch.mask).sum(-1),
-        )
-        if batch.arithmetic is not None:
-            number, _, of_numbers, of_again, of_jumps = batch.arithmetic.unbind(dim=1)
-            tokens, squares, jump = tokens + number, squares + of_numbers, jump + of_jumps
-            of_pass = zip(tokens.tolist(), squares.tolist(), of_again.tolist(), strict=True)
-            again = [(i, lag == 0, int(n), s, a) for i, (n, s, a) in enumerate(of_pass)][:_ASKED]
+        given = log_prob, batch.rollout_log_prob, batch.mask
+        tokens, squares = batch.mask.sum(dim=-1), squared_log_ratios(*given).sum(-1)
         spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
-        return self._mismatch.update(log_weight, jump, tokens, squares, spans, again)
+        return self._mismatch.update(log_weight, jumps(*given), tokens, squares, spans)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
         log_prob = log_probs_of(policy, batch, self._have_signal(batch))

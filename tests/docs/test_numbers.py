@@ -73,7 +73,7 @@ def test_the_index_is_short_and_links_every_page_and_file_is_linked() -> None:
     """The page of stability has a limit of its own."""
     folder = INDEX.parent
     text = {page: page.read_text() for page in (INDEX, THE_PAPER, *SUBJECTS)}
-    assert len(text[INDEX].split()) <= 900 and sum(len(of.split()) for of in text.values()) <= 5500
+    assert len(text[INDEX].split()) <= 900 and sum(len(of.split()) for of in text.values()) <= 6000
     assert not [page.name for page in folder.glob("*.md") if page != INDEX and f"({page.name}" not in text[INDEX]]
     files = (file.relative_to(folder) for kind in ("*.csv", "*.png", "gpu/*") for file in folder.glob(kind))
     assert not [str(file) for file in files if not any(f"({file})" in of for of in text.values())]
