@@ -112,6 +112,7 @@ IGNORED_BY_VCPO = (
     "reasoning_gym.seed=3",
     "trainer.v1.sampler.max_off_policy_threshold=2",
     "+trainer.remove_previous_ckpt_in_save=true",
+    "trainer.use_v1=false",
 )
 
 

@@ -127,6 +127,7 @@ _NEVER = {
     **{f"{_ROLLOUT}.{name}": "the samplers are vLLM's, and do not read it" for name in _OF_OTHER_ENGINES},
     f"{_ACTOR}.use_rollout_log_probs": "verl's trainers do not read it",
     **dict.fromkeys(_OF_FSDP, "Megatron's engines do not read it"),
+    "trainer.use_v1": "the lag-k trainer is one of verl's v1 trainers",
     "trainer.remove_previous_ckpt_in_save": "trainer.max_actor_ckpt_to_keep says how many are kept",
 }
 """Settings that the lag-k trainer does not read, and why."""
