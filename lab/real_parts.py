@@ -1,8 +1,9 @@
 """Are the parts of real weights those that `vcpo.mismatch` assumes? `python -m lab.real_parts RUN [--json]`
 
-RUN is a run's folder with checkpoints. vLLM, in bfloat16, samples long responses with the policy that the run began
-with; transformers computes their log-probs in float32 with that policy and with each checkpoint, so that arithmetic and
-lag are known apart. Of SmolLM2-135M and four checkpoints this takes half an hour on 2 cores. It prints
+RUN is a run's folder with weights (save_weights=true trainer.save_freq=1). vLLM, in bfloat16, samples long responses
+with the policy that the run began with; transformers computes their log-probs in float32 with that policy and each
+later one, so that arithmetic and lag are known apart. Of SmolLM2-135M and four later policies this takes half an hour
+on 2 cores. It prints
 
 - the mean square of a token's log-ratio on fresh data, v, by position, and with output heads in float32;
 - how heavy the tails of the lag part are;
@@ -15,6 +16,7 @@ begins with, and the other half is stale.
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,11 +34,9 @@ from lab.long_responses import told
 from lab.stability.report import show_tables
 from lab.stability.tables import Table
 from recipe.command_line import OneLineParser, run_command, whole_number
-from recipe.export import ExportError, weights_of
 from vcpo import Mismatch
 from vcpo.ess import ess_ratio
 from vcpo.mismatch import Span, expected_ess_ratio, jumps, squared_log_ratios
-from verl_vcpo.loop.checkpoint import checkpoints
 
 QUESTIONS = (
     "Explain step by step how to compute 347 + 586, and then how to check the result.",
@@ -70,14 +70,14 @@ def lagged_policies(run: Path) -> dict[int, Path]:
     """Return the Hugging Face folders of a run's policies by the number of updates, the first policy's at 0.
 
     Raises:
-        ValueError: the folder has no configuration, or no checkpoint.
+        ValueError: the folder has no configuration, or no weights.
     """
     if not (run / "config.yaml").is_file():
         raise ValueError(f"{run}: no folder of a run (config.yaml)")
     first = Path(OmegaConf.load(run / "config.yaml").actor_rollout_ref.model.path)
-    found = {int(folder.name.rpartition("_")[2]): weights_of(folder) for folder in checkpoints(run / "checkpoints")}
+    found = {int(folder.name.rpartition("_")[2]): folder for folder in (run / "weights").glob("step_*")}
     if not found:
-        raise ValueError(f"{run}: no checkpoint; make the run with trainer.save_freq=1")
+        raise ValueError(f"{run}: no weights; make the run with save_weights=true trainer.save_freq=1")
     return {0: first} | dict(sorted(found.items()))
 
 
@@ -96,11 +96,12 @@ def write_samples() -> None:
     from verl_vcpo.cpu import environment
 
     environment.apply()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import verl  # noqa: F401  # before vLLM, as in a run
     from vllm import LLM, SamplingParams
 
     each = -(-int(responses) // len(QUESTIONS))
-    engine = LLM(model, dtype="bfloat16", max_model_len=int(tokens) + 64, max_num_seqs=int(responses), seed=1)
+    engine = LLM(model, dtype="bfloat16", max_model_len=int(tokens) + 256, max_num_seqs=int(responses), seed=1)
     sampling = SamplingParams(n=each, temperature=1.0, max_tokens=int(tokens), ignore_eos=True, logprobs=0, seed=1)
     outputs = engine.chat([[{"role": "user", "content": text}] for text in QUESTIONS], sampling)
     rows = []
@@ -120,7 +121,7 @@ def log_probs(model: Path, rows: Sequence[Any], dtype: torch.dtype, head: torch.
     weight = policy.get_output_embeddings().weight.to(head)
     found = []
     for prompt, response, _ in tqdm(rows, desc=name, file=sys.stderr):
-        hidden = policy.model(torch.tensor([[*prompt, *response]])).last_hidden_state[0, len(prompt) - 1 : -1]
+        hidden = policy.base_model(torch.tensor([[*prompt, *response]])).last_hidden_state[0, len(prompt) - 1 : -1]
         of_all = torch.nn.functional.linear(hidden.to(head), weight).float().log_softmax(dim=-1)
         found.append(of_all.gather(1, torch.tensor(response)[:, None])[:, 0].double())
     return torch.stack(found)
@@ -217,17 +218,17 @@ def tables(found: Sequence[Factors], fresh: dict[str, Tensor], of_lag: dict[int,
 def main(argv: list[str] | None = None) -> int:
     """Sample, compute, print. Returns the exit code, 2 where the run cannot be used."""
     parser = OneLineParser(prog="python -m lab.real_parts", description=__doc__)
-    parser.add_argument("run", type=Path, help="the folder of a run with checkpoints")
+    parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--responses", type=whole_number(4), default=48, help="default: %(default)s")
     parser.add_argument("--tokens", type=whole_number(512), default=2048, help="of a response (default: %(default)s)")
-    parser.add_argument("--lags", nargs="+", type=whole_number(1), help="default: all checkpoints")
+    parser.add_argument("--lags", nargs="+", type=whole_number(1), help="default: all weights")
     parser.add_argument("--json", action="store_true", help="print the factors as one JSON line, last")
     arguments = parser.parse_args(argv)
     try:
         policies = lagged_policies(arguments.run)
         if missing := set(arguments.lags or ()) - set(policies):
-            raise ValueError(f"--lags {min(missing)}: {arguments.run} has checkpoints of {[*policies][1:]}")
-    except (ExportError, ValueError, OSError) as error:
+            raise ValueError(f"--lags {min(missing)}: {arguments.run} has weights of {[*policies][1:]}")
+    except (ValueError, OSError) as error:
         print(f"real_parts: {error}", file=sys.stderr)
         return 2
     rows = sample(policies[0], arguments.responses, arguments.tokens)
