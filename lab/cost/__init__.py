@@ -1,1 +1,1 @@
-"""Commands that measure what a step costs: steps, layers."""
+"""Commands that measure what a step costs (steps, layers), and a run (overhead)."""

@@ -17,7 +17,7 @@ def r2vpo(
     solved by primal and dual steps; a third party's code for the penalty on the ratio of a token. The paper's own
     equations, its bound and its dual step were not available. A policy loss keeps nothing from one batch to the next:
     the dual variable is the setting `multiplier`. Its default is ours: about the mean of the one that
-    lab/stability/rivals.md moves.
+    lab/stability/rivals.md moved.
 
     Args:
         multiplier: the dual variable, at least 0.
