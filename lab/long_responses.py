@@ -20,7 +20,6 @@ from lab.worlds import PROMPT, Cells, World, worlds
 from recipe.command_line import OneLineParser, run_command, whole_number
 from vcpo import Mismatch, VCPOConfig, estimate
 from vcpo.ess import ess_ratio
-from vcpo.mismatch import Again, Span
 
 MOST, LEAST = 1.1, 0.7
 """The bounds of told / right."""
@@ -60,8 +59,10 @@ class Drawn:
     jump: Tensor
     tokens: Tensor
     squares: Tensor
-    spans: list[list[Span]]
-    again: list[Again]
+    fresh: Tensor
+    """[B, 2], see `vcpo.mismatch.Mismatch.update`."""
+    again: Tensor
+    """[B, 2, 3], see there."""
     variance: Tensor
     """[B] of the lag part."""
 
@@ -109,33 +110,34 @@ def draw(world: World, step: int, generator: Generator) -> Drawn:
     jumps = torch.zeros(len(length), dtype=torch.float64)
     if jump and step:
         jumps = jump * (torch.rand(len(length), generator=generator) < probability).double()
-    spans = [
-        [(lag, n, s) for lag, n, s in zip(*row, strict=True) if n]
-        for row in zip(cells.lag.tolist(), cells.count.tolist(), squares.tolist(), strict=True)
-    ]
+    fresh = _of_cells(cells.lag == 0, count, squares)
     again = _again(world, cells, squares, generator)
     log_weight = (sums.sum(dim=1) + jumps).masked_fill(world.masked(length), torch.nan)
     total = squares.sum(dim=1)
     if world.jump_tokens > 1:
         jumps, total = torch.zeros_like(jumps), total + jumps.square() / world.jump_tokens
-    return Drawn(log_weight, jumps, length, total, spans, again, world.variance(length, cells))
+    return Drawn(log_weight, jumps, length, total, fresh, again, world.variance(length, cells))
 
 
-def _again(world: World, cells: Cells, squares: Tensor, generator: Generator) -> list[Again]:
+def _of_cells(chosen: Tensor, *columns: Tensor) -> Tensor:
+    """Return [B, columns] sums over the chosen cells of each sequence."""
+    return torch.stack([torch.where(chosen, column.double(), 0.0).sum(dim=1) for column in columns], dim=1)
+
+
+def _again(world: World, cells: Cells, squares: Tensor, generator: Generator) -> Tensor:
     """Tokens of some sequences that samplers compute again, by a pass of `PROMPT`'s error.
 
     What is computed again has the variance of the step, not of the version that sampled.
     """
+    again = torch.zeros(len(squares), 2, 3, dtype=torch.float64)
     if not world.asks(cells.step):
-        return []
-    count, lag, asked = cells.count, cells.lag, cells.asked & (cells.count > 0)
+        return again
+    count = cells.count
     now = PROMPT * world.now(cells) * _chi_squared(count.double(), generator)
-    rows = torch.linspace(0, len(count) - 1, world.asked).long().tolist()
-    return [
-        (i, lag[i, c].item() == 0, int(count[i, c]), squares[i, c].item(), now[i, c].item())
-        for i in rows
-        for c in asked[i].nonzero().flatten().tolist()
-    ]
+    rows = torch.linspace(0, len(count) - 1, world.asked).long()
+    for kind, of_kind in enumerate((cells.lag == 0, cells.lag != 0)):
+        again[rows, kind] = _of_cells(cells.asked & of_kind, count, squares, now)[rows]
+    return again
 
 
 def right_factor(world: World, drawn: Drawn, step: int, generator: Generator) -> float:
@@ -162,7 +164,7 @@ def measure(world: World, runs: int) -> Row:
         generator, mismatch = torch.Generator().manual_seed(seed), Mismatch()
         for step in range(world.steps + 1):
             drawn = draw(world, step, generator)
-            parts = mismatch.update(drawn.log_weight, drawn.jump, drawn.tokens, drawn.squares, drawn.spans, drawn.again)
+            parts = mismatch.update(drawn.log_weight, drawn.jump, drawn.tokens, drawn.squares, drawn.fresh, drawn.again)
             if step > world.steps - world.compared:
                 lag = parts.lag if parts else None
                 factors = (told(drawn.log_weight, part, lag) for part in ("whole", "lag"))

@@ -36,7 +36,7 @@ from lab.stability.tables import Table
 from recipe.command_line import OneLineParser, run_command, whole_number
 from vcpo import Mismatch
 from vcpo.ess import ess_ratio
-from vcpo.mismatch import Span, expected_ess_ratio, jumps, squared_log_ratios
+from vcpo.mismatch import expected_ess_ratio, jumps, squared_log_ratios
 
 QUESTIONS = (
     "Explain step by step how to compute 347 + 586, and then how to check the result.",
@@ -165,13 +165,13 @@ def factors(recorded: Tensor, fresh: Tensor, of_lag: dict[int, Tensor]) -> list[
     return found
 
 
-def _facts(log_prob: Tensor, sampled: Tensor, lag: int) -> tuple[Tensor, Tensor, Tensor, Tensor, list[list[Span]]]:
+def _facts(log_prob: Tensor, sampled: Tensor, lag: int) -> tuple[Tensor, ...]:
     """What `Mismatch.update` takes of responses that one version sampled."""
     mask = torch.ones(log_prob.shape, dtype=torch.bool)
     squares = squared_log_ratios(log_prob, sampled, mask).sum(dim=1)
     tokens = mask.sum(dim=1)
-    spans = [[(lag, log_prob.shape[1], square)] for square in squares.tolist()]
-    return (log_prob - sampled).sum(dim=1), jumps(log_prob, sampled, mask), tokens, squares, spans
+    fresh = torch.stack([tokens, squares], dim=1) * (lag == 0)
+    return (log_prob - sampled).sum(dim=1), jumps(log_prob, sampled, mask), tokens, squares, fresh
 
 
 def tables(found: Sequence[Factors], fresh: dict[str, Tensor], of_lag: dict[int, Tensor]) -> list[Table]:

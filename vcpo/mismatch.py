@@ -41,13 +41,6 @@ _FALLS, _RISES = 0.0075, 0.04
 """The part of v by which its bounds move apart in a step without new data. A fall of v that nobody sees lengthens the
 step: a fifth in 27 steps is covered. A rise shortens the step, and only decides which of two sources is outdated."""
 
-Span = tuple[int, int, float]
-"""Tokens of one sequence that one policy version sampled: (lag, number of tokens, sum of squared log-ratios)."""
-Again = tuple[int, bool, int, float, float]
-"""Tokens of one sequence whose log-probs a sampler computed again with the trainer's weights: (the sequence's place in
-its mini-batch, whether they are fresh, number of tokens, sum of squared log-ratios to the log-probs as sampled, and to
-those computed again)."""
-
 
 def _jumping(log_ratio: Tensor) -> Tensor:
     """The part of each log-ratio that is a jump: none up to 0.5, all from 1 on, and continuous between the two."""
@@ -100,15 +93,15 @@ def _normals(draws: int, batch: int) -> Tensor:
 class OfTokens(NamedTuple):
     """Sums over fresh tokens."""
 
-    tokens: int
+    tokens: float
     squares: float
     spread: float
     """Sum over sequences of (sum of squares - tokens * mean square)^2: a standard error without independent tokens."""
-    of_parts: int
+    of_parts: float
     """The fresh tokens of responses that have stale tokens, too."""
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, float]], of_parts: int) -> "OfTokens":
+    def of(cls, parts: Sequence[tuple[float, float]], of_parts: float) -> "OfTokens":
         """Return the sums over sequences, of each: number of fresh tokens, sum of their squares."""
         tokens, squares = sum(n for n, _ in parts), math.fsum(s for _, s in parts)
         # One sequence shows no spread: its whole square is taken for it.
@@ -120,7 +113,7 @@ class OfAgain(NamedTuple):
     """Sums over sequences with tokens that were computed again: s of their squares as sampled, a of those again."""
 
     sequences: int
-    tokens: int
+    tokens: float
     s: float
     a: float
     ss: float
@@ -128,7 +121,7 @@ class OfAgain(NamedTuple):
     aa: float
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, float, float]]) -> "OfAgain":
+    def of(cls, parts: Sequence[tuple[float, float, float]]) -> "OfAgain":
         """Return the sums over sequences, of each: number of tokens, squares as sampled, squares computed again."""
         rows = [(1, n, s, a, s * s, s * a, a * a) for n, s, a in parts]
         return cls(*(sum(column) for column in zip(*rows, strict=True)))
@@ -235,8 +228,8 @@ class Mismatch:
         jump: Tensor,
         tokens: Tensor,
         squares: Tensor,
-        spans: Sequence[Sequence[Span]] | None,
-        again: Sequence[Again] = (),
+        fresh: Tensor | None,
+        again: Tensor | None = None,
     ) -> WeightParts | None:
         """Take in a mini-batch. Returns its parts; None while v is unknown, or 0, or without a usable sequence.
 
@@ -245,10 +238,11 @@ class Mismatch:
             jump: [B] sums of `jumps`.
             tokens: [B] numbers of response tokens.
             squares: [B] sums of `squared_log_ratios`.
-            spans: of each sequence, the tokens whose version is known; None in a mini-batch after the first of its
-                batch, whose policy none of the samplers has had.
-            again: of some sequences, the tokens that a sampler computed again. Of sequences that do not count, and with
-                sums that are not finite, they say nothing.
+            fresh: [B, 2] each sequence's number of tokens that the trainer's own version sampled, and what they have of
+                `squares`. None in a mini-batch after the first of its batch, whose policy none of the samplers has had.
+            again: [B, 2, 3] of the fresh and of the other tokens whose log-probs a sampler computed again with the
+                trainer's weights: their number (0: none), and their squared log-ratios to the log-probs as sampled, and
+                to those computed again. Sums that are not finite say nothing.
         """
         usable = log_weight.isfinite() & (tokens > 0)
         columns = (
@@ -257,20 +251,19 @@ class Mismatch:
             tokens[usable].double(),
             squares[usable].double(),
         )
-        if spans is not None:
+        if fresh is not None:
             self._step += 1
-            rows = usable.nonzero().flatten().tolist()
-            fresh = [(n, s, n < int(tokens[i])) for i in rows for lag, n, s in spans[i] if lag == 0 and n]
-            of_fresh = sum(s for _, s, _ in fresh)
-            if fresh:
-                of_parts = sum(n for n, _, is_part in fresh if is_part)
-                self._append(self._fresh, OfTokens.of([(n, s) for n, s, _ in fresh], of_parts), self.TOKENS)
-            known = [(of, (n, s, a)) for row, of, n, s, a in again if usable[row] and math.isfinite(s + a)]
-            for window, is_fresh in ((self._fresh_again, True), (self._stale_again, False)):
-                if parts := [sums for of, sums in known if of == is_fresh]:
+            whole = tokens[usable].tolist()
+            of_fresh = [(n, s) for n, s in fresh[usable].tolist()]
+            of_parts = sum(n for (n, _), of_all in zip(of_fresh, whole, strict=True) if n < of_all)
+            if seen := [(n, s) for n, s in of_fresh if n]:
+                self._append(self._fresh, OfTokens.of(seen, of_parts), self.TOKENS)
+            answers = [] if again is None else again[usable].transpose(0, 1).tolist()
+            for window, of_kind in zip((self._fresh_again, self._stale_again), answers, strict=False):
+                if parts := [(n, s, a) for n, s, a in of_kind if n and math.isfinite(s + a)]:
                     self._append(window, OfAgain.of(parts), self.AGAIN)
-            if rows:
-                self._first = columns[2].sum().item(), columns[3].sum().item(), of_fresh
+            if whole:
+                self._first = columns[2].sum().item(), columns[3].sum().item(), sum(s for _, s in of_fresh)
         return self._parts(*columns) if usable.any() else None
 
     def _append(self, window: deque[tuple[int, Any]], sums: Any, enough: int) -> None:
@@ -356,7 +349,7 @@ def bounded(sources: Sequence[Source]) -> tuple[float, float]:
     return max(v, low), max(0.0, low)
 
 
-def _size(sums: OfTokens | OfAgain | OfSequences) -> int:
+def _size(sums: OfTokens | OfAgain | OfSequences) -> float:
     return sums.sequences if isinstance(sums, OfSequences) else sums.tokens
 
 

@@ -161,8 +161,8 @@ class VCPOMethod:
         """The parts of a batch that one version has drawn, `lag` updates ago."""
         given = log_prob, batch.rollout_log_prob, batch.mask
         tokens, squares = batch.mask.sum(dim=-1), squared_log_ratios(*given).sum(-1)
-        spans = [[(lag, *both)] for both in zip(tokens.tolist(), squares.tolist(), strict=True)]
-        return self._mismatch.update(log_weight, jumps(*given), tokens, squares, spans)
+        fresh = torch.stack([tokens, squares], dim=1) * (lag == 0)
+        return self._mismatch.update(log_weight, jumps(*given), tokens, squares, fresh)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
         log_prob = log_probs_of(policy, batch, self._have_signal(batch))

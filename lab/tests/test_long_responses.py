@@ -17,7 +17,6 @@ WITHIN = ("* one token at +3 in 5 %, 512", "* half is truncated and masked, 512"
 @pytest.mark.parametrize("world", [World("", 500), World("", 500, shared_lag=True), World("", 500, heavy=True)])
 def test_the_parts_are_those_asked_for(world: World) -> None:
     drawn = draw(replace(world, batch=4000), 9, torch.Generator().manual_seed(0))
-    assert sum(tokens for spans in drawn.spans for _, tokens, _ in spans) == drawn.tokens.sum()
     assert drawn.variance.sum() / drawn.tokens.sum() == pytest.approx(math.log(2) / 500)
     variance = drawn.variance + V * drawn.tokens
     assert (drawn.log_weight + variance / 2).var() == pytest.approx(variance.mean().item(), rel=0.1)

@@ -56,7 +56,7 @@ def test_the_trainer_computes_what_transformers_computes(name: str, process_grou
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
     unchanged = {key for key, weight in weights(engine).items() if weight.equal(before[key])}
     assert all(key.endswith("e_score_correction_bias") for key in unchanged), unchanged
-    print(f"\n{name}: error {error:.0e}, norms {'one by one' if engine.unpackable else 'packed'}")
+    print(f"\n{name}: error {error:.0e}, norms {'one by one' if engine.packing.unpackable else 'packed'}")
 
 
 def of_vllm(name: str) -> Any:

@@ -33,7 +33,7 @@ def test_the_plan_counts_what_is_trained(
     assert shape is not None
     counted = shape.layers * shape.adapter_parameters(layout.lora_rank)
     assert sum(p.numel() for p in trained.values()) == counted
-    assert adapted.unpackable is None, "norms of adapters are packed"
+    assert adapted.packing.unpackable is None, "norms of adapters are packed"
 
 
 def test_the_policy_without_adapters_is_the_first_policy(adapted: Any, make_engine: Callable[..., Any]) -> None:

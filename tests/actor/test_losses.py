@@ -2,18 +2,19 @@
 
 import json
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+import torch.distributed as dist
+from tensordict import NonTensorData, TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from vcpo import VCPOConfig
-from verl_vcpo.actor import mini_batch
+from verl_vcpo.actor import sequences
+from verl_vcpo.actor.checks import check_lengths
 from verl_vcpo.actor.losses import (
     TOKEN_MEAN,
     TOKEN_SUM,
@@ -23,8 +24,9 @@ from verl_vcpo.actor.losses import (
     response_rows,
     weighted_score_loss,
 )
-from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN, check_lengths, gather_mini_batch, gather_sequences
+from verl_vcpo.actor.mini_batch import MiniBatch
 from verl_vcpo.actor.sequence_weights import SequenceWeights
+from verl_vcpo.actor.sequences import COMPUTED_AGAIN, Sequences
 from verl_vcpo.common.token_versions import FIELD
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
@@ -145,21 +147,25 @@ def test_only_a_micro_batch_whose_tokens_are_all_masked_has_no_loss() -> None:
     assert not torch.autograd.grad(loss, values)[0].any()
 
 
+def rows_of(data: TensorDict, log_prob: Tensor, squared_norm: Tensor | None = None) -> MiniBatch:
+    """The rows of the only data-parallel rank."""
+    return Sequences(data, dist.group.WORLD).measured(log_prob, squared_norm)
+
+
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("uids", [["a", "b", "a", "b"], ["a", "pad-1", "a", "b"]])
 def test_rows_of_a_mini_batch(uids: list[str]) -> None:
     is_padding = [uid.startswith("pad") for uid in uids]
     data = batch(uid=uids)
     policy, _ = response_rows(as_output(log_probs())["log_probs"], data, "rollout_log_probs")
-    norms = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    rows = gather_mini_batch(data, 0, policy.detach(), norms)
+    rows = rows_of(data, policy.detach(), torch.tensor([1.0, 2.0, 3.0, 4.0]))
     log_w = [-0.1 + 1.0 - 0.3 + 2.0, -0.4 + 0.5, 0.0, 4.0 - 2.6]
     wanted = torch.tensor([math.nan if pad else w for w, pad in zip(log_w, is_padding, strict=True)]).double()
     torch.testing.assert_close(rows.log_weight, wanted, equal_nan=True, rtol=1e-6, atol=1e-6)
     assert rows.reward.tolist() == [1.5, 0.25, 0.0, 1.0] and rows.tokens.tolist() == [2, 1, 0, 4]
     assert rows.padding.tolist() == is_padding and not rows.dropped.any(), "an empty response is not excluded"
     assert rows.group.tolist() == ([0, 1, 0, 2] if any(is_padding) else [0, 1, 0, 1])
-    assert rows.mine == slice(0, 4) and rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4]
+    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [1, 2, 3, 4]
     moved = [math.exp(d) - 1 - d for d in (0.9, 1.7)]
     assert rows.kl[0].item() == pytest.approx(sum(moved), rel=1e-6)
     torch.testing.assert_close(rows.squares, torch.tensor([0.18**2, 0.01, 0, 0.54]).double(), rtol=1e-6, atol=1e-7)
@@ -170,15 +176,14 @@ def test_rows_of_a_mini_batch(uids: list[str]) -> None:
 @pytest.mark.usefixtures("process_group")
 def test_sequences_without_a_token_or_a_finite_log_prob_are_known_before_the_forward() -> None:
     data = batch()
-    before = gather_sequences(data, 0)
-    assert before.usable.tolist() == [True] * 4 and before.length.tolist() == [5, 2, 3, 5]
-    assert before.reward.tolist() == [1.5, 0.25, 0.0, 1.0] and before.tokens.tolist() == [2, 1, 0, 4]
-    assert before.group.tolist() == [0, 1, 0, 1] and before.rank.tolist() == [0] * 4 and before.mine == slice(0, 4)
+    before = Sequences(data, dist.group.WORLD)
+    assert before.facts.usable.tolist() == [True] * 4 and before.facts.length.tolist() == [5, 2, 3, 5]
+    assert before.facts.rank.tolist() == [0] * 4 and before.mine == slice(0, 4)
     data["response_mask"].values()[3] = 0  # the second sequence is taken out
     data["rollout_log_probs"].values()[1] = math.nan  # in the hole of the first
     data["rollout_log_probs"].values()[5] = -math.inf
-    assert gather_sequences(data, 0).usable.tolist() == [True, False, True, False]
-    rows = gather_mini_batch(data, 0, torch.zeros(4, 4), None)
+    rows = rows_of(data, torch.zeros(4, 4))
+    assert rows.usable.tolist() == [True, False, True, False]
     assert rows.dropped.tolist() == [False, True, False, False] and rows.log_weight[1].isnan()
 
 
@@ -186,23 +191,22 @@ def test_sequences_without_a_token_or_a_finite_log_prob_are_known_before_the_for
 def test_log_probs_of_fewer_or_more_tokens_than_the_longest_response() -> None:
     """Other micro-batches' longest responses make rows longer; this one's last tokens may be tool output."""
     policy, _ = response_rows(as_output(log_probs())["log_probs"], batch(), "rollout_log_probs")
-    wanted = gather_mini_batch(batch(), 0, policy, None).log_weight
+    wanted = rows_of(batch(), policy).log_weight
     wide = torch.nn.functional.pad(policy, (0, 3), value=9.0)
-    assert gather_mini_batch(batch(), 0, wide, None).log_weight.equal(wanted)
+    assert rows_of(batch(), wide).log_weight.equal(wanted)
     two = tu.index_select_tensor_dict(batch(), [0, 3])  # fewer responses than tokens
-    assert gather_mini_batch(two, 0, wide[[0, 3]], None).log_weight.equal(wanted[[0, 3]])
-    assert gather_mini_batch(two, 0, policy[[0, 3], :3], None).tokens.equal(torch.tensor([2.0, 4]).double())
+    assert rows_of(two, wide[[0, 3]]).log_weight.equal(wanted[[0, 3]])
+    assert rows_of(two, policy[[0, 3], :3]).tokens.equal(torch.tensor([2.0, 4]).double())
     data = batch()
     data["response_mask"].values()[-1] = 0
-    rows = [gather_mini_batch(data, 0, policy[:, :width], None).log_weight for width in (3, 4)]
+    rows = [rows_of(data, policy[:, :width]).log_weight for width in (3, 4)]
     assert rows[0].equal(rows[1])
 
 
 @pytest.mark.usefixtures("process_group")
 def test_rewards_of_tokens_are_added_up_in_float64() -> None:
     data = batch(rm_scores=nested([torch.tensor([2.0**24, 0, 1]), *map(torch.tensor, REWARD[1:])]))
-    both = gather_sequences(data, 0).reward, gather_mini_batch(data, 0, torch.zeros(4, 4), None).reward
-    assert all(reward[0] == 2**24 + 1 for reward in both)
+    assert Sequences(data, dist.group.WORLD).facts.reward[0] == 2**24 + 1
 
 
 @pytest.mark.usefixtures("process_group")
@@ -211,28 +215,26 @@ def test_only_truncated_responses_are_masked_and_only_where_asked() -> None:
     for treatment in (Truncated.MASK, Truncated.TRAIN):
         data = batch(**flags)
         tu.assign_non_tensor(data, **{TRUNCATED: treatment})
-        rows, before = gather_mini_batch(data, 0, torch.zeros(4, 4), None), gather_sequences(data, 0)
-        assert rows.truncated.tolist() == [False, True, False, False]
-        masked = [False, treatment == Truncated.MASK, False, False]
-        assert rows.masked.tolist() == before.masked.tolist() == masked
+        facts = Sequences(data, dist.group.WORLD).facts
+        assert facts.truncated.tolist() == [False, True, False, False]
+        assert facts.masked.tolist() == [False, treatment == Truncated.MASK, False, False]
 
 
 @pytest.mark.usefixtures("process_group")
-def test_spans_have_the_squares_of_their_tokens() -> None:
+def test_fresh_tokens_and_their_squares_are_known_apart() -> None:
     # Two tokens of the first response are jumps, with log-ratios of 0.9 and 1.7: of the first one 0.18 is none.
-    runs = [[[3, 1], [5, 1]], [[5, 1]], [], [[2, 3], [None, 1]]]
+    runs = [[[3, 1], [5, 1]], [[5, 1]], [], [[2, 1], [5, 2], [None, 1]]]
     data = batch()
     tu.assign_non_tensor(data, policy_version=5)
     policy, _ = response_rows(as_output(log_probs())["log_probs"], data, "rollout_log_probs")
-    rows = gather_mini_batch(data, 0, policy.detach(), None)
-    assert rows.spans == [[]] * 4 and rows.lag.isnan().all(), "no agent loop has told the versions"
-    data = batch(extra_fields=[{FIELD: each} for each in runs])
+    rows = rows_of(data, policy.detach())
+    assert not rows.fresh.any() and rows.lag.isnan().all(), "no agent loop has told the versions"
+    data = batch(extra_fields=[{FIELD: each, "min_global_steps": 3} for each in runs])
     tu.assign_non_tensor(data, policy_version=5)
-    spans = gather_mini_batch(data, 0, policy.detach(), None).spans
-    wanted = [[(2, 1, 0.18**2), (0, 1, 0.0)], [(0, 1, 0.01)], [], [(3, 3, 0.5**2 + 0.4**2 + 0.3**2)]]
-    assert [span[:2] for each in spans for span in each] == [span[:2] for each in wanted for span in each]
-    squares = [span[2] for each in spans for span in each]
-    assert squares == pytest.approx([span[2] for each in wanted for span in each], rel=1e-4, abs=1e-9)
+    rows = rows_of(data, policy.detach())
+    wanted = torch.tensor([[1, 0.0], [1, 0.01], [0, 0], [2, 0.4**2 + 0.3**2]]).double()
+    torch.testing.assert_close(rows.fresh, wanted, rtol=1e-4, atol=1e-9)
+    assert rows.lag.tolist() == [2.0] * 4
 
 
 @pytest.mark.usefixtures("process_group")
@@ -243,47 +245,40 @@ def test_log_probs_that_were_computed_again_are_compared_with_the_policys() -> N
     policy = policy.detach()
     known = {"a_0": (policy[0, :2] - 0.25).tolist(), "b_1": (policy[3, :3] + 0.5).tolist(), "c_0": [1.0]}
     tu.assign_non_tensor(data, **{COMPUTED_AGAIN: json.dumps(known)})
-    wanted = [(0, 1, 0.25**2), (3, 3, 3 * 0.5**2)]
-    again = gather_mini_batch(data, 0, policy, None).again
-    assert [(row, n, a) for row, _, n, _, a in again] == [(row, n, pytest.approx(each)) for row, n, each in wanted]
+    again = rows_of(data, policy).again
+    assert not again[:, 0].any() and not again[1:3].any(), "of no version"
+    torch.testing.assert_close(again[[0, 3], 1, ::2], torch.tensor([[1, 0.25**2], [3, 3 * 0.5**2]]).double())
     versions = [{FIELD: each} for each in ([[3, 1], [5, 1]], [[5, 1]], [], [[2, 2], [5, 1], [2, 1]])]
     data = batch(session_id=[0, 0, 1, 1], extra_fields=versions)
     tu.assign_non_tensor(data, policy_version=5, **{COMPUTED_AGAIN: json.dumps(known)})
-    again = gather_mini_batch(data, 0, policy, None).again
-    assert [each[1:3] for each in again] == [(False, 1), (True, 1), (False, 2)], "fresh tokens apart from the others"
-    assert again[0][3:] == (pytest.approx(0.18**2, rel=1e-4), pytest.approx(0.25**2))
+    again = rows_of(data, policy).again
+    assert again[:, :, 0].tolist() == [[0, 1], [0, 0], [0, 0], [1, 2]], "fresh tokens apart from the others"
+    torch.testing.assert_close(again[0, 1, 1:], torch.tensor([0.18**2, 0.25**2]).double(), rtol=1e-4, atol=0)
 
 
-@pytest.fixture
-def ranks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What a data-parallel rank of `batch()` receives: the first rows of it from each of several ranks."""
+def test_sequences_of_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three data-parallel ranks with the rows of `batch()`, and another model-parallel rank with the same norms."""
 
-    def set_sizes(*sizes: int) -> None:
-        def gather(into: list[Any], rows: dict[str, Any]) -> None:
-            columns = {name: column for name, column in rows.items() if name != "rank"}
-            into[:] = [{"rank": r, **{k: c[:n] for k, c in columns.items()}} for r, n in enumerate(sizes)]
+    def gather(into: list[Tensor], own: Tensor, group: None) -> None:
+        into[:] = [own] * 3
 
-        def all_reduce(part: Tensor) -> None:
-            part *= 2  # another model-parallel rank has the same norms
+    def add(columns: Tensor) -> None:
+        columns[:, -1] *= 2
 
-        collectives = {"get_world_size": lambda: len(sizes), "all_gather_object": gather, "all_reduce": all_reduce}
-        monkeypatch.setattr(mini_batch, "dist", SimpleNamespace(**collectives))
-
-    return set_sizes
-
-
-def test_sequences_of_several_ranks(ranks_of: Callable[..., None]) -> None:
-    ranks_of(1, 2, 1)
-    policy, norms = torch.zeros(4, 4), torch.tensor([[1.0, 9, 9, 9], [2, 3, 9, 9], [4, 9, 9, 9]])
-    rows = gather_mini_batch(batch(), 1, policy, norms, equal=False)
-    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [2, 4, 6, 8] and rows.mine == slice(1, 3)
-    assert rows.tokens.tolist() == [2, 2, 1, 2]
-    for gather in (lambda: gather_mini_batch(batch(), 1, policy, norms), lambda: gather_sequences(batch(), 1)):
-        with pytest.raises(RuntimeError, match=r"ranks hold \[1, 2, 1\] sequences, not all the same"):
-            gather()
-    ranks_of(1, 1, 1)
-    rows = gather_mini_batch(batch(), 0, policy, torch.tensor([[1.0], [2], [3]]))
-    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [2, 4, 6], "more ranks than sequences each"
+    sizes = {"get_world_size": lambda group: 3, "get_rank": lambda group: 1}
+    monkeypatch.setattr(sequences, "dist", SimpleNamespace(**sizes, all_gather=gather, all_reduce=add))
+    seen = Sequences(batch(), None)
+    assert seen.facts.rank.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and seen.mine == slice(4, 8)
+    assert seen.facts.group.tolist() == [0, 1, 0, 1] * 3, "a prompt's group may lie on several ranks"
+    norms = torch.tensor([1.0, 2, 3, 4])
+    rows = seen.measured(torch.tensor([[-1.0] * 4, [-2.0] * 4]), norms, [[0], [3, 1], [2]])
+    assert rows.squared_norm is not None and rows.squared_norm.tolist() == [2, 4, 6, 8]
+    assert rows.rank.tolist() == [0, 1, 1, 2] and rows.tokens.tolist() == [2, 4, 1, 0]
+    assert rows.log_weight.tolist() == [0, 0, -1.5, 0], "of this rank alone: the others' are theirs to add"
+    data = batch()
+    tu.assign_non_tensor(data, global_token_num=NonTensorData([5] * 11))
+    with pytest.raises(RuntimeError, match="11 sequences on 3 data-parallel ranks, and 4 on rank 1: not the same"):
+        Sequences(data, None)
 
 
 @pytest.mark.parametrize("name", ["rollout_log_probs", "response_mask"])

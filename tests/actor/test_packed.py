@@ -98,17 +98,17 @@ def test_micro_batches_that_do_not_divide_a_group(make_engine: Callable[..., Any
 def test_buffers_are_zero_between_updates(make_engine: Callable[..., Any]) -> None:
     engine = make_engine()
     train(engine, make_batch(ONE_PROCESS), VCPOSettings(baseline="mean"))
-    assert not engine._second_buffers
+    assert not engine.packing.second_buffers
     train(engine, make_batch(ONE_PROCESS), VCPOSettings())
     trained = [p for chunk in engine.module for p in chunk.parameters() if p.requires_grad]
-    assert set(engine._second_buffers) == set(trained)
-    assert not any(buffer.any() for buffer in engine._second_buffers.values())
+    assert set(engine.packing.second_buffers) == set(trained)
+    assert not any(buffer.any() for buffer in engine.packing.second_buffers.values())
 
 
 @pytest.mark.parametrize("settings", [dict(), dict(opob_scope="minibatch")], ids=str)
 def test_a_mixture_of_experts(make_engine: Callable[..., Any], settings: dict[str, Any]) -> None:
     """Catches a router, or rows of experts, whose gradients are left out or counted for another sequence."""
-    assert make_engine("moe").unpackable is None
+    assert make_engine("moe").packing.unpackable is None
     batch = make_batch(ONE_PROCESS)
     assert_same_update(lambda: make_engine("moe"), batch, 4 * TOLERANCE, **settings)  # of an expert's few tokens
 
@@ -136,9 +136,9 @@ def test_settings_of_a_mixture_of_experts_that_fall_back_and_say_so(
 ) -> None:
     """Catches norms without a gradient that an auxiliary loss adds, or that another way of dispatching hides."""
     engine = make_engine("moe")
-    assert engine._why_not_packed() is None and engine.tf_config.moe_aux_loss_coeff > 0, "with no loss that uses it"
+    assert engine.packing.why_not() is None and engine.tf_config.moe_aux_loss_coeff > 0, "with no loss that uses it"
     monkeypatch.setattr(engine.tf_config, setting, OF_EXPERTS[setting])
-    reason = engine._why_not_packed()
+    reason = engine.packing.why_not()
     assert reason is not None and str(OF_EXPERTS[setting]) in reason
     assert (setting if setting != "moe_router_load_balancing_type" else "moe_aux_loss_coeff") in reason
 
@@ -151,7 +151,7 @@ def test_copies_of_experts_with_parts_of_a_sequence_fall_back_and_say_so(
     monkeypatch.setattr(experts.dist, "get_process_group_ranks", lambda group: [0, 1])
     for name, size in (("model", 2), ("tensor", 3)):
         monkeypatch.setattr(experts.mpu, f"get_expert_{name}_parallel_world_size", lambda size=size: size)
-    reason = engine._why_not_packed()
+    reason = engine.packing.why_not()
     assert reason is not None and reason.endswith("so that copies of an expert have parts of the same sequence")
     assert "expert_model_parallel_size x expert_tensor_parallel_size=6: less than" in reason
     assert "tensor_model_parallel_size=2," in reason
@@ -159,14 +159,14 @@ def test_copies_of_experts_with_parts_of_a_sequence_fall_back_and_say_so(
     monkeypatch.setattr(experts.mpu, "get_expert_data_parallel_group", lambda: "copies")
     monkeypatch.setattr(experts.mpu, "get_tensor_and_context_parallel_group", lambda: "sequence")
     monkeypatch.setattr(experts.dist, "get_process_group_ranks", of_group.__getitem__)
-    assert engine._why_not_packed() is None, "copies have other sequences"
+    assert engine.packing.why_not() is None, "copies have other sequences"
 
 
 def test_settings_under_which_layers_form_or_hide_gradients(
     make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    assert engine.unpackable is None and engine._why_not_packed() is None
+    assert engine.packing.unpackable is None and engine.packing.why_not() is None
     for setting, value in (
         ("fp8", "e4m3"),
         ("fp4", "e2m1"),
@@ -176,7 +176,7 @@ def test_settings_under_which_layers_form_or_hide_gradients(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(engine.tf_config, setting, value)
-            reason = engine._why_not_packed()
+            reason = engine.packing.why_not()
         assert reason is not None and (setting in reason or "CUDA graph" in reason)
 
 
@@ -265,9 +265,9 @@ def test_several_groups_in_a_pass_give_the_update_of_one_at_a_time(make_engine: 
     """Catches gradients in another baseline's second buffer."""
     together, apart = make_engine(), make_engine()
     got = gradients(together, make_batch(ONE_PROCESS))
-    apart.most_second_buffers = 1
+    apart.packing.second_buffers.most = 1
     wanted = gradients(apart, make_batch(ONE_PROCESS))
-    assert [len(next(iter(engine._second_buffers.values()))) for engine in (together, apart)] == [GROUPS, 1]
+    assert [len(next(iter(engine.packing.second_buffers.values()))) for engine in (together, apart)] == [GROUPS, 1]
     norms, expected = (engine.last_update[0].squared_norm for engine in (together, apart))
     torch.testing.assert_close(norms, expected, rtol=1e-6, atol=0)
     for name, gradient in wanted.items():
@@ -288,7 +288,7 @@ def test_recompute(make_engine: Callable[..., Any]) -> None:
     plain, again = make_engine(), make_engine(layout=recompute)
     for engine in (plain, again):
         train(engine, make_batch(ONE_PROCESS), VCPOSettings())
-        assert engine._second_buffers
+        assert engine.packing.second_buffers
     assert plain.last_update[0].squared_norm.equal(again.last_update[0].squared_norm)
     assert len(plain.last_update[0].squared_norm) == GROUPS * GROUP_SIZE
 

@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.mini_batch import SequencesBeforeForward
+from verl_vcpo.actor.mini_batch import Facts
 from verl_vcpo.actor.norms import update
 from verl_vcpo.actor.norms.modules import TappedLinear
 from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
@@ -26,22 +26,24 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings
 MANY = 50
 
 
-def prompts(rank_of_row: list[int], group: list[int], length: int | list[int] = 10) -> SequencesBeforeForward:
+def prompts(rank_of_row: list[int], group: list[int], length: int | list[int] = 10) -> Facts:
     """Sequences sorted by rank."""
-    ones = torch.ones(len(group))
-    return SequencesBeforeForward(
-        reward=ones.double(),
-        group=torch.tensor(group),
-        tokens=ones.double(),
-        length=torch.tensor(length if isinstance(length, list) else [length] * len(group)),
-        usable=ones.bool(),
-        masked=~ones.bool(),
+    ones = torch.ones(len(group)).double()
+    none = dict.fromkeys(("padding", "dropped", "truncated", "masked"), ~ones.bool())
+    return Facts(
+        **none,
         rank=torch.tensor(rank_of_row),
-        mine=slice(0, rank_of_row.count(0)),
+        group=torch.tensor(group),
+        reward=ones,
+        tokens=ones,
+        length=torch.tensor(length if isinstance(length, list) else [length] * len(group)),
+        recorded=ones.bool(),
+        lag=ones,
+        fresh_tokens=ones,
     )
 
 
-def groups(number: int, size: int, shortest: int, longest: int, across: bool = False) -> SequencesBeforeForward:
+def groups(number: int, size: int, shortest: int, longest: int, across: bool = False) -> Facts:
     """`number` prompts of `size` samples, on one rank or, one sample each, across two."""
     n, ranks = number * size, 2 if across else 1
     lengths = torch.randint(shortest, longest + 1, (n,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -50,7 +52,7 @@ def groups(number: int, size: int, shortest: int, longest: int, across: bool = F
     )
 
 
-def passes(seen: SequencesBeforeForward, tokens: int | None = 8192, buffers: int = MANY, **more: Any) -> Passes | None:
+def passes(seen: Facts, tokens: int | None = 8192, buffers: int = MANY, **more: Any) -> Passes | None:
     pipeline = {name: more.pop(name, False) for name in ("staged", "interleaved")}
     return passes_of_sums(VCPOSettings(**more), seen, tokens, buffers, **pipeline)
 
@@ -122,8 +124,9 @@ def test_passes_of_several_groups() -> None:
 def test_a_micro_batch_divides_the_pass_and_is_no_larger_than_its_setting(rows: int, size: int) -> None:
     update, batch = object.__new__(PackedUpdate), make_batch(ONE_PROCESS)
     tu.assign_non_tensor(batch, micro_batch_size_per_gpu=4)
-    update.data, update.sequences = batch, prompts([0] * len(batch), [0] * len(batch))
-    part = update._select(Pass([list(range(1, rows + 1))], rank=0))
+    update.data, update.facts = batch, prompts([0] * len(batch), [0] * len(batch))
+    update.sequences = SimpleNamespace(mine=slice(None))  # type: ignore[assignment]
+    part = update._select(Pass([list(range(1, rows + 1))], rank=0, size=len(batch)))
     assert tu.get_non_tensor_data(part, key="micro_batch_size_per_gpu", default=None) == size
     assert part["vcpo_row"].tolist() == list(range(rows))
     lengths = batch["input_ids"].offsets().diff()
@@ -133,7 +136,7 @@ def test_a_micro_batch_divides_the_pass_and_is_no_larger_than_its_setting(rows: 
 def test_memory_bounds_the_second_buffers(make_engine: Callable[..., Any]) -> None:
     engine = make_engine()
     trained = sum(p.numel() for chunk in engine.module for p in chunk.parameters())
-    assert engine.most_second_buffers == SECOND_BUFFERS_BYTES // (4 * trained) > 1
+    assert engine.packing.second_buffers.most == SECOND_BUFFERS_BYTES // (4 * trained) > 1
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_an_update_says_whether_it_took_a_second_backward(
 ) -> None:
     engine = make_engine(model)
     assert train(engine, make_batch(ONE_PROCESS), VCPOSettings(**settings))["vcpo/second_backwards"] == [expected]
-    assert bool(engine._second_buffers) == (not expected), "what is not needed is not allocated"
+    assert bool(engine.packing.second_buffers) == (not expected), "what is not needed is not allocated"
     linear = [layer for chunk in engine.module for layer in chunk.modules() if isinstance(layer, TappedLinear)]
     assert not any(layer.rows_of_experts for layer in linear), "the rows' numbers would stay in memory"
 
@@ -183,9 +186,9 @@ def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
         prompts([0] * 4, [0, 0, 0, 0]),
         reward=torch.tensor([1.0, 0, 0, 0]).double(),
         masked=torch.tensor([False, True, False, False]),
-        usable=torch.tensor([True, True, True, False]),
+        recorded=torch.tensor([True, True, True, False]),
     )
-    one = SimpleNamespace(sequences=sequences, config=VCPOSettings(norm_by_std=False))
+    one = SimpleNamespace(facts=sequences, config=VCPOSettings(norm_by_std=False))
     reward, common, scale = PackedUpdate._rewards.func(one)  # type: ignore[attr-defined]
     assert reward.tolist() == [1, 0, 0, 0] and common.tolist() == [0, 0, 0, 0]
     assert scale.tolist() == [1 / 3, 0, 1 / 3, 0]
@@ -193,9 +196,10 @@ def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
 
 def test_ranks_of_a_pass_with_different_numbers_of_sequences() -> None:
     """A rank's sequences are numbered after as many numbers as the largest rank has, for each rank before."""
-    one = Pass([[4], [0, 2, 5]], rank=1)
+    one = Pass([[4], [0, 2, 5]], rank=1, size=6)
     assert one.size == 6 and one.numbers.tolist() == [0, 3, 4, 5] and one.my_numbers.tolist() == [3, 4, 5]
-    assert Pass([[4], [0, 2, 5]], rank=0).my_numbers.tolist() == [0]
+    assert one.at.tolist() == [4, 6, 8, 11]
+    assert Pass([[4], [0, 2, 5]], rank=0, size=6).my_numbers.tolist() == [0]
 
 
 def test_a_pass_that_fails_leaves_no_collector(
@@ -205,7 +209,7 @@ def test_a_pass_that_fails_leaves_no_collector(
     monkeypatch.setattr(engine, "forward_backward_batch", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         train(engine, make_batch(ONE_PROCESS), VCPOSettings())
-    assert engine.tap.collector is None
+    assert engine.packing.tap.collector is None
 
 
 @pytest.mark.parametrize(
@@ -227,14 +231,14 @@ def test_passes_are_planned_for_the_whole_of_a_context_parallel_micro_batch(
         engine=SimpleNamespace(
             tf_config=SimpleNamespace(num_moe_experts=None),
             module=[torch.nn.ParameterList([frozen, parameter])],
-            most_second_buffers=3,
         ),
+        second=SecondBuffers(most=3),
         data=tu.get_tensordict({"row": torch.arange(2)}, {"max_token_len_per_gpu": 30, **given}),
         config="config",
-        sequences="sequences",
+        facts="facts",
     )
     PackedUpdate._passes_of_sums(one)
-    assert planned == [("config", "sequences", tokens, 3, {"staged": stages > 1, "interleaved": chunks is not None})]
+    assert planned == [("config", "facts", tokens, 3, {"staged": stages > 1, "interleaved": chunks is not None})]
     parameter.main_grad = torch.zeros(1, dtype=torch.bfloat16)  # type: ignore[attr-defined]
     assert PackedUpdate._passes_of_sums(one) is None and len(planned) == 1, "sums need float32"
 
@@ -248,25 +252,27 @@ def test_a_rank_subtracts_the_baselines_of_its_own_groups(scope: str, shifts: li
     """
     taken: list[list[float]] = []
     one: Any = object.__new__(PackedUpdate)
-    one.config, one.rank, one.data = VCPOSettings(opob_scope=scope), 1, range(3)
+    one.config, one.sequences = VCPOSettings(opob_scope=scope), SimpleNamespace(rank=1)
     usable = torch.tensor([True, True, True, False, True, True])
-    one.sequences = replace(prompts([0] * 3 + [1] * 3, [0, 0, 1, 2, 2, 3]), usable=usable)
+    one.facts = replace(prompts([0] * 3 + [1] * 3, [0, 0, 1, 2, 2, 3]), recorded=usable)
     baseline = torch.tensor([5.0, 5, 9, 77, 2, -1])
-    one._estimate = lambda batch: SimpleNamespace(baseline=baseline)
+    batch: Any = SimpleNamespace(
+        estimate=lambda _: SimpleNamespace(baseline=baseline), usable=usable, rank=one.facts.rank
+    )
     common = torch.tensor([1.0, 1, 1, 0, 0.5, 1])
     one.__dict__["_rewards"] = (torch.zeros(6), common, torch.zeros(6))
-    rows = Pass([[0, 1, 2]] * 2, rank=1)
+    rows = Pass([[0, 1, 2]] * 2, rank=1, size=3)
     slot = one._slot(rows)
     assert slot.tolist() == ([0, 0, 1] * 2 if scope == "group" else [0] * 6)
-    one._combine(rows, None, SimpleNamespace(slot=slot, slots=len(shifts), subtract=taken.append))
+    one._combine(rows, batch, SimpleNamespace(slot=slot, slots=len(shifts), subtract=taken.append))
     assert taken == [shifts]
-    one.passes = [Pass([[0], [0]], rank=1), rows]
+    one.passes = [Pass([[0], [0]], rank=1, size=3), rows]
     assert one._slots == len(shifts), "of the pass with the most groups"
 
 
 def test_second_buffers_are_made_once_and_grow(make_engine: Callable[..., Any]) -> None:
     chunks = make_engine().module
-    second: SecondBuffers = {}
+    second = SecondBuffers()
     make_room(second, chunks, 2)
     trained = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
     assert set(second) == set(trained)
@@ -293,13 +299,7 @@ def test_a_usable_sequence_has_a_weight_and_a_norm(
     log_weight: float, squared_norm: float, usable: bool, raises: bool
 ) -> None:
     """A norm that is not finite spoils the gradient of all sequences, whether its own is used or not."""
-    one: Any = SimpleNamespace(
-        engine=SimpleNamespace(is_mp_src_rank_with_outputs=lambda: False),
-        data=None,
-        squared_norm=None,
-        sequences=SimpleNamespace(usable=torch.tensor([True, usable])),
-    )
-    batch = SimpleNamespace(log_weight=torch.tensor([0, log_weight]), squared_norm=torch.tensor([1, squared_norm]))
-    one._gathered = lambda *args: batch
+    of_second = {"usable": usable, "log_weight": log_weight, "squared_norm": squared_norm}
+    batch: Any = SimpleNamespace(**{name: torch.tensor([type(x)(1), x]) for name, x in of_second.items()})
     with pytest.raises(update.Unmeasured) if raises else contextlib.nullcontext():
-        assert PackedUpdate._whole_batch(one) is batch
+        update._check_finite(batch)

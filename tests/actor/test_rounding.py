@@ -1,10 +1,12 @@
 """The predicted rounding of two sums, beside the same formulas written as loops."""
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from vcpo import OpobScope, OpobWeights, estimate
 from vcpo.estimator import log_packed_weights
@@ -18,6 +20,23 @@ LOST = 1e12 * 2.0**-126
 B = 24
 
 
+def mini_batch(
+    log_weight: Tensor, reward: Tensor, group: Tensor, tokens: Tensor, squared_norm: Tensor | None
+) -> MiniBatch:
+    zeros = torch.zeros_like(reward)
+    others = {field.name: zeros for field in fields(MiniBatch)} | {"masked": zeros.bool()}
+    return MiniBatch(
+        **others
+        | {
+            "log_weight": log_weight,
+            "reward": reward,
+            "group": group,
+            "tokens": tokens,
+            "squared_norm": squared_norm,
+        }  # type: ignore[arg-type]
+    )
+
+
 @pytest.mark.parametrize("settings", [dict(), dict(opob_scope="minibatch"), dict(opob_weights="published")], ids=str)
 @pytest.mark.parametrize(("log_weight", "size"), [(0.0, 8), (-40.0, 8), (0.0, 2)])
 def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weight: float, size: int) -> None:
@@ -29,10 +48,7 @@ def test_the_prediction_is_that_of_the_module(settings: dict[str, Any], log_weig
     logs[5] = math.nan
     group = torch.arange(B) // size
     zeros, tokens = torch.zeros(B, dtype=torch.float64), 1.0 + torch.arange(B).double() % 3
-    none = [zeros.bool()] * 4  # padding, dropped, truncated, masked
-    batch = MiniBatch(
-        logs, values[1], group, zeros, tokens, *none, 1 + values[2], slice(0, B), zeros, zeros, [], zeros, []
-    )
+    batch = mini_batch(logs, values[1], group, tokens, 1 + values[2])
     step = estimate(config, logs, values[1], group, squared_norm=batch.squared_norm, length=tokens)
     common, scale = zeros + 0.25, 0.1 + values[3]
     cancellation, underflow = predicted(config, batch, step, common, scale, baselines=3)
@@ -70,20 +86,7 @@ def test_what_has_no_prediction() -> None:
     def of(reward: list[float], norm: float | None, log_weight: float = 0.0, scale: float = 1.0) -> tuple[float, float]:
         squared = None if norm is None else two + norm
         rewards = torch.tensor(reward, dtype=torch.float64)
-        batch = MiniBatch(
-            two + log_weight,
-            rewards,
-            two.long(),
-            two,
-            two,
-            *[two.bool()] * 4,
-            squared,
-            slice(0, 2),
-            *[two] * 2,
-            [],
-            two,
-            [],
-        )
+        batch = mini_batch(two + log_weight, rewards, two.long(), two, squared)
         step = estimate(config, two + log_weight, rewards, two.long(), squared_norm=two + (norm or 0.0))
         return predicted(config, batch, step, two + 0.5, two + scale, baselines=1)
 

@@ -17,8 +17,8 @@ from tests.actor.test_packed import TOLERANCE, gradients
 from tests.kit.actor import build_engine
 from tests.kit.layout_run import ParallelLayout
 from tests.kit.layout_worker import make_batch
+from verl_vcpo.actor.checks import check_experts
 from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.mini_batch import check_experts
 
 LAYERS, EXPERTS, CHOSEN = 4, 4, 2
 
@@ -28,7 +28,7 @@ def updated(checkpoint: Path, batch: Any, *, recompute: bool, how: str) -> tuple
     the newest engine's."""
     layout = ParallelLayout("one process", distributed_optimizer=False, recompute=recompute)
     engine = build_engine(layout, checkpoint, sgd(), router_replay=EngineRouterReplayConfig(mode="R3"))
-    assert engine.unpackable is None
+    assert engine.packing.unpackable is None
     found = gradients(engine, batch, norms={"how": how})
     return found, engine.last_update[0]
 

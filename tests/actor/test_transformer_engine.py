@@ -48,7 +48,7 @@ def test_both_kinds_of_layers_have_the_same_norms(
 ) -> None:
     """Catches a stand-in for kernels that computes something else, of which all comparisons over there would be."""
     engine = make_engine()
-    assert engine.tap.layers == "Megatron's own layers"
+    assert engine.packing.tap.layers == "Megatron's own layers"
     train(engine, make_batch(ONE_PROCESS), VCPOSettings(norms={"how": "per_trajectory"}))
     torch.testing.assert_close(torch.load(done[1]), engine.last_update[0].squared_norm, rtol=1e-5, atol=0)
 

@@ -17,7 +17,7 @@ from tests.actor.test_vcpo_engine import exported, train
 from tests.kit.layout_worker import make_batch
 from vcpo import Mismatch
 from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine
-from verl_vcpo.actor.mini_batch import COMPUTED_AGAIN
+from verl_vcpo.actor.sequences import COMPUTED_AGAIN
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.token_versions import token_versions
 
@@ -72,14 +72,17 @@ def test_masked_responses_count_neither_in_rho_nor_in_its_lag_part() -> None:
     def parts(masked: bool) -> Any:
         log_weight = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         tokens = torch.full((64,), 100.0)
-        squares, spans = torch.full((64,), 0.9), [[(0, 100, 0.9)]] * 64
+        squares, fresh = torch.full((64,), 0.9), torch.tensor([[100, 0.9]]).repeat(64, 1)
         ends = torch.arange(64) >= 32
         if masked:
             log_weight, tokens, squares = log_weight + 5 * ends, tokens + 8000 * ends, squares + 80 * ends
         rows = slice(0, 64 if masked else 32)
-        again = [(i, i % 2 == 0, 50, 0.4, 0.2 if i < 32 else 0.02) for i in range(64)]
+        again = torch.zeros(64, 2, 3)
+        for i in range(64):
+            again[i, i % 2] = torch.tensor([50, 0.4, 0.2 if i < 32 else 0.02])
         columns = {"log_weight": log_weight, "tokens": tokens, "squares": squares, "jump": torch.zeros(64)}
-        batch = SimpleNamespace(**{name: x[rows] for name, x in columns.items()}, spans=spans[rows], again=again[rows])
+        columns |= {"fresh": fresh, "again": again}
+        batch = SimpleNamespace(**{name: x[rows] for name, x in columns.items()})
         batch.masked = ends[rows]
         return VCPOMegatronEngine._parts(SimpleNamespace(mismatch=Mismatch()), batch, True)  # type: ignore[arg-type]
 

@@ -36,7 +36,7 @@ def update(engine: Any, **norms: Any) -> tuple[torch.Tensor, dict[str, torch.Ten
 def test_the_classes_are_the_gpus(build: Callable[..., Any]) -> None:
     actor, critic = build("bfloat16"), build("bfloat16", "value_model")
     assert type(actor) is VCPOMegatronEngine and type(critic) is ValueEngine
-    assert actor.unpackable is None
+    assert actor.packing.unpackable is None
     for engine in (actor, critic):
         assert all(parameter.is_cuda for parameter in engine.module[0].parameters())
 

@@ -31,8 +31,8 @@ KINDS = {
 def test_packed_norms_are_those_of_one_backward_per_sequence(build: Callable[..., Any], kind: str, dtype: str) -> None:
     layout = replace(ONE_PROCESS, model=kind, layers="te")
     engine = build(dtype, layout=layout)
-    assert engine.unpackable is None
-    assert engine.tap.layers.startswith("the layers of Transformer Engine")
+    assert engine.packing.unpackable is None
+    assert engine.packing.tap.layers.startswith("the layers of Transformer Engine")
     norms, after = update(engine, how=KINDS[kind])
     wanted, expected = update(build(dtype, layout=layout), how=NormsHow.PER_TRAJECTORY)
     assert wanted.amax() > 2 * wanted.amin() > 0

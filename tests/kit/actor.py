@@ -32,8 +32,9 @@ from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
 from tests.kit.layout_run import GROUP_SIZE, LEARNING_RATE, ParallelLayout  # noqa: E402
 from verl_vcpo.actor.actor_settings import VCPOActorConfig  # noqa: E402
-from verl_vcpo.actor.mini_batch import MiniBatch  # noqa: E402
-from verl_vcpo.actor.one_pass import gather_outputs  # noqa: E402
+from verl_vcpo.actor.mini_batch import Measured  # noqa: E402
+from verl_vcpo.actor.one_pass import log_probs  # noqa: E402
+from verl_vcpo.actor.sequences import Sequences  # noqa: E402
 from verl_vcpo.actor.vcpo_settings import VCPOSettings  # noqa: E402
 from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
 
@@ -150,8 +151,8 @@ def loss_function(vcpo: VCPOSettings, loss_agg_mode: str = "seq-mean-token-mean"
 def two_passes() -> Any:
     """In the block of this context, an update without norms measures its weights by a forward pass alone."""
 
-    def measured(engine: Any, data: Any, *_: Any) -> tuple[MiniBatch, None]:
-        return gather_outputs(engine, data, engine.infer_batch(data)), None
+    def measured(engine: Any, data: Any, sequences: Sequences, *_: Any) -> Measured:
+        return Measured(sequences.measured(log_probs(engine, data, engine.infer_batch(data))), None)
 
     return patch("verl_vcpo.actor.megatron_actor.one_pass", measured)
 

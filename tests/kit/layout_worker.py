@@ -126,7 +126,7 @@ def run(layout: ParallelLayout, of: list[Method], checkpoint: Path, folder: Path
 def _train(layout: ParallelLayout, method: Method, checkpoint: Path) -> Result:
     engine = build_engine(layout, checkpoint, adamw())
     settings = VCPOSettings(base_ess_ratio=0.9, **method.vcpo)
-    assert not (settings.packs_gradient_norms and engine.unpackable), engine.unpackable
+    assert not (settings.packs_gradient_norms and engine.packing.unpackable), engine.packing.unpackable
     loss = loss_function(settings)
     norms, ratios, baselines, seconds = [], [], [], []
     canonical = torch.tensor(order_of_rows(method.whole_groups, method.straddling)).argsort()

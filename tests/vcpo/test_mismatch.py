@@ -11,12 +11,10 @@ from torch import Tensor
 from vcpo import Mismatch, VCPOConfig, estimate
 from vcpo.ess import ess_ratio
 from vcpo.mismatch import (
-    Again,
     OfAgain,
     OfSequences,
     OfTokens,
     Source,
-    Span,
     WeightParts,
     _shared,
     bounded,
@@ -26,15 +24,20 @@ from vcpo.mismatch import (
 )
 
 RMS, LENGTH, BATCH = 0.03, 2000, 128
-Rows = tuple[Tensor, Tensor, Tensor, Tensor, list[list[Span]]]
+Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def rows_of(log_ratio: Tensor, lag: int) -> Rows:
     """What `Mismatch.update` gets of log-ratios [B, T] of one lag."""
     given = log_ratio, torch.zeros_like(log_ratio), torch.ones_like(log_ratio)
     squares = squared_log_ratios(*given).sum(dim=1)
-    spans: list[list[Span]] = [[(lag, log_ratio.shape[1], each)] for each in squares.tolist()]
-    return log_ratio.sum(dim=1), jumps(*given), torch.full((len(log_ratio),), log_ratio.shape[1]), squares, spans
+    tokens = torch.full((len(log_ratio),), log_ratio.shape[1])
+    return log_ratio.sum(dim=1), jumps(*given), tokens, squares, fresh_of(lag, tokens, squares)
+
+
+def fresh_of(lag: int, tokens: Tensor, squares: Tensor) -> Tensor:
+    """Sequences of one version: all of their tokens are fresh, or none."""
+    return torch.stack([tokens, squares], dim=1).double() * (lag == 0)
 
 
 def rows(lag: int, variance: float = 0.0, rms: float = RMS, seed: int = 0) -> Rows:
@@ -44,12 +47,16 @@ def rows(lag: int, variance: float = 0.0, rms: float = RMS, seed: int = 0) -> Ro
     return rows_of(both * noise - both**2 / 2, lag)
 
 
-def again(lag: int, variance: float, rms: float = RMS, of_pass: float = 0.5, seed: int = 0) -> list[Again]:
+def again(
+    lag: int, variance: float, rms: float = RMS, of_pass: float = 0.5, seed: int = 0, batch: int = BATCH
+) -> Tensor:
     """Tokens of 16 sequences, computed again by a pass whose squares are `of_pass` of those of sampling."""
     generator = torch.Generator().manual_seed(100 + seed)
     sampled, computed = torch.randn(2, 16, LENGTH, dtype=torch.float64, generator=generator).square().sum(dim=2)
-    both = zip((sampled * (rms**2 + variance)).tolist(), (computed * of_pass * rms**2).tolist(), strict=True)
-    return [(i, lag == 0, LENGTH, *sums) for i, sums in enumerate(both)]
+    found = torch.zeros(batch, 2, 3, dtype=torch.float64)
+    columns = torch.full((16,), LENGTH), sampled * (rms**2 + variance), computed * of_pass * rms**2
+    found[:16, int(lag != 0)] = torch.stack([column.double() for column in columns], dim=1)
+    return found
 
 
 def factor(parts: WeightParts | None, log_weight: Tensor, part: str = "lag") -> float:
@@ -91,9 +98,8 @@ def walked(steps: int, of: str) -> list[float]:
         for lag, log_weight in ((0, rms * noise), (8, rms * other + 0.025 * drift + tail[:, 0] / length**0.5)):
             squares = length * (rms**2 + (0.025**2 if lag else 0)) * (1 + 0.05 * noise)
             columns = log_weight * length**0.5, jumps(*of_tail), tokens, squares + squared_log_ratios(*of_tail)[:, 0]
-            spans = [[(lag, length, each)] for each in squares.tolist()]
-            computed = again(lag, 0.025**2, rms, of_pass if lag else 1.0)
-            parts = mismatch.update(*columns, spans, computed)  # type: ignore[arg-type]
+            computed = again(lag, 0.025**2, rms, of_pass if lag else 1.0, batch=64)
+            parts = mismatch.update(*columns, fresh_of(lag, tokens, squares), computed)
         factors.append(factor(parts, columns[0]))
     return factors
 
@@ -163,7 +169,8 @@ def test_tokens_computed_again_follow_arithmetic_that_changes() -> None:
         parts = mismatch.update(*stale, again(8, 3e-4, RMS * math.sqrt(0.5), seed=seed))
     assert parts is not None and parts.rms == pytest.approx(RMS * math.sqrt(0.5), rel=0.03)
     assert 0.7 < factor(parts, stale[0]) / math.exp(-3e-4 * LENGTH / 2) < 1.1
-    one = [[(0, 1, 1e-3), (8, LENGTH - 1, s)] for s in stale[3].tolist()[:1]] + stale[4][1:]
+    one = torch.zeros(BATCH, 2)
+    one[0] = torch.tensor([1, 1e-3])
     later = mismatch.update(*stale[:4], one)
     assert later is not None and later.rms == pytest.approx(parts.rms, rel=0.03), "one fresh token throws nothing away"
 
@@ -171,7 +178,9 @@ def test_tokens_computed_again_follow_arithmetic_that_changes() -> None:
 def test_a_later_mini_batch_has_the_arithmetic_of_the_first() -> None:
     """Its squares have what the updates since then made of them, which no sampler was asked about."""
     mismatch = Mismatch()
-    mismatch.update(*rows(0), [*again(0, 0.0), (0, True, 10, math.nan, 1.0)])  # the sum says nothing
+    answers = again(0, 0.0)
+    answers[20, 0] = torch.tensor([10, math.nan, 1.0])  # the sum says nothing
+    mismatch.update(*rows(0), answers)
     mismatch.update(*rows(8, 1e-4), again(8, 1e-4))
     *later, _ = rows(8, 6e-4, seed=2)
     parts = mismatch.update(*later, None)
@@ -199,8 +208,7 @@ def test_without_a_comparison_on_fresh_tokens_nothing_is_known_of_a_pass() -> No
 
 def test_fresh_ends_of_stale_responses_are_not_trusted_alone() -> None:
     mismatch, (*columns, _) = Mismatch(), rows(8)
-    spans: list[list[Span]] = [[(8, LENGTH - 16, 1.0), (0, 16, 16 * RMS**2)]] * BATCH
-    parts = mismatch.update(*columns, spans)
+    parts = mismatch.update(*columns, torch.tensor([[16, 16 * RMS**2]], dtype=torch.float64).repeat(BATCH, 1))
     assert parts is not None and parts.rms == pytest.approx(RMS)
     assert (parts.rms - parts.rms_error) ** 2 == pytest.approx(0.75 * RMS**2)
 
@@ -229,21 +237,22 @@ def test_sums_over_sequences_of_different_lengths() -> None:
 
 
 def test_until_a_version_is_known_nothing_is() -> None:
-    mismatch, (*columns, spans) = Mismatch(), rows(0)
-    assert mismatch.update(*columns, [[] for _ in spans]) is None
+    mismatch, (*columns, fresh) = Mismatch(), rows(0)
+    assert mismatch.update(*columns, torch.zeros_like(fresh)) is None
     assert mismatch.update(*columns, None) is None
     assert mismatch.update(*rows(8)) is None
-    assert mismatch.update(*columns, spans) is not None
-    assert mismatch.update(columns[0] * torch.nan, *columns[1:], spans) is None
+    assert mismatch.update(*columns, fresh) is not None
+    assert mismatch.update(columns[0] * torch.nan, *columns[1:], fresh) is None
 
 
 def test_sequences_without_a_token_or_a_weight_do_not_count() -> None:
     def parts(more: list[float]) -> Any:
         mismatch = Mismatch()
         for lag in (0, 8):
-            *columns, spans = rows(lag, 3e-4)
+            *columns, fresh = rows(lag, 3e-4)
             ends = torch.tensor([more, [0.0] * len(more), [0.0, 5.0][: len(more)], [0.0] * len(more)])
-            found = mismatch.update(*map(torch.cat, zip(columns, ends, strict=True)), spans + [[]] * len(more))  # type: ignore[call-overload]
+            with_ends = map(torch.cat, zip(columns, ends, strict=True))
+            found = mismatch.update(*with_ends, torch.cat([fresh, torch.zeros(len(more), 2)]))  # type: ignore[call-arg]
         return found
 
     assert parts([0.0, math.nan]) == parts([])
@@ -251,9 +260,11 @@ def test_sequences_without_a_token_or_a_weight_do_not_count() -> None:
 
 def test_windows_are_as_long_as_they_have_to_be() -> None:
     mismatch, tokens, squares = Mismatch(), torch.full((2**11,), 64), torch.full((2**11,), 0.1)
+    answers = torch.zeros(2**11, 2, 3)
+    answers[0, 1] = torch.tensor([2**14, 1.0, 1.0])
     for _ in range(12):
-        spans: list[list[Span]] = [[(0, 64, 0.1)]] * 2**11
-        mismatch.update(torch.zeros(2**11), torch.zeros(2**11), tokens, squares, spans, [(0, False, 2**14, 1.0, 1.0)])
+        fresh = fresh_of(0, tokens, squares)
+        mismatch.update(torch.zeros(2**11), torch.zeros(2**11), tokens, squares, fresh, answers)
     state = mismatch.state_dict()
     assert [len(state[name]) for name in ("fresh", "newest", "stale_again", "fresh_again")] == [1, 8, 4, 0]
 

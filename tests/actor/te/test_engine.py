@@ -41,7 +41,9 @@ def test_an_update(make_engine: Callable[..., Any], model: str, settings: dict[s
         layers = {type(module).__name__ for module in engine.module[0].modules()}
         assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} < layers, "Megatron-Bridge's own layers"
         assert ("TEColumnParallelGroupedLinear" in layers) == (model == "moe")
-        assert engine.unpackable is None and engine.tap.layers == "the layers of Transformer Engine 2.11.0"
+        assert (
+            engine.packing.unpackable is None and engine.packing.tap.layers == "the layers of Transformer Engine 2.11.0"
+        )
         return engine
 
     assert_same_update(make, make_batch(ONE_PROCESS), 4 * TOLERANCE if model == "moe" else TOLERANCE, **settings)
@@ -166,7 +168,7 @@ def test_another_transformer_engine_is_named_and_not_tapped(
     """Catches a version whose backwards make other calls: its norms would be wrong without a word."""
     monkeypatch.setattr(owner, name, other)
     engine = make_engine()
-    assert "Transformer Engine 2.11.0" in engine.unpackable and what in engine.unpackable
+    assert "Transformer Engine 2.11.0" in engine.packing.unpackable and what in engine.packing.unpackable
     stores = [getattr(module, "wgrad_store", None) for module in engine.module[0].modules()]
     assert any(stores) and not any(isinstance(store, te_modules.Store) for store in stores)
     if name == "extension":  # one of them is enough for what follows

@@ -7,13 +7,12 @@ An update has up to two passes over the mini-batch:
    multiplied by the step-size multiplier.
 
 The first pass usually forms the gradient too: without norms (one_pass.py), and packed with them (norms/update.py).
-After measuring, the rows of all sequences are gathered on all ranks (mini_batch.py), so weights, baselines and the step
+The rows of all sequences are gathered on all ranks (sequences.py), so weights, baselines and the step
 are those of the global mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
 """
 
 import contextlib
 import json
-import logging
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -30,33 +29,23 @@ from verl.utils.megatron_utils import load_megatron_optimizer, offload_megatron_
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from vcpo import Estimate, Mismatch, VCPOConfig, estimate
+from vcpo import Estimate, Mismatch, VCPOConfig
 from vcpo.mismatch import WeightParts
+from verl_vcpo.actor.checks import check_experts, check_lengths, with_harmless_tokens
 from verl_vcpo.actor.lag_bins import of_lags
 from verl_vcpo.actor.local_layers import LocalLayers
 from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, weighted_score_loss
-from verl_vcpo.actor.mini_batch import (
-    MiniBatch,
-    check_experts,
-    check_lengths,
-    gather_mini_batch,
-    with_harmless_tokens,
-)
-from verl_vcpo.actor.norms import experts
+from verl_vcpo.actor.mini_batch import Measured, MiniBatch
 from verl_vcpo.actor.norms.layout import micro_batch
-from verl_vcpo.actor.norms.per_trajectory import score_gradients
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing
-from verl_vcpo.actor.norms.sums import SecondBuffers
-from verl_vcpo.actor.norms.tapping import plug_in
-from verl_vcpo.actor.norms.update import PackedUpdate, Unmeasured
-from verl_vcpo.actor.one_pass import gather_outputs, one_pass
+from verl_vcpo.actor.norms.packing import Packing
+from verl_vcpo.actor.norms.per_trajectory import per_trajectory
+from verl_vcpo.actor.one_pass import log_probs, one_pass
 from verl_vcpo.actor.resume import Resumable
 from verl_vcpo.actor.sequence_weights import SequenceWeights
+from verl_vcpo.actor.sequences import Sequences
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import parts_of_update
 from verl_vcpo.common.whole_file import write_whole
-
-logger = logging.getLogger(__name__)
 
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
 ENGINE_VENDOR = "vcpo"
@@ -77,26 +66,22 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         self.mismatch = Mismatch()
         self.sequence_weights = SequenceWeights()
         self.last_update: tuple[MiniBatch, Estimate] | None = None  # for tests; the same on every rank
-        self.unpackable: str | None = None
-        """The reason why `vcpo.norms.how=packed` is impossible with this model and these settings; None: possible."""
-        self._second_buffers: SecondBuffers = {}
-        self._warned = False
+        self._packing: Packing | None = None
         self._batch_begins = True
 
     def initialize(self) -> None:
-        """Build the model, and tap its modules for per-sequence gradients."""
+        """Build the model."""
         super().initialize()
         for group in self.optimizer.param_groups if self.optimizer else ():
             if "foreach" in group:  # torch's AdamW on a GPU would make a float32 copy of all parameters in each step
                 group["foreach"] = False
-        self.tap = plug_in(self.module)
-        # Pipeline stages have different layers, and all ranks have to measure in the same way.
-        trained = sum(p.numel() for chunk in self.module for p in chunk.parameters() if p.requires_grad)
-        of_ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, (self._why_not_packed(), trained))
-        reasons, numbers = zip(*of_ranks, strict=True)
-        self.unpackable = next(filter(None, reasons), None)
-        self.most_second_buffers = max(1, SECOND_BUFFERS_BYTES // (4 * max(1, *numbers)))
+
+    @property
+    def packing(self) -> Packing:
+        """Packed norms of this model. The first call taps its modules; it is collective over the whole trainer."""
+        if self._packing is None:
+            self._packing = Packing(self)
+        return self._packing
 
     def train_batch(self, data: TensorDict, loss_function: partial[Any]) -> dict[str, Any]:
         """Make one optimizer step on one mini-batch; no step if no sequence of the mini-batch is usable.
@@ -120,77 +105,43 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         batch_begins, self._batch_begins = self._batch_begins, _ends_batch(data)
         if batch_begins:
             self.sequence_weights.clear()
+        sequences = Sequences(data, self.get_data_parallel_group())
         if not vcpo.enable:
             outputs = super().train_batch(data, partial(loss_of_trained, loss_function))
-            batch = gather_outputs(self, data, outputs)
-            log_weight = batch.log_weight[batch.mine]
+            batch = sequences.measured(log_probs(self, data, outputs))
+            log_weight = batch.log_weight[sequences.mine]
             self.sequence_weights.note(data, log_weight, log_weight.exp())
             parts = self._parts(batch, batch_begins)
-            return self._with_metrics(outputs, batch, self._estimate(_WATCH_ONLY, batch, parts), parts)
+            return self._with_metrics(outputs, batch, batch.estimate(_WATCH_ONLY, parts and parts.lag), parts)
 
         note_longest_response(data)
         aggregation = {name: getattr(actor_config, name) for name in ("loss_agg_mode", "loss_scale_factor")}
         loss = partial(weighted_score_loss, **aggregation)
-        batch, outputs = self._measure(data, vcpo, loss)
+        batch, outputs = self._measure(data, sequences, vcpo, loss)
         parts = self._parts(batch, batch_begins)
-        step = self._estimate(vcpo, batch, parts)
+        step = batch.estimate(vcpo, parts and parts.lag)
         self.last_update = (batch, step)
-        self.sequence_weights.note(data, batch.log_weight[batch.mine], step.weight[batch.mine])
+        mine = sequences.mine
+        self.sequence_weights.note(data, batch.log_weight[mine], step.weight[mine])
         if not (step.usable & ~batch.masked).any():  # a gradient of zero still moves weights: momentum, weight decay
-            return self._with_metrics(self._outputs([0.0]), batch, step, parts, grad_norm=0.0)
+            nothing = {"model_output": {}, "loss": [0.0], "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
+            return self._with_metrics(nothing, batch, step, parts, grad_norm=0.0)
         second = outputs is None
         if outputs is None:
-            data = with_harmless_tokens(data, batch.spoils[batch.mine])
-            data["vcpo_coefficient"] = step.coefficient[batch.mine].float()  # [b]
+            data = with_harmless_tokens(data, batch.spoils[mine])
+            data["vcpo_coefficient"] = step.coefficient[mine].float()  # [b]
             self.optimizer_zero_grad()
             outputs = self.forward_backward_batch(data, loss)
         with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
             grad_norm = self.optimizer_step()
         return self._with_metrics(outputs, batch, step, parts, grad_norm=grad_norm, second_backward=second)
 
-    def _why_not_packed(self) -> str | None:
-        """Return `unpackable` for this rank's part of the model."""
-        if self.engine_config.forward_only:
-            return "a reference policy has no gradients"
-        if self.module[0].ddp_config.overlap_grad_reduce:
-            return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
-        if self.engine_config.pad_to_length or self.engine_config.use_fused_kernels:
-            return "pad_to_length and use_fused_kernels are not supported"
-        if unsupported := against_packing(partial(getattr, self.tf_config)):
-            return unsupported
-        if self.tf_config.cuda_graph_impl != "none":
-            return "a CUDA graph gives no gradients to a collector"
-        if self.model_config.mtp.enable:
-            return "multi-token prediction is not supported"
-        if self.tf_config.softmax_type == "learnable":
-            return "softmax_type=learnable: the attention's parameters are not collected"
-        of_experts = experts.obstacle(self.tf_config) if self.tf_config.num_moe_experts else None
-        return of_experts or self.tap.untapped
-
-    def _packed_update(
-        self, data: TensorDict, vcpo: VCPOSettings, aggregation: dict[str, Any]
-    ) -> tuple[MiniBatch, list[float] | None] | None:
-        """Return the result of `PackedUpdate.run`; None if packed norms are not set or not possible."""
-        if not vcpo.packs_gradient_norms:
-            return None
-        if self.unpackable:
-            if not self._warned and dist.get_rank() == 0:
-                logger.warning("vcpo.norms.how=%s -> per_trajectory: %s", vcpo.norms.how, self.unpackable)
-            self._warned = True
-            return None
-        for sums in (True, False):  # gradients may be too large or small only with their weights, which sums contain
-            update = PackedUpdate(self, data, vcpo, aggregation, self._second_buffers, sums)
-            try:
-                return update.run()
-            except Unmeasured:
-                for second in self._second_buffers.values():
-                    second.zero_()
-            if not update.has_sums:
-                break
-        logger.warning(
-            "vcpo.norms.how=%s: a sequence's gradient is not finite; per_trajectory finds which", vcpo.norms.how
-        )
-        return None
+    def _measure(self, data: TensorDict, sequences: Sequences, vcpo: VCPOSettings, loss: partial[Any]) -> Measured:
+        """Run the measuring pass of this method and these settings."""
+        if not vcpo.needs_gradient_norms:
+            return one_pass(self, data, sequences, vcpo, loss)
+        packed = self.packing.measured(data, sequences, vcpo, loss.keywords) if vcpo.packs_gradient_norms else None
+        return packed or per_trajectory(self, data, sequences, loss)
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         """Move the engine as verl does, but with `optimizer_offload` leave the optimizer's state on the host.
@@ -231,7 +182,8 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         if not self.is_optimizer_offload_enabled:
             yield
             return
-        self._second_buffers.clear()
+        if self._packing is not None:
+            self._packing.second_buffers.clear()
         load_megatron_optimizer(self.optimizer)
         try:
             yield
@@ -240,7 +192,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
     def forward_step(self, batch_iter: Iterator[TensorDict], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Run verl's `forward_step`; in a packed update set the collector's micro-batch for forward and backward."""
-        collector = self.tap.collector
+        collector = self._packing.tap.collector if self._packing else None
         if collector is None:
             return super().forward_step(batch_iter, *args, **kwargs)
         batch = next(batch_iter)
@@ -261,43 +213,14 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
         return output, loss
 
-    def _outputs(self, losses: list[float]) -> dict[str, Any]:
-        return {"model_output": {}, "loss": losses, "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
-
-    def _measure(
-        self, data: TensorDict, vcpo: VCPOSettings, loss: partial[Any]
-    ) -> tuple[MiniBatch, dict[str, Any] | None]:
-        """Return the mini-batch; with outputs of its pass if that has formed the gradient in Megatron's buffers."""
-        if not vcpo.needs_gradient_norms:
-            return one_pass(self, data, vcpo, loss)
-        if packed := self._packed_update(data, vcpo, loss.keywords):
-            batch, losses = packed
-            return batch, None if losses is None else self._outputs(losses)
-        log_prob, squared_norm = score_gradients(self, data, loss)
-        source = self.is_mp_src_rank_with_outputs()
-        rank = self.get_data_parallel_rank()
-        return gather_mini_batch(data, rank, log_prob if source else None, squared_norm), None
-
     def _parts(self, batch: MiniBatch, batch_begins: bool) -> WeightParts | None:
         """Return what lag and arithmetic make of the weights that rho is of: masked sequences count in neither.
 
         Mini-batches after the first one have a policy that no sampler has.
         """
         log_weight = batch.log_weight.masked_fill(batch.masked, math.nan)
-        spans, again = (batch.spans, batch.again) if batch_begins else (None, ())
-        return self.mismatch.update(log_weight, batch.jump, batch.tokens, batch.squares, spans, again)
-
-    def _estimate(self, config: VCPOConfig, batch: MiniBatch, parts: WeightParts | None) -> Estimate:
-        return estimate(
-            config,
-            batch.log_weight,
-            batch.reward,
-            batch.group,
-            squared_norm=batch.squared_norm,
-            length=batch.tokens,
-            masked=batch.masked,
-            lag_ess_ratio=parts.lag if parts else None,
-        )
+        fresh, again = (batch.fresh, batch.again) if batch_begins else (None, None)
+        return self.mismatch.update(log_weight, batch.jump, batch.tokens, batch.squares, fresh, again)
 
     def _with_metrics(
         self,
@@ -336,7 +259,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
                 "vcpo/ess/arithmetic": parts.arithmetic,
                 "vcpo/mismatch/rms": parts.rms,
                 "vcpo/mismatch/rms_error": parts.rms_error,
-                "vcpo/mismatch/tokens_again": sum(tokens for _, _, tokens, *_ in batch.again),
+                "vcpo/mismatch/tokens_again": int(batch.again[:, :, 0].sum()),
             }
         # verl requires lists, and takes the mean over ranks, which all report the same global value.
         outputs["metrics"].update({name: [value] for name, value in metrics.items()})

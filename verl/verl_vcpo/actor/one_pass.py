@@ -10,49 +10,48 @@ from functools import partial
 from typing import Any
 
 from tensordict import TensorDict
+from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from vcpo import VCPOConfig
 from vcpo.estimator import reward_factors
 from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.mini_batch import MiniBatch, gather_mini_batch, gather_sequences
+from verl_vcpo.actor.mini_batch import Measured
+from verl_vcpo.actor.sequences import Sequences
 
 
-def one_pass(
-    engine: Any, data: TensorDict, config: VCPOConfig, loss: partial[Any]
-) -> tuple[MiniBatch, dict[str, Any] | None]:
+def one_pass(engine: Any, data: TensorDict, sequences: Sequences, config: VCPOConfig, loss: partial[Any]) -> Measured:
     """Run the pass over one mini-batch. Collective over the whole trainer.
 
     Args:
         engine: the Megatron engine, in train mode.
         data: this data-parallel rank's b sequences.
+        sequences: those of `data`.
         config: VCPO's settings, with a baseline that needs no norms.
         loss: `weighted_score_loss` with its aggregation.
 
     Returns:
-        The mini-batch, and the outputs of `forward_backward_batch`: the gradient is in Megatron's buffers. None in
-        their place, on all ranks, where the gradient is still to be formed; routers' states are those of before.
+        Without outputs, routers' states are those of before.
     """
     tu.maybe_fix_3d_position_ids(data)
-    before = gather_sequences(data, engine.get_data_parallel_rank())
-    if not (before.usable & ~before.masked).any():  # no step follows, and so no state may move
-        return gather_outputs(engine, data, engine.infer_batch(data)), None
-    factor = reward_factors(config, before.reward, before.group, usable=before.usable, masked=before.masked)
-    data["vcpo_coefficient"] = factor[before.mine]  # [b]
+    facts = sequences.facts
+    if not (facts.usable & ~facts.masked).any():  # no step follows, and so no state may move
+        return Measured(sequences.measured(log_probs(engine, data, engine.infer_batch(data))), None)
+    factor = reward_factors(config, facts.reward, facts.group, usable=facts.usable, masked=facts.masked)
+    data["vcpo_coefficient"] = factor[sequences.mine]  # [b]
     states = [(buffer, buffer.clone()) for chunk in engine.module for _, buffer in chunk.named_buffers()]
     engine.optimizer_zero_grad()
     outputs = engine.forward_backward_batch(data, partial(loss, importance=config))
-    batch = gather_outputs(engine, data, outputs)
+    batch = sequences.measured(log_probs(engine, data, outputs))
     if not batch.spoils.any():
-        return batch, outputs
+        return Measured(batch, outputs)
     for buffer, state in states:  # experts' biases follow the tokens of each pass that has a backward
         buffer.copy_(state)
-    return batch, None
+    return Measured(batch, None)
 
 
-def gather_outputs(engine: Any, data: TensorDict, outputs: dict[str, Any]) -> MiniBatch:
-    """Gather a mini-batch's rows from the outputs of a pass over this data-parallel rank's sequences."""
-    log_prob = None
-    if engine.is_mp_src_rank_with_outputs():
-        log_prob = padded_responses(outputs["model_output"]["log_probs"], data)
-    return gather_mini_batch(data, engine.get_data_parallel_rank(), log_prob, None)
+def log_probs(engine: Any, data: TensorDict, outputs: dict[str, Any]) -> Tensor | None:
+    """Return [b, T] log-probs of the response tokens, from the outputs of a pass; None on ranks that hold none."""
+    if not engine.is_mp_src_rank_with_outputs():
+        return None
+    return padded_responses(outputs["model_output"]["log_probs"], data)

@@ -28,6 +28,8 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.mini_batch import Measured
+from verl_vcpo.actor.sequences import Sequences
 
 # Fields of the batch that no forward pass reads: slicing these fields for every sequence would cost more than the pass.
 _NOT_OF_THE_MODEL = (
@@ -36,18 +38,16 @@ _NOT_OF_THE_MODEL = (
 )
 
 
-def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[Tensor | None, Tensor]:
-    """Run one backward per sequence of `data`, and return log-probs and squared norms.
+def per_trajectory(engine: Any, data: TensorDict, sequences: Sequences, loss: partial[Any]) -> Measured:
+    """Run one backward per sequence of `data`. The gradient is still to be formed. Collective over the whole trainer.
 
     Args:
+        engine: the Megatron engine, in train mode.
+        data: this data-parallel rank's b sequences.
+        sequences: those of `data`.
         loss: `weighted_score_loss` with its aggregation.
-
-    Returns:
-        log_prob: [b, T] log-probs of the response tokens; None on ranks that hold no outputs.
-        squared_norm: [D, b] float64, D the data-parallel size: this rank's part of ||g_i||^2 of sequence i of
-            data-parallel rank d. The sum over all ranks is ||g_i||^2.
     """
-    dp_size, dp_rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+    dp_size, dp_rank = sequences.ranks, sequences.rank
     turns = range(dp_size) if mpu.get_expert_model_parallel_world_size() > 1 else [dp_rank]
     copies = _copies(engine)
     # Cancels the factors in the loss: copies, data-parallel size, and (from Megatron) context-parallel size.
@@ -56,6 +56,7 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
     tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
 
     log_probs: list[Tensor] = []
+    # [D, b] this rank's part of ||g_i||^2 of sequence i of data-parallel rank d
     squared_norm = torch.zeros(dp_size, len(data), dtype=torch.float64, device=get_device_id())
     with _score_gradients_only(engine.module):
         for i in range(len(data)):
@@ -69,9 +70,10 @@ def score_gradients(engine: Any, data: TensorDict, loss: partial[Any]) -> tuple[
                     out = engine.forward_backward_batch(one, loss)
                 dense, expert = _squared_norms(engine.module)
                 squared_norm[turn, i] += expert + (dense if turn == dp_rank else 0.0)
-            if "model_output" in out:
+            if engine.is_mp_src_rank_with_outputs():
                 log_probs.append(padded_responses(out["model_output"]["log_probs"], one)[0])
-    return torch.nn.utils.rnn.pad_sequence(log_probs, batch_first=True) if log_probs else None, squared_norm
+    padded = torch.nn.utils.rnn.pad_sequence(log_probs, batch_first=True) if log_probs else None
+    return Measured(sequences.measured(padded, squared_norm.flatten()), None)
 
 
 def _copies(engine: Any) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from verl.utils.device import get_device_name
 
 from vcpo import OpobScope
-from verl_vcpo.actor.mini_batch import SequencesBeforeForward
+from verl_vcpo.actor.mini_batch import Facts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 Passes = list[list[list[int]]]
@@ -23,7 +23,7 @@ _NEAR_TOKENS = 4096
 
 def passes_of_sums(
     config: VCPOSettings,
-    sequences: SequencesBeforeForward,
+    facts: Facts,
     micro_batch_tokens: int | None,
     second_buffers: int,
     *,
@@ -37,7 +37,7 @@ def passes_of_sums(
 
     Args:
         config: VCPO's settings.
-        sequences: all ranks' sequences.
+        facts: of all ranks' sequences.
         micro_batch_tokens: with `use_dynamic_bsz` the most tokens of a micro-batch; None: micro-batches by sequences.
         second_buffers: the most groups of a rank in a pass.
         staged: the model is a pipeline, whose stages are idle for a part of short passes.
@@ -45,8 +45,8 @@ def passes_of_sums(
     """
     if not config.fits_two_sums:
         return None
-    ranks = int(sequences.rank.max()) + 1
-    groups, rewards, lengths = (x.view(ranks, -1) for x in (sequences.group, sequences.reward, sequences.length))
+    ranks = int(facts.rank.max()) + 1
+    groups, rewards, lengths = (x.view(ranks, -1) for x in (facts.group, facts.reward, facts.length))
     if config.opob_scope is OpobScope.MINIBATCH:
         return [[list(range(groups.shape[1]))] * ranks]
     homes = [of_rank.unique() for of_rank in groups]

@@ -6,8 +6,17 @@ from torch import Tensor
 from vcpo.gradnorm import WeightedSums
 from verl_vcpo.actor.norms.layout import MicroBatch
 
-SecondBuffers = dict[Tensor, Tensor]
-"""The second buffers of each trained parameter, float32 [S, ...], zero between updates."""
+
+class SecondBuffers(dict[Tensor, Tensor]):
+    """The second buffers of each trained parameter, float32 [S, ...], zero between updates.
+
+    Args:
+        most: the most that a parameter may have.
+    """
+
+    def __init__(self, most: int = 1) -> None:
+        super().__init__()
+        self.most = most
 
 
 def make_room(second: SecondBuffers, modules: list[torch.nn.Module], slots: int) -> None:

@@ -28,20 +28,17 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from vcpo import Estimate, OpobScope, estimate
+from vcpo import OpobScope
 from vcpo.estimator import log_packed_weights, log_reward_scale
-from verl_vcpo.actor.losses import padded_responses, weighted_score_loss
-from verl_vcpo.actor.mini_batch import (
-    MiniBatch,
-    SequencesBeforeForward,
-    gather_mini_batch,
-    gather_sequences,
-    numbered,
-)
+from verl_vcpo.actor.losses import weighted_score_loss
+from verl_vcpo.actor.mini_batch import Measured, MiniBatch, joined
 from verl_vcpo.actor.norms import rounding
 from verl_vcpo.actor.norms.collector import Collector
+from verl_vcpo.actor.norms.modules import Tap
 from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
 from verl_vcpo.actor.norms.sums import SecondBuffers, Sums, make_room
+from verl_vcpo.actor.one_pass import log_probs
+from verl_vcpo.actor.sequences import Sequences, numbered, rows_in_mini_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 
@@ -58,10 +55,13 @@ class Pass:
     Args:
         rows: for each of the D data-parallel ranks the numbers of its sequences in the mini-batch.
         rank: this data-parallel rank.
+        size: the sequences of a rank in the mini-batch.
     """
 
-    def __init__(self, rows: list[list[int]], rank: int) -> None:
+    def __init__(self, rows: list[list[int]], rank: int, size: int) -> None:
         self.rows, self.rank = rows, rank
+        self.at = rows_in_mini_batch(rows, size)
+        """[n] rows in the global mini-batch, rank after rank."""
         self.own_rows = rows[rank]
         """This rank's rows."""
         self.largest = max(map(len, rows))
@@ -89,8 +89,10 @@ class PackedUpdate:
     """The passes of one mini-batch, on one rank.
 
     Args:
-        engine: the Megatron engine, in train mode, its modules tapped (`engine.tap`).
+        engine: the Megatron engine, in train mode.
+        tap: that of the engine's modules.
         data: this data-parallel rank's b sequences.
+        sequences: those of `data`.
         aggregation: `loss_agg_mode` and `loss_scale_factor`.
         second: the second buffers, zero between updates; they become as many as the sums need.
         sums: form two sums where that is possible; False: measure norms alone.
@@ -99,20 +101,21 @@ class PackedUpdate:
     def __init__(
         self,
         engine: Any,
+        tap: Tap,
         data: TensorDict,
+        sequences: Sequences,
         config: VCPOSettings,
         aggregation: dict[str, Any],
         second: SecondBuffers,
         sums: bool,
     ) -> None:
-        self.engine, self.data, self.config, self.aggregation, self.second = engine, data, config, aggregation, second
-        self.rank, self.ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
-        self.sequences: SequencesBeforeForward = gather_sequences(data, self.rank)
+        self.engine, self.tap, self.data, self.sequences = engine, tap, data, sequences
+        self.config, self.aggregation, self.second = config, aggregation, second
+        self.facts = sequences.facts
         passes = self._passes_of_sums() if sums else None
         self.has_sums = passes is not None
-        self.passes = [Pass(rows, self.rank) for rows in passes or [[list(range(len(data)))] * self.ranks]]
-        self.squared_norm = torch.zeros(self.ranks, len(data), dtype=torch.float64, device=get_device_id())
-        self.log_probs: list[Tensor | None] = [None] * len(data)
+        whole = [[list(range(sequences.size))] * sequences.ranks]
+        self.passes = [Pass(rows, sequences.rank, sequences.size) for rows in passes or whole]
         self.losses: list[float] = []
 
     def _passes_of_sums(self) -> Passes | None:
@@ -123,19 +126,15 @@ class PackedUpdate:
         dynamic = tu.get_non_tensor_data(self.data, key="use_dynamic_bsz", default=True)
         return passes_of_sums(
             self.config,
-            self.sequences,
+            self.facts,
             int(self.data["max_token_len_per_gpu"]) * mpu.get_context_parallel_world_size() if dynamic else None,
-            self.engine.most_second_buffers,
+            self.second.most,
             staged=mpu.get_pipeline_model_parallel_world_size() > 1,
             interleaved=mpu.get_virtual_pipeline_model_parallel_world_size() is not None,
         )
 
-    def run(self) -> tuple[MiniBatch, list[float] | None]:
-        """Run all passes.
-
-        Returns:
-            The mini-batch with its norms, and the losses; None in their place where the gradient is still to be formed.
-            Otherwise it is in Megatron's buffers.
+    def run(self) -> Measured:
+        """Run all passes. Collective over the whole trainer.
 
         Raises:
             Unmeasured: on all ranks: a norm is NaN or infinite, or float32 cannot hold the squares of a gradient; the
@@ -145,35 +144,42 @@ class PackedUpdate:
             make_room(self.second, self.engine.module, self._slots)
         self.engine.optimizer_zero_grad()
         with _finalized_once(self.engine.module):
-            for one in self.passes:
-                self._one_pass(one)
-        batch = self._whole_batch()
-        return batch, self.losses if self.has_sums and self._two_sums_suffice(batch) else None
+            parts = [self._one_pass(one) for one in self.passes]
+        batch = joined(parts, torch.cat([one.at for one in self.passes]))
+        _check_finite(batch)
+        return Measured(batch, self._outputs() if self.has_sums and self._two_sums_suffice(batch) else None)
 
-    def _one_pass(self, one: Pass) -> None:
+    def _outputs(self) -> dict[str, Any]:
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return {}
+        return {"model_output": {}, "loss": self.losses, "metrics": {}}
+
+    def _one_pass(self, one: Pass) -> MiniBatch:
+        """Run a pass, and return its rows with the norms of g_i."""
         engine = self.engine
         data = self._select(one)
         sums = self._sums(one) if self.has_sums else None
         tied = engine.model_config.share_embeddings_and_output_weights
-        collector = engine.tap.collector = Collector(one.size, tied=tied, device=get_device_id(), sums=sums)
+        collector = self.tap.collector = Collector(one.size, tied=tied, device=get_device_id(), sums=sums)
         try:
             loss = partial(weighted_score_loss, importance=self.config if sums else None, **self.aggregation)
             out = engine.forward_backward_batch(data, loss)
         finally:
-            engine.tap.collector = None
-        log_prob = None
+            self.tap.collector = None
         if engine.is_mp_src_rank_with_outputs():
-            log_prob = padded_responses(out["model_output"]["log_probs"], data)
-            for row, values in zip(one.own_rows, log_prob, strict=True):
-                self.log_probs[row] = values
             self.losses += out["loss"]
         # The loss contains the data-parallel size as a factor, and Megatron multiplies by the context-parallel size.
-        factor = self.ranks * mpu.get_context_parallel_world_size()
-        norms = collector.squared_norms().view(self.ranks, one.largest) / factor**2
-        for rank, rows in enumerate(one.rows):
-            self.squared_norm[rank, rows] = norms[rank, : len(rows)]
-        if sums is not None:
-            self._combine(one, self._gathered(data, log_prob, norms), sums)
+        factor = self.sequences.ranks * mpu.get_context_parallel_world_size()
+        norms = (collector.squared_norms() / factor**2)[one.numbers.to(get_device_id())]
+        batch = self.sequences.measured(log_probs(engine, data, out), norms, one.rows)
+        if sums is None:
+            return batch
+        assert batch.squared_norm is not None
+        log_used = log_packed_weights(self.config, batch.log_weight)
+        used = torch.where(log_used.isfinite(), log_used, 0.0)
+        batch = replace(batch, squared_norm=batch.squared_norm * (-2 * used).exp())
+        self._combine(one, batch, sums)
+        return batch
 
     def _select(self, one: Pass) -> TensorDict:
         rows = one.own_rows
@@ -184,7 +190,7 @@ class PackedUpdate:
                 data, micro_batch_size_per_gpu=max(n for n in range(1, size + 1) if len(rows) % n == 0)
             )
         data["vcpo_row"] = one.my_numbers
-        data["vcpo_coefficient"] = self.sequences.usable[self.sequences.mine][rows].float()
+        data["vcpo_coefficient"] = self.facts.usable[self.sequences.mine][rows].float()
         return data
 
     def _of_rows(self, rows: list[int]) -> TensorDict:
@@ -200,20 +206,15 @@ class PackedUpdate:
         """The rows of each nested column, unbound once: to unbind a column takes time for all of its rows."""
         return {name: value.unbind() for name, value in self.data.items() if getattr(value, "is_nested", False)}
 
-    def _of_pass(self, one: Pass, values: Tensor) -> Tensor:
-        """Select from [..., B] of the mini-batch the [..., n] of the pass, rank after rank."""
-        size = len(self.data)
-        return values[..., [rank * size + row for rank, rows in enumerate(one.rows) for row in rows]]
-
     def _sums(self, one: Pass) -> Sums:
         """Return the pass's two sums of a_i g_i, with the factors (R_i - m) / (s B) and 1 / (s B)."""
         reward, common, scale = self._rewards
         both = torch.stack([(reward - common) * scale, scale])
-        return Sums(one.spread(self._of_pass(one, both)).float(), self._slot(one), self.second)
+        return Sums(one.spread(both[:, one.at]).float(), self._slot(one), self.second)
 
     def _slot(self, one: Pass) -> Tensor:
         """Return [N] a sequence's baseline, counted among those of its rank in the pass."""
-        groups = self._of_pass(one, self.sequences.group)
+        groups = self.facts.group[one.at]
         if self.config.opob_scope is OpobScope.MINIBATCH:
             groups = torch.zeros_like(groups)
         of_ranks = groups.split([len(rows) for rows in one.rows])
@@ -228,35 +229,23 @@ class PackedUpdate:
     def _rewards(self) -> tuple[Tensor, Tensor, Tensor]:
         """[B] rewards, the commonest in the baseline's scope, and 1 / (s B); 0 where a sequence is not usable, and the
         last also where a sequence is masked."""
-        sequences, usable = self.sequences, self.sequences.usable
-        reward, common, scale = (torch.zeros_like(sequences.reward) for _ in range(3))
+        facts, usable = self.facts, self.facts.usable
+        reward, common, scale = (torch.zeros_like(facts.reward) for _ in range(3))
         if usable.any():
-            reward[usable] = sequences.reward[usable]
-            group = sequences.group[usable]
+            reward[usable] = facts.reward[usable]
+            group = facts.group[usable]
             scale[usable] = log_reward_scale(self.config, reward[usable], group).exp() / usable.sum()
             whole = self.config.opob_scope is OpobScope.MINIBATCH
             common[usable] = _commonest(reward[usable], torch.zeros_like(group) if whole else group)
-        return reward, common, scale.masked_fill(sequences.masked, 0.0)
-
-    def _gathered(self, data: TensorDict, log_prob: Tensor | None, norms: Tensor) -> MiniBatch:
-        """Gather the sequences of all ranks, with norms of g_i in place of those of a_i g_i, which sums have."""
-        # A pass may have more sequences on one rank than on another; `gather_sequences` has compared the mini-batch.
-        batch = gather_mini_batch(data, self.rank, log_prob, norms, equal=False)
-        if not self.has_sums:
-            return batch
-        assert batch.squared_norm is not None
-        log_used = log_packed_weights(self.config, batch.log_weight)
-        used = torch.where(log_used.isfinite(), log_used, 0.0)
-        return replace(batch, squared_norm=batch.squared_norm * (-2 * used).exp())
+        return reward, common, scale.masked_fill(facts.masked, 0.0)
 
     def _combine(self, one: Pass, batch: MiniBatch, sums: Sums) -> None:
         """Subtract the second buffers of a pass from the main buffer."""
-        step = self._estimate(batch)
         # All usable sequences whose gradients are in one of this rank's second buffers have one baseline.
-        summed = self._of_pass(one, self.sequences.usable)
+        summed = batch.usable
         if self.config.opob_scope is not OpobScope.MINIBATCH:
-            summed &= self._of_pass(one, self.sequences.rank == self.rank)
-        shift = step.baseline - self._of_pass(one, self._rewards[1])
+            summed = summed & (batch.rank == self.sequences.rank)
+        shift = batch.estimate(self.config).baseline - self._rewards[1][one.at]
         slot = sums.slot[one.numbers]
         of_slots = [shift[summed & (slot == s)].tolist() for s in range(sums.slots)]
         sums.subtract([values[0] if values else 0.0 for values in of_slots])
@@ -264,33 +253,21 @@ class PackedUpdate:
     def _two_sums_suffice(self, batch: MiniBatch) -> bool:
         """Return True where the gradient in Megatron's buffers is as exact as the buffers' numbers allow."""
         _, common, scale = self._rewards
-        step = self._estimate(batch)
+        step = batch.estimate(self.config)
         cancellation, underflow = rounding.predicted(self.config, batch, step, common, scale, self._slots)
         if underflow > rounding.LIMIT:
             raise Unmeasured
         return cancellation <= rounding.LIMIT
 
-    def _estimate(self, batch: MiniBatch) -> Estimate:
-        return estimate(
-            self.config,
-            batch.log_weight,
-            batch.reward,
-            batch.group,
-            squared_norm=batch.squared_norm,
-            length=batch.tokens,
-            masked=batch.masked,
-        )
 
-    def _whole_batch(self) -> MiniBatch:
-        log_prob = None
-        if self.engine.is_mp_src_rank_with_outputs():
-            log_prob = torch.nn.utils.rnn.pad_sequence([x for x in self.log_probs if x is not None], batch_first=True)
-        batch = self._gathered(self.data, log_prob, self.squared_norm)
-        assert batch.squared_norm is not None
-        # A norm of a sequence that is not usable says, too, whether the gradient of all sequences is finite.
-        if (self.sequences.usable & ~batch.log_weight.isfinite() | ~batch.squared_norm.isfinite()).any():
-            raise Unmeasured
-        return batch
+def _check_finite(batch: MiniBatch) -> None:
+    """Raise Unmeasured for a usable sequence without a weight, or any sequence without a norm.
+
+    A norm of a sequence that is not usable says, too, whether the gradient of all sequences is finite.
+    """
+    assert batch.squared_norm is not None
+    if (batch.usable & ~batch.log_weight.isfinite() | ~batch.squared_norm.isfinite()).any():
+        raise Unmeasured
 
 
 def _commonest(reward: Tensor, group: Tensor) -> Tensor:
