@@ -92,7 +92,7 @@ fi
 # of Transformer Engine's kernels is for all Pythons, and its own file WHEEL names 3.10.
 # shellcheck disable=SC2016 # $0 is of that bash
 phase "the versions agree" bash -c '! "$0" -m pip check | grep -v "^megatron-bridge \|^transformer_engine_cu13 .* is not supported on this platform\|^No broken"' "$python"
-modules="torch vllm verl megatron.core verl_vcpo.actor.megatron_bridge ray transfer_queue cupy verl_vcpo.plugin"
+modules="torch vllm verl megatron.core verl_vcpo.actor.model.megatron_bridge ray transfer_queue cupy verl_vcpo.plugin"
 if ((te)); then modules+=" transformer_engine.pytorch"; fi
 if ((flash)); then modules+=" flash_attn"; fi
 # shellcheck disable=SC2086 # a list of names

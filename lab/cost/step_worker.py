@@ -25,7 +25,7 @@ from verl.utils.device import get_device_id
 
 from lab.cost.steps import METHODS, PADDED, PER_TRAJECTORY, PLAIN, SLOW, TWICE, Case
 from tests.kit.layout_run import ParallelLayout
-from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.update.losses import padded_responses
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 _PROMPT = 16

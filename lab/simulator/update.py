@@ -204,7 +204,7 @@ class VCPOMethod:
 
     def _score(self, log_prob: Tensor, batch: Batch) -> Tensor:
         """[B] of which the score gradients g_i are."""
-        from verl_vcpo.actor.losses import aggregated
+        from verl_vcpo.actor.update.losses import aggregated
 
         return aggregated(log_prob, batch.mask, self._mode, self._factor)
 

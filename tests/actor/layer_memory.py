@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from verl_vcpo.actor.local_layers import block_spec, layer_spec
-from verl_vcpo.actor.megatron_bridge import AutoBridge
-from verl_vcpo.actor.varlen_attention import VarlenAttention
+from verl_vcpo.actor.model.local_layers import block_spec, layer_spec
+from verl_vcpo.actor.model.megatron_bridge import AutoBridge
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention
 from verl_vcpo.cpu import megatron_shims
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe import export
 from tests.kit.layout_run import ParallelLayout, run_processes
-from verl_vcpo.actor.hugging_face import write_folder
+from verl_vcpo.actor.model.hugging_face import write_folder
 
 LAYOUTS = [
     ParallelLayout("one process"),

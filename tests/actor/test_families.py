@@ -19,8 +19,8 @@ from tests.kit import by_vllm, families
 from tests.kit.actor import build_engine
 from tests.kit.families import FAMILIES, by_transformers
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.models import MODELS, Install, trained_with
+from verl_vcpo.actor.model.models import MODELS, Install, trained_with
+from verl_vcpo.actor.update.losses import padded_responses
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 

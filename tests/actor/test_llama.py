@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from verl_vcpo.actor.megatron_bridge import AutoBridge
-from verl_vcpo.actor.rotary import lost_scaling
+from verl_vcpo.actor.model.megatron_bridge import AutoBridge
+from verl_vcpo.actor.model.rotary import lost_scaling
 from verl_vcpo.cpu.megatron_shims import megatron_on_cpu
 
 LLAMA_3_1 = {

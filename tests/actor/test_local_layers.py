@@ -7,9 +7,9 @@ import pytest
 from megatron.core.tensor_parallel import layers
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from verl_vcpo.actor import local_layers
-from verl_vcpo.actor.local_layers import RMSNorm, local_block
-from verl_vcpo.actor.varlen_attention import VarlenAttention
+from verl_vcpo.actor.model import local_layers
+from verl_vcpo.actor.model.local_layers import RMSNorm, local_block
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention
 
 
 @pytest.mark.parametrize("model", ["untied", "qk_norms", "llama"])

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from recipe.fully_async_policy.plan.model_shape import shape_of
 from tests.kit.layout_run import ParallelLayout
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.update.losses import padded_responses
 
 LORA = ParallelLayout("LoRA", model="lora", distributed_optimizer=False)
 OF_ATTENTION = ParallelLayout("LoRA of attention", model="moe_lora", distributed_optimizer=False)

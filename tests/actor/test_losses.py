@@ -13,9 +13,9 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from vcpo import VCPOConfig
-from verl_vcpo.actor import sequences
-from verl_vcpo.actor.checks import check_lengths
-from verl_vcpo.actor.losses import (
+from verl_vcpo.actor.update import sequences
+from verl_vcpo.actor.update.checks import check_lengths
+from verl_vcpo.actor.update.losses import (
     TOKEN_MEAN,
     TOKEN_SUM,
     TOKEN_SUM_NORM,
@@ -24,9 +24,9 @@ from verl_vcpo.actor.losses import (
     response_rows,
     weighted_score_loss,
 )
-from verl_vcpo.actor.mini_batch import MiniBatch
-from verl_vcpo.actor.sequence_weights import SequenceWeights
-from verl_vcpo.actor.sequences import COMPUTED_AGAIN, Sequences
+from verl_vcpo.actor.update.mini_batch import MiniBatch
+from verl_vcpo.actor.update.sequence_weights import SequenceWeights
+from verl_vcpo.actor.update.sequences import COMPUTED_AGAIN, Sequences
 from verl_vcpo.common.token_versions import FIELD
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.actor.norms import collector, layout
-from verl_vcpo.actor.norms.collector import Collector, _share
-from verl_vcpo.actor.norms.layout import MicroBatch, micro_batch
+from verl_vcpo.actor.taps import collector, layout
+from verl_vcpo.actor.taps.collector import Collector, _share
+from verl_vcpo.actor.taps.layout import MicroBatch, micro_batch
 
 TOKENS = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
 

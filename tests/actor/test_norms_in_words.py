@@ -8,7 +8,7 @@ import pytest
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from verl_vcpo.actor.engine_workers import VCPOActorWorker
-from verl_vcpo.actor.norms.settings import NormsConfig, NormsHow, against_packing, against_packing_experts, in_words
+from verl_vcpo.actor.norms_settings import NormsConfig, NormsHow, against_packing, against_packing_experts, in_words
 
 
 def test_a_run_says_how_it_measures_and_why() -> None:

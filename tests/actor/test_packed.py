@@ -17,9 +17,10 @@ from tests.kit.actor import build_engine
 from tests.kit.layout_run import CAPPED, GROUP_SIZE, GROUPS, PER_TRAJECTORY, Method, ParallelLayout, run_layout
 from tests.kit.layout_worker import make_batch
 from vcpo.gradnorm import sums
-from verl_vcpo.actor.norms import experts, layout, routing, tapping, update
-from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.settings import NOT_PACKED_EXPERTS
+from verl_vcpo.actor.norms_settings import NOT_PACKED_EXPERTS
+from verl_vcpo.actor.taps import experts, layout, routing, tapping
+from verl_vcpo.actor.taps.collector import Collector
+from verl_vcpo.actor.update import packed as packed_update
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 # Of the largest entry of each tensor: sums in another order, and a difference of two sums (5.1e-6 on one processor).
@@ -239,7 +240,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     for name in ("linear", "router", "experts", "vector", "embedding", "squared_norms"):
         guard(Collector, name)
-    guard(update, "weighted_score_loss")
+    guard(packed_update, "weighted_score_loss")
     return called
 
 

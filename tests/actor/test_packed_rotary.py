@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron.core.models.common.embeddings import rope_utils
 
-from verl_vcpo.actor.packed_rotary import MEGATRONS, rotate_packed
+from verl_vcpo.actor.model.packed_rotary import MEGATRONS, rotate_packed
 
 
 class Ranks:

@@ -14,13 +14,13 @@ from verl.utils import tensordict_utils as tu
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.mini_batch import Facts
-from verl_vcpo.actor.norms import update
-from verl_vcpo.actor.norms.modules import TappedLinear
-from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
-from verl_vcpo.actor.norms.sums import SecondBuffers, make_room
-from verl_vcpo.actor.norms.update import PackedUpdate, Pass
+from verl_vcpo.actor.norms_settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
+from verl_vcpo.actor.taps.modules import TappedLinear
+from verl_vcpo.actor.taps.sums import SecondBuffers, make_room
+from verl_vcpo.actor.update import packed
+from verl_vcpo.actor.update.mini_batch import Facts
+from verl_vcpo.actor.update.packed import PackedUpdate, Pass
+from verl_vcpo.actor.update.passes import Passes, passes_of_sums
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 MANY = 50
@@ -164,12 +164,12 @@ def test_gradients_are_finalized_once_and_by_megatrons_function_again_afterwards
     modules: list[Any] = [
         SimpleNamespace(config=SimpleNamespace(finalize_model_grads_func=made.append)) for _ in range(2)
     ]
-    with update._finalized_once(modules):
+    with packed._finalized_once(modules):
         for number in range(3):
             modules[number % 2].config.finalize_model_grads_func(number)
     assert made == [2], "the last call alone, with its arguments"
     assert all(module.config.finalize_model_grads_func == made.append for module in modules)
-    with pytest.raises(ZeroDivisionError), update._finalized_once(modules):
+    with pytest.raises(ZeroDivisionError), packed._finalized_once(modules):
         raise ZeroDivisionError
     assert all(module.config.finalize_model_grads_func == made.append for module in modules)
 
@@ -178,7 +178,7 @@ def test_of_equally_common_rewards_the_one_nearest_to_the_groups_mean_is_taken()
     """The distance to the baseline is what is lost by rounding."""
     group = torch.tensor([0] * 5 + [1] * 5 + [2] * 3)
     rewards = torch.tensor([0, 1, 0, 1, 0.1, 0, 1, 0, 1, 0.9, 2, 3, 3])
-    assert update._commonest(rewards, group).tolist() == [0.0] * 5 + [1.0] * 5 + [3.0] * 3
+    assert packed._commonest(rewards, group).tolist() == [0.0] * 5 + [1.0] * 5 + [3.0] * 3
 
 
 def test_a_masked_sequence_counts_in_b_and_has_no_gradient() -> None:
@@ -221,9 +221,9 @@ def test_passes_are_planned_for_the_whole_of_a_context_parallel_micro_batch(
 ) -> None:
     """verl's default is micro-batches by tokens; of two context-parallel ranks each has half of the tokens."""
     planned: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(update, "passes_of_sums", lambda *args, **pipeline: planned.append((*args, pipeline)))
+    monkeypatch.setattr(packed, "passes_of_sums", lambda *args, **pipeline: planned.append((*args, pipeline)))
     for size, value in (("context", 2), ("pipeline_model", stages), ("virtual_pipeline_model", chunks)):
-        monkeypatch.setattr(update.mpu, f"get_{size}_parallel_world_size", lambda value=value: value)
+        monkeypatch.setattr(packed.mpu, f"get_{size}_parallel_world_size", lambda value=value: value)
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.main_grad = torch.zeros(1)  # type: ignore[attr-defined]
     frozen = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
@@ -301,5 +301,5 @@ def test_a_usable_sequence_has_a_weight_and_a_norm(
     """A norm that is not finite spoils the gradient of all sequences, whether its own is used or not."""
     of_second = {"usable": usable, "log_weight": log_weight, "squared_norm": squared_norm}
     batch: Any = SimpleNamespace(**{name: torch.tensor([type(x)(1), x]) for name, x in of_second.items()})
-    with pytest.raises(update.Unmeasured) if raises else contextlib.nullcontext():
-        update._check_finite(batch)
+    with pytest.raises(packed.Unmeasured) if raises else contextlib.nullcontext():
+        packed._check_finite(batch)

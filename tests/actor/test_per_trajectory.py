@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_vcpo.actor.norms import per_trajectory
+from verl_vcpo.actor.update import per_trajectory
 
 GIVEN = dict(no_sync_func="theirs", grad_sync_func="theirs", moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.2)
 GIVEN_BIAS = {"moe_router_enable_expert_bias": True}

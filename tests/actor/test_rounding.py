@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vcpo import OpobScope, OpobWeights, estimate
 from vcpo.estimator import log_packed_weights
-from verl_vcpo.actor.mini_batch import MiniBatch
-from verl_vcpo.actor.norms.rounding import predicted
+from verl_vcpo.actor.update.mini_batch import MiniBatch
+from verl_vcpo.actor.update.rounding import predicted
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 EPS = 2.0**-24

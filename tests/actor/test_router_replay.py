@@ -17,8 +17,8 @@ from tests.actor.test_packed import TOLERANCE, gradients
 from tests.kit.actor import build_engine
 from tests.kit.layout_run import ParallelLayout
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.checks import check_experts
-from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.update.checks import check_experts
+from verl_vcpo.actor.update.losses import padded_responses
 
 LAYERS, EXPERTS, CHOSEN = 4, 4, 2
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from verl_vcpo.actor.norms import tapping
-from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.experts import TappedRouter
-from verl_vcpo.actor.norms.modules import Tap, Tapped, TappedLinear, TappedNorm
+from verl_vcpo.actor.taps import tapping
+from verl_vcpo.actor.taps.collector import Collector
+from verl_vcpo.actor.taps.experts import TappedRouter
+from verl_vcpo.actor.taps.modules import Tap, Tapped, TappedLinear, TappedNorm
 
 
 class Taken:

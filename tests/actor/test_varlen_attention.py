@@ -9,7 +9,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from verl_vcpo.actor.varlen_attention import VarlenAttention
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 

@@ -17,7 +17,7 @@ from tests.actor.test_vcpo_engine import exported, train
 from tests.kit.layout_worker import make_batch
 from vcpo import Mismatch
 from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine
-from verl_vcpo.actor.sequences import COMPUTED_AGAIN
+from verl_vcpo.actor.update.sequences import COMPUTED_AGAIN
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.token_versions import token_versions
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.main import compose_unchecked
 from recipe.tasks.tool_use.settings import ToolUseSettings
-from verl_vcpo.actor.norms.settings import NormsConfig
+from verl_vcpo.actor.norms_settings import NormsConfig
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.whole_file import write_whole
 

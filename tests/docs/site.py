@@ -37,7 +37,7 @@ API = {
     "veRL's trainer": "verl_vcpo.loop.trainer.LagKTrainer verl_vcpo.loop.replay_buffer.LagKReplayBuffer "
     "verl_vcpo.loop.deadlines verl_vcpo.user_code.killable.Pool",
     "veRL's actor": "verl_vcpo.actor.megatron_actor.VCPOMegatronEngine verl_vcpo.actor.engine_workers.VCPOActorWorker "
-    "verl_vcpo.actor.vcpo_settings.VCPOSettings verl_vcpo.actor.norms.settings",
+    "verl_vcpo.actor.vcpo_settings.VCPOSettings verl_vcpo.actor.norms_settings",
     "veRL's samplers": "verl_vcpo.samplers.client.ResumingLLMClient verl_vcpo.samplers.keeper.SamplerKeeper "
     "verl_vcpo.samplers.admission.AdmissionGate",
 }

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from recipe.fully_async_policy.settings import method, other_names, own_files
 from tests.docs import settings_page
 from vcpo.diagnostics import AlarmLevels, Sign
-from verl_vcpo.actor.models import Install, trained_with
+from verl_vcpo.actor.model.models import Install, trained_with
 from verl_vcpo.report import advice
 from verl_vcpo.report.run_log import ACCURACIES, HEADLINES
 

@@ -31,8 +31,8 @@ from recipe.command_line import OneLineParser, run_command
 from tests.kit.layout_run import GROUPS, ParallelLayout, make_checkpoint
 from tests.kit.layout_worker import make_batch
 from vcpo import OpobScope
-from verl_vcpo.actor.losses import note_longest_response, padded_responses, weighted_score_loss
-from verl_vcpo.actor.norms import rounding
+from verl_vcpo.actor.update import rounding
+from verl_vcpo.actor.update.losses import note_longest_response, padded_responses, weighted_score_loss
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 LIMIT = 1e-4

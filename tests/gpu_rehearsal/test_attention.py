@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recipe.fully_async_policy.plan.model_shape import KNOWN_SHAPES
 from tests.kit.fake_cuda import flash_attention, operations
 from tests.kit.fake_cuda.__main__ import STAND_INS
-from verl_vcpo.actor.varlen_attention import VarlenAttention
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention
 
 LENGTHS = [5, 1, 17]
 SCRIPTS = {"math, countdown": ("Qwen2.5-7B", 4), "gsm8k": ("Qwen2-1.5B", 2), "multi-turn": ("Qwen2.5-7B", 2)}

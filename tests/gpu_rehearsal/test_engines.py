@@ -14,9 +14,9 @@ from tests.kit.actor import loss_function
 from tests.kit.layout_run import norm_error
 from tests.kit.layout_worker import make_batch
 from tests.kit.resumption import ONE_PROCESS, largest_difference, parameters, train_actor
-from verl_vcpo.actor.losses import padded_responses
 from verl_vcpo.actor.megatron_actor import ValueEngine, VCPOMegatronEngine
-from verl_vcpo.actor.norms.settings import NormsHow
+from verl_vcpo.actor.norms_settings import NormsHow
+from verl_vcpo.actor.update.losses import padded_responses
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 PACKED = [how for how in NormsHow if how is not NormsHow.PER_TRAJECTORY]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kit.layout_run import Method, ParallelLayout, Result, norm_error, run_layout
 from tests.kit.resumption import largest_difference
-from verl_vcpo.actor.norms.settings import NormsHow
+from verl_vcpo.actor.norms_settings import NormsHow
 
 METHODS = [Method(how.value, {"norms": {"how": how.value}}, whole_groups=True) for how in NormsHow]
 TOLERANCE = 1e-6  # of the norms (`norm_error`), and of each parameter (absolute; the largest are about 1)

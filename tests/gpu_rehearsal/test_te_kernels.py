@@ -12,7 +12,7 @@ from tests.gpu_rehearsal.test_engines import update
 from tests.kit.fake_cuda.__main__ import STAND_INS
 from tests.kit.layout_run import norm_error
 from tests.kit.resumption import ONE_PROCESS
-from verl_vcpo.actor.norms.settings import NormsHow
+from verl_vcpo.actor.norms_settings import NormsHow
 
 pytestmark = pytest.mark.skipif(
     STAND_INS or importlib.util.find_spec("transformer_engine") is None,

@@ -32,9 +32,9 @@ from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
 from tests.kit.layout_run import GROUP_SIZE, LEARNING_RATE, ParallelLayout  # noqa: E402
 from verl_vcpo.actor.actor_settings import VCPOActorConfig  # noqa: E402
-from verl_vcpo.actor.mini_batch import Measured  # noqa: E402
-from verl_vcpo.actor.one_pass import log_probs  # noqa: E402
-from verl_vcpo.actor.sequences import Sequences  # noqa: E402
+from verl_vcpo.actor.update.mini_batch import Measured  # noqa: E402
+from verl_vcpo.actor.update.one_pass import log_probs  # noqa: E402
+from verl_vcpo.actor.update.sequences import Sequences  # noqa: E402
 from verl_vcpo.actor.vcpo_settings import VCPOSettings  # noqa: E402
 from verl_vcpo.cpu.config import CPUMcoreEngineConfig  # noqa: E402
 

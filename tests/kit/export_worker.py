@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from tests.kit.layout_run import ParallelLayout
 from tests.kit.layout_worker import make_batch
 from vcpo.config import Baseline
-from verl_vcpo.actor.hugging_face import write_folder, write_weights
-from verl_vcpo.actor.losses import padded_responses
+from verl_vcpo.actor.model.hugging_face import write_folder, write_weights
+from verl_vcpo.actor.update.losses import padded_responses
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 CHECKPOINT, MODEL, LOG_PROBS = "global_step_1", "model", "log_probs"

@@ -22,7 +22,7 @@ from megatron.core.extensions import transformer_engine as extension  # noqa: E4
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from verl_vcpo.actor.varlen_attention import VarlenAttention  # noqa: E402
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention  # noqa: E402
 
 
 class TorchAttention(VarlenAttention):
@@ -55,7 +55,7 @@ class TorchAttention(VarlenAttention):
 extension.TEDotProductAttention = TorchAttention  # before layer specs take it
 
 from tests.kit import layout_worker  # noqa: E402
-from verl_vcpo.actor.local_layers import LocalLayers  # noqa: E402
+from verl_vcpo.actor.model.local_layers import LocalLayers  # noqa: E402
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG  # noqa: E402
 
 TRANSFORMER_CONFIG["moe_grouped_gemm"] = True  # as Megatron-Bridge has it on a GPU

@@ -11,7 +11,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
-from verl_vcpo.actor.sequences import COMPUTED_AGAIN
+from verl_vcpo.actor.update.sequences import COMPUTED_AGAIN
 from verl_vcpo.loop import computed_again
 from verl_vcpo.loop.computed_again import ComputedAgain
 

@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import ray_access
-from verl_vcpo.actor.sequence_weights import SequenceWeight
+from verl_vcpo.actor.update.sequence_weights import SequenceWeight
 from verl_vcpo.common.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
 from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.tba_replay import PARTITION, TBAReplay

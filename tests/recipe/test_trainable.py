@@ -14,8 +14,8 @@ from recipe.fully_async_policy.plan.gpu_plan import norms_line
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.trainable import check_trainable
 from tests.recipe.refused import MODEL, run
-from verl_vcpo.actor import models
-from verl_vcpo.actor.models import MODELS
+from verl_vcpo.actor.model import models
+from verl_vcpo.actor.model.models import MODELS
 
 LLAMA_3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 
@@ -173,9 +173,9 @@ def test_the_plan_names_the_layers_that_are_installed(
 def test_the_table_names_models_that_have_a_bridge() -> None:
     """In a process of its own: importing Megatron-Bridge takes seconds."""
     program = """
-from verl_vcpo.actor.megatron_bridge import AutoBridge
+from verl_vcpo.actor.model.megatron_bridge import AutoBridge
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
-from verl_vcpo.actor.models import MODELS
+from verl_vcpo.actor.model.models import MODELS
 bridged = AutoBridge.list_supported_models()
 print(*(kind for kind in MODELS if classes[kind] not in bridged), "checked")
 """

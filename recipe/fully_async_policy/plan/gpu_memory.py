@@ -34,7 +34,7 @@ from omegaconf import DictConfig
 from recipe.fully_async_policy.plan.model_shape import ModelShape
 from recipe.fully_async_policy.settings.model import has_experts, read_config
 from vcpo import OpobScope
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
+from verl_vcpo.actor.norms_settings import SECOND_BUFFERS_BYTES, against_packing, against_packing_experts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.loop.questions import BYTES, asked_tokens
 

@@ -24,8 +24,8 @@ from recipe.fully_async_policy.plan.model_shape import MODEL_TYPES, ModelShape, 
 from recipe.fully_async_policy.settings.method import description
 from recipe.fully_async_policy.settings.model import OF_HUB
 from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
-from verl_vcpo.actor.models import Install, install_here
-from verl_vcpo.actor.norms.settings import in_words
+from verl_vcpo.actor.model.models import Install, install_here
+from verl_vcpo.actor.norms_settings import in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.samplers.admission import slots_of_sampler
 

@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 
 from recipe.fully_async_policy.settings.errors import SettingError, wrong
 from recipe.fully_async_policy.settings.model import has_experts, read_config
-from verl_vcpo.actor.models import MODELS, NOT_BUILT, Install, install_here, trained_with
-from verl_vcpo.actor.rotary import kind_of, lost_scaling
+from verl_vcpo.actor.model.models import MODELS, NOT_BUILT, Install, install_here, trained_with
+from verl_vcpo.actor.model.rotary import kind_of, lost_scaling
 
 _BIASES = ("attention_bias", "mlp_bias")
 _OF_ATTENTION = ("linear_qkv", "linear_proj")

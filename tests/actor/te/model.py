@@ -13,9 +13,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from tests.actor.te.oracle import BOUNDS, LENGTHS, TOKENS, Errors, errors, is_this_ranks, packed_layout
-from verl_vcpo.actor.local_layers import layer_spec
-from verl_vcpo.actor.norms.tapping import plug_in
-from verl_vcpo.actor.varlen_attention import VarlenAttention
+from verl_vcpo.actor.model.local_layers import layer_spec
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention
+from verl_vcpo.actor.taps.tapping import plug_in
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG, install, megatron_on_cpu, seed_everything
 
 VOCABULARY = 96

@@ -10,10 +10,10 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 
 from vcpo.gradnorm import Segments
-from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.layout import MicroBatch
-from verl_vcpo.actor.norms.modules import Tap
-from verl_vcpo.actor.norms.sums import Sums
+from verl_vcpo.actor.taps.collector import Collector
+from verl_vcpo.actor.taps.layout import MicroBatch
+from verl_vcpo.actor.taps.modules import Tap
+from verl_vcpo.actor.taps.sums import Sums
 
 LENGTHS = [40, 3, 65, 20]
 TOKENS = sum(LENGTHS)

@@ -17,7 +17,7 @@ from tests.actor.test_vcpo_engine import train
 from tests.kit import resumption
 from tests.kit.actor import adamw, build_engine
 from tests.kit.layout_worker import make_batch
-from verl_vcpo.actor.norms import te_check, te_modules
+from verl_vcpo.actor.taps import te_check, te_modules
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.cpu.megatron_shims import TRANSFORMER_CONFIG
 

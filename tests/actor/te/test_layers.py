@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.actor.te.oracle import TOKENS, Errors, errors, own_gradients
 from vcpo.gradnorm import Segments
-from verl_vcpo.actor.norms import te_modules
-from verl_vcpo.actor.norms.layout import MicroBatch
-from verl_vcpo.actor.norms.modules import Tap
+from verl_vcpo.actor.taps import te_modules
+from verl_vcpo.actor.taps.layout import MicroBatch
+from verl_vcpo.actor.taps.modules import Tap
 
 TOLERANCE = 1e-5
 INPUTS, OUTPUTS = 48, 80

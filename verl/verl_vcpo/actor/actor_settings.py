@@ -7,8 +7,8 @@ from verl.workers.config import McoreActorConfig
 
 from vcpo import OpobWeights
 from verl_vcpo.actor import own_loss
-from verl_vcpo.actor.losses import LOSS_AGG_MODES, TOKEN_MEAN, TOKEN_SUM_NORM
 from verl_vcpo.actor.policy_losses import check_settings
+from verl_vcpo.actor.update.losses import LOSS_AGG_MODES, TOKEN_MEAN, TOKEN_SUM_NORM
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 

@@ -14,9 +14,9 @@ from verl.utils.device import get_device_name
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
-from verl_vcpo.actor.hugging_face import write_folder
+from verl_vcpo.actor.model.hugging_face import write_folder
 from verl_vcpo.actor.registration import ENGINES_OF
-from verl_vcpo.actor.sequence_weights import SequenceWeight, Session
+from verl_vcpo.actor.update.sequence_weights import SequenceWeight, Session
 
 
 class VCPOActorWorker(DetachActorWorker):

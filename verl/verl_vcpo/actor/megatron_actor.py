@@ -6,9 +6,9 @@ An update has up to two passes over the mini-batch:
 2. step: one ordinary packed backward of `-sum_i coefficient_i * score_i`, then an optimizer step with the learning rate
    multiplied by the step-size multiplier.
 
-The first pass usually forms the gradient too: without norms (one_pass.py), and packed with them (norms/update.py).
-The rows of all sequences are gathered on all ranks (sequences.py), so weights, baselines and the step
-are those of the global mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
+The first pass usually forms the gradient too: without norms (update/one_pass.py), and packed with them
+(update/packed.py). The rows of all sequences are gathered on all ranks (update/sequences.py), so weights, baselines and
+the step are those of the global mini-batch on every parallel layout, whichever ranks have the sequences of a prompt.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 
 from vcpo import Estimate, Mismatch, VCPOConfig
 from vcpo.mismatch import WeightParts
-from verl_vcpo.actor.checks import check_experts, check_lengths, with_harmless_tokens
-from verl_vcpo.actor.lag_bins import of_lags
-from verl_vcpo.actor.local_layers import LocalLayers
-from verl_vcpo.actor.losses import loss_of_trained, note_longest_response, weighted_score_loss
-from verl_vcpo.actor.mini_batch import Measured, MiniBatch
-from verl_vcpo.actor.norms.layout import micro_batch
-from verl_vcpo.actor.norms.packing import Packing
-from verl_vcpo.actor.norms.per_trajectory import per_trajectory
-from verl_vcpo.actor.one_pass import log_probs, one_pass
+from verl_vcpo.actor.model.local_layers import LocalLayers
 from verl_vcpo.actor.resume import Resumable
-from verl_vcpo.actor.sequence_weights import SequenceWeights
-from verl_vcpo.actor.sequences import Sequences
+from verl_vcpo.actor.taps.layout import micro_batch
+from verl_vcpo.actor.update.checks import check_experts, check_lengths, with_harmless_tokens
+from verl_vcpo.actor.update.lag_bins import of_lags
+from verl_vcpo.actor.update.losses import loss_of_trained, note_longest_response, weighted_score_loss
+from verl_vcpo.actor.update.mini_batch import Measured, MiniBatch
+from verl_vcpo.actor.update.one_pass import log_probs, one_pass
+from verl_vcpo.actor.update.packing import Packing
+from verl_vcpo.actor.update.per_trajectory import per_trajectory
+from verl_vcpo.actor.update.sequence_weights import SequenceWeights
+from verl_vcpo.actor.update.sequences import Sequences
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import parts_of_update
 from verl_vcpo.common.whole_file import write_whole

@@ -18,7 +18,7 @@ from megatron.core.optimizer import optimizer as any_optimizer
 from verl.utils.megatron_utils import get_hf_model_checkpoint_path, load_megatron_model_to_gpu
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from verl_vcpo.actor.hugging_face import write_weights
+from verl_vcpo.actor.model.hugging_face import write_weights
 from verl_vcpo.common import model_files
 
 # The entries of an optimizer's group that a checkpoint must not replace: Megatron's scheduler and Adam read them.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from vcpo import VCPOConfig
-from verl_vcpo.actor.norms.settings import NormsConfig, NormsHow
+from verl_vcpo.actor.norms_settings import NormsConfig, NormsHow
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 `vcpo.ess_part=lag` has to know what arithmetic alone makes of a log-prob (v in `vcpo.mismatch`). Fresh tokens tell
 that, but a run whose trainer is the slower part has none after its first batch: all responses are as old as the bound
 allows. Between two weight updates samplers have the trainer's own weights. They compute the log-probs of some sequences
-again, in one pass as for a prompt, and the engine compares these with its own (`actor/sequences.py`).
+again, in one pass as for a prompt, and the engine compares these with its own (`actor/update/sequences.py`).
 """
 
 import json
@@ -17,7 +17,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
-from verl_vcpo.actor.sequences import COMPUTED_AGAIN
+from verl_vcpo.actor.update.sequences import COMPUTED_AGAIN
 from verl_vcpo.common import console
 from verl_vcpo.common.stored_tags import session_of
 from verl_vcpo.common.token_versions import SAMPLER

@@ -1,7 +1,7 @@
 """The order of a batch: all samples of a prompt in one mini-batch, and if possible on one data-parallel rank.
 
 A baseline compares the samples of a prompt. Where no prompt is split between two ranks, the actor knows the baseline
-before the gradient without a second forward (actor/norms/plan.py).
+before the gradient without a second forward (actor/update/passes.py).
 """
 
 import contextlib

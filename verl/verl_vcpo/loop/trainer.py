@@ -31,7 +31,7 @@ from verl.utils.debug import marked_timer
 
 import verl_vcpo.actor.policy_losses  # noqa: F401  # registers the advantages of one of our methods
 from verl_vcpo.actor.engine_workers import VCPOActorWorker, VCPOCriticWorker
-from verl_vcpo.actor.norms.settings import in_words
+from verl_vcpo.actor.norms_settings import in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common import console, held_folders
 from verl_vcpo.common.run_id import run_in

@@ -10,7 +10,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from verl_vcpo.actor.sequence_weights import SequenceWeight, Session
+from verl_vcpo.actor.update.sequence_weights import SequenceWeight, Session
 from verl_vcpo.common.step_lines import StepLines, read_lines
 from verl_vcpo.report.run_log import SAMPLES_FILE
 from verl_vcpo.report.trajectory_metrics import RAW_REWARD

@@ -19,8 +19,8 @@ from verl.utils.device import get_device_id
 from vcpo.diagnostics import kl_k3
 from vcpo.importance import sequence_log_weights
 from vcpo.mismatch import jumps, squared_log_ratios
-from verl_vcpo.actor.mini_batch import Facts, MiniBatch
-from verl_vcpo.actor.sequence_weights import sessions
+from verl_vcpo.actor.update.mini_batch import Facts, MiniBatch
+from verl_vcpo.actor.update.sequence_weights import sessions
 from verl_vcpo.common.token_versions import token_versions
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 

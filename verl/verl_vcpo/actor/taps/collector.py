@@ -9,9 +9,9 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 
 from vcpo.gradnorm import add_rows, embedding_squared_norms, sequence_sums, squared_norms, tied_rows
-from verl_vcpo.actor.norms.layout import MicroBatch
-from verl_vcpo.actor.norms.routing import ExpertRows
-from verl_vcpo.actor.norms.sums import Sums
+from verl_vcpo.actor.taps.layout import MicroBatch
+from verl_vcpo.actor.taps.routing import ExpertRows
+from verl_vcpo.actor.taps.sums import Sums
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.mini_batch import Measured
-from verl_vcpo.actor.sequences import Sequences
+from verl_vcpo.actor.update.losses import padded_responses
+from verl_vcpo.actor.update.mini_batch import Measured
+from verl_vcpo.actor.update.sequences import Sequences
 
 # Fields of the batch that no forward pass reads: slicing these fields for every sequence would cost more than the pass.
 _NOT_OF_THE_MODEL = (

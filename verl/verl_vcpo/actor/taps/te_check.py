@@ -13,9 +13,9 @@ from transformer_engine.pytorch import GroupedLinear, LayerNormLinear, Linear, R
 from verl.utils.device import get_device_id
 
 from vcpo.gradnorm import Segments
-from verl_vcpo.actor.norms import te_modules
-from verl_vcpo.actor.norms.layout import MicroBatch
-from verl_vcpo.actor.norms.modules import Tap
+from verl_vcpo.actor.taps import te_modules
+from verl_vcpo.actor.taps.layout import MicroBatch
+from verl_vcpo.actor.taps.modules import Tap
 
 _TOKENS, _INPUTS, _OUTPUTS = 16, 32, 48  # multiples of 16, as kernels may demand
 _OF_EXPERTS = [_TOKENS // 2, _TOKENS // 2]

@@ -14,7 +14,7 @@ from torch import Tensor
 from vcpo import Estimate, OpobScope
 from vcpo.baseline import group_sum, weighted_mean
 from vcpo.estimator import log_opob_weights, log_packed_weights
-from verl_vcpo.actor.mini_batch import MiniBatch
+from verl_vcpo.actor.update.mini_batch import MiniBatch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 LIMIT = 5e-5

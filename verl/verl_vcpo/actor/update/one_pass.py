@@ -15,9 +15,9 @@ from verl.utils import tensordict_utils as tu
 
 from vcpo import VCPOConfig
 from vcpo.estimator import reward_factors
-from verl_vcpo.actor.losses import padded_responses
-from verl_vcpo.actor.mini_batch import Measured
-from verl_vcpo.actor.sequences import Sequences
+from verl_vcpo.actor.update.losses import padded_responses
+from verl_vcpo.actor.update.mini_batch import Measured
+from verl_vcpo.actor.update.sequences import Sequences
 
 
 def one_pass(engine: Any, data: TensorDict, sequences: Sequences, config: VCPOConfig, loss: partial[Any]) -> Measured:

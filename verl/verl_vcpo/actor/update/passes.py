@@ -8,7 +8,7 @@ from torch import Tensor
 from verl.utils.device import get_device_name
 
 from vcpo import OpobScope
-from verl_vcpo.actor.mini_batch import Facts
+from verl_vcpo.actor.update.mini_batch import Facts
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 Passes = list[list[list[int]]]

@@ -30,15 +30,15 @@ from verl.utils.device import get_device_id
 
 from vcpo import OpobScope
 from vcpo.estimator import log_packed_weights, log_reward_scale
-from verl_vcpo.actor.losses import weighted_score_loss
-from verl_vcpo.actor.mini_batch import Measured, MiniBatch, joined
-from verl_vcpo.actor.norms import rounding
-from verl_vcpo.actor.norms.collector import Collector
-from verl_vcpo.actor.norms.modules import Tap
-from verl_vcpo.actor.norms.plan import Passes, passes_of_sums
-from verl_vcpo.actor.norms.sums import SecondBuffers, Sums, make_room
-from verl_vcpo.actor.one_pass import log_probs
-from verl_vcpo.actor.sequences import Sequences, numbered, rows_in_mini_batch
+from verl_vcpo.actor.taps.collector import Collector
+from verl_vcpo.actor.taps.modules import Tap
+from verl_vcpo.actor.taps.sums import SecondBuffers, Sums, make_room
+from verl_vcpo.actor.update import rounding
+from verl_vcpo.actor.update.losses import weighted_score_loss
+from verl_vcpo.actor.update.mini_batch import Measured, MiniBatch, joined
+from verl_vcpo.actor.update.one_pass import log_probs
+from verl_vcpo.actor.update.passes import Passes, passes_of_sums
+from verl_vcpo.actor.update.sequences import Sequences, numbered, rows_in_mini_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from transformer_engine.pytorch import GroupedLinear, LayerNormLinear, Linear, RMSNorm
 from transformer_engine.pytorch.module import layernorm_linear
 
-from verl_vcpo.actor.norms.modules import Tap, Tapped, is_norm_of_heads
+from verl_vcpo.actor.taps.modules import Tap, Tapped, is_norm_of_heads
 
 if TYPE_CHECKING:
-    from verl_vcpo.actor.norms.collector import Collector
-    from verl_vcpo.actor.norms.routing import ExpertRows
+    from verl_vcpo.actor.taps.collector import Collector
+    from verl_vcpo.actor.taps.routing import ExpertRows
 
 
 class Store(Tapped):

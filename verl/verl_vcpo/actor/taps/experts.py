@@ -19,9 +19,9 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from verl_vcpo.actor.norms.modules import Tapped, TappedLinear, on_gradient
-from verl_vcpo.actor.norms.routing import ExpertRows, Routing
-from verl_vcpo.actor.norms.settings import against_packing_experts
+from verl_vcpo.actor.norms_settings import against_packing_experts
+from verl_vcpo.actor.taps.modules import Tapped, TappedLinear, on_gradient
+from verl_vcpo.actor.taps.routing import ExpertRows, Routing
 
 _AUXILIARY_LOSSES = {"aux_loss", "seq_aux_loss", "global_aux_loss"}
 _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}

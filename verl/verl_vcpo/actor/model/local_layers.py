@@ -15,12 +15,12 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
-from verl_vcpo.actor import packed_rotary
-from verl_vcpo.actor.latent_attention import with_plain_queries
-from verl_vcpo.actor.megatron_bridge import AutoMapping
-from verl_vcpo.actor.norms.experts import TappedRouter
-from verl_vcpo.actor.norms.modules import TappedNorm
-from verl_vcpo.actor.varlen_attention import VarlenAttention
+from verl_vcpo.actor.model import packed_rotary
+from verl_vcpo.actor.model.latent_attention import with_plain_queries
+from verl_vcpo.actor.model.megatron_bridge import AutoMapping
+from verl_vcpo.actor.model.varlen_attention import VarlenAttention
+from verl_vcpo.actor.taps.experts import TappedRouter
+from verl_vcpo.actor.taps.modules import TappedNorm
 
 ATTENTION: type = TEDotProductAttention if HAVE_TE else VarlenAttention
 

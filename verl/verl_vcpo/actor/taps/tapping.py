@@ -8,8 +8,8 @@ from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.tensor_parallel import layers
 from megatron.core.utils import get_te_version
 
-from verl_vcpo.actor.norms import experts
-from verl_vcpo.actor.norms.modules import (
+from verl_vcpo.actor.taps import experts
+from verl_vcpo.actor.taps.modules import (
     ColumnParallelLinear,
     RowParallelLinear,
     Tap,
@@ -60,7 +60,7 @@ def _modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]
 def _plug_in_te(chunks: list[torch.nn.Module], tap: Tap) -> str | None:
     """Tap Transformer Engine's layers. Returns why a layer's gradients cannot be collected, or None."""
     try:
-        from verl_vcpo.actor.norms import te_check, te_modules
+        from verl_vcpo.actor.taps import te_check, te_modules
 
         of_experts = experts.layers_of_experts(chunks)
         wrong = te_check.what_is_wrong(grouped=bool(of_experts))

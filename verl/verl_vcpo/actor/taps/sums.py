@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from vcpo.gradnorm import WeightedSums
-from verl_vcpo.actor.norms.layout import MicroBatch
+from verl_vcpo.actor.taps.layout import MicroBatch
 
 
 class SecondBuffers(dict[Tensor, Tensor]):

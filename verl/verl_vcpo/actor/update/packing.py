@@ -7,13 +7,13 @@ from typing import Any
 import torch.distributed as dist
 from tensordict import TensorDict
 
-from verl_vcpo.actor.mini_batch import Measured
-from verl_vcpo.actor.norms import experts
-from verl_vcpo.actor.norms.settings import SECOND_BUFFERS_BYTES, against_packing
-from verl_vcpo.actor.norms.sums import SecondBuffers
-from verl_vcpo.actor.norms.tapping import plug_in
-from verl_vcpo.actor.norms.update import PackedUpdate, Unmeasured
-from verl_vcpo.actor.sequences import Sequences
+from verl_vcpo.actor.norms_settings import SECOND_BUFFERS_BYTES, against_packing
+from verl_vcpo.actor.taps import experts
+from verl_vcpo.actor.taps.sums import SecondBuffers
+from verl_vcpo.actor.taps.tapping import plug_in
+from verl_vcpo.actor.update.mini_batch import Measured
+from verl_vcpo.actor.update.packed import PackedUpdate, Unmeasured
+from verl_vcpo.actor.update.sequences import Sequences
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from verl_vcpo.actor.norms.collector import Collector
-    from verl_vcpo.actor.norms.routing import ExpertRows
+    from verl_vcpo.actor.taps.collector import Collector
+    from verl_vcpo.actor.taps.routing import ExpertRows
 
 
 class Tap:

@@ -1,0 +1,1 @@
+"""The trainer's model: layers that run without a GPU, adapters, and Hugging Face files."""

@@ -1,0 +1,1 @@
+"""Taps of the model: how the norm of each sequence's gradient comes out of a packed backward."""
