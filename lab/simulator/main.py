@@ -155,7 +155,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
         CONFIG_FILE,
         METRICS_FILE,
         SUMMARY_FILE,
-        in_words,
+        summary_in_words,
         write_command,
         write_summary,
     )
@@ -184,7 +184,7 @@ def run(config: "DictConfig", simulator: "Simulator", given: list[str]) -> None:
 
         simulator.run(on_step)
     summary = write_summary(folder, config.method, config["async"].lag, time.perf_counter() - start)
-    print(f"{folder}: {in_words(summary)}")
+    print(f"{folder}: {summary_in_words(summary)}")
 
 
 def metrics_line(row: "Row", wall_clock_s: float, step_s: float, answers: int) -> dict[str, Any]:

@@ -281,7 +281,7 @@ def check(config: DictConfig, files: bool = True) -> None:
 def train(config: DictConfig, run_id: str, given: list[str]) -> str:
     """One run: train, summarise. Nothing of it is left on any node afterwards. Returns the summary in words."""
     from recipe.fully_async_policy.launch.next_steps import after_death
-    from verl_vcpo.report.run_log import in_words, write_command, write_summary
+    from verl_vcpo.report.run_log import summary_in_words, write_command, write_summary
 
     start = time.perf_counter()
     with ray_session(config, run_id, after_death(config, given)) as run:
@@ -291,7 +291,7 @@ def train(config: DictConfig, run_id: str, given: list[str]) -> str:
         LagKTaskRunner().run(config, observe_processes=run.observe)
         took = time.perf_counter() - start
         # Before the processes are ended, which can be interrupted: the run is whole.
-        return in_words(write_summary(config.run_dir, config.method, config["async"].lag, took))
+        return summary_in_words(write_summary(config.run_dir, config.method, config["async"].lag, took))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def test_a_run_whose_folder_is_elsewhere_writes_nothing(
 def test_a_folder_that_its_path_still_leads_to_is_not_moved(config: DictConfig) -> None:
     run_dir = Path(config.run_dir)
     run_dir.symlink_to(rename(run_dir))
-    assert held_folders.checked(run_dir) == run_dir and not held_folders.in_words()
+    assert held_folders.checked(run_dir) == run_dir and not held_folders.moved_in_words()
 
 
 def test_the_folder_of_checkpoints_alone(config: DictConfig) -> None:
@@ -182,7 +182,7 @@ def test_a_run_whose_folder_was_moved_or_removed(
         run_dir.rename(place)
         if removed:
             shutil.rmtree(place)
-        raise FolderMoved(held_folders.in_words()) if ends is FolderMoved else ends("No such file")
+        raise FolderMoved(held_folders.moved_in_words()) if ends is FolderMoved else ends("No such file")
 
     monkeypatch.setattr(main, "train", train)
     with run_folder.held(of_run), sigterm_is_ctrl_c():

@@ -13,9 +13,9 @@ from verl_vcpo.report.run_log import (
     SKIPPED,
     RunLog,
     how_answered,
-    in_words,
     last_step,
     read_metrics,
+    summary_in_words,
     write_summary,
 )
 from verl_vcpo.report.step_table import row
@@ -62,13 +62,13 @@ def test_the_summary_in_words(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     log.write(0, {"val-core/countdown/acc/mean@1": 0.1})
     assert last_step(tmp_path) == 0, "no step yet"
-    assert in_words(summary_of(tmp_path)).splitlines() == [
+    assert summary_in_words(summary_of(tmp_path)).splitlines() == [
         "no training, 12 s",
         "held-out accuracy: 10.0%",
     ]
     log.write(1, step_metrics(2, 0.5) | {"val-core/countdown/acc/mean@1": 0.3, SKIPPED: 3})
     assert last_step(tmp_path) == 1
-    assert in_words(summary_of(tmp_path)).splitlines() == [
+    assert summary_in_words(summary_of(tmp_path)).splitlines() == [
         "1 step in 12 s",
         "held-out accuracy: 10.0% before training, 30.0% after",
         "largest lag 2 of at most 4; mean ESS ratio 0.50; 1 tokens/s",
@@ -90,7 +90,7 @@ def test_every_held_out_set_has_an_accuracy_of_its_own(tmp_path: Path, capfd: py
     assert "step 0: held out, the mean of countdown 10.0%, openai/gsm8k 50.0%" in shown
     assert "step 1: held out, the mean of countdown 20.0%, openai/gsm8k -" in shown
     log.write(2, step_metrics(2, 0.5) | dict(zip(names, (0.3, 0.7), strict=True)))
-    assert in_words(summary_of(tmp_path)).splitlines()[1:4] == [
+    assert summary_in_words(summary_of(tmp_path)).splitlines()[1:4] == [
         "held-out accuracy: 30.0% before training, 50.0% after, the mean over 2 data sources:",
         "  countdown: 10.0% before training, 30.0% after",
         "  openai/gsm8k: 50.0% before training, 70.0% after",

@@ -20,7 +20,7 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import ray_access
 from verl_vcpo.actor.update.sequence_weights import SequenceWeight
 from verl_vcpo.common.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
-from verl_vcpo.loop.left_out import leave_out
+from verl_vcpo.loop.dropped import mask_dropped
 from verl_vcpo.loop.tba_replay import PARTITION, TBAReplay
 from verl_vcpo.report.batch_totals import RAW_REWARD
 from verl_vcpo.report.sample_log import SAMPLES, samples_of
@@ -260,7 +260,7 @@ def test_truncated_trajectories_are_left_out_where_they_are_stored(treatment: st
     tq.kv_batch_put(keys=keys[:1], partition_id="train", tags=[{"truncated": treatment}])  # as the agent-loop worker
     stored = tags_of(keys, "train")
     assert stored[keys[0]] == tags[0] | {"truncated": treatment} and stored[keys[1]] == tags[1]
-    leave_out(KVBatchMeta(keys=keys, tags=list(stored.values()), partition_id="train"), by_verl=True)
+    mask_dropped(KVBatchMeta(keys=keys, tags=list(stored.values()), partition_id="train"), by_verl=True)
     left = tq.kv_batch_get(keys=keys, partition_id="train")
     for name in ("response_mask", "loss_mask"):
         assert [row.tolist() for row in left[name].unbind()] == [[0, 0], [1, 1, 1], [1]]

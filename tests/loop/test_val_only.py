@@ -15,7 +15,7 @@ from recipe.fully_async_policy.settings.run_folder import check_nothing_replaced
 from tests.loop.test_replay_buffer import failed_prompts
 from verl_vcpo.common.run_id import RUN_ID_VARIABLE
 from verl_vcpo.loop.trainer import LagKTrainer
-from verl_vcpo.report.run_log import ANSWERS, VAL_SKIPPED, RunLog, in_words, read_metrics, write_summary
+from verl_vcpo.report.run_log import ANSWERS, VAL_SKIPPED, RunLog, read_metrics, summary_in_words, write_summary
 
 
 def config_of(run_dir: Path, val_only: bool = True) -> Any:
@@ -52,7 +52,7 @@ def test_it_evaluates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"], "no model, no checkpoint"
     summary = write_summary(tmp_path, "vcpo", lag=8, wall_clock_s=61)
     assert (summary["final_accuracy"], summary["steps"]) == (0.25, 0)
-    assert in_words(summary) == "no training, 1 min 01 s\nheld-out accuracy: 25.0%"
+    assert summary_in_words(summary) == "no training, 1 min 01 s\nheld-out accuracy: 25.0%"
 
 
 def test_the_metrics_of_a_run_are_not_replaced(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from recipe.command_line import INTERRUPTED, interruption_kept, run_command
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import nodes, processes, ray_access, session
 from recipe.fully_async_policy.launch.next_steps import after_death, after_error, after_interruption, to_go_on
-from recipe.fully_async_policy.launch.processes import Run, sigterm_is_ctrl_c
+from recipe.fully_async_policy.launch.processes import RunOnMachine, sigterm_is_ctrl_c
 from tests.kit import ROOT
 from tests.kit.checkpoints import write_checkpoint
 from verl_vcpo.common import console, held_folders
@@ -202,7 +202,7 @@ def test_the_traceback_of_an_error_and_the_logs_of_rays_processes_are_kept(
     """Of a start that fails. The folder of the run, in which Ray has its logs, is removed."""
     folders: list[Path] = []
 
-    def no_ray(config: DictConfig, here: Run, folder: Path, log: TextIO) -> NoReturn:
+    def no_ray(config: DictConfig, here: RunOnMachine, folder: Path, log: TextIO) -> NoReturn:
         logs = folder / "session_2026" / "logs"
         logs.mkdir(parents=True)
         (logs / "raylet.out").write_text("no memory")

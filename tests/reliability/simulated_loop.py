@@ -245,7 +245,7 @@ class SimulatedTrainer(lag_k.LagKTrainer):
         self.batches: list[tuple[int, KVBatchMeta, dict[str, Any]]] = []
         self._signs = random.Random(samplers.seed)
         self.saved: Saved | None = None
-        super().__init__(config)
+        super().__init__(config, start_agent_loops=lambda: None)
 
     def _setup(self) -> None:
         """Set up as verl does, with stand-ins for everything that has processes."""

@@ -65,7 +65,7 @@ def after_interruption(config: DictConfig, given: list[str]) -> str:
 
 
 def _after_interruption(config: DictConfig, given: list[str]) -> str:
-    if moved := held_folders.in_words():
+    if moved := held_folders.moved_in_words():
         config, given = at_their_places(config, given)
         return f"interrupted; {moved}\n{to_go_on(config, given)}"
     step = last_step(config.run_dir)
@@ -90,7 +90,7 @@ def after_error(error: BaseException, config: DictConfig, given: list[str]) -> s
 
 def _after_error(error: BaseException, config: DictConfig, given: list[str]) -> str:
     said = f"error: {one_line(error)}"
-    if moved := held_folders.in_words():
+    if moved := held_folders.moved_in_words():
         follows = isinstance(getattr(error, "cause", None) or error, (held_folders.FolderMoved, FileNotFoundError))
         said = f"error: {moved}" if follows else f"error: {moved} ({one_line(error)})"
     config, given = at_their_places(config, given)

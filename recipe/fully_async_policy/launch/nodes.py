@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.fully_async_policy.launch.processes import Run, dismiss, start_reaper
+from recipe.fully_async_policy.launch.processes import RunOnMachine, dismiss, start_reaper
 from verl_vcpo.common.run_folder import run_folder
 
 _CLEAN_UP_S = 60.0
@@ -28,7 +28,7 @@ class NodeCleaner:
     def __init__(self, run_id: str) -> None:
         # Ray kills the children of a worker process that ends.
         folder = run_folder(run_id)
-        self._run, self._reaper = Run(run_id, folder), start_reaper(run_id, folder, detached=True)
+        self._run, self._reaper = RunOnMachine(run_id, folder), start_reaper(run_id, folder, detached=True)
         threading.Thread(target=end_when_cut_off, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
 
     def observe(self) -> None:
@@ -62,7 +62,7 @@ class RunOnNodes:
         here: the run on the driver's node.
     """
 
-    def __init__(self, here: Run) -> None:
+    def __init__(self, here: RunOnMachine) -> None:
         self._here = here
         self._own_node = ray.get_runtime_context().get_node_id()
         self._cleaners: dict[str, Any] = {}

@@ -41,7 +41,7 @@ def processes_of(run_id: str) -> list[psutil.Process]:
     return found
 
 
-class Run:
+class RunOnMachine:
     """What a run has on this machine. `observe` while it is up, so that `clean_up` knows it after a crash.
 
     Args:
@@ -103,7 +103,7 @@ def reap(run_id: str, *folders: Path) -> None:
 
     The other says "done" when it has cleaned up itself; the input ending without that means that it was killed.
     """
-    run, start = Run(run_id, *folders), time.monotonic()
+    run, start = RunOnMachine(run_id, *folders), time.monotonic()
     while True:
         young = time.monotonic() - start < _START_UP_S  # shared memory is made while the processes start
         readable, _, _ = select.select([sys.stdin], [], [], _OBSERVE_OFTEN_S if young else _OBSERVE_S)
@@ -204,13 +204,13 @@ def interrupted_afterwards() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cleaned_up(run_id: str, *folders: Path, last_words: str = "") -> Iterator[Run]:
+def cleaned_up(run_id: str, *folders: Path, last_words: str = "") -> Iterator[RunOnMachine]:
     """Clean up after the block whether it returns, raises, is interrupted (Ctrl-C), terminated or killed.
 
     Args:
         last_words: printed on standard error where this process is killed, and cannot say anything itself.
     """
-    run, reaper = Run(run_id, *folders), start_reaper(run_id, *folders, last_words=last_words)
+    run, reaper = RunOnMachine(run_id, *folders), start_reaper(run_id, *folders, last_words=last_words)
     try:
         with sigterm_is_ctrl_c():
             yield run

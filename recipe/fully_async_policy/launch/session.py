@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
     from recipe.fully_async_policy.launch.nodes import RunOnNodes
-    from recipe.fully_async_policy.launch.processes import Run
+    from recipe.fully_async_policy.launch.processes import RunOnMachine
 
 LOGGING = {
     "VERL_LOGGING_LEVEL": "WARN",
@@ -74,7 +74,7 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
 
 
 @contextlib.contextmanager
-def _ray(config: DictConfig, here: "Run", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
+def _ray(config: DictConfig, here: "RunOnMachine", session: Path | None, log: TextIO) -> "Iterator[RunOnNodes]":
     """The Ray cluster of `ray_session`."""
     from recipe.fully_async_policy.launch.processes import catch_sigterm, interrupted_afterwards
     from verl_vcpo.common import console

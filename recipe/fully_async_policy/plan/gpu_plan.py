@@ -25,7 +25,7 @@ from recipe.fully_async_policy.settings.method import description
 from recipe.fully_async_policy.settings.model import OF_HUB
 from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
 from verl_vcpo.actor.model.models import Install, install_here
-from verl_vcpo.actor.norms_settings import in_words
+from verl_vcpo.actor.norms_settings import norms_in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.samplers.admission import slots_of_sampler
 
@@ -158,7 +158,7 @@ def norms_line(config: DictConfig) -> str | None:
     own = asked or install is Install.GPU
     layers = "Megatron's own layers (transformer_impl=local)" if asked else _LAYERS[install]
     experts, reason = is_mixture_of_experts(config), obstacle(config)
-    line = in_words(vcpo.norms.how, layers, reason, experts)
+    line = norms_in_words(vcpo.norms.how, layers, reason, experts)
     checked = vcpo.packs_gradient_norms and not reason and (experts or not own)
     what = "its experts' settings and layers" if experts else "the installed version"
     return line + (f" The trainer checks {what} when it starts." if checked else "")

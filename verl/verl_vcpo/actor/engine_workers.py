@@ -31,7 +31,7 @@ class VCPOActorWorker(DetachActorWorker):
     def layers_for_norms(self) -> tuple[str, str | None, bool]:
         """Return (kind of the actor's layers, why packed norms are impossible or None, True with experts)."""
         engine = self.actor.engine
-        return engine.tap.layers, engine.unpackable, bool(engine.tf_config.num_moe_experts)
+        return engine.packing.tap.layers, engine.packing.unpackable, bool(engine.tf_config.num_moe_experts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sequence_weights(self) -> dict[Session, SequenceWeight]:

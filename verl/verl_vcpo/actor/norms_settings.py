@@ -70,7 +70,7 @@ def against_packing_experts(setting: Callable[[str], Any]) -> str | None:
     return next((f"{name}={setting(name)}: {reason}" for name, reason in reasons), None)
 
 
-def in_words(how: NormsHow, layers: str, obstacle: str | None, experts: bool = False) -> str:
+def norms_in_words(how: NormsHow, layers: str, obstacle: str | None, experts: bool = False) -> str:
     """Return the line on the console that says how a run measures gradient norms.
 
     Args:

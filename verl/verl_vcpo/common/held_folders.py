@@ -72,7 +72,7 @@ def checked(path: str | Path) -> Path:
         FolderMoved: a folder that is held is no longer at its path.
         OSError: a file system does not answer.
     """
-    if words := in_words():
+    if words := moved_in_words():
         raise FolderMoved(words)
     return Path(path).absolute()
 
@@ -82,7 +82,7 @@ def moved() -> dict[str, Path | None]:
     return {folder.setting: folder.place for folder in _held if not folder.is_at(folder.path)}
 
 
-def in_words() -> str:
+def moved_in_words() -> str:
     """Return what became of the first folder that was moved or removed; '' where all are at their paths."""
     given = {folder.setting: folder.given for folder in _held}
     for setting, now in moved().items():

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-import verl_vcpo.loop.trainer  # noqa: F401  # registers the trainer
 from verl_vcpo.loop.actor_watch import ActorWatch
 from verl_vcpo.loop.end_of_queue import end_queue
+from verl_vcpo.loop.trainer import LagKTrainer  # registers the trainer
 from verl_vcpo.report.overview import finish
 from verl_vcpo.user_code.reward import bound_custom_reward, without_workers
 
@@ -35,14 +35,15 @@ class LagKTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
         tq.init(config.transfer_queue)
         succeeded, watch = False, ActorWatch()
         try:
-            self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
-            # The lag-k trainer calls it when the agent loops can start; verl's own trainers do not.
-            self.trainer.start_agent_loops = self.init_agent_loop_manager
+            kind = get_trainer_cls(config.trainer.v1.trainer_mode)
+            if issubclass(kind, LagKTrainer):
+                self.trainer = kind(config, self.init_agent_loop_manager, observe_processes)
+            else:
+                self.trainer = kind(config=config)
             self.trainer.init()
             if self.agent_loop_manager is None:
                 self.init_agent_loop_manager()
             watch.start()
-            self.trainer.observe_processes = observe_processes
             observe_processes()
             self.trainer.fit(self.agent_loop_manager)
             succeeded = True

@@ -17,9 +17,9 @@ from verl_vcpo.common.stored_tags import PromptTags, Tag, clear_trajectories, pr
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.loop import withheld_prompts
 from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
+from verl_vcpo.loop.dropped import groups_without_signal
 from verl_vcpo.loop.failed_prompts import FailedPrompts
 from verl_vcpo.loop.filtered_groups import FilteredGroups
-from verl_vcpo.loop.left_out import groups_without_signal
 from verl_vcpo.report.run_log import SKIPPED
 
 _POLL_S = 0.05  # the shortest time between two looks for finished prompts
@@ -35,6 +35,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         samples: n, the sessions of a prompt whose row gives no other number.
         reissue_fn: (uids, partition) samples these prompts again from the start, and cancels their running samples.
         failed_prompts: what decides about prompts that fail.
+        sleep: pauses for so many seconds between two looks; raises the error that keeps samples away.
         on_deadline: the treatment of a prompt that is due and not finished.
         exact: every prompt is consumed k steps after its submission.
         **kwargs: verl's arguments.
@@ -46,6 +47,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         samples: int,
         reissue_fn: Callable[[list[str], str], None],
         failed_prompts: FailedPrompts,
+        sleep: Callable[[float], None] = time.sleep,
         on_deadline: OnDeadline = OnDeadline.WAIT,
         exact: bool = False,
         **kwargs: Any,
@@ -60,7 +62,7 @@ class LagKReplayBuffer(ReplayBufferAsync):
         self.failed_prompts = failed_prompts
         self.poll_interval = _POLL_S
         self.clock: Callable[[], float] = time.monotonic
-        self.sleep: Callable[[float], None] = time.sleep
+        self.sleep = sleep
         self._partition = "train"
         self._poll_s = 0.0
         self._prompt_tags = PromptTags()

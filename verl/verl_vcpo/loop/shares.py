@@ -26,7 +26,7 @@ def check_sizes(sizes: Sequence[int], data: Any) -> None:
 
 
 class InShares(Sampler[int]):
-    """An endless sequence of row numbers; one pass has as many as all files together, and the next pass goes on.
+    """An endless sequence of row numbers; one round has as many as all files together, and the next round goes on.
 
     Args:
         sizes: the number of rows of each file; the files' rows are numbered one file after the other.
@@ -49,8 +49,8 @@ class InShares(Sampler[int]):
     def __len__(self) -> int:
         return sum(self._sizes)
 
-    def __iter__(self) -> "_Pass":
-        return _Pass(self)
+    def __iter__(self) -> "_Round":
+        return _Round(self)
 
     def next_row(self) -> int:
         """Draw one row."""
@@ -71,8 +71,8 @@ def _order(seed: int, file: int, times: int, size: int) -> Any:
     return np.random.default_rng([seed, file, times]).permutation(size)
 
 
-class _Pass(Iterator[int]):
-    """One pass over as many rows as all files have; torchdata keeps its state in a checkpoint."""
+class _Round(Iterator[int]):
+    """One round over as many rows as all files have; torchdata keeps its state in a checkpoint."""
 
     def __init__(self, order: InShares) -> None:
         self._order, self._left = order, len(order)

@@ -31,7 +31,7 @@ from verl.utils.debug import marked_timer
 
 import verl_vcpo.actor.policy_losses  # noqa: F401  # registers the advantages of one of our methods
 from verl_vcpo.actor.engine_workers import VCPOActorWorker, VCPOCriticWorker
-from verl_vcpo.actor.norms_settings import in_words
+from verl_vcpo.actor.norms_settings import norms_in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common import console, held_folders
 from verl_vcpo.common.run_id import run_in
@@ -41,9 +41,9 @@ from verl_vcpo.loop.computed_again import ComputedAgain
 from verl_vcpo.loop.curriculum import Curriculum
 from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.dropped import mask_dropped
 from verl_vcpo.loop.failed_prompts import FailedPrompts
 from verl_vcpo.loop.held_out import HeldOutTrainer
-from verl_vcpo.loop.left_out import leave_out
 from verl_vcpo.loop.long_work import tell_of_long_work, telling
 from verl_vcpo.loop.prompt_groups import first_mini_batch, keep_groups_whole, mini_batch_size, one_mini_batch
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
@@ -84,7 +84,19 @@ class LagKTrainer(HeldOutTrainer):
 
     # Start: the parts of the run, each created once.
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(
+        self,
+        config: DictConfig,
+        start_agent_loops: Callable[[], object],
+        observe_processes: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Make the parts that need no process.
+
+        Args:
+            start_agent_loops: what starts the agent loops; called while the samplers start.
+            observe_processes: called before a dead sampler is replaced.
+        """
+        self._start_agent_loops, self._observe_processes = start_agent_loops, observe_processes
         actor = config.actor_rollout_ref.actor
         vcpo = VCPOSettings.of(config.vcpo)
         advisor = Advisor(config["async"].lag, shares_cores=config.trainer.device == "cpu")
@@ -95,8 +107,6 @@ class LagKTrainer(HeldOutTrainer):
         # VCPO's engine reads the samplers' log-probs and the rewards where they are stored. So the driver fetches the
         # tokens of a few sequences at most, and its work for a step does not grow with the batch.
         self.engine_reads_batch: bool = config.vcpo.enable and config.algorithm.rollout_correction.bypass_mode
-        self.observe_processes: Callable[[], object] = lambda: None  # called while all processes of the run are there
-        self.start_agent_loops: Callable[[], object] = lambda: None  # called while the samplers start
         with one_mini_batch(config):
             super().__init__(config)
 
@@ -106,6 +116,7 @@ class LagKTrainer(HeldOutTrainer):
             lag=settings.lag,
             samples=self.config.actor_rollout_ref.rollout.n,
             reissue_fn=self._resubmit,
+            sleep=self._sleep,
             failed_prompts=FailedPrompts(self.config, failures, lambda *of: self.agent_loop_manager.prompts_of(*of)),
             on_deadline=OnDeadline(settings.on_deadline),
             exact=settings.exact_lag,
@@ -138,7 +149,7 @@ class LagKTrainer(HeldOutTrainer):
         )
         if (vcpo := VCPOSettings.of(self.config.vcpo)).needs_gradient_norms:
             layers, obstacle, experts = self.actor_rollout_wg.layers_for_norms()[0]
-            console.print_line(in_words(vcpo.norms.how, layers, obstacle, experts))
+            console.print_line(norms_in_words(vcpo.norms.how, layers, obstacle, experts))
 
     def _init_dataloader(self) -> None:
         data = self.config.data
@@ -173,7 +184,7 @@ class LagKTrainer(HeldOutTrainer):
         self.run_log.resume(self.global_steps, self.config.trainer.resume_from_path)
         self.sample_log.resume(self.global_steps)
         self.replay_buffer.failed_prompts.resume(self.global_steps)
-        self.start_agent_loops()
+        self._start_agent_loops()
         console.screen().stage("Waiting for the samplers (vLLM)")
 
     def _end_unused_balancer(self) -> None:
@@ -187,9 +198,8 @@ class LagKTrainer(HeldOutTrainer):
             self.standalone_checkpoint_manager,
             timeout_s=self.config["async"].sampler_timeout_s,
             version=self.global_steps,
-            before_restart=lambda: self.observe_processes(),
+            before_restart=self._observe_processes,
         )
-        self.replay_buffer.sleep = self._sleep
         self.computed_again = ComputedAgain(self.standalone_server_manager, self.config)
 
     def _sleep(self, seconds: float) -> None:
@@ -269,7 +279,7 @@ class LagKTrainer(HeldOutTrainer):
         # VCPO's engine itself leaves the masked ones out: their weights and norms are parts of baselines.
         treatment, by_verl = self.config["async"].truncated, not self.config.vcpo.enable
         if treatment == Truncated.DROP or (treatment == Truncated.MASK and by_verl):
-            leave_out(batch, by_verl)
+            mask_dropped(batch, by_verl)
         return batch
 
     @property

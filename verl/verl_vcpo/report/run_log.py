@@ -150,7 +150,7 @@ class RunLog:
         write_whole(checkpoint / LINE_FILE, _json(self._line(step, metrics)))
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write the line of an evaluation without training; the console shows the accuracy by `in_words`."""
+        """Write the line of an evaluation without training; the console shows the accuracy by `summary_in_words`."""
         self._append(self._line(step, metrics))
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ def write_summary(run_dir: str | Path, method: str, lag: float, wall_clock_s: fl
     return summary
 
 
-def in_words(summary: dict[str, Any]) -> str:
+def summary_in_words(summary: dict[str, Any]) -> str:
     """Return the summary in lines for the console."""
 
     def share(value: float | None) -> str:

@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from tests.loop.test_replay_buffer import failed_prompts
-from verl_vcpo.loop.left_out import groups_without_signal, leave_out
+from verl_vcpo.loop.dropped import groups_without_signal, mask_dropped
 from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
 from verl_vcpo.loop.trainer import LagKTrainer
 
@@ -69,7 +69,7 @@ def grpo(rewards: list[float]) -> list[float]:
 def test_grpos_advantages_are_those_of_the_samples_that_count(monkeypatch: pytest.MonkeyPatch, treatment: str) -> None:
     batch, stored_rows = stored(treatment)
     monkeypatch.setattr(tq, "kv_batch_put", partial(put_over, stored_rows))
-    leave_out(batch, by_verl=True)
+    mask_dropped(batch, by_verl=True)
     *rows, padding = stored_rows.values()
     mask = torch.stack([row["response_mask"] for row in rows])
     assert mask.equal(torch.stack([row["loss_mask"] for row in rows])) and padding["response_mask"].all()
@@ -95,11 +95,11 @@ def test_vcpos_engine_finds_the_group_by_itself(monkeypatch: pytest.MonkeyPatch)
     """Whole groups stay on their rank: with other uids each update would need a second backward."""
     batch, put = stored("drop")[0], list[tuple[list[str], TensorDict]]()
     monkeypatch.setattr(tq, "kv_batch_put", lambda keys, partition_id, fields: put.append((keys, fields)))
-    leave_out(batch, by_verl=False)
+    mask_dropped(batch, by_verl=False)
     ((keys, fields),) = put
     assert keys == [key for key, tag in zip(batch.keys, batch.tags, strict=True) if "truncated" in tag][:-1]
     assert "uid" not in fields and not fields["response_mask"].values().any()
-    leave_out(KVBatchMeta(keys=["a_0_0"], tags=[{"response_len": 1}], partition_id="train"), by_verl=True)
+    mask_dropped(KVBatchMeta(keys=["a_0_0"], tags=[{"response_len": 1}], partition_id="train"), by_verl=True)
     assert len(put) == 1, "nothing is put where nothing is left out"
 
 

@@ -1,4 +1,4 @@
-"""Trajectories that are left out of an update because a limit ended their response (`async.truncated`).
+"""Trajectories that an update drops because a limit ended their response (`async.truncated`).
 
 They stay in their batch: the rows, and what a resumed run samples, are the same with every treatment.
 """
@@ -18,7 +18,7 @@ from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
 
 def groups_without_signal(tags: Mapping[str, Tag]) -> set[str]:
-    """Return the prompts whose samples are all left out, or dropped but for one, which nothing is left to compare with.
+    """Return the prompts whose samples are all dropped, or but for one, which nothing is left to compare with.
 
     Args:
         tags: key -> tag of the trajectories of whole groups.
@@ -29,13 +29,14 @@ def groups_without_signal(tags: Mapping[str, Tag]) -> set[str]:
     return {uid for uid, treatment in treatments.items() if sessions[uid] <= (treatment == Truncated.DROP)}
 
 
-def leave_out(batch: KVBatchMeta, by_verl: bool) -> None:
-    """Mask all tokens of the batch's trajectories that are to be left out, in TransferQueue.
+def mask_dropped(batch: KVBatchMeta, by_verl: bool) -> None:
+    """Mask all tokens of the batch's trajectories that the update drops, in TransferQueue.
 
     Args:
         batch: whole groups, and padding.
-        by_verl: verl's estimators make the advantages. Whatever is dropped then gets a uid of its own, which takes it
-            out of its prompt's baseline; so does a sample that is left alone, whose advantage would be its reward.
+        by_verl: verl's estimators make the advantages. Whatever `drop` drops then gets a uid of its own, which
+            takes it out of its prompt's baseline; so does a sample that is left alone, whose advantage would be its
+            reward.
     """
     tags = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")}
     alone = groups_without_signal(tags) if by_verl else set()
