@@ -22,7 +22,7 @@ from lab.simulator.update import LossMethod, Update, VCPOMethod
 from recipe.fully_async_policy.settings.reward import reward_of
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import Truncated, soft_length_penalty
-from verl_vcpo.loop.shares import InShares
+from verl_vcpo.dataset.shares import InShares
 from verl_vcpo.report.run_log import mean_accuracy
 from verl_vcpo.report.trajectory_metrics import of_truncated
 

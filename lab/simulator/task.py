@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lab.simulator.tree import TokenTree
 from recipe.tasks.rows import SINGLE_TURN
-from verl_vcpo.loop.shares import check_sizes
+from verl_vcpo.dataset.shares import check_sizes
 from verl_vcpo.user_code.errors import UserCodeError, of_response, raised, with_prompt
 from verl_vcpo.user_code.reward_function import RewardFunction, checked
 

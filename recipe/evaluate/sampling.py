@@ -27,7 +27,7 @@ from vllm import LLM, SamplingParams
 
 from recipe.evaluate.estimates import Answer
 from verl_vcpo.common.data_columns import KEPT
-from verl_vcpo.loop.dataset import keep_files_apart
+from verl_vcpo.dataset.files import keep_files_apart
 from verl_vcpo.user_code.reward import bound_custom_reward
 from verl_vcpo.user_code.reward_function import of_manager
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl_vcpo.common.json_rows import json_rows
-from verl_vcpo.loop.dataset import JsonTable
+from verl_vcpo.dataset.files import JsonTable
 
 ROW = {"truth": "2020-01-01", "n": 1}
 OTHER: dict[str, Any] = {"truth": {"a": [1, "x", 10**25]}, "more": "1"}

@@ -11,8 +11,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
-from verl_vcpo.loop.dataset import FilesDataset, gone_on_with, keep_files_apart, with_shares
-from verl_vcpo.loop.shares import InShares
+from verl_vcpo.dataset.files import FilesDataset, gone_on_with, keep_files_apart, with_shares
+from verl_vcpo.dataset.shares import InShares
 
 SIZES = (40, 12)
 

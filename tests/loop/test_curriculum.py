@@ -10,8 +10,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_vcpo.loop.curriculum import Curriculum
-from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
+from verl_vcpo.dataset.curriculum import Curriculum
+from verl_vcpo.dataset.files import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.report.trajectory_metrics import FewFields
 
 NAMES = ("easy", "middle", "hard", "other")

@@ -36,10 +36,10 @@ from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common import console, held_folders
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
+from verl_vcpo.dataset.curriculum import Curriculum
+from verl_vcpo.dataset.files import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop import checkpoint, withheld_prompts
 from verl_vcpo.loop.computed_again import ComputedAgain
-from verl_vcpo.loop.curriculum import Curriculum
-from verl_vcpo.loop.dataset import gone_on_with, keep_files_apart, with_shares
 from verl_vcpo.loop.deadlines import OnDeadline
 from verl_vcpo.loop.dropped import mask_dropped
 from verl_vcpo.loop.failed_prompts import FailedPrompts

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_vcpo.common.data_rows import DataRow, data_row
 from verl_vcpo.common.whole_file import write_whole
-from verl_vcpo.loop.shares import InShares
+from verl_vcpo.dataset.shares import InShares
 
 CURRICULUM_FILE = "curriculum.json"
 

@@ -19,7 +19,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_vcpo.common.data_columns import OF_THE_LOOP
 from verl_vcpo.common.json_rows import SUFFIXES, json_rows
-from verl_vcpo.loop.shares import InShares, check_sizes
+from verl_vcpo.dataset.shares import InShares, check_sizes
 
 
 class JsonTable:
