@@ -167,11 +167,11 @@ def factors(recorded: Tensor, fresh: Tensor, of_lag: dict[int, Tensor]) -> list[
 
 def _facts(log_prob: Tensor, sampled: Tensor, lag: int) -> tuple[Tensor, ...]:
     """What `Mismatch.update` takes of responses that one version sampled."""
-    mask = torch.ones(log_prob.shape, dtype=torch.bool)
-    squares = squared_log_ratios(log_prob, sampled, mask).sum(dim=1)
-    tokens = mask.sum(dim=1)
+    log_ratio = log_prob - sampled
+    squares = squared_log_ratios(log_ratio).sum(dim=1)
+    tokens = torch.full((len(log_ratio),), log_ratio.shape[1])
     fresh = torch.stack([tokens, squares], dim=1) * (lag == 0)
-    return (log_prob - sampled).sum(dim=1), jumps(log_prob, sampled, mask), tokens, squares, fresh
+    return log_ratio.sum(dim=1), jumps(log_ratio), tokens, squares, fresh
 
 
 def tables(found: Sequence[Factors], fresh: dict[str, Tensor], of_lag: dict[int, Tensor]) -> list[Table]:

@@ -8,8 +8,6 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from vcpo.importance import log_ratios
-
 
 class Sign(StrEnum):
     """A sign that training is about to collapse."""
@@ -99,19 +97,16 @@ class CollapseAlarm:
         return self._high_steps >= self._levels.kl_steps
 
 
-def kl_k3(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
+def kl_k3(log_ratio: Tensor) -> Tensor:
     """Sum over each sequence's tokens of the k3 estimate of KL(rollout || policy).
 
     k3 = r - 1 - log r with r = pi_theta / mu: never negative, unbiased for tokens drawn from mu
     (J. Schulman, "Approximating KL divergence", 2020). Divide the sum by the number of tokens for the mean.
 
     Args:
-        log_prob: [B, T] under the policy being trained.
-        rollout_log_prob: [B, T] recorded by the sampler.
-        mask: [B, T] true on response tokens.
+        log_ratio: [B, T] log r, of `vcpo.importance.log_ratios`.
 
     Returns:
         [B] float64, in nats.
     """
-    log_ratio = log_ratios(log_prob, rollout_log_prob, mask)
     return (log_ratio.exp() - 1 - log_ratio).sum(dim=-1)

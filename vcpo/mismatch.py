@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from vcpo.ess import ess_ratio
-from vcpo.importance import log_ratios
 
 _NO_JUMP, _JUMP = 0.5, 1.0
 """The log-ratios between which a token turns from a difference in arithmetic or a small lag into a jump."""
@@ -47,21 +46,22 @@ def _jumping(log_ratio: Tensor) -> Tensor:
     return log_ratio * ((log_ratio.abs() - _NO_JUMP) / (_JUMP - _NO_JUMP)).clamp(0, 1)
 
 
-def squared_log_ratios(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """Return d^2 of each token, d the part of log pi - log mu that is no jump: [B, T] float64, 0 outside the mask.
+def squared_log_ratios(log_ratio: Tensor) -> Tensor:
+    """Return [B, T] d^2 of each token, d the part of its log-ratio that is no jump.
 
-    Arguments: see `vcpo.importance.sequence_log_weights`.
+    Args:
+        log_ratio: [B, T], of `vcpo.importance.log_ratios`.
     """
-    log_ratio = log_ratios(log_prob, rollout_log_prob, mask)
     return (log_ratio - _jumping(log_ratio)).square()
 
 
-def jumps(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of each sequence's jumps, [B] float64: tokens which the policy has left, or come to like.
+def jumps(log_ratio: Tensor) -> Tensor:
+    """Return the sum of each sequence's jumps, [B]: tokens which the policy has left, or come to like.
 
-    Arguments: see `vcpo.importance.sequence_log_weights`.
+    Args:
+        log_ratio: [B, T], of `vcpo.importance.log_ratios`.
     """
-    return _jumping(log_ratios(log_prob, rollout_log_prob, mask)).sum(dim=-1)
+    return _jumping(log_ratio).sum(dim=-1)
 
 
 def expected_ess_ratio(variance: float, tokens: Tensor, jump: Tensor | float = 0.0) -> float:

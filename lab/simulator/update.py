@@ -22,7 +22,7 @@ from vcpo import Estimate, Mismatch, VCPOConfig, estimate
 from vcpo.baseline import group_std
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
-from vcpo.importance import sequence_log_weights
+from vcpo.importance import log_ratios, sequence_log_weights
 from vcpo.mismatch import WeightParts, jumps, squared_log_ratios
 from verl_vcpo.common.truncated import Truncated, parts_of_update
 
@@ -91,7 +91,7 @@ def _gradient(loss: Tensor, policy: Policy) -> Tensor:
 
 def kl(log_prob: Tensor, batch: Batch) -> float:
     """k3 estimate of KL(rollout || policy) per token, nats."""
-    return (kl_k3(log_prob, batch.rollout_log_prob, batch.mask).sum() / batch.mask.sum()).item()
+    return (kl_k3(log_ratios(log_prob, batch.rollout_log_prob, batch.mask)).sum() / batch.mask.sum()).item()
 
 
 def token_rewards(batch: Batch) -> Tensor:
@@ -159,10 +159,10 @@ class VCPOMethod:
 
     def _parts(self, batch: Batch, log_prob: Tensor, log_weight: Tensor, lag: int) -> WeightParts | None:
         """The parts of a batch that one version has drawn, `lag` updates ago."""
-        given = log_prob, batch.rollout_log_prob, batch.mask
-        tokens, squares = batch.mask.sum(dim=-1), squared_log_ratios(*given).sum(-1)
+        log_ratio = log_ratios(log_prob, batch.rollout_log_prob, batch.mask)
+        tokens, squares = batch.mask.sum(dim=-1), squared_log_ratios(log_ratio).sum(-1)
         fresh = torch.stack([tokens, squares], dim=1) * (lag == 0)
-        return self._mismatch.update(log_weight, jumps(*given), tokens, squares, fresh)
+        return self._mismatch.update(log_weight, jumps(log_ratio), tokens, squares, fresh)
 
     def _without_norms(self, policy: Policy, batch: Batch) -> Measured:
         log_prob = log_probs_of(policy, batch, self._have_signal(batch))

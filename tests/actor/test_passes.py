@@ -13,11 +13,11 @@ from verl.utils import tensordict_utils as tu
 
 from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
-from tests.kit.layout_worker import make_batch
+from tests.kit.layout_worker import GROUPS, make_batch
 from verl_vcpo.actor.norms_settings import SECOND_BUFFERS_BYTES, NormsConfig, NormsHow
 from verl_vcpo.actor.taps.modules import TappedLinear
 from verl_vcpo.actor.taps.sums import SecondBuffers, make_room
-from verl_vcpo.actor.update import packed
+from verl_vcpo.actor.update import packed, sequences
 from verl_vcpo.actor.update.mini_batch import Facts
 from verl_vcpo.actor.update.packed import PackedUpdate, Pass
 from verl_vcpo.actor.update.passes import Passes, passes_of_sums
@@ -200,6 +200,26 @@ def test_ranks_of_a_pass_with_different_numbers_of_sequences() -> None:
     assert one.size == 6 and one.numbers.tolist() == [0, 3, 4, 5] and one.my_numbers.tolist() == [3, 4, 5]
     assert one.at.tolist() == [4, 6, 8, 11]
     assert Pass([[4], [0, 2, 5]], rank=0, size=6).my_numbers.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "most", "number"),
+    [({"baseline": "mean"}, 0, 1), ({}, MANY, 1), ({}, 1, GROUPS), ({"enable": False}, 0, 1)],
+)
+def test_an_update_gathers_facts_once_and_what_each_pass_measures_once(
+    settings: dict[str, Any], most: int, number: int, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Collectives of ours; a method without norms taps no module."""
+    engine, made = make_engine(), []
+    for name in ("all_gather", "all_reduce"):
+        of_torch = getattr(sequences.dist, name)
+        counted = lambda *args, name=name, of_torch=of_torch, **more: (made.append(name), of_torch(*args, **more))  # noqa: E731
+        monkeypatch.setattr(sequences, "dist", SimpleNamespace(**{**vars(sequences.dist), name: counted}))
+    if most:
+        engine.packing.second_buffers.most = most
+    train(engine, make_batch(ONE_PROCESS), VCPOSettings(**settings))
+    assert made == ["all_gather", *["all_reduce"] * number]
+    assert any(isinstance(module, TappedLinear) for module in engine.module[0].modules()) == bool(most)
 
 
 def test_a_pass_that_fails_leaves_no_collector(

@@ -11,7 +11,7 @@ from vcpo.config import StepSizeRule
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio, step_size_multiplier
 from vcpo.estimator import coefficients, reward_factors
-from vcpo.importance import sequence_log_weights
+from vcpo.importance import log_ratios, sequence_log_weights
 
 
 def _batch(groups: int = 4, size: int = 8, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -210,9 +210,11 @@ def test_one_sequence_holds_all_weight() -> None:
 def test_kl_k3_ignores_masked_tokens_and_is_zero_on_policy() -> None:
     log_prob = torch.tensor([[-1.0, -2.0, math.nan]])
     mask = torch.tensor([[1, 1, 0]])
-    assert kl_k3(log_prob, log_prob.clone(), mask).item() == 0.0
+    assert kl_k3(log_ratios(log_prob, log_prob.clone(), mask)).item() == 0.0
     r = math.exp(0.5)
-    torch.testing.assert_close(kl_k3(log_prob + 0.5, log_prob, mask), torch.tensor([2 * (r - 1 - 0.5)]).double())
+    torch.testing.assert_close(
+        kl_k3(log_ratios(log_prob + 0.5, log_prob, mask)), torch.tensor([2 * (r - 1 - 0.5)]).double()
+    )
 
 
 def test_a_group_of_nearly_equal_rewards_far_from_the_baseline_has_a_bounded_coefficient() -> None:

@@ -29,10 +29,9 @@ Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def rows_of(log_ratio: Tensor, lag: int) -> Rows:
     """What `Mismatch.update` gets of log-ratios [B, T] of one lag."""
-    given = log_ratio, torch.zeros_like(log_ratio), torch.ones_like(log_ratio)
-    squares = squared_log_ratios(*given).sum(dim=1)
+    squares = squared_log_ratios(log_ratio).sum(dim=1)
     tokens = torch.full((len(log_ratio),), log_ratio.shape[1])
-    return log_ratio.sum(dim=1), jumps(*given), tokens, squares, fresh_of(lag, tokens, squares)
+    return log_ratio.sum(dim=1), jumps(log_ratio), tokens, squares, fresh_of(lag, tokens, squares)
 
 
 def fresh_of(lag: int, tokens: Tensor, squares: Tensor) -> Tensor:
@@ -94,10 +93,9 @@ def walked(steps: int, of: str) -> list[float]:
         mismatch, tokens = Mismatch(), torch.full((64,), float(length), dtype=torch.float64)
         tail = torch.zeros(64, 1, dtype=torch.float64)
         tail[:4] = jump
-        of_tail = tail, torch.zeros_like(tail), torch.ones_like(tail)
         for lag, log_weight in ((0, rms * noise), (8, rms * other + 0.025 * drift + tail[:, 0] / length**0.5)):
             squares = length * (rms**2 + (0.025**2 if lag else 0)) * (1 + 0.05 * noise)
-            columns = log_weight * length**0.5, jumps(*of_tail), tokens, squares + squared_log_ratios(*of_tail)[:, 0]
+            columns = log_weight * length**0.5, jumps(tail), tokens, squares + squared_log_ratios(tail)[:, 0]
             computed = again(lag, 0.025**2, rms, of_pass if lag else 1.0, batch=64)
             parts = mismatch.update(*columns, fresh_of(lag, tokens, squares), computed)
         factors.append(factor(parts, columns[0]))
@@ -295,9 +293,9 @@ def test_a_checkpoint_of_an_older_release_tells_its_fresh_tokens() -> None:
 
 
 def test_squares_and_jumps_of_tokens() -> None:
-    log_prob, rollout, mask = torch.tensor([[[-1.0, -2, -9, -1]], [[-0.5, -2.75, -3, -7]], [[1, 1, 1, 0]]])
-    assert squared_log_ratios(log_prob, rollout, mask).tolist() == [[0.25, 0.375**2, 0.0, 0.0]]
-    assert jumps(log_prob, rollout, mask).tolist() == [-6.0 + 0.375]
+    log_ratio = torch.tensor([[-0.5, 0.75, -6.0, 0.0]])
+    assert squared_log_ratios(log_ratio).tolist() == [[0.25, 0.375**2, 0.0, 0.0]]
+    assert jumps(log_ratio).tolist() == [-6.0 + 0.375]
 
 
 def test_the_expected_ratio_is_that_of_the_batchs_own_lengths_and_size() -> None:

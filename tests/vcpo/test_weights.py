@@ -11,7 +11,7 @@ from vcpo.baseline import optimal_off_policy, weighted_mean, without_optimal
 from vcpo.diagnostics import kl_k3
 from vcpo.ess import ess_ratio
 from vcpo.estimator import log_packed_weights, log_used_weights
-from vcpo.importance import sequence_log_weights
+from vcpo.importance import log_ratios, sequence_log_weights
 
 
 def numbers(*values: float) -> Tensor:
@@ -45,7 +45,7 @@ def test_numbers_that_come_in_float32_are_used_in_float64() -> None:
         baseline = optimal_off_policy(r, w, n, group)
         of_groups = [without_optimal(r, baseline, w, n, group), baseline]
         tokens = [x.view(4, 16) for x in (w, n)]
-        sums = [sequence_log_weights(*tokens, mask), kl_k3(*tokens, mask)]
+        sums = [sequence_log_weights(*tokens, mask), kl_k3(log_ratios(*tokens, mask))]
         return [*of_groups, *sums, torch.tensor([ess_ratio(w)]).double()]
 
     for narrow, exact in zip(results(*single), results(*(x.double() for x in single)), strict=True):
@@ -62,7 +62,7 @@ def test_means_have_the_digits_of_float64() -> None:
 
 def test_log_weights_carry_no_gradient() -> None:
     log_prob = torch.zeros(2, 3, requires_grad=True)
-    for of_tokens in (sequence_log_weights, kl_k3):
+    for of_tokens in (sequence_log_weights, log_ratios):
         assert not of_tokens(log_prob, torch.ones(2, 3), torch.ones(2, 3)).requires_grad
 
 

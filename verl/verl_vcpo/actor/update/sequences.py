@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from vcpo.diagnostics import kl_k3
-from vcpo.importance import sequence_log_weights
+from vcpo.importance import log_ratios
 from vcpo.mismatch import jumps, squared_log_ratios
 from verl_vcpo.actor.update.mini_batch import Facts, MiniBatch
 from verl_vcpo.actor.update.sequence_weights import sessions
@@ -140,24 +140,25 @@ class Sequences:
         mask, of_sampler, fresh = self._mask[rows], self._of_sampler[rows], self._fresh[rows]
         width = mask.shape[1]
         log_prob = torch.nn.functional.pad(log_prob, (0, max(0, width - log_prob.shape[1])))[:, :width]
-        squares = squared_log_ratios(log_prob, of_sampler, mask)
+        log_ratio = log_ratios(log_prob, of_sampler, mask)
+        squares = squared_log_ratios(log_ratio)
         again = torch.zeros(len(rows), 2, 3, dtype=torch.float64)
         for i, row in enumerate(rows):
             if (answer := self._again.get(row)) is not None:
                 asked = slice(0, len(answer))
-                squares_again = squared_log_ratios(log_prob[i, asked], answer, mask[i, asked])
+                squares_again = squared_log_ratios(log_ratios(log_prob[i, asked], answer, mask[i, asked]))
                 for kind, chosen in enumerate((fresh[i, asked], ~fresh[i, asked])):
                     chosen = chosen & mask[i, asked]
                     sums = squares[i, asked][chosen].sum(), squares_again[chosen].sum()
                     again[i, kind] = torch.stack([chosen.sum().double(), *sums])
         columns = [
-            sequence_log_weights(log_prob, of_sampler, mask),
-            kl_k3(log_prob, of_sampler, mask),
+            log_ratio.sum(dim=-1),
+            kl_k3(log_ratio),
             squares.sum(dim=-1),
-            jumps(log_prob, of_sampler, mask),
+            jumps(log_ratio),
             torch.stack([row[of_row].sum() for row, of_row in zip(squares, fresh, strict=True)]),
         ]
-        return torch.cat([torch.stack([column.double() for column in columns], dim=1), again.flatten(1)], dim=1)
+        return torch.cat([torch.stack(columns, dim=1), again.flatten(1)], dim=1)
 
 
 _COLUMNS = 5 + 2 * 3
