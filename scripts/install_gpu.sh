@@ -60,7 +60,7 @@ if ((flash && !te)); then refuse "--flash-attn is for the attention of Transform
 python=$VENV/bin/python
 compiles=$python
 fits "$compiles" || compiles=$(find_python)
-missing=$("$compiles" -m recipe.fully_async_policy.settings.compiler 2>&1) || refuse "$missing"
+missing=$("$compiles" -m recipe.fully_async_policy.launch.compiler 2>&1) || refuse "$missing"
 if ((te)); then
   command -v "${CXX:-g++}" >/dev/null || refuse "--te compiles C++, and there is no ${CXX:-g++}: apt install g++"
 fi

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings.compiler import missing_for_triton
-from recipe.fully_async_policy.settings.devices import check_gpus
+from recipe.fully_async_policy.launch.compiler import missing_for_triton
+from recipe.fully_async_policy.plan.devices import check_gpus
 from recipe.fully_async_policy.settings.errors import SettingError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ PROGRAMS = ("recipe", "scripts", "lab", "sandbox", "tests/reliability", "tests/e
 # Started by other programs: a child process, a script that others source.
 INTERNAL = {
     "code_sandbox.interpreter",
-    "recipe.fully_async_policy.settings.compiler",
+    "recipe.fully_async_policy.launch.compiler",
     "recipe.fully_async_policy.launch.processes",
     "sandbox.attacks.programs.warm",
     "scripts.uv_pip",

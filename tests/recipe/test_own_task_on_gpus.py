@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from transformers import PretrainedConfig, Qwen2Config, Qwen3Config
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings.devices import check_gpus
+from recipe.fully_async_policy.plan.devices import check_gpus
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.tasks.countdown.problems import Difficulty
 from recipe.warm_start.tokenizer import train_tokenizer
@@ -126,5 +126,5 @@ def test_one_gpu_is_refused_before_the_start(folder: Path, monkeypatch: pytest.M
     with pytest.raises(SettingError, match="GPUs of their own, 2 together, and this machine has 1; lower them"):
         check_gpus(config)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("recipe.fully_async_policy.settings.devices.missing_for_triton", lambda: None)
+    monkeypatch.setattr("recipe.fully_async_policy.plan.devices.missing_for_triton", lambda: None)
     check_gpus(config)

@@ -2,7 +2,7 @@
 every node of a run.
 
 scripts/install_gpu.sh runs this file before anything is installed, so it takes the standard library alone:
-`python -m recipe.fully_async_policy.settings.compiler` prints what is missing, and exits with 1.
+`python -m recipe.fully_async_policy.launch.compiler` prints what is missing, and exits with 1.
 """
 
 import os
